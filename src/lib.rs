@@ -88,7 +88,7 @@ pub use rule::{
     Summation, Sums, range,
 };
 // The documentation has them in `rules`.
-#[doc(hidden)]
+#[doc(hidden, no_inline)]
 pub use rules::listed::*;
 pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use step::figures::LeafFigures;

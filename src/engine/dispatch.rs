@@ -1,4 +1,4 @@
-//! Which engine has a leaf: the only file that names them all.
+//! Which engine runs a leaf: the only file that names them all.
 
 use std::ops::Range;
 
@@ -68,8 +68,8 @@ impl WorkByEngine {
     }
 }
 
-/// The answers to questions about leaves: by the fused engine of the leaf's device, in one call for all that
-/// is asked of a device, or else by tensor operations.
+/// Answers questions about leaves: by the fused engine of the leaf's device, or else by tensor operations.
+/// All questions to a device are one call.
 fn answers<'j, 'a: 'j, Q: Copy, A>(
     engine: Engine,
     questions: &[Q],
@@ -126,7 +126,7 @@ pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tenso
     }
 }
 
-/// Writes parameters and state of jobs of which all functions have run, and moves their counters.
+/// Writes parameters and state of jobs whose functions have all run, and moves their counters.
 ///
 /// # Errors
 /// Only if a device fails.

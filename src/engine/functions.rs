@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::is_supported;
 
-/// How many elements the leaves have, about, whose functions run at the same time.
+/// About how many elements the leaves have whose functions run at the same time.
 const AT_ONCE: usize = 1 << 20;
 
 /// Runs these functions, each given by the index of its job and its index among the steps there.
@@ -37,7 +37,7 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
     Ok(())
 }
 
-/// Puts nothing in the place of the function at `index`. Other ranks, which have the elements, see a result
+/// Puts an empty result in place of the function at `index`. Other ranks have the elements and see a result
 /// there, and all have to see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute.into(), job.x.device())?);
@@ -84,7 +84,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
 }
 
 /// Writes parameters and state of jobs whose data is where their arithmetic is done, and moves their
-/// counters. Functions that are left run before, a few leaves at a time, so that no more of their results is
+/// counters. Functions that are left run first, a few leaves at a time, so that no more of their results is
 /// kept than is written next.
 ///
 /// # Errors
@@ -115,8 +115,8 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
-/// What elementwise steps make of a tensor, which goes into the first as dx, and of x, both of one shape: a
-/// tensor of the dtype of the arithmetic.
+/// What elementwise steps make of x and of `dx`, which enters the first step. Both have one shape, and the
+/// result has the dtype of the arithmetic.
 ///
 /// # Errors
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device
@@ -131,7 +131,7 @@ pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: V
     made.into_iter().next().ok_or_else(|| job.broken("elements that no engine has"))
 }
 
-/// Neighbours together, as long as they have no more elements than that; one that has more is alone.
+/// Batches of neighbours with at most `elements` elements together; an item with more is alone.
 pub(super) fn batches<I>(items: impl IntoIterator<Item = I>, length: impl Fn(&I) -> usize, elements: usize) -> Vec<Vec<I>> {
     let mut batches: Vec<Vec<I>> = Vec::new();
     let mut total = 0;

@@ -1,25 +1,25 @@
-//! How a planned step runs: knows arithmetic, tensors and devices, but no rule, model or tree.
+//! How a planned step runs. The engine knows arithmetic, tensors and devices, but no rule, model or tree.
 //!
-//! Every leaf's rules plan first, without computing anything. Then the norms and tensor functions that they
-//! asked for are evaluated, reading only. At last parameters, state and counters are written, in one pass per
-//! leaf: a block of 512 bytes of each array goes through the whole chain while it is in the first-level cache
-//! (one step by itself, with all data in place, needs no blocks). Leaves below 65 536 elements are taken in
-//! rows, a thread for each row, and larger ones are shared by all threads; where all together are small, they
-//! run on the caller's thread.
+//! Every leaf's rules plan first, and compute nothing. Then the norms and tensor functions that they asked
+//! for are evaluated, reading only. Last, parameters, state and counters are written, in one pass per leaf. A
+//! block of 512 bytes of each array goes through the whole chain while it is in the first-level cache (one
+//! step by itself, with all data in place, needs no blocks). Leaves below 65 536 elements are taken in rows,
+//! a thread for each row. All threads share a larger one. If all leaves together are small, they run on the
+//! caller's thread.
 //!
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the
-//! same arithmetic. It gives the same bits, but for norms, which are added up in another order (fixed by
-//! lengths, dtypes and alignment): multiply-add is not contracted there either, which costs nothing, as
+//! same arithmetic. It gives the same bits, except for norms, which are added up in another order (fixed by
+//! lengths, dtypes and alignment). Multiply-add is not contracted there either, which costs nothing, as
 //! memory is the limit.
 //!
 //! A step that needs norms, sums or checks from a device waits for it: once for everything that depends on no
-//! other answer, and once more for each norm that is of what another has scaled. AdamW waits for none, AdamW
-//! behind a global norm once, LAMB behind a global norm twice; a norm with a p other than 0, 1, 2 and ∞
-//! counts twice. Before its first step a parameter with a master is compared with that, in a sample.
+//! other answer, and once more for each norm of what another has scaled. AdamW waits for none, AdamW behind a
+//! global norm once, LAMB behind a global norm twice. A norm with a p other than 0, 1, 2 and ∞ counts twice.
+//! Before its first step a parameter with a master is compared with it, in a sample.
 //!
 //! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its
-//! gradient comes down before it is first read, the work is done on the CPU, and the parameter goes up when
-//! it has been written there.
+//! gradient is downloaded before it is first read, the work is done on the CPU, and the parameter is uploaded
+//! when it has been written there.
 //!
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`,
 //! or the pool in which [`update`](crate::update) is called).

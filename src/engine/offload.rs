@@ -1,14 +1,13 @@
-//! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients come
-//! down, parameters go up.
+//! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients are
+//! downloaded, parameters are uploaded.
 //!
 //! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's
-//! threads compute one batch, a second thread brings down the gradients of the next and a third brings up the
-//! parameters of the last, so that transfers and arithmetic overlap. What the reduce stage is to read comes
-//! down before it, and then only the way up overlaps.
+//! threads compute one batch, a second thread downloads the gradients of the next and a third uploads the
+//! parameters of the last, so that transfers and arithmetic overlap. What the reduce stage reads is
+//! downloaded before it; then only uploads overlap.
 //!
-//! candle's stream of a CUDA device is another one on each thread, and nothing orders them: the caller's is
-//! done before another thread looks at its results, and that which brings up is done before the caller goes
-//! on.
+//! candle has one stream of a CUDA device for each thread, and nothing orders them. So the caller's is done
+//! before another thread looks at its results, and that of the uploads is done before the caller goes on.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -25,7 +24,7 @@ use crate::model::lent::{Lend, Lent};
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
 
-/// Brings the gradients of a job down, if that is to be done and has not been.
+/// Downloads the gradients of a job, if that is to be done and has not been.
 pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
     if job.offloaded.is_none_or(|offloaded| offloaded.is_downloaded) {
         return Ok(());
@@ -47,8 +46,8 @@ fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     })
 }
 
-/// What can fail for want of memory on the device, before anything is written: a gradient that is not
-/// contiguous is copied there before it comes down.
+/// Downloads the gradients that are not contiguous. They are first copied on the device, which can fail for
+/// want of memory: here, before anything is written.
 pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
     let strided = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous));
     strided.into_iter().try_for_each(|job| download(job))
@@ -58,7 +57,7 @@ fn is_contiguous(gradient: &Lent<'_>) -> bool {
     gradient.tensor().is_some_and(Tensor::is_contiguous)
 }
 
-/// A piece whose gradients have to come down, and whose parameter has to go up.
+/// A piece with gradients to download and a parameter to upload.
 struct Travelling<'a> {
     piece: Piece<'a>,
     is_downloaded: bool,
@@ -72,11 +71,11 @@ struct Upload<'a> {
     window: Range<usize>,
 }
 
-/// Runs these jobs, whose parameters are elsewhere, and brings the parameters up that were written.
+/// Runs these jobs, whose parameters are elsewhere, and uploads the parameters that were written.
 ///
 /// # Errors
-/// Only if a device fails. A parameter that could not be brought up is not what its state says; the next
-/// update refuses it, if its sample shows that.
+/// Only if a device fails. A parameter that could not be uploaded is not what its state says. The next update
+/// refuses it, if its sample shows that.
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
@@ -146,7 +145,7 @@ enum Stop {
     NoUploads,
 }
 
-/// Brings the gradients of a batch down. The result is what is to be brought up after it.
+/// Downloads the gradients of a batch. The result is what is to be uploaded after it.
 fn download_batch<'a>(batch: &mut [Travelling<'a>]) -> Result<Vec<Upload<'a>>> {
     for travelling in batch.iter_mut().filter(|travelling| !travelling.is_downloaded) {
         download_all(&mut travelling.piece.gradients)?;

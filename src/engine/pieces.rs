@@ -1,4 +1,4 @@
-//! Jobs that are committed piece by piece, because their gradients come so.
+//! Jobs that are committed piece by piece, because their gradients arrive in pieces.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ pub(crate) struct Piece<'a> {
     pub(crate) gradients: Sources<'a>,
 }
 
-/// Whether a job can come in pieces: its data is where the fused CPU engine runs, and nothing asks for all of
-/// its elements at once.
+/// Whether a job can come in pieces. Its data is then where the fused CPU engine runs, and nothing asks for
+/// all of its elements at once.
 pub(crate) fn comes_in_pieces(engine: Engine, job: &Job<'_>) -> bool {
     let is_elementwise = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Identity);
     engine.is_fused_on_cpu(job.x.device()) && job.steps.iter().all(is_elementwise)
 }
 
-/// Writes what the pieces say, and finishes the jobs of which this was the last.
+/// Writes the pieces, and finishes each job with its last piece.
 ///
 /// # Errors
 /// Only if a device fails.

@@ -1,4 +1,4 @@
-//! What carries a step out: the user's choice, and what follows from it for a leaf.
+//! Engines: the user's choice, and where the work of a leaf is done by it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use candle_core::Device;
 use super::Isa;
 use crate::error::warning::Warning;
 
-/// What carries a step out.
+/// The engine that carries a step out.
 ///
 /// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so
 /// the choice is one of speed and of debugging.
@@ -24,8 +24,9 @@ pub enum Engine {
     FusedWith(Isa),
     /// candle tensor operations, one at a time: the slow reference, on any device.
     Tensors,
-    /// The engine of CUDA devices for parameters on the CPU: its code is compiled by the system's C++
-    /// compiler (`c++`) and runs on the CPU, slowly. For tests without a GPU.
+    /// The engine of CUDA devices for parameters on the CPU, to test it without a GPU.
+    ///
+    /// Its code is compiled by the system's C++ compiler (`c++`) and runs on the CPU, slowly.
     #[cfg(feature = "emulate")]
     Emulated,
 }

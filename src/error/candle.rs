@@ -1,4 +1,4 @@
-//! candle's errors among this crate's, and the other way round.
+//! Conversions of candle's errors to this crate's, and back.
 
 use super::{Error, ErrorKind, Facts};
 
@@ -8,7 +8,7 @@ impl From<candle_core::Error> for Error {
     }
 }
 
-/// candle's own errors come out as they went in.
+/// An error of candle's comes out as it went in.
 impl From<Error> for candle_core::Error {
     fn from(mut error: Error) -> Self {
         if let Facts { kind: ErrorKind::Candle, path: None, file: None, cause, .. } = &mut *error.0

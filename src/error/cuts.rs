@@ -1,7 +1,7 @@
 //! candle's operations through which no gradient passes.
 
-/// The operations of candle 0.11 that end the graph without an error, under their names in candle-nn or
-/// candle, and what computes the same and has a gradient. `guide/cuts.md` also says when each does.
+/// Operations of candle 0.11 that cut the graph without an error, each with one that computes the same and
+/// has a gradient. Names are those in candle-nn or candle. `guide/cuts.md` also says when each cuts.
 const CUTS: &[(&str, &str)] = &[
     ("LayerNorm::forward, ops::layer_norm", "ops::layer_norm_slow, or layer_norm_no_bias"),
     ("RmsNorm::forward, ops::rms_norm", "RmsNorm::forward_diff, or ops::rms_norm_slow"),
@@ -15,7 +15,7 @@ const CUTS: &[(&str, &str)] = &[
     ("moe::moe_gemm, moe_gemm_gguf", "a matmul for each expert"),
 ];
 
-/// What to do about parameters that are without a gradient, for messages.
+/// Advice for messages about parameters without a gradient.
 pub(crate) fn advice() -> String {
     format!("Where the loss depends on them something cuts the graph: `audit(&model, &loss)` shows what a loss reaches. {}", silent_cuts())
 }

@@ -1,4 +1,4 @@
-//! What a caller can decide on.
+//! Kinds of errors, for a program to decide on.
 
 /// What kind of thing went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -6,8 +6,9 @@
 pub enum ErrorKind {
     /// A tensor is not what it has to be: a gradient, a parameter, a master, state, or one of a file.
     Tensor(TensorProblem),
-    /// A hyper-parameter, or another number or dtype that the program chose, is outside of its range, of
-    /// another type, or fixed.
+    /// A hyper-parameter, or another number or dtype, is out of range, of another type, or fixed.
+    ///
+    /// The program chose it.
     Argument,
     /// Nothing has this name: a parameter, a field, a rule, a key.
     /// [`Error::expected`](crate::Error::expected) lists what there is.
@@ -26,7 +27,7 @@ pub enum ErrorKind {
     Contract,
     /// What was asked for cannot be done for this optimiser, parameter or state.
     Unsupported,
-    /// A schedule or plateau cannot drive what it is to.
+    /// A schedule or plateau cannot drive the hyper-parameters that it is for.
     Schedule,
     /// A configuration, or a pattern for paths, makes no sense.
     Configuration,

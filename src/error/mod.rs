@@ -1,4 +1,4 @@
-//! What can go wrong: what, where, what there was, what was expected, and what to do.
+//! Errors: what is wrong, where, what there was, what was expected, and what to do.
 
 mod candle;
 pub(crate) mod cuts;
@@ -19,7 +19,7 @@ pub(crate) use tensors::FLOATS;
 /// optimisers::*` takes nothing away from a program that writes `Result<T, E>`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that this crate refuses, and what a device may fail at.
+/// Everything that this crate refuses, and every failure of a device.
 ///
 /// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model
 /// and the state are as they were, unless a device failed
@@ -120,7 +120,7 @@ impl Error {
         self.0.remedy.as_deref()
     }
 
-    /// What is wrong, a clause that may go on with what there was: "the gradient has shape".
+    /// An error of this kind. `problem` is a clause that what there was may follow: "the gradient has shape".
     pub(crate) fn new(kind: ErrorKind, problem: impl Into<Cow<'static, str>>) -> Self {
         Error(Box::new(Facts {
             kind,
@@ -179,7 +179,7 @@ impl Error {
         self
     }
 
-    /// The same error with the rank whose own number it is.
+    /// The same error with the rank that brought the number; the remedy names it too.
     pub(crate) fn brought_by(mut self, rank: usize) -> Self {
         let remedy = self.0.remedy.take().unwrap_or_default();
         self.of_rank(rank).with_remedy(format!("rank {rank} brought it; {remedy}"))
@@ -199,7 +199,7 @@ impl Error {
         self
     }
 
-    /// The error of a tensor's memory, with what the tensor is to the program.
+    /// The same error with what the tensor is to the program, if it is about a tensor's memory.
     pub(crate) fn naming(mut self, name: &str) -> Self {
         if self.0.kind == ErrorKind::Memory {
             self.0.problem = self.0.problem.replacen("the tensor", &format!("the {name}"), 1).into();
@@ -207,7 +207,8 @@ impl Error {
         self
     }
 
-    /// The error of a part of a parameter, with the place of the element in the whole.
+    /// The same error for the whole parameter: its element is counted from there, and the part begins at
+    /// `first`.
     pub(crate) fn counted_from(mut self, first: usize) -> Self {
         if let Some(element) = &mut self.0.element {
             *element += first;
@@ -215,7 +216,7 @@ impl Error {
         self
     }
 
-    /// The error of a commit in which these leaves had moved before.
+    /// The same error, which names the leaves that had moved before, if it is about memory.
     pub(crate) fn after<'p>(mut self, moved: impl Iterator<Item = &'p str>) -> Self {
         let moved: Vec<&str> = moved.collect();
         if self.0.kind == ErrorKind::Memory && !moved.is_empty() {

@@ -5,15 +5,15 @@ use std::fmt::Display;
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// A name that is not there. `what` is what would have it: "rule". The nearest of those that are is
-    /// meant.
+    /// An unknown name. `what` is what would have it: "rule". The message suggests the nearest available
+    /// name.
     pub(crate) fn unknown(what: impl Display, name: &str, available: &[String]) -> Self {
         Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
             .with_expected(one_of(available))
     }
 }
 
-/// What names there are, as what is expected.
+/// The available names, as what an error expected.
 pub(crate) fn one_of(available: &[String]) -> String {
     if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) }
 }
@@ -28,7 +28,7 @@ pub(crate) fn listed<'p>(names: impl Iterator<Item = &'p str>) -> Vec<String> {
     names
 }
 
-/// Names of other libraries and of other rules, and ours.
+/// Names in other libraries and of other rules, each with ours.
 const ELSEWHERE: [(&str, &str); 12] = [
     ("lr", "eta"),
     ("learning_rate", "eta"),
@@ -44,7 +44,7 @@ const ELSEWHERE: [(&str, &str); 12] = [
     ("eta_max", "decay_eta_max"),
 ];
 
-/// What a name that is not there may have been meant for, in brackets; empty where nothing is near.
+/// The available name that an unknown one may mean, in brackets; empty if none is near.
 pub(crate) fn meant(name: &str, available: &[String]) -> String {
     /// No name of ours is nearly as long.
     const LONGEST: usize = 64;
@@ -63,7 +63,7 @@ pub(crate) fn meant(name: &str, available: &[String]) -> String {
     found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
 }
 
-/// How many letters are left out, added, exchanged or swapped with their neighbour between two words.
+/// The edit distance of two words: letters left out, added, exchanged, or swapped with their neighbour.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];

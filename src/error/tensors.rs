@@ -1,4 +1,4 @@
-//! What is wrong with a tensor, whatever it is: a gradient, a parameter, a master, state, one of a file.
+//! Errors about a tensor: a gradient, a parameter, a master, state, or one of a file.
 
 use std::fmt::{Debug, Display};
 
@@ -19,7 +19,7 @@ impl Error {
             .with_expected(format_args!("{expected:?}"))
     }
 
-    /// A tensor of another dtype; what is expected is in words.
+    /// A tensor of another dtype. `expected` is in words.
     pub(crate) fn dtype(what: impl Display, got: impl Debug, expected: impl Display) -> Self {
         Error::tensor(TensorProblem::Dtype, format!("{what} is")).with_got(format_args!("{got:?}")).with_expected(expected)
     }

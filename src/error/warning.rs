@@ -1,4 +1,4 @@
-//! Warnings: what is no error and hurts a training all the same.
+//! Warnings: what is no error, but hurts a training.
 
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
@@ -9,12 +9,12 @@ use std::sync::{Mutex, OnceLock};
 
 use super::cuts::advice;
 
-/// Something that is no error and hurts a training all the same. Its `Display` says the remedy.
+/// Something that is no error, but hurts a training. Its `Display` says the remedy.
 ///
-/// A state meets each kind of warning once in its life: [`StateTree::warnings`](crate::StateTree::warnings)
+/// A state meets each kind of warning once in its life. [`StateTree::warnings`](crate::StateTree::warnings)
 /// keeps it, the [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the
-/// log has a line. In a program without a logger the line goes to standard error, once for each kind in the
-/// life of the process, unless [`Warning::silence`] turns that off.
+/// log has a line. In a program without a logger the line goes to standard error, once for each kind and
+/// process, unless [`Warning::silence`] turns that off.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -69,8 +69,7 @@ pub enum Warning {
         paths: Vec<String>,
     },
 
-    /// Rules of a chain in an order that cannot be meant, by the [roles](crate::Role) that they say they
-    /// have.
+    /// Rules of a chain whose order cannot be meant, by the [roles](crate::Role) that they state.
     ///
     /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
     /// update on.
@@ -83,14 +82,14 @@ pub enum Warning {
         faults: Vec<String>,
     },
 
-    /// A parameter with a number that is infinite or NaN after an update that has written it.
+    /// A parameter with a number that is infinite or NaN after an update has written it.
     ///
-    /// Each update looks at a few elements of up to 16 parameters on the CPU, at all of a parameter of up to
-    /// 64 elements, and the next at others. A loss that is NaN has such gradients everywhere, and is seen at
-    /// once; a single number is seen when it has spread. On a device nothing is looked at. To have such a
-    /// call skipped or refused before anything is written there are
+    /// Each update looks at a few elements of up to 16 parameters on the CPU (at all, if a parameter has up
+    /// to 64), and the next update at others. A loss that is NaN has such gradients everywhere and is seen at
+    /// once. A single number is seen when it has spread. Parameters on a device are not looked at.
     /// [`Update::finite_only`](crate::Update::finite_only), [`LossScaler`](crate::LossScaler) and clipping
-    /// rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    /// rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm) skip or refuse such a call before anything is
+    /// written.
     ParameterNotFinite {
         /// The parameter.
         path: String,
@@ -98,8 +97,7 @@ pub enum Warning {
         index: usize,
     },
 
-    /// Windows of [`AccumGrad`](crate::AccumGrad) that were given up, as what they had collected was not
-    /// finite.
+    /// Windows of [`AccumGrad`](crate::AccumGrad) that were given up, because their sum was not finite.
     WindowsGivenUp {
         /// The first offending parameter.
         path: String,
@@ -218,7 +216,7 @@ impl fmt::Display for Warning {
 
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// The kinds that standard error has.
+/// The kinds that were printed to standard error.
 static PRINTED: Mutex<Vec<Discriminant<Warning>>> = Mutex::new(Vec::new());
 
 impl Warning {
@@ -246,30 +244,31 @@ impl Warning {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warnings {
     met: Vec<Warning>,
-    /// Whether it meets none: a state beside the training, whose warnings are the training's.
+    /// Whether it meets none: the state of a scratch tree, whose warnings are the training's.
     is_deaf: bool,
-    /// What the next update meets, unless it turns out to be no fault.
+    /// The warning that the next update meets, unless it is dismissed before.
     pending: Option<Warning>,
-    /// These with what leaves show that no call has met yet, until somebody may have changed them.
+    /// A cache of all warnings, also of those that leaves show and no call has met. Emptied when leaves may
+    /// change.
     with_shown: OnceLock<Vec<Warning>>,
-    /// Whether leaves have shown nothing since somebody may have changed them.
+    /// Whether leaves have shown nothing new since they may last have changed.
     are_leaves_clean: bool,
-    /// Where the next look at parameters begins.
+    /// The place where the next look at parameters begins.
     next: usize,
 }
 
 impl Warnings {
-    /// Those of a state that says nothing.
+    /// The warnings of a state that meets none.
     pub(crate) fn none() -> Self {
         Warnings { is_deaf: true, ..Warnings::default() }
     }
 
-    /// Those of a state that has other leaves from now on.
+    /// The same warnings for a state that has other leaves from now on.
     pub(crate) fn of_other_leaves(&self) -> Self {
         Warnings { with_shown: OnceLock::new(), are_leaves_clean: false, ..self.clone() }
     }
 
-    /// All of them, in the order in which they were met, and what leaves `show`, if it would be met.
+    /// All warnings in the order in which they were met, then those that leaves `show` and that would be met.
     pub(crate) fn with(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
         self.with_shown.get_or_init(|| {
             let shown = show().into_iter().filter(|shown| self.is_first(shown));
@@ -277,7 +276,7 @@ impl Warnings {
         })
     }
 
-    /// Meets what leaves `show`, and does not look again where that is nothing new.
+    /// Meets what leaves `show`, and does not ask again until they may have changed.
     pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Vec<Warning>) -> Vec<Warning> {
         if self.are_leaves_clean || self.is_deaf {
             return Vec::new();
@@ -295,25 +294,25 @@ impl Warnings {
         }
     }
 
-    /// Says that what the next update would have met is no fault.
+    /// Drops the warning that the next update would have met: it is no fault.
     pub(crate) fn dismiss(&mut self) {
         if self.pending.take().is_some() {
             self.look_again();
         }
     }
 
-    /// Meets what was put off until this update.
+    /// Meets the warning that was put off until this update.
     pub(crate) fn meet_put_off(&mut self) -> Option<Warning> {
         self.pending.take().and_then(|warning| self.meet(warning))
     }
 
-    /// Forgets what leaves have shown.
+    /// Forgets what leaves have shown: they may have changed.
     pub(crate) fn look_again(&mut self) {
         self.with_shown.take();
         self.are_leaves_clean = false;
     }
 
-    /// The next `count` of `all` places, which go on from the last to the first.
+    /// The next `count` of `all` places in a circle: the range may go beyond `all`.
     pub(crate) fn next(&mut self, count: usize, all: usize) -> Range<usize> {
         let first = self.next;
         self.next = (first + count) % all.max(1);

@@ -41,17 +41,19 @@ use crate::error::{Error, ErrorKind, Result};
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
     ///
-    /// It has the parameter's shape; what is no tensor of candle's may be a vector of as many elements.
+    /// It has the parameter's shape. Memory that is no tensor of candle's may be a vector of as many
+    /// elements.
     fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
-    /// The paths of all gradients, where gradients have paths.
+    /// The paths of all gradients, if gradients have paths.
     fn paths(&self) -> impl Iterator<Item = &str>;
 
     /// Whether a variable with several paths can have a gradient under each.
     fn by_path(&self) -> bool;
 
-    /// The same gradients as a map, which an update takes in their place: for gradients that are not found
-    /// quickly, such as those in a list. `None` if not said otherwise.
+    /// The same gradients as a map, which an update then uses instead.
+    ///
+    /// For gradients that are slow to find, such as those in a list. The default is `None`.
     ///
     /// # Errors
     /// If two gradients have the same path.
@@ -63,7 +65,7 @@ pub trait Gradients: Sync {
 /// Gradients by path.
 pub type GradientMap<'g> = HashMap<&'g str, &'g dyn Lend>;
 
-/// What an update asks of gradients, whatever they are: so that little of it is compiled for each kind.
+/// What an update asks of any gradients, behind a pointer: so that little is compiled for each kind.
 pub(crate) trait GradientLookUp: Sync {
     fn find(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 

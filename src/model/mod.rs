@@ -38,7 +38,7 @@ pub trait Model {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>);
 }
 
-/// Receives a model's tensors, and knows the path of where it is.
+/// Receives a model's tensors, and knows the path where it is.
 ///
 /// `'m` is how long the model is borrowed: what is [lent](Visitor::lend) is lent for that time.
 pub struct Visitor<'m, 'v> {
@@ -54,11 +54,11 @@ pub(crate) trait See<'m> {
     /// Other memory, and its path.
     fn lent(&mut self, path: &str, lender: &'m dyn Lend);
 
-    /// A tensor that was shown, and what computes in its place.
+    /// A tensor that was shown, and the one that computes in its place.
     fn twin(&mut self, _precise: &Tensor, _low: &Tensor) {}
 }
 
-/// A function sees the tensors of candle's.
+/// A function sees candle's tensors alone.
 impl<'m, F: FnMut(&str, &Tensor)> See<'m> for F {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         self(path, tensor);
@@ -99,8 +99,9 @@ impl<'m, 'v> Visitor<'m, 'v> {
         self.below(name, |visitor| part.visit(visitor));
     }
 
-    /// Runs a function with the visitor one name further down: for tensors that do not live as long as the
-    /// model, such as those behind a lock.
+    /// Runs a function with the visitor one name further down.
+    ///
+    /// For tensors that do not live as long as the model, such as those behind a lock.
     ///
     /// ```
     /// use std::sync::Mutex;
@@ -143,7 +144,7 @@ impl<'m, 'v> Visitor<'m, 'v> {
         }
     }
 
-    /// Shows what computes in the place of a tensor that was shown.
+    /// Shows the tensor that computes in the place of one that was shown.
     pub(crate) fn twin(&mut self, precise: &Tensor, low: &Tensor) {
         self.see.twin(precise, low);
     }
@@ -155,12 +156,11 @@ pub fn field_name(identifier: &'static str) -> &'static str {
     identifier.strip_prefix("r#").unwrap_or(identifier)
 }
 
-/// Implements [`Model`](crate::Model) for a struct by the names of its fields (a raw identifier `r#type` is
-/// `type` in paths).
+/// Implements [`Model`](crate::Model) for a struct by the names of its fields.
 ///
-/// A field that is not named is not trained, so one that is missing from the list does not compile. `..` at
-/// the end says that the others are left out on purpose: those that hold no variables, or variables that are
-/// not to be trained.
+/// A raw identifier `r#type` is `type` in paths. A field that is not named is not trained, so a list without
+/// it does not compile. `..` at the end says that the others are left out on purpose: those that hold no
+/// variables, or variables that are not to be trained.
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};
@@ -184,7 +184,7 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 /// ```
 #[macro_export]
 macro_rules! model {
-    // The pattern is the caller's own, so that an error about a field that was forgotten is, too.
+    // The pattern is the caller's own: an error about a forgotten field then points there.
     (@visits [$($generics:tt)*] [$Model:ty] [$($field:ident)*] $made:expr, $all:pat) => {
         impl<$($generics)*> $crate::Model for $Model {
             fn visit<'m>(&'m self, visitor: &mut $crate::Visitor<'m, '_>) {

@@ -58,7 +58,7 @@ impl Patterns {
     }
 
     /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may
-    /// say in an error which pattern it is about.
+    /// add to an error which pattern it is about.
     ///
     /// # Errors
     /// If a variable has none, or two that contradict each other; if a pattern decides for no path: a
@@ -88,8 +88,8 @@ impl Patterns {
         decided.collect()
     }
 
-    /// A pattern that decides otherwise for another path of a variable, and does not stand behind `chosen`
-    /// for any of them.
+    /// The pattern that contradicts `chosen`, if there is one: it decides otherwise for another path, and
+    /// matches no path for which `chosen` decides.
     fn contradiction(&self, chosen: usize, variable: &Variable<'_>, same: impl Fn(usize, usize) -> bool) -> Option<(usize, Error)> {
         let firsts: Vec<_> = variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
         let own = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);

@@ -9,13 +9,15 @@ use super::{Model, Visitor, duplicate_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Shape};
 
-/// Parameters in memory that the caller owns: a [`Model`] of `&mut [f32]`, `&mut [f64]`, `&mut [f16]` and
-/// `&mut [bf16]`, for programs and frameworks with tensors of their own.
+/// Parameters in memory that the caller owns, as a [`Model`].
+///
+/// For programs and frameworks with tensors of their own: slices `&mut [f32]`, `&mut [f64]`, `&mut [f16]` and
+/// `&mut [bf16]`.
 ///
 /// [`setup`](crate::setup), [`update`](crate::update), [`Update`](crate::Update) and
 /// [`LossScaler`](crate::LossScaler) take it like any model, with every rule and optimiser. An update works
-/// on the slices where they lie, without a copy, with the engine, the speed and the bits of the same update
-/// of candle variables. Slices are borrowed for as long as this lives, so nothing can alias; a program makes
+/// on the slices where they lie, without a copy. It has the engine, the speed and the bits of the same update
+/// of candle variables. Slices are borrowed for as long as this lives, so nothing can alias. A program makes
 /// one for each step, after it has computed its gradients.
 ///
 /// ```
@@ -50,8 +52,8 @@ use crate::numbers::{DType, Shape};
 /// - It stands inside another model (a tuple, a `Vec`, a struct) as any model does.
 ///
 /// # Cost
-/// About a microsecond for each parameter and step, most of it for making both; half of that for a variable.
-/// Nothing for each element.
+/// About a microsecond for each parameter and step, most of it to make this and [`GradientSlices`]; half of
+/// that for a variable. Nothing for each element.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct ParameterSlices<'a> {
@@ -130,11 +132,11 @@ impl Lend for ParameterSlice<'_> {
     }
 }
 
-/// Gradients in memory that the caller owns, of any float dtype, by path; for [`ParameterSlices`] or any
-/// other model.
+/// Gradients in memory that the caller owns, of any float dtype, by path.
 ///
-/// An update reads them where they lie. They have as many elements as their parameters, in row-major order.
-/// One slice under several paths of a tied parameter is one gradient, and counts once.
+/// They go with [`ParameterSlices`] or any other model. An update reads them where they lie. They have as
+/// many elements as their parameters, in row-major order. One slice under several paths of a tied parameter
+/// is one gradient, and counts once.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {

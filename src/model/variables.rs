@@ -15,7 +15,7 @@ pub(crate) struct Variable<'m> {
 }
 
 impl<'m> Variable<'m> {
-    /// It under its first path.
+    /// Its first path and the parameter.
     pub(crate) fn named(self) -> (String, Lent<'m>) {
         (self.paths.into_iter().next().unwrap_or_default(), self.x)
     }
@@ -39,7 +39,7 @@ impl CandleVariable {
     }
 }
 
-/// What two parameters have in common if they are one.
+/// What identifies a parameter: if two differ in it, they are two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
     Tensor(TensorId),
@@ -60,7 +60,7 @@ pub(crate) fn identity(x: &Lent<'_>) -> Identity {
     }
 }
 
-/// Whether two with one identity are one: owners may say too little for that.
+/// Whether two with one identity are surely one. Owners may say too little.
 fn is_surely(known: &Lent<'_>, x: &Lent<'_>) -> bool {
     x.tensor().is_some() || known.is(x) == Some(true)
 }
@@ -140,7 +140,7 @@ pub(crate) fn empty_model() -> Error {
         .with_remedy("make its tensors `Var`s (a `VarMap` does), or choose fewer to leave out")
 }
 
-/// The tensors of a model that are wanted, as [`in_path_order`], for what works with candle's alone.
+/// The wanted tensors of a model, like [`in_path_order`], for functions that work with candle's alone.
 ///
 /// # Errors
 /// If the model lends other memory.

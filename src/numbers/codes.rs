@@ -1,18 +1,18 @@
-//! Numbers in 8 bits: small floats in blocks, each block with one f32 as its unit. State tensors in
+//! Numbers in 8 bits: small floats in blocks, each block with one f32 as its scale. State tensors in
 //! [`Q8`](crate::Q8) are made of them.
 //!
-//! A block is a record of [`RECORD`] bytes: the largest size among its [`BLOCK`] numbers as a little-endian
-//! f32, the scale, and a code for each number. A code is what is left of the f32 `y = number / scale` when
-//! its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits 20 to 27 of y. 1.0 has
-//! the largest code, each octave below has eight, and 0 is 0. All of it is integer arithmetic on bits, the
-//! same on every processor.
+//! A block is stored as a record of [`RECORD`] bytes: the scale, then a code for each of its [`BLOCK`]
+//! numbers. The scale is the largest size among them, a little-endian f32. A code is what is left of the f32
+//! `y = number / scale` when its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits
+//! 20 to 27 of y. 1.0 has the largest code, each octave below has eight, and 0 is 0. The bits are the same on
+//! every processor.
 //!
-//! Of a number that is not negative no code is 0 but that of 0 itself: a root of it is divided by. It is
-//! rounded up or down by a hash of y. To nearest, a mean that moves by a thousandth in a step would stand
-//! still. Numbers with a sign are rounded to nearest.
+//! Numbers with a sign are rounded to nearest. Numbers without one are rounded up or down by a hash of y: to
+//! nearest, a mean that moves by a thousandth in a step would stand still. Among them 0 alone has the code 0,
+//! as a root of such a number is divided by.
 //!
-//! A number that is infinite or NaN has a code of its own, the largest and the second largest, which no
-//! finite number has. The scale is that of the other numbers, which are what they would be without it.
+//! Infinity and NaN have codes of their own, the largest and the second largest, which no finite number has.
+//! The scale is that of the other numbers, which are stored as if infinity and NaN were not there.
 
 /// How many numbers share a scale.
 pub(crate) const BLOCK: usize = 128;
@@ -23,13 +23,13 @@ pub(crate) const RECORD: usize = SCALE + BLOCK;
 /// The bytes of a scale.
 const SCALE: usize = size_of::<f32>();
 
-/// The bits of an f32 that a code lacks.
+/// How many of the lowest bits of an f32 a code lacks.
 const CUT: u32 = 20;
 
-/// The bits of 1.0 without those; the lowest eight, or seven beside a sign, are its code.
+/// The bits of 1.0 without these. The lowest eight, or seven beside a sign, are its code.
 const ONE: u32 = 0x3f8;
 
-/// Any number that is not 0 times this is above all codes' smallest.
+/// A factor that lifts any number but 0 above the smallest code of all.
 const LARGE: f32 = f32::MAX;
 
 const SIZE: u32 = 0x7fff_ffff;
@@ -44,7 +44,7 @@ const QUIET: u32 = 22;
 /// The bits of a code that are a size, where it has a sign.
 const SIGNED_SIZE: u32 = 0x7f;
 
-/// What a code says of a number.
+/// The format of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Code {
     /// Sign, 4 bits of exponent, 3 of fraction.
@@ -53,14 +53,13 @@ pub(crate) enum Code {
     NonNegative,
 }
 
-/// The bytes of so many numbers.
+/// How many bytes the records of these numbers take.
 pub(crate) const fn stored_bytes(numbers: usize) -> usize {
     numbers.div_ceil(BLOCK) * RECORD
 }
 
 impl Code {
-    /// The codes of at most [`BLOCK`] numbers and their scale, each of which `read` makes of one of these
-    /// values.
+    /// Encodes at most [`BLOCK`] values as a record: `read` makes a number of each.
     #[inline(always)]
     pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
         match (self, <&[T; BLOCK]>::try_from(values).ok()) {
@@ -72,7 +71,7 @@ impl Code {
         }
     }
 
-    /// The numbers of a record from `first` on, each as `make` makes a value of it.
+    /// Decodes the numbers of a record from `first` on: `make` makes a value of each.
     #[inline(always)]
     pub(crate) fn decode<T>(self, record: &[u8; RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
         match (self, first, <&mut [T; BLOCK]>::try_from(&mut *values).ok()) {
@@ -92,7 +91,7 @@ impl Code {
         records
     }
 
-    /// The first so many numbers of records.
+    /// The first `length` numbers of records.
     pub(crate) fn numbers_of(self, records: &[u8], length: usize) -> Vec<f32> {
         let mut numbers = vec![0.0; length];
         for (numbers, record) in numbers.chunks_mut(BLOCK).zip(records.as_chunks().0) {
@@ -145,21 +144,21 @@ fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record:
     }
     let Some((scale, codes)) = record.split_first_chunk_mut::<SCALE>() else { return };
     let codes = codes.iter_mut().zip(values);
-    // The reciprocal of a number below the normal ones could be infinite.
+    // The reciprocal of a subnormal number could be infinite.
     let unit = if largest == 0 { 0.0 } else { f32::from_bits(largest).max(f32::MIN_POSITIVE) };
     *scale = unit.to_le_bytes();
-    // Enough above the reciprocal that the largest number times it is not below 1.
+    // Slightly above the reciprocal, so that the largest number times it is not below 1.
     let inverse = if largest == 0 { 0.0 } else { f32::from_bits((1.0 / unit).to_bits() + 2) };
     for (code, value) in codes {
         *code = code_of::<SIGNED>(read(value), inverse);
     }
 }
 
-/// As [`encode`], of numbers among which one is infinite or NaN.
+/// [`encode`] for numbers among which one is infinite or NaN.
 #[cold]
 fn encode_non_finite<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
     let finite_or = |other: f32, number: f32| if number.is_finite() { number } else { other };
-    // The least there is in place of them: a scale of 0 would make NaN of infinity.
+    // The smallest number stands for these: with a scale of 0, infinity would become NaN.
     let mut numbers = [f32::from_bits(1); BLOCK];
     numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
     encode::<SIGNED, f32>(&numbers[..values.len()], f32::clone, record);
@@ -181,8 +180,8 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
         let near = (y.to_bits() + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
         return (near >> CUT & SIGNED_SIZE | number.to_bits() >> 24 & !SIGNED_SIZE) as u8;
     }
-    // 0 for 0, and no less than the smallest code for anything else. All numbers, the hash as well: a
-    // selection would be one among bytes, which takes longer.
+    // 0 for 0, and no less than the smallest code for anything else. 0 goes through the hash as well: to
+    // select it at the end would be a selection among bytes, which takes longer.
     let smallest = f32::from_bits(((ONE & !0xff) + 1) << CUT);
     let least = if abs * LARGE < smallest { abs * LARGE } else { smallest };
     let size = if y > least { y } else { least }.to_bits();
@@ -205,14 +204,14 @@ fn decode<const SIGNED: bool, T>(record: &[u8; RECORD], first: usize, values: &m
     }
 }
 
-/// Whether one of these codes is that of infinity or NaN. By the largest, which takes far less time than to
-/// ask at each number.
+/// Whether one of these codes is that of infinity or NaN. It looks at the largest code, which takes far less
+/// time than to ask at each.
 #[inline(always)]
 fn has_non_finite(codes: &[u8], sizes: u8) -> bool {
     codes.iter().fold(0, |largest, code| u8::max(largest, code & sizes)) >= sizes - NAN as u8
 }
 
-/// As [`decode`], of codes among which one is of infinity or NaN.
+/// [`decode`] for codes among which one is of infinity or NaN.
 #[cold]
 fn decode_non_finite<T>(codes: &[u8], scale: f32, sizes: u32, values: &mut [T], make: impl Fn(f32) -> T) {
     for (value, code) in values.iter_mut().zip(codes) {

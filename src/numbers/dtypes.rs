@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// Makes the enum and its way from candle's and back.
+/// Makes the enum, and conversions from candle's and back.
 macro_rules! dtypes {
     ($($(#[doc = $documentation:literal])* $Variant:ident: $name:literal, $size:literal, $is_float:literal;)*) => {
-        /// What the elements of a tensor are.
+        /// The type of a tensor's elements.
         ///
-        /// The names are candle's, each is made from the other by `into`, and they compare: what takes a
-        /// dtype takes candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
+        /// The names are candle's. The two convert by `into` and compare, so what takes a dtype takes
+        /// candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
         ///
         /// ```
         /// use optimisers::{AdamW, DType, MixedPrecision};
@@ -20,7 +20,7 @@ macro_rules! dtypes {
         #[non_exhaustive]
         pub enum DType {
             $($(#[doc = $documentation])* $Variant,)*
-            /// One of candle's that nothing is computed in here.
+            /// Another dtype of candle's, in which nothing is computed here.
             Other(OtherDType),
         }
 
@@ -33,7 +33,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// How many bytes an element takes; 0 where it takes a part of one.
+            /// How many bytes an element takes; 0 if it takes less than one.
             pub fn size_in_bytes(self) -> usize {
                 match self {
                     $(DType::$Variant => $size,)*
@@ -41,7 +41,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// Whether it is one of floating-point numbers.
+            /// Whether it is a floating-point type.
             pub fn is_float(self) -> bool {
                 match self {
                     $(DType::$Variant => $is_float,)*
@@ -50,7 +50,7 @@ macro_rules! dtypes {
             }
         }
 
-        /// The name as in the code, of all that candle has: `BF16`.
+        /// The name of the variant, for every dtype of candle's: `BF16`.
         impl fmt::Debug for DType {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
@@ -101,7 +101,7 @@ dtypes! {
     F64: "f64", 8, true;
 }
 
-/// A dtype of candle's beside those that [`DType`] names.
+/// A dtype of candle's that [`DType`] does not name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OtherDType(candle_core::DType);
 
@@ -112,7 +112,7 @@ impl fmt::Debug for OtherDType {
     }
 }
 
-/// The name as in the code: `BF16`.
+/// The name of the variant: `BF16`.
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self:?}")
@@ -141,7 +141,7 @@ pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
     if dtype.into() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Whether a master of this dtype says more than a parameter of that one.
+/// Whether the dtype of a master is wider than that of its parameter.
 pub(crate) fn is_wider(master: impl Into<DType>, parameter: impl Into<DType>) -> bool {
     parameter.into().size_in_bytes() < master.into().size_in_bytes()
 }

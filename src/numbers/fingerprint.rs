@@ -1,8 +1,8 @@
-//! Numbers that stand for values when ranks compare what they have.
+//! Hashes that stand for values when ranks compare what they have.
 
 use std::fmt;
 
-/// A number for a value: FNV-1a of 64 bits, so the same on every machine and for every compiler.
+/// A hash of values: FNV-1a of 64 bits, so it is the same on every machine and for every compiler.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fingerprint(u64);
 
@@ -11,7 +11,7 @@ impl Fingerprint {
         Fingerprint(0xcbf2_9ce4_8422_2325)
     }
 
-    /// With some bytes, and how many they are, so that no two lists of texts are the same bytes.
+    /// Adds bytes, and before them how many they are: different lists of texts then are different bytes.
     #[must_use]
     pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
         self.number(bytes.len() as u64).each(bytes)
@@ -22,7 +22,7 @@ impl Fingerprint {
         self.each(&number.to_le_bytes())
     }
 
-    /// The bits of a number: NaN is as good as any.
+    /// Adds the bits of a number, which may be NaN.
     #[must_use]
     pub(crate) fn real(self, number: f64) -> Self {
         self.number(number.to_bits())
@@ -37,7 +37,7 @@ impl Fingerprint {
     }
 }
 
-/// Takes in what is formatted, without the text.
+/// Adds what is formatted, without making the text.
 impl fmt::Write for Fingerprint {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         *self = self.each(text.as_bytes());

@@ -1,5 +1,5 @@
-//! Numbers: in which dtypes and shapes, in how few bits, random ones, and what a symmetric matrix of them is
-//! made of. Without tensors.
+//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions; and
+//! [`value`], which arithmetic is written in.
 
 pub(crate) mod codes;
 mod dtypes;

@@ -1,6 +1,7 @@
-//! Random numbers of an element, which follow from seed, step, path and place alone.
+//! Random numbers for an element. They follow from seed, step, path and element alone.
 
-/// Two words that decide, with an element's number, its random bits: from a seed, a step and a path.
+/// The key of random bits: two words made of a seed, a step and a path. With an element's index they decide
+/// its bits.
 ///
 /// The path is hashed by FNV-1a (Fowler, Noll, Vo) and everything mixed by SplitMix64 (Steele, Lea, Flood
 /// 2014).
@@ -30,7 +31,7 @@ pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
     x.wrapping_add(after)
 }
 
-/// The key for elements from `start` on, whose number within 2³² elements is what [`random_bits`] takes.
+/// The key for elements from `start` on: [`random_bits`] takes an element's index modulo 2³².
 #[inline(always)]
 pub(crate) fn key_at([before, after]: [u32; 2], start: usize) -> [u32; 2] {
     [before, after ^ ((start as u64) >> 32) as u32]

@@ -1,10 +1,10 @@
-//! Reflections of Householder, and the orthonormal bases that they make. All in f64, without fused
-//! operations: the same bits everywhere.
+//! Householder reflections, and the orthonormal bases that they make. All in f64, without fused operations:
+//! the same bits everywhere.
 //!
-//! Matrices are square, in row-major order. The inner loops go along rows, so that the compiler can use
-//! vectors without another order of additions.
+//! Matrices are square, in row-major order. The inner loops go along rows: the compiler can use vectors
+//! without changing the order of additions.
 
-/// A reflection I - β·u·uᵀ of the last elements, as many as u has.
+/// A reflection I - β·u·uᵀ of the last elements; u has their number.
 pub(super) struct Reflector {
     u: Vec<f64>,
     beta: f64,
@@ -62,13 +62,13 @@ fn add_multiple(x: &mut [f64], y: &[f64], factor: f64) {
 pub(super) fn product(reflectors: &[Reflector], n: usize) -> Vec<f64> {
     let mut q = vec![0.0; n * n];
     q.iter_mut().step_by(n + 1).for_each(|one| *one = 1.0);
-    // What the shorter ones have not touched are columns of the unit matrix.
+    // Columns that the shorter reflections have not touched are still those of the unit matrix.
     reflectors.iter().rev().for_each(|reflector| reflector.apply(&mut q, n, n - reflector.u.len()));
     q
 }
 
-/// The columns of a matrix, each without its part along those before it, and of length 1 (Q of its QR
-/// decomposition).
+/// Q of a matrix's QR decomposition: its columns, each without its part along those before it, and of length
+/// 1.
 pub(crate) fn orthonormal(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     let mut reflectors = Vec::with_capacity(n);
     for k in 0..n {

@@ -1,12 +1,12 @@
-//! Ways to keep, or to make up for, the bits that a low-precision parameter cannot hold: for one element.
+//! Roundings of one element, and what keeps the bits that a parameter of 16 bits loses.
 
 use half::{bf16, f16};
 
-/// What is kept of an f32 beside a bf16, in units of its last place.
+/// The low bits of an f32 beside a bf16, in units of the f32's last place.
 ///
-/// The bf16 is the nearest to it, ties away from zero: the only rounding to nearest that 16 bits can undo.
-/// The distance is at most half a unit of the bf16, 0x8000, in either direction, and one of the two ends has
-/// to go. NaN keeps nothing but being NaN.
+/// The bf16 is the nearest to the f32, ties away from zero: the only rounding to nearest that 16 bits can
+/// undo. The distance is at most half a unit of the bf16, 0x8000, in either direction, and 16 bits lack one
+/// of these two ends. Of NaN only that it is NaN is kept.
 pub(crate) trait LowBits: Copy {
     /// A number in two parts.
     fn split(value: f32) -> (bf16, Self);
@@ -14,7 +14,7 @@ pub(crate) trait LowBits: Copy {
     fn join(high: bf16, low: Self) -> f32;
 }
 
-/// The bits, with one pattern for NaN, which is a bf16.
+/// The bits of a number. NaN has one pattern, which is a bf16.
 #[inline(always)]
 fn bits_of(value: f32) -> u32 {
     if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
@@ -25,7 +25,7 @@ fn parts(bits: u32) -> (bf16, i16) {
     (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as i16)
 }
 
-/// All of it.
+/// All low bits.
 impl LowBits for i16 {
     #[inline(always)]
     fn split(value: f32) -> (bf16, i16) {
@@ -39,7 +39,7 @@ impl LowBits for i16 {
     }
 }
 
-/// The upper half of it, with its sign: the number is rounded to 24 bits first, ties to even.
+/// The upper half of the low bits, with their sign. The number is rounded to 24 bits first, ties to even.
 impl LowBits for u8 {
     #[inline(always)]
     fn split(value: f32) -> (bf16, u8) {
@@ -59,14 +59,13 @@ impl LowBits for u8 {
 #[inline(always)]
 pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     let bits = value.to_bits();
-    // Adding to the magnitude what is cut off afterwards; an infinity has nothing to add to, and NaN becomes
-    // quiet.
+    // Random bits are added below the cut. Infinity gets none, and NaN becomes quiet.
     let more = if value.is_finite() { random >> 16 } else { 0 };
     let quiet = u32::from(value.is_nan()) << 22;
     bf16::from_bits(((bits | quiet).wrapping_add(more) >> 16) as u16)
 }
 
-/// One of the two f16 next to a number, as [`stochastic_bf16`]. What is beyond all of them becomes infinite.
+/// [`stochastic_bf16`] for f16. What is beyond all f16 becomes infinite.
 #[inline(always)]
 pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     /// 2^-14, below which f16 has a fixed unit of 2^-24.
@@ -81,9 +80,10 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
 
-/// f64 to f32 so that a second rounding to 16 bits equals one rounding from f64: an inexact result gets an
-/// odd last bit, which no tie of a narrower type has. (Boldo and Melquiond, "Emulation of FMA and correctly
-/// rounded sums", 2008.)
+/// Rounds f64 to f32 so that a second rounding, to 16 bits, equals one rounding from f64.
+///
+/// An inexact result gets an odd last bit, which no tie of a narrower type has (Boldo and Melquiond,
+/// "Emulation of FMA and correctly rounded sums", 2008).
 #[inline(always)]
 pub(crate) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;

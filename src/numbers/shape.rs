@@ -1,11 +1,11 @@
-//! Shapes where a program gives one.
+//! The shape of a tensor, where a program gives one.
 
 use std::fmt;
 
 /// The sizes of all dimensions of a tensor.
 ///
-/// What takes a shape takes whatever becomes one: a number for a vector, a tuple, an array, a slice, a vector
-/// of numbers, and candle's.
+/// What takes a shape takes whatever converts to one: a number for a vector, a tuple, an array, a slice, a
+/// `Vec`, or candle's shape.
 ///
 /// ```
 /// use optimisers::Shape;
@@ -41,8 +41,7 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Makes shapes of each of these: how it is written, its type, and its dimensions as an array, a slice or a
-/// vector.
+/// Implements `From` by rows: a pattern, its type, and its dimensions as an array, a slice or a vector.
 macro_rules! from {
     ($($pattern:pat, $T:ty => $dims:expr;)*) => {
         $(

@@ -1,19 +1,19 @@
-//! Eigenvectors of symmetric matrices: reflections to three diagonals, then implicit QL steps with
+//! Eigenvectors of symmetric matrices: reflections to tridiagonal form, then implicit QL steps with
 //! Wilkinson's shift (Wilkinson and Reinsch 1971, contributions II/2 and II/4).
 //!
-//! Off-diagonals are zero at 2⁻⁵² of the largest element, whatever stands beside them, so that what rounding
-//! has left of a lower rank needs no steps of its own. The eigenvectors are orthogonal to the last digits
-//! however far apart the eigenvalues are.
+//! An off-diagonal is zero at 2⁻⁵² of the largest element, whatever stands beside it: what rounding has left
+//! of a lower rank then needs no steps. The eigenvectors are orthogonal to the last digits, however far apart
+//! the eigenvalues are.
 
 use super::reflectors::{Reflector, product};
 
-/// Steps for one eigenvalue, of which two are usual. After so many it is taken as it is: the vectors are
-/// orthogonal all the same.
+/// The most steps for one eigenvalue; two are usual. It is then taken as it is: the vectors are orthogonal
+/// all the same.
 const MOST_STEPS: usize = 100;
 
 /// The eigenvalues of a symmetric matrix and its eigenvectors.
 pub(crate) struct Eigen {
-    /// From the largest on.
+    /// In descending order.
     pub(crate) values: Vec<f64>,
     /// A row for each value.
     pub(crate) vectors: Vec<f64>,
@@ -35,8 +35,8 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
     Some(Eigen { values: order.iter().map(|i| diagonal[*i] * unit).collect(), vectors })
 }
 
-/// Diagonal, off-diagonal (with a 0 behind it) and basis of three diagonals that a symmetric matrix is; the
-/// vectors of the basis are rows.
+/// The tridiagonal form of a symmetric matrix: diagonal, off-diagonal (with a 0 behind it) and basis, whose
+/// vectors are rows.
 fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let mut off = vec![0.0; n];
     let mut reflectors = Vec::with_capacity(n);
@@ -73,7 +73,7 @@ fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut 
         let r = length(f, g);
         off[i + 1] = r;
         if r == 0.0 {
-            // The matrix falls apart here.
+            // The matrix splits in two here.
             diagonal[i + 1] -= shift;
             off[end] = 0.0;
             return;
@@ -127,8 +127,8 @@ mod tests {
         (0..n * n).map(|at| matrix[at % n * n + at / n]).collect()
     }
 
-    /// Of any rank and scale, and with eigenvalues far apart, where a tolerance beside small elements does
-    /// not find an end.
+    /// Matrices of any rank and scale, also with eigenvalues far apart: there a tolerance relative to small
+    /// elements is never met.
     #[test]
     fn bases_are_orthonormal_and_make_the_matrix_diagonal() {
         for n in [1, 2, 3, 5, 24] {

@@ -1,4 +1,4 @@
-//! What the ranks say to each other before they do anything: all go on, or none does.
+//! Agreements of the ranks before they do anything: all go on, or none does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,17 +9,17 @@ use super::opening::{Call, Opening, in_step};
 use super::{Communicator, not_empty};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The ranks of a job, as one state knows them. Clones go on with the same agreements.
+/// The ranks of a job, as one state knows them. Clones share the count of agreements.
 #[derive(Debug, Clone)]
 pub(crate) struct StateWorld {
     communicator: Arc<dyn Communicator>,
     pace: Arc<Mutex<Pace>>,
 }
 
-/// How far a state's agreements have come. All ranks have the same, from the first agreement on.
+/// How many agreements a state has made. From the first on it is the same on all ranks.
 #[derive(Debug)]
 struct Pace {
-    /// Tells the states of a job apart: rank 0's number for it, which the others take over.
+    /// The name of the state in the job: rank 0's number for it, which the others take over.
     state: u64,
     agreements: u64,
 }
@@ -40,7 +40,7 @@ impl StateWorld {
         self.communicator.size()
     }
 
-    /// The world, if there are others in it.
+    /// The world, if it has more than one rank.
     pub(crate) fn several(world: Option<&StateWorld>) -> Option<&StateWorld> {
         world.filter(|world| world.size() > 1)
     }
@@ -49,7 +49,7 @@ impl StateWorld {
         &*self.communicator
     }
 
-    /// Refuses a tensor that is not where the transport moves tensors.
+    /// Refuses a tensor on another device than that of the transport, if it has one.
     pub(crate) fn expect_device(&self, path: &str, device: &Device) -> Result<()> {
         match self.communicator.device().filter(|expected| !expected.same_device(device)) {
             Some(expected) => {
@@ -61,13 +61,12 @@ impl StateWorld {
         }
     }
 
-    /// Begins a call together, or goes on with it: every rank brings its own bytes, or why it refuses. The
-    /// result are the bytes of all, in the order of ranks.
+    /// Begins a call together, or goes on with it: every rank brings its bytes, or why it refuses. Returns
+    /// the bytes of all, in the order of ranks.
     ///
     /// # Errors
-    /// On every rank if one refuses (its own error there, elsewhere one of the kind
-    /// [`Ranks`](ErrorKind::Ranks) with its text) or has called something else. The ranks are in step again
-    /// then.
+    /// On every rank if one refuses or calls something else. A rank that refuses gets its own error, the
+    /// others one of the kind [`Ranks`](ErrorKind::Ranks) with its text. The ranks are in step again then.
     pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own?]);
@@ -94,7 +93,7 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree`] for a rank that goes on with a value of its own.
+    /// [`StateWorld::agree`], which also passes on a value of this rank.
     pub(crate) fn agree_with<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match own {
             Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
@@ -122,7 +121,7 @@ impl StateWorld {
         Ok(all.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
     }
 
-    /// The bytes of all ranks, of lengths that all know. Where all are 0, nobody talks.
+    /// The bytes of all ranks; all know their lengths. If all are 0, nothing is sent.
     fn tell(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
         let mut all: Vec<Vec<u8>> = (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
@@ -137,7 +136,7 @@ impl StateWorld {
 }
 
 impl Pace {
-    /// Goes where the rank is that has come furthest with the same state, so that the next call finds all in
+    /// Takes over the largest count of all ranks with the same state, so that the next call finds all in
     /// step.
     fn catch_up(&mut self, openings: &[Opening]) {
         // Before its first agreement a state has no name that others know.

@@ -1,4 +1,4 @@
-//! What has to be the same on all ranks of a call, and the words for where it is not.
+//! Aspects that have to be the same on all ranks of a call, and the error where one is not.
 
 use std::fmt::{Display, Write};
 
@@ -9,17 +9,17 @@ use super::opening::{Call, odd_rank};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::Fingerprint;
 
-/// Something that all ranks need the same: its name, and its value, which may be a list of words.
+/// An aspect that has to be the same on all ranks: its name, and its value, maybe a list of words.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Aspect {
     name: String,
     value: Vec<String>,
 }
 
-/// What all ranks of a call need the same.
+/// The aspects that have to be the same on all ranks of a call.
 ///
-/// Ranks tell each other a number for each aspect. Only where one differs they tell its words, and all name
-/// the same.
+/// Ranks send each other a fingerprint for each aspect. Only if one differs they send its words, all of the
+/// same aspect.
 pub(crate) struct Agreement<'a> {
     prints: Vec<u64>,
     aspect: Box<dyn Fn(usize) -> Aspect + 'a>,
@@ -30,7 +30,7 @@ impl Aspect {
         Aspect { name: name.into(), value: vec![value.to_string()] }
     }
 
-    /// One whose value is a list of words, of which an error shows the first that differ.
+    /// An aspect whose value is a list of words; an error shows the first that differ.
     pub(crate) fn of_words(name: impl Into<String>, value: Vec<String>) -> Self {
         Aspect { name: name.into(), value }
     }
@@ -42,7 +42,7 @@ impl Aspect {
 }
 
 impl<'a> Agreement<'a> {
-    /// On these aspects.
+    /// An agreement on these aspects.
     pub(crate) fn on(mut aspects: Vec<Aspect>) -> Agreement<'static> {
         let prints = aspects.iter().map(Aspect::print).collect();
         // Others may have more.
@@ -55,12 +55,13 @@ impl<'a> Agreement<'a> {
         Agreement { prints, aspect: Box::new(told) }
     }
 
-    /// On aspects whose words are made where they are needed. There are as many as numbers for them.
+    /// An agreement on aspects whose words are made when they are needed; `prints` has a fingerprint for
+    /// each.
     pub(crate) fn lazy(prints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
         Agreement { prints, aspect: Box::new(aspect) }
     }
 
-    /// What a rank tells: how many aspects there are, their numbers, and what else it brings.
+    /// A rank's message: the number of aspects, their fingerprints, and what else it brings.
     fn message(&self, brought: &[u8]) -> Vec<u8> {
         let words = std::iter::once(self.prints.len() as u64).chain(self.prints.iter().copied());
         words.flat_map(u64::to_le_bytes).chain(brought.iter().copied()).collect()
@@ -68,10 +69,10 @@ impl<'a> Agreement<'a> {
 }
 
 impl StateWorld {
-    /// [`StateWorld::agree_with`] for ranks that need the same of something, too.
+    /// [`StateWorld::agree_with`], which also compares the aspects of an agreement.
     ///
     /// # Errors
-    /// As there; on all ranks, if one differs.
+    /// As there, and on all ranks if one differs.
     pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         let own = own.map(|(value, agreement, brought)| {
             let message = agreement.message(&brought);
@@ -91,14 +92,14 @@ impl StateWorld {
         }
     }
 
-    /// The words of all ranks for what they differ in.
+    /// The error with the words of all ranks for the aspect in which they differ.
     fn difference(&self, own: Aspect) -> Result<Error> {
         let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
         let aspect = |(rank, said): (usize, &Vec<u8>)| serde_json::from_slice(said).map_err(|error| unreadable(rank).caused_by(error));
         let aspects = said.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
         let rank = odd_rank(&aspects).map_or(0, |odd| odd.rank);
         let name = aspects.iter().map(|aspect| &aspect.name).find(|name| !name.is_empty()).unwrap_or(&aspects[0].name);
-        // Of a list of words the first that some have otherwise.
+        // The first word of the list that differs between ranks.
         let place =
             (0..).find(|i| aspects.iter().any(|aspect| aspect.value.get(*i) != aspects[0].value.get(*i) || aspect.value.len() <= *i));
         let words = |aspect: &Aspect| {
@@ -124,24 +125,24 @@ impl StateWorld {
     }
 }
 
-/// What rank 0 has otherwise than this rank.
+/// The error that a rank differs from others.
 pub(crate) fn differs(rank: usize, what: impl Display) -> Error {
     Error::new(ErrorKind::Ranks, format!("rank {rank} differs in {what}")).of_rank(rank).with_remedy("all ranks need the same")
 }
 
-/// A message of this rank that another build must have sent.
+/// The error that a rank's message is unreadable: another build must have sent it.
 pub(crate) fn unreadable(rank: usize) -> Error {
     let problem = format!("rank {rank} sent what this version of optimisers cannot read");
     Error::new(ErrorKind::Communication, problem).of_rank(rank).with_remedy("run one build on all ranks")
 }
 
-/// A word that fits a message.
+/// A word, cut to a length that fits an error.
 fn shortened(word: &str) -> String {
     const LONGEST: usize = 200;
     word.char_indices().nth(LONGEST).map_or_else(|| word.to_string(), |(end, _)| format!("{}...", &word[..end]))
 }
 
-/// The numbers of a message, and what else it brings.
+/// The fingerprints of a message, and what else it brings.
 fn parted(said: &[u8]) -> Option<(&[[u8; 8]], &[u8])> {
     let (count, rest) = said.split_first_chunk::<8>()?;
     let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(8)?;

@@ -4,20 +4,20 @@ use std::fmt;
 
 use crate::error::{Error, ErrorKind};
 
-/// What went wrong between the ranks of a job, said by their [`Communicator`](crate::Communicator).
+/// What went wrong between the ranks of a job, as their [`Communicator`](crate::Communicator) reports it.
 ///
-/// It is the same error on all ranks, and those that are still there are in step. It becomes an [`Error`] of
-/// the kind [`Communication`](ErrorKind::Communication).
+/// All ranks get the same error, and those still there are in step. It becomes an [`Error`] of the kind
+/// [`Communication`](ErrorKind::Communication).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommunicationError {
-    /// A rank that has left. Every later call fails with this too.
+    /// A rank has left. Every later call fails with this too.
     Gone {
         /// The rank, or the first of several.
         rank: usize,
     },
 
-    /// A rank that sent another number of bytes than the receiver waited for.
+    /// A rank sent another number of bytes than the receiver waited for.
     Length {
         /// The rank that sent them.
         rank: usize,
@@ -27,7 +27,7 @@ pub enum CommunicationError {
         got: usize,
     },
 
-    /// Anything else that a transport may fail at.
+    /// The transport failed at something else.
     Other {
         /// What went wrong, and the remedy.
         reason: String,

@@ -1,4 +1,4 @@
-//! Tensors between ranks: from where they lie, into memory that is used again.
+//! Tensors between ranks: sent from where they lie, received into memory that is used again.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,14 +12,14 @@ use crate::error::Result;
 use crate::model::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
 use crate::numbers::DType;
 
-/// What is to come from a rank, in order: flat tensors of these dtypes and lengths.
+/// What is expected from a rank, in order: flat tensors of these dtypes and lengths.
 pub(crate) type ExpectedTensors = Vec<(DType, usize)>;
 
-/// Memory for what the other ranks send, which is there for the next round when nobody needs it any more.
+/// Memory for what the other ranks send, used again in the next round.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox(HashMap<DType, Tensor>);
 
-/// Elements after which the next tensor in an inbox begins, so that each is where a vector could be.
+/// Tensors in an inbox begin at multiples of this many elements, so that each is aligned for vectors.
 const ALIGNED: usize = 64;
 
 impl Inbox {
@@ -45,7 +45,7 @@ impl Inbox {
         placed.iter().map(|of_rank| of_rank.iter().map(view).collect()).collect()
     }
 
-    /// The memory of these tensors, each rank's in the order in which they were placed.
+    /// The memory of these tensors, each rank's in the order of placing.
     fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
         let mut left: HashMap<DType, (usize, &mut [u8])> = self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
         let mut slice = |room: &Tensor| {
@@ -57,8 +57,8 @@ impl Inbox {
         rooms.iter().map(|of_rank| not_empty(of_rank.iter().filter_map(&mut slice))).collect()
     }
 
-    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. The result is what has come from each
-    /// rank, which stays until the inbox is used again.
+    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. Returns what each rank has sent; it
+    /// stays until the inbox is used again.
     pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[ExpectedTensors]) -> Result<Vec<Vec<Tensor>>> {
         let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
@@ -81,7 +81,7 @@ impl Inbox {
         self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own)?)?, from)?))
     }
 
-    /// What comes between devices.
+    /// What arrives by a transport between devices.
     fn on_device(
         &mut self,
         world: &StateWorld,
@@ -94,7 +94,7 @@ impl Inbox {
         Ok(rooms)
     }
 
-    /// What `talk` fills.
+    /// What arrives by a transport of bytes: `talk` fills the slices.
     fn on_host(&mut self, awaited: &[ExpectedTensors], talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>) -> Result<Vec<Vec<Tensor>>> {
         let rooms = self.room(awaited, &Device::Cpu)?;
         let mut outcome = Ok(());
@@ -105,7 +105,7 @@ impl Inbox {
     }
 }
 
-/// The tensors with their elements in order, where the transport takes them from.
+/// The tensors, contiguous and where the transport reads them.
 fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let here = |tensor: &Tensor| match tensor.device() {
         Device::Cpu => Ok(tensor.contiguous()?),
@@ -125,7 +125,8 @@ fn byte_length(tensor: &Tensor) -> usize {
 
 type LockedTensor<'t> = (StorageRef<'t>, &'t Layout);
 
-/// The locks of tensors, whose storages hold what the tensors say: other ranks wait for as many bytes.
+/// The locks of tensors. `storage_of` compares each storage with its tensor: other ranks wait for that many
+/// bytes.
 fn locked(tensors: &[Tensor]) -> Result<Vec<LockedTensor<'_>>> {
     tensors.iter().map(|tensor| storage_of("tensor", tensor)).collect()
 }
@@ -136,7 +137,7 @@ fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> candle_core::Result<Vec<&'l [u8]>
     Ok(not_empty(values.collect::<candle_core::Result<Vec<_>>>()?))
 }
 
-/// Calls `run` with the memory of all tensors, each with a storage of its own, behind what is `held`.
+/// Calls `run` with `held` and the memory of all tensors; each has a storage of its own.
 fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut(Vec<&mut [u8]>)) -> candle_core::Result<()> {
     let Some((first, rest)) = tensors.split_first() else {
         run(held);
@@ -153,8 +154,8 @@ fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut
     })
 }
 
-/// An in-place operation that lends the bytes of this tensor's storage to a function, if it holds what the
-/// tensor says.
+/// An in-place operation that lends the bytes of a tensor's storage to a function, if dtype and length are
+/// the tensor's.
 struct LendBytes<'f> {
     tensor: &'f Tensor,
     run: RefCell<&'f mut Borrower<'f>>,
@@ -173,16 +174,16 @@ impl InplaceOp1 for LendBytes<'_> {
     }
 }
 
-/// Sums that are kept from one call to the next, by leaf: to get as much memory anew from the system, page by
-/// page, takes longer than to add up.
+/// Sums that are kept from one call to the next, by leaf: new memory from the system, page by page, takes
+/// longer than the additions.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 
 impl KeptSums {
-    /// A vector for the sum of a leaf's gradients, with any numbers in it.
+    /// A vector for the sum of a leaf's gradients; its numbers are arbitrary.
     pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let dtype = candle_core::DType::from(dtype);
-        // Devices keep memory themselves.
+        // Devices have allocators that keep memory.
         if !device.is_cpu() {
             return Ok(Tensor::zeros(length, dtype, device)?);
         }

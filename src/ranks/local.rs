@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process.
 //!
-//! They meet at a board. Each puts up what it brings to a call, in memory of its own; the last one compares
-//! the lengths and hands everything out, so that all ranks come to the same verdict, in the same call,
+//! The ranks meet at a board. Each puts up what it brings to a call, in memory of its own. The last one
+//! compares the lengths and hands everything out, so all ranks get the same verdict in the same call,
 //! whatever one of them does wrong. Bytes are copied twice, outside of the board's lock.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::CommunicationError;
 use super::{Communicator, expect_of_others, fill, length};
 
-/// Makes the ranks of a job whose ranks are threads of this process, in order. For `size` 0 there are none.
+/// Makes the `size` ranks of a job in one process, in order.
 ///
-/// Move each into its thread. A rank all of whose handles are dropped has left, as has one whose thread
-/// panics and drops a handle on its way: the others do not wait for it, but get [`CommunicationError::Gone`].
-/// A thread that only borrows its handle leaves nothing behind when it ends, so that others wait for it as
-/// long as the handle lives.
+/// Move each into its thread. A rank has left when its last handle is dropped, or when its thread panics and
+/// drops one: the others then get [`CommunicationError::Gone`] and do not wait. If a thread only borrows its
+/// handle, its end drops nothing: others wait for it as long as the handle lives.
 ///
 /// ```
 /// use optimisers::{CommunicationError, Communicator, ranks};
@@ -61,12 +60,11 @@ struct RankHandle {
 /// Where all ranks meet.
 struct MeetingPlace {
     board: Mutex<CallState>,
-    /// Told when a call is complete, and when a rank leaves.
+    /// Notified when a call is complete, and when a rank leaves.
     changed: Condvar,
 }
 
-/// The state of the call that is under way. A rank fetches its answer before it brings anything to the next
-/// call.
+/// The call that is under way. A rank fetches its answer before it brings anything to the next call.
 struct CallState {
     /// What each rank has brought to the call, or why it cannot take part.
     brought: Vec<Option<Result<RankMessages, CommunicationError>>>,
@@ -114,8 +112,7 @@ impl Communicator for LocalRank {
 }
 
 impl RankHandle {
-    /// Brings letters to a call, and distributes the answer. Where the own arguments are wrong, all ranks are
-    /// told.
+    /// Brings letters to a call, and distributes the answer. Wrong arguments are an error on all ranks.
     fn call(
         &self,
         function: &'static str,
@@ -174,7 +171,7 @@ impl CallState {
 
     /// Answers everyone, after the last has come.
     fn hand_out(&mut self) {
-        // All are taken before the first error ends the look at them.
+        // All are taken out before `collect` stops at the first error.
         let brought: Vec<_> = self.brought.iter_mut().filter_map(Option::take).collect();
         match brought.into_iter().collect::<Result<_, _>>().and_then(compared) {
             Ok(brought) => {
@@ -212,7 +209,7 @@ impl Drop for RankHandle {
 
 impl Drop for LocalRank {
     fn drop(&mut self) {
-        // Other handles may lie outside of the thread, where nobody will call anything with them.
+        // Other handles may exist outside of the thread, where nobody makes calls with them.
         if std::thread::panicking() {
             self.seat.meeting.leave(self.seat.rank);
         }

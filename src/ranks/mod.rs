@@ -1,5 +1,4 @@
-//! The ranks of a data-parallel job: how bytes get from one to another, and how they agree before a call does
-//! anything.
+//! The ranks of a data-parallel job: how bytes get from one to another, and how all agree on each call.
 
 mod agree;
 mod agreement;
@@ -27,18 +26,17 @@ pub(crate) use share::share;
 
 use candle_core::{Device, Tensor};
 
-/// The transport between the ranks of a data-parallel job, which call the same functions in the same order.
+/// The transport between the ranks of a data-parallel job.
 ///
-/// It carries bytes and knows no dtypes: what is added up, its owner adds up. [`ranks`] makes ranks of the
-/// threads of one process.
+/// All ranks call the same functions in the same order. A transport carries bytes and knows no dtypes: the
+/// receiver adds up. [`ranks`] makes ranks of the threads of one process.
 ///
 /// # Implementing it
-/// - Both calls return when the own bytes are on their way and those of the others have arrived, or with an
-///   error.
-/// - An error on one rank is an error on all, in the same call: whoever returns one leaves nobody waiting.
-///   What `from` holds then is not defined.
+/// - Both calls return when the own bytes are sent and those of the others have arrived, or with an error.
+/// - An error on one rank is an error on all, in the same call, so that nobody is left waiting. What `from`
+///   holds then is not defined.
 /// - After [`CommunicationError::Gone`] every call fails with it, at once.
-/// - Calls come from any thread, but never from a pool whose threads are needed to answer them; calls that
+/// - Calls come from any thread, but never from a pool whose threads are needed to answer them. Calls that
 ///   one rank makes at the same time run one after another.
 pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// Which rank this is, below [`size`](Communicator::size).
@@ -50,12 +48,12 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// Sends the slices in `to[r]`, one after another, to rank r, and fills those in `from[r]` with what rank
     /// r sends here.
     ///
-    /// Both lists have an entry for each rank. The slices of a pair have the same length in sum on both
-    /// sides; how that is cut into slices is each side's own affair. The entries of the own rank are empty:
-    /// own data stays where it is.
+    /// Both lists have an entry for each rank; that of the own rank is empty, as own data stays where it is.
+    /// For each pair of ranks, both sides name the same number of bytes in sum; each cuts it into slices as
+    /// it likes.
     ///
     /// # Errors
-    /// Where a rank has left, or sends another number of bytes than is waited for.
+    /// If a rank has left, or sends another number of bytes than the receiver waits for.
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError>;
 
     /// Sends the slices in `own`, one after another, to all other ranks, and fills those in `from[r]` with
@@ -67,21 +65,22 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// As [`exchange`](Communicator::exchange).
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError>;
 
-    /// The device between whose memories and those of the other ranks this transport moves tensors itself.
-    /// All parameters have to be there.
+    /// The device of this rank, if the transport moves tensors between the ranks' devices itself.
     ///
-    /// By default there is none, and what is on a device goes through the host.
+    /// All parameters have to be on it. By default there is none, and what is on a device goes through the
+    /// host.
     fn device(&self) -> Option<&Device> {
         None
     }
 
-    /// Fills the tensors in `from[r]` with what rank r has here in `to`, in order. Both are contiguous and on
-    /// the [`device`](Communicator::device); `from` are views of memory that nothing else uses, and may be
-    /// filled later, in the order of the caller's stream. What is in `to` may be dropped or written in that
-    /// order, too.
+    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what rank r sends, in order.
     ///
-    /// Both lists have an entry for each rank, and those of the own rank are empty. The tensors of a pair
-    /// have the same dtypes and lengths on both sides, one by one; those without elements need not be sent.
+    /// All are contiguous and on the [`device`](Communicator::device). The tensors in `from` are views of
+    /// memory that nothing else uses; they may be filled later, in the order of the caller's stream. Those in
+    /// `to` may be dropped or written in that order, too.
+    ///
+    /// Both lists have an entry for each rank; that of the own rank is empty. Both sides of a pair name
+    /// tensors of the same dtypes and lengths, one by one. Those without elements need not be sent.
     ///
     /// # Errors
     /// As [`exchange`](Communicator::exchange); by default always.
@@ -90,14 +89,14 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// The slices that have an address. That of an empty one is made up, and to some transports it means
-/// something (`MPI_IN_PLACE`).
+/// The slices that are not empty. The address of an empty one is made up, and some transports give it a
+/// meaning (`MPI_IN_PLACE`).
 pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
     slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }
 
-/// Refuses a list without an entry for each rank, or with bytes from a rank to itself, given by the lengths
-/// of its entries.
+/// Refuses a list, given by the lengths of its entries, that lacks an entry for a rank or has bytes from a
+/// rank to itself.
 pub(crate) fn expect_of_others(
     list: &str,
     [rank, size]: [usize; 2],

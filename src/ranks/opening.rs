@@ -1,4 +1,4 @@
-//! The first words of an agreement.
+//! The opening of an agreement: which call of which state a rank makes.
 
 use super::CommunicationError;
 use crate::error::{Error, ErrorKind, Result};
@@ -9,7 +9,7 @@ const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
 /// Makes `Call` with its numbers on the wire, which do not change, and its names in errors.
 macro_rules! calls {
     ($($call:ident = $number:literal $name:literal,)*) => {
-        /// What the ranks do together.
+        /// The calls that all ranks make together.
         // Only programs of MPI have a common end, and only NCCL a common start.
         #[cfg_attr(not(all(feature = "mpi", feature = "nccl")), allow(dead_code))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,12 +70,12 @@ pub(super) struct Opening {
     pub(super) agreements: u64,
     /// 1 if the rank refuses, else 0.
     pub(super) refuses: u64,
-    /// How many bytes it has to say.
+    /// How many bytes its message has.
     pub(super) length: u64,
 }
 
 impl Opening {
-    /// Of a rank of this build.
+    /// The opening of a rank of this build.
     pub(super) fn new(call: Call, [state, agreements, refuses, length]: [u64; 4]) -> Self {
         Opening { format: FORMAT, call: call as u64, state, agreements, refuses, length }
     }
@@ -91,7 +91,7 @@ impl Opening {
         Opening { format: next(), call: next(), state: next(), agreements: next(), refuses: next(), length: next() }
     }
 
-    /// What the rank called, in words that set it apart from another.
+    /// What the rank called, in words that tell it from what `other` called.
     fn called(&self, other: &Opening) -> String {
         let name = Call::name(self.call);
         if self.call != other.call {
@@ -133,7 +133,7 @@ pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
 /// A rank that differs from most.
 pub(super) struct Odd {
     pub(super) rank: usize,
-    /// The first of most.
+    /// The first rank that is as most are.
     pub(super) usual: usize,
 }
 

@@ -13,12 +13,12 @@ use crate::rule::Optimiser;
 pub(crate) struct LeafParts {
     rank: usize,
     all: Arc<[Range<usize>]>,
-    /// In which dtype gradients travel, if not in their own.
+    /// The dtype in which gradients travel, if not their own.
     pub(crate) wire: Option<DType>,
 }
 
 impl LeafParts {
-    /// All of a parameter on rank 0, as one of so many ranks sees it.
+    /// All of a parameter on rank 0, as rank `rank` of `size` sees it.
     pub(crate) fn of_first(length: usize, rank: usize, size: usize) -> Self {
         LeafParts { rank, all: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(), wire: None }
     }
@@ -28,7 +28,7 @@ impl LeafParts {
         LeafParts { wire, ..self }
     }
 
-    /// This rank's.
+    /// This rank's range.
     pub(crate) fn own(&self) -> Range<usize> {
         self.all[self.rank].clone()
     }
@@ -49,7 +49,7 @@ impl LeafParts {
         self.all.iter().filter(|part| !part.is_empty()).count() > 1
     }
 
-    /// Those of all ranks.
+    /// The ranges of all ranks.
     pub(crate) fn all(&self) -> &[Range<usize>] {
         &self.all
     }
@@ -58,10 +58,9 @@ impl LeafParts {
 /// How much of a leaf's state a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// All of it, and no other rank has any. What has no elements is the first rank's.
+    /// All of it; no other rank has any. A leaf without elements is rank 0's.
     All,
-    /// These elements of the parameter, which may be none. There is one number for each in every state
-    /// tensor.
+    /// These elements of the parameter, maybe none. Every state tensor has one number for each.
     Part(Range<usize>),
     /// Another rank has all of it.
     Nothing,
@@ -81,12 +80,12 @@ pub(crate) struct Divisible {
     pub(crate) can_be_cut: bool,
 }
 
-/// Divides parameters, which are in the order of paths, among so many ranks, of which this is one. All ranks
-/// come to the same division without a word.
+/// Divides parameters, given in path order, among `size` ranks. All ranks compute the same division, without
+/// a message.
 ///
-/// First those that cannot be cut, the largest first, go whole to the rank that has least. The others fill
-/// the ranks one after another until all have as much. They are cut where the chunks of a norm begin, so that
-/// each rank's chunks are those of the whole.
+/// Parameters that cannot be cut come first, the largest first: each goes whole to the rank with the least.
+/// The others then fill the ranks in order until all have the same load. They are cut where the chunks of a
+/// norm begin, so that each rank's chunks are chunks of the whole.
 pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<LeafParts> {
     let mut whole_on = vec![0; parameters.len()];
     let mut loads = vec![0; size];
@@ -130,7 +129,7 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
     parameters.iter().enumerate().map(parts).collect()
 }
 
-/// Where the chunk begins, or the leaf ends, that is nearest to an element.
+/// The beginning of a chunk, or the end of the leaf, that is nearest to an element.
 fn nearest_chunk(element: usize, length: usize) -> usize {
     let chunk = chunk_length(length);
     if element == length { length } else { ((element + chunk / 2) / chunk * chunk).min(length) }

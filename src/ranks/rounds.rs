@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::parts::LeafParts;
 
-/// How many elements are on their way at once, of the parts of all ranks together.
+/// How many elements a round has, over the parts of all ranks.
 const AT_ONCE: usize = 1 << 19;
 
-/// How many elements of a rank's parts are on their way at once at least: in smaller messages many ranks
-/// would wait for each, not for the bytes.
+/// The fewest elements of each rank's parts in a round: smaller messages cost latency, not bandwidth.
 const LEAST: usize = 1 << 14;
 
-/// Where a large part may be cut, counted from its first element: parts of vectors would be slow.
+/// Large parts are cut at multiples of this, counted from their first element: parts of vectors would be
+/// slow.
 const ALIGNED: usize = 1 << 10;
 
 /// Neighbouring elements of a leaf.
@@ -21,19 +21,19 @@ pub(crate) struct Run {
     pub(crate) elements: Range<usize>,
 }
 
-/// What is on its way at once, by the rank in whose parts it is.
+/// What travels at once, by the rank whose parts it belongs to.
 pub(crate) type Round = Vec<Vec<Run>>;
 
-/// How many elements of each rank's parts are on their way at once.
+/// How many elements of each rank's parts a round has.
 fn at_once(ranks: usize) -> usize {
     AT_ONCE.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
 }
 
-/// These leaves in rounds. In each all ranks have as many elements on their way, as long as they have some,
-/// so that every link is busy in both directions.
+/// These leaves in rounds. In each round all ranks send equally many elements, as long as they have some, so
+/// every link is busy in both directions.
 pub(crate) fn rounds<'p>(leaves: &'p [usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
-    // Of each rank the leaves that have not been begun, and what is left of the one before them.
+    // For each rank: the leaves not begun, and what is left of the one before them.
     let mut left: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
     std::iter::from_fn(move || {
         let runs = left.iter_mut().enumerate().map(|(rank, (leaves, run))| {

@@ -1,4 +1,4 @@
-//! Tensors of which each rank has its part.
+//! Tensors that are shared: each rank has a part of each, and gets the others'.
 
 use super::StateWorld;
 use super::inbox::{ExpectedTensors, Inbox};
@@ -8,7 +8,8 @@ use crate::engine::set_lent_part;
 use crate::error::Result;
 use crate::model::lent::Lent;
 
-/// Gives all ranks these tensors, which are contiguous, whole on each, and right in its part of them.
+/// Fills these tensors with the parts of the other ranks. They are contiguous and of the whole shape; this
+/// rank's part is right already.
 pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
     let all: Vec<usize> = (0..tensors.len()).collect();
     let mut inbox = Inbox::default();
@@ -16,8 +17,7 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
         let own = &round[world.rank()];
         let values = own.iter().map(|Run { leaf, elements }| {
             let values = tensors[*leaf].1.part(elements.clone())?.to_tensor()?;
-            // A thread that computes with the model holds several locks at once, so this one holds one at
-            // most.
+            // At most one lock is held here: a thread that computes with the model may hold several at once.
             Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
         });
         let awaited = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {

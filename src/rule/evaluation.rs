@@ -12,10 +12,10 @@ use crate::numbers::value::Arithmetic;
 
 /// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
 ///
-/// A rule says so in [`Rule::evaluation`](crate::Rule::evaluation). The weights are computed where
-/// [`StateTree::averages`](crate::StateTree::averages) or [`with_averages`](crate::StateTree::with_averages)
-/// needs them. An error of both refuses a state tensor of another shape than the parameter's, or of no float
-/// dtype.
+/// [`Rule::evaluation`](crate::Rule::evaluation) returns it.
+/// [`StateTree::averages`](crate::StateTree::averages) and [`with_averages`](crate::StateTree::with_averages)
+/// compute the weights. Both refuse a state tensor whose shape is not the parameter's, or whose dtype is no
+/// float.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -78,10 +78,9 @@ impl<'s> Evaluation<'s> {
         Some(Evaluation { slot, steps: Vec::new() })
     }
 
-    /// What arithmetic makes of these weights, which are its dx; its x is the parameter in full precision.
+    /// Applies arithmetic: its dx are these weights, its x is the parameter in full precision.
     ///
-    /// The engine runs it. The result is F64 if the parameter, its master or the state tensor is, and F32
-    /// otherwise.
+    /// The engine runs it. The result is F64 if the parameter, its master or the state tensor is, else F32.
     pub fn map<A: Arithmetic<Slots<f64> = [f64; 0]>>(mut self, arithmetic: A) -> Self {
         self.steps.push(Step::Map { kernel: erased(arithmetic), slots: &mut [] });
         self
@@ -91,7 +90,7 @@ impl<'s> Evaluation<'s> {
         self.slot.shape()
     }
 
-    /// Of the state tensor.
+    /// The dtype of the state tensor.
     pub(crate) fn dtype(&self) -> DType {
         self.slot.dtype()
     }

@@ -16,7 +16,7 @@ pub(crate) use description::Description;
 pub use description::adjust::Adjust;
 #[cfg(feature = "torch")]
 pub(crate) use description::describe::has_alternatives;
-pub(crate) use description::describe::{FieldDescription, MemberDescription, ParameterChoice, choose, out_of_range, patterns};
+pub(crate) use description::describe::{FieldDescription, MemberDescription, choose, out_of_range, patterns};
 pub(crate) use description::fields::{available, has_no, learning_rate, names, reached, set_value, with_places};
 pub(crate) use description::order::misplaced;
 pub(crate) use description::rates::{RATE, RateField, RateFields, RatesDiffer, conflicting_rates, unreachable_rate};
@@ -37,6 +37,7 @@ pub(crate) use optimiser::parameter_store::{OwnState, ParameterStore};
 pub(crate) use optimiser::planned::{Planned, Progress};
 pub(crate) use optimiser::target::Target;
 pub use parameter::Parameter;
+pub(crate) use parameter::ParameterChoice;
 pub use state::State;
 pub(crate) use state::format::Meaning;
 pub use state::format::SlotFormat;

@@ -8,13 +8,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::{DType, elem_count};
 
-/// A parameter, or its master, as a rule sees it: its shape, dtype and device, without its values.
+/// A parameter, or its master, as a rule sees it: shape, dtype and device, without the values.
 ///
 /// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so do functions
 /// that choose something for each parameter, as for [`setup_with`](crate::setup_with). A rule that needs
 /// values plans [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
-/// [function of tensors](crate::Gradient::with_tensors), and has a
-/// [`Slot::parameter`](crate::Slot::parameter) for state that starts as a copy of them.
+/// [function of tensors](crate::Gradient::with_tensors). State that starts as a copy of the values is a
+/// [`Slot::parameter`](crate::Slot::parameter).
 ///
 /// A test that calls a rule by hand makes one from a tensor or a variable:
 ///
@@ -74,7 +74,7 @@ impl<'a> Parameter<'a> {
         Parameter { shape: x.shape(), dtype: x.dtype(), device, values: Some(x) }
     }
 
-    /// The same parameter as its master in a step: of another dtype, on the CPU or where it is itself.
+    /// The master of this parameter in a step: in its own dtype, on the CPU or on the parameter's device.
     pub(crate) fn as_master(self, dtype: DType, is_on_cpu: bool) -> Self {
         let device = if is_on_cpu { &Device::Cpu } else { self.device };
         Parameter { dtype, device, values: None, ..self }
@@ -106,4 +106,13 @@ impl fmt::Debug for Parameter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parameter").field("shape", &self.shape).field("dtype", &self.dtype).field("device", self.device).finish()
     }
+}
+
+/// A choice between rules by path and shape.
+pub(crate) trait ParameterChoice {
+    /// The patterns of paths that decide.
+    fn patterns(&self) -> &[String];
+
+    /// Decides for a parameter.
+    fn choose(&mut self, paths: &[String], x: Parameter<'_>);
 }

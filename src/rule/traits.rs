@@ -16,9 +16,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
 ///
-/// That is all there is to say for [`Adjust`](crate::Adjust), checkpoints, schedules and errors:
-/// [`hyper_parameters!`](crate::hyper_parameters) says it for a struct, and a rule that holds others says
-/// what is its own and names them.
+/// [`Adjust`](crate::Adjust), checkpoints, schedules and errors need nothing else.
+/// [`hyper_parameters!`](crate::hyper_parameters) says it for a struct. A rule that holds others says what is
+/// its own and names them.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -63,9 +63,9 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # State of its own
 /// A rule around another adds its counters, numbers and tensors in `init`, to the states of what it holds.
-/// Their names have to be others than those of the rule that it is around; [`setup`](crate::setup) refuses
-/// two of one name, and a state without what is held. [`Flow::and_then`](crate::Flow::and_then) goes on from
-/// a step, which there is not in each call: a window of accumulation inside may hold it back.
+/// Their names have to differ from those of the rule that it is around. [`setup`](crate::setup) refuses two
+/// of one name, and a state without what is held. [`Flow::and_then`](crate::Flow::and_then) goes on from a
+/// step, if there is one in this call: a window of accumulation inside may hold it back.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -111,8 +111,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Describe {
-    /// Says its [kind](Describer::kind), then its settings and fields, and then what it holds: the same each
-    /// time. Whoever asks may set the fields that it is shown.
+    /// Says its [kind](Describer::kind), then its settings and fields, and then what it holds.
+    ///
+    /// It says the same each time. Whoever asks may set the fields that it is shown.
     fn describe(&mut self, rule: &mut Describer<'_>);
 }
 
@@ -122,9 +123,9 @@ pub struct Describer<'v> {
     position: Position,
     /// How many members and alternatives were named so far.
     members: usize,
-    /// Whether something that it holds was named.
+    /// Whether it has named something that it holds.
     has_parts: bool,
-    /// Whether the rule that it is around was.
+    /// Whether it has named the rule that it is around.
     has_inner: bool,
 }
 
@@ -132,7 +133,7 @@ pub struct Describer<'v> {
 #[derive(Clone, Default)]
 pub(super) struct Position {
     pub(super) kind: &'static str,
-    /// The numbers of the members and alternatives that it is in, from the outermost on.
+    /// The indices of the members and alternatives that it is in, outermost first.
     pub(super) members: SmallVec<[usize; 4]>,
     /// How the rule around it holds it; `None` for the outermost.
     pub(super) held: Option<ChildPlace>,
@@ -188,7 +189,7 @@ impl Describer<'_> {
         self.tell(Event::Role(role));
     }
 
-    /// What distinguishes it from others of its kind and cannot be adjusted, as the dtype of masters.
+    /// What distinguishes it from others of its kind and cannot be adjusted, such as the dtype of masters.
     pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
         self.expect_own();
         self.tell(Event::Setting(name, value.into()));
@@ -205,14 +206,13 @@ impl Describer<'_> {
         self.tell(Event::Field(name, &mut Typed { value, default, range }));
     }
 
-    /// The name of something that looks like a hyper-parameter and cannot be set, as it decides the layout of
-    /// the state.
+    /// The name of what looks like a hyper-parameter and cannot be set: it decides the layout of the state.
     pub fn fixed(&mut self, name: &'static str) {
         self.expect_own();
         self.tell(Event::Fixed(name));
     }
 
-    /// What has to hold beside the ranges of fields. It is asked for only where the rule is checked.
+    /// What has to hold beside the ranges of fields. It runs only if the rule is checked.
     pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
         let mut check = Some(check);
         self.tell(Event::Require(&mut || check.take().map_or(Ok(()), |check| check())));
@@ -228,14 +228,14 @@ impl Describer<'_> {
 
     /// The next of several rules that act one after another.
     ///
-    /// Its fields are addressed by its number, from 0 on. The learning rates of all are multiplied.
+    /// Its fields are addressed by its index, from 0 on. The learning rates of all are multiplied.
     pub fn member(&mut self, rule: &mut dyn Rule) {
         self.numbered(rule, false);
     }
 
     /// The next of several rules of which one acts at a time.
     ///
-    /// Its fields are addressed by its number, as those of [members](Describer::member) are. Each has its own
+    /// Its fields are addressed by its index, as those of [members](Describer::member) are. Each has its own
     /// learning rate: setting `eta` sets that of each, and reading it gives the one that all have, or `None`.
     /// [`Rule::evaluation`] has to say which of them acts.
     pub fn alternative(&mut self, rule: &mut dyn Rule) {
@@ -291,7 +291,7 @@ impl Describer<'_> {
         self.expect_kind();
     }
 
-    /// Lets the rule be refused where it is checked.
+    /// Makes the check of the rule fail.
     fn refuse(&mut self, fault: &'static str, remedy: &'static str) {
         let rule = if self.position.kind.is_empty() { "a rule" } else { self.position.kind };
         let problem = move || format!("`Describe::describe` of {rule} is wrong: {fault}");
@@ -321,8 +321,8 @@ pub trait Holder {
 /// [`MixedPrecision`](crate::MixedPrecision).
 ///
 /// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are
-/// [`Elementwise`](crate::Elementwise), and get this trait from that. A rule that needs the whole tensor
-/// implements `Rule` itself and plans a function with [`Gradient::with_tensors`]:
+/// [`Elementwise`](crate::Elementwise) and get this trait from that. A rule that needs the whole tensor
+/// implements `Rule` itself, and plans a function with [`Gradient::with_tensors`]:
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -357,25 +357,26 @@ pub trait Holder {
 ///
 /// # Panics
 /// A rule says what is wrong by an error, here or in a function of `with_tensors`; nothing is written then.
-/// If it panics instead, the panic goes on to the caller of [`update`](crate::update) when all threads have
-/// stopped. Nothing has been written either, if it comes from [`apply`](Rule::apply), from
+/// If it panics instead, the panic reaches the caller of [`update`](crate::update) when all threads have
+/// stopped. Nothing has been written either if it comes from [`apply`](Rule::apply), from
 /// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from
-/// arithmetic before a norm, a sum, a check or such a function, as this is evaluated before the first write.
+/// arithmetic before a norm, a sum, a check or such a function: all of this is evaluated before the first
+/// write.
 ///
 /// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written. A
 /// panic there leaves
 ///
-/// - the parameter that it was about in part: some elements have made the step together with their state,
-///   others have not, and its counters stay. Not on a CUDA device, nor with
-///   [`Engine::Tensors`](crate::Engine::Tensors), where arithmetic is recorded first: there it is as it was;
+/// - its own parameter in part: some elements have made the step together with their state, others have not,
+///   and its counters stay. On a CUDA device and with [`Engine::Tensors`](crate::Engine::Tensors) it is as it
+///   was, because arithmetic is recorded first;
 /// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of
 ///   the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
-/// An owner of [lent memory](crate::Lend) that panics there leaves the same, but that the elements and the
+/// An owner of [lent memory](crate::Lend) that panics there leaves the same, except that the elements and the
 /// state of its parameter have moved as a whole or not at all.
 ///
-/// No lock of candle's stays held, so model and state can be used, but they do not belong together: take both
+/// No lock of candle's stays held, so model and state can be used. But they do not belong together: take both
 /// from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the originals
 /// are whole.
 #[diagnostic::on_unimplemented(
@@ -384,11 +385,13 @@ pub trait Holder {
     note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
 pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The state for a parameter (or its master) `x`. A tensor that starts as x is a
-    /// [`Slot::parameter`](crate::Slot::parameter), so that it follows new weights.
+    /// The state for a parameter (or its master) `x`.
     ///
-    /// By default a rule has no state of its own: there are the states of the rules that it
-    /// [holds](crate::Describer::holds), if any. One that has some adds theirs by [`State::with_held`];
+    /// A tensor that starts as x is a [`Slot::parameter`](crate::Slot::parameter), so that it follows new
+    /// weights.
+    ///
+    /// By default a rule has no state of its own, only the states of the rules that it
+    /// [holds](crate::Describer::holds). A rule that has some adds theirs by [`State::with_held`];
     /// [`setup`](crate::setup) refuses a state without them.
     ///
     /// # Errors
@@ -397,15 +400,18 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         self.delegate().map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
     }
 
-    /// Plans a step: takes the gradient as the rules before left it, and says how it goes on. Nothing is
-    /// computed or written here.
+    /// Plans a step: takes the gradient as the rules before left it, and says how it goes on.
+    ///
+    /// Nothing is computed or written here.
     ///
     /// # Errors
     /// If the rule does not fit the parameter; nothing is written then.
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>>;
 
-    /// What the step of one element depends on. Every [`Elementwise`](crate::Elementwise) says so itself; of
-    /// rules that hold others it is what theirs depend on, and of others the whole tensor is assumed.
+    /// What the step of one element depends on.
+    ///
+    /// Every [`Elementwise`](crate::Elementwise) says so itself. By default a rule that holds others depends
+    /// on what they do, and any other rule on the whole tensor.
     fn kind(&self) -> Kind {
         if let Some(rule) = self.delegate() {
             return rule.kind();
@@ -415,12 +421,15 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         widest.unwrap_or(Kind::WholeTensor)
     }
 
-    /// Whether a part of a parameter can be updated without the rest, as ranks do that
-    /// [divide](crate::Setup::over) the state: x, gradient and state are then those of a run of neighbouring
-    /// elements, of one dimension. That is right for arithmetic on elements, and for norms and sums that the
-    /// gradient is asked for, which are taken over all parts. It is wrong for functions of tensors, and where
-    /// shape, number or places of elements matter. A rule that does not say so keeps its parameters whole,
-    /// each on one rank; one that holds others is as they are.
+    /// Whether a part of a parameter can be updated without the rest.
+    ///
+    /// Ranks that [divide](crate::Setup::over) the state do that: x, gradient and state are then those of a
+    /// run of neighbouring elements, of one dimension. It is right for arithmetic on elements, and for norms
+    /// and sums that the gradient is asked for, which are taken over all parts. It is wrong for functions of
+    /// tensors, and if shape, number or places of elements matter.
+    ///
+    /// By default a rule keeps its parameters whole, each on one rank. A rule that holds others is as they
+    /// are.
     fn is_divisible(&self) -> bool {
         if let Some(rule) = self.delegate() {
             return rule.is_divisible();
@@ -430,8 +439,9 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         all.unwrap_or(false)
     }
 
-    /// Forgets what was collected for a step that will not be taken. Rules that collect nothing have nothing
-    /// to do; those of rules that are held do it in any case.
+    /// Forgets what was collected for a step that will not be taken.
+    ///
+    /// By default the held rules do so. A rule that collects nothing has nothing to add.
     ///
     /// # Errors
     /// If a device fails.
@@ -444,10 +454,9 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
 
     /// What to evaluate the model with in place of the parameter, if this rule has better weights.
     ///
-    /// By default that is the state tensor that a [`Slot::average`](crate::Slot::average) made, if there is
-    /// one, or what the last of the rules that are held has. A rule with
-    /// [alternatives](crate::Describer::alternative) asks the one that acts, with its state from
-    /// [`State::held`].
+    /// By default that is the state tensor of a [`Slot::average`](crate::Slot::average), if there is one,
+    /// else what the last of the held rules has. A rule with [alternatives](crate::Describer::alternative)
+    /// asks the one that acts, with its state from [`State::held`].
     ///
     /// # Errors
     /// If the state is not this rule's, or alternatives have such weights and nothing is said of which acts.

@@ -20,8 +20,8 @@ pub struct Listing {
     pub rule: Box<dyn Rule>,
 }
 
-// A family lists each of its rules once. The listing exports the rule and makes its row of `catalogue`, from
-// which configurations and the tests take the rules and the table its rows.
+// A family lists each of its rules once. The list exports the rule and makes its row of `catalogue`, from
+// which configurations and tests take the rules, and the table its rows.
 macro_rules! list {
     ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
         // A rule may have its family's name.

@@ -20,8 +20,8 @@ pub(super) fn correction(beta: f64, t: u64) -> f64 {
     1.0 - beta.powf(t as f64)
 }
 
-/// Nesterov's momentum in a decayed mean of the gradient: where the mean goes with the next gradient, for
-/// which this one stands.
+/// Nesterov's momentum in a decayed mean of the gradient: the mean after the next gradient, for which this
+/// one stands.
 ///
 /// ```text
 /// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)
@@ -54,7 +54,7 @@ pub(super) struct Mean {
     beta: f64,
     /// 1 - βᵗ
     correction: f64,
-    /// In place of the correction, for Nesterov's momentum.
+    /// Replaces the correction, for Nesterov's momentum.
     lookahead: Option<Lookahead>,
 }
 

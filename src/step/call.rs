@@ -10,21 +10,21 @@ use crate::model::lent::{Lend, Lent};
 use crate::rule::{Gradient, LeafNorms};
 use crate::tree::{Leaf, StateTree};
 
-/// What the user chose.
+/// The options that the user chose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UpdateOptions {
     pub(crate) engine: Engine,
-    /// Whether a gradient that is not finite makes the call a skipped one.
+    /// Whether a gradient that is not finite skips the call.
     pub(crate) finite_only: bool,
     /// Whether a gradient may become infinite in the dtype in which it travels between ranks.
     pub(crate) takes_overflow: bool,
     /// How much this call counts in a weighted mean.
     pub(crate) weight: u64,
-    /// Whether to go on from masters of which the parameters are not copies any more.
+    /// Whether to go on from the masters if parameters were changed.
     pub(crate) keep_masters: bool,
-    /// Whether a call without any gradient is taken.
+    /// Whether a call without any gradient is accepted.
     pub(crate) allow_no_gradients: bool,
-    /// Whether norms of every leaf that moves are asked for.
+    /// Whether the outcome has figures of every leaf that moves.
     pub(crate) figures: bool,
 }
 
@@ -42,42 +42,42 @@ impl Default for UpdateOptions {
     }
 }
 
-/// A call: what was chosen for it, and what it found.
+/// A call: its options, and what it found in scaler, state and ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UpdateCall {
     pub(crate) options: UpdateOptions,
-    /// What the gradients are divided by.
+    /// The loss scale that the gradients are divided by.
     pub(crate) loss_scale: f64,
-    /// How much the call counts in a weighted mean, of all ranks together.
+    /// How much the call counts in a weighted mean, over all ranks.
     pub(crate) weight: u64,
-    /// What the sum of the gradients is divided by: the weight of all ranks, 1 without ranks.
+    /// The divisor of the sum of gradients: the weight of all ranks, or 1 without ranks.
     pub(crate) divisor: u64,
     /// The calls that windows of accumulation have counted before this one.
     pub(crate) calls: u64,
-    /// A number for the norms of the calls before, which decide on outliers.
+    /// A hash of the norms of earlier calls, which decide on outliers.
     pub(crate) norms: u64,
 }
 
 impl UpdateCall {
-    /// A call for the gradients of a loss that the scaler has scaled, if there is one.
+    /// A call, with the loss scale of the scaler, if there is one.
     pub(crate) fn new(options: UpdateOptions, scaler: Option<&LossScaler>) -> Result<Self> {
         let scale = scaler.map_or(Ok(None), LossScaler::of_loss)?;
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
         Ok(UpdateCall { options, loss_scale: scale.unwrap_or(1.0), weight: options.weight, divisor: 1, calls: 0, norms: 0 })
     }
 
-    /// The call with what the state knows of those before.
+    /// The call with the state's counts and norms of earlier calls.
     pub(crate) fn of_state(self, state: &StateTree) -> Self {
         let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
         UpdateCall { calls: state.calls, norms, ..self }
     }
 
-    /// The gradient that the rules get, with the norms that are asked for of it.
+    /// The gradient that the rules get, and the norms to find of it.
     pub(crate) fn gradient<'a>(&self, sources: Sources<'a>, path: &'a str, norms: Option<&LeafNorms>) -> Gradient<'a> {
         let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls);
         let (divisor, mut scale) = (self.divisor as f64, self.loss_scale.recip());
         if self.divisor.is_power_of_two() {
-            // The same bits, and a norm can make up for it.
+            // One factor has the same bits, and a norm that follows can absorb it.
             scale /= divisor;
         } else {
             gradient = gradient.divide(divisor);
@@ -90,7 +90,7 @@ impl UpdateCall {
     }
 }
 
-/// The gradients of a leaf: one, or one for each of its paths that has one, together with it.
+/// The gradients of a leaf: one, or one for each of its paths that has one. Each comes with its path.
 pub(crate) fn gradients_of<'l, 'g>(
     leaf: &'l Leaf,
     x: &'l dyn Lend,
@@ -100,8 +100,7 @@ pub(crate) fn gradients_of<'l, 'g>(
     paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
 
-/// The checked gradients of a leaf, those of its twin among them. One under several of its paths is one
-/// gradient.
+/// The checked gradients of a leaf and its twin. The same gradient under several paths counts once.
 pub(crate) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
@@ -116,8 +115,7 @@ pub(crate) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads
     Ok(sources)
 }
 
-/// Whether this is one of those that are known. Where the owners do not say, slices are one if they lie in
-/// one place.
+/// Whether this gradient is known already. If the owners do not say, slices are the same if their memory is.
 fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
     for known in known {
         if known.is(gradient).map_or_else(|| known.lies_with(gradient), Ok)? {

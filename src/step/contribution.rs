@@ -1,4 +1,4 @@
-//! What each rank brings to an update, and what has to be the same on all.
+//! A rank's contribution to an update, and the aspects that have to be the same on all ranks.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::ranks::{Agreement, Aspect, unreadable};
 use crate::rule::{Description, Optimiser};
 use crate::{ranks::LeafParts, tree::Leaf};
 
-/// What this rank has of a leaf.
+/// This rank's share of a leaf: its part of the parameter, and its gradient.
 pub(crate) struct OwnLeaf<'x> {
     pub(crate) parts: LeafParts,
-    /// Its part of the parameter.
+    /// This rank's part of the parameter.
     pub(crate) x: Lent<'x>,
-    /// Its gradient of the whole parameter.
+    /// This rank's gradient of the whole parameter.
     pub(crate) gradient: Option<Tensor>,
 }
 
@@ -31,11 +31,10 @@ impl<'x> OwnLeaf<'x> {
         grads: &dyn GradientLookUp,
         written: &WrittenStorages,
     ) -> Result<Self> {
-        // This rank writes the parameter even where another rank has all of its state and computes it.
+        // This rank writes the parameter even if another rank has all of its state and computes it.
         expect_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
-        // Where numbers have to be finite what overflows makes the call a skipped one, as any other that is
-        // not.
+        // With `finite_only` an overflow on the wire skips the call, so it is no error here.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
         }
@@ -48,7 +47,7 @@ impl<'x> OwnLeaf<'x> {
         Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
     }
 
-    /// Refuses a number that is infinite in the dtype in which it travels, and was not before.
+    /// Refuses a finite number that becomes infinite in the dtype in which it travels.
     fn expect_no_overflow(&self, path: &str) -> Result<()> {
         let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
         if gradient.dtype() == dtype {
@@ -70,7 +69,7 @@ impl<'x> OwnLeaf<'x> {
     }
 }
 
-/// The first number of a tensor that is found in some of them, with its index in all.
+/// The first number of a tensor that `find` finds, with its index. `find` gets the numbers piece by piece.
 fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
     for window in ranges(0..flat.elem_count()) {
@@ -82,17 +81,18 @@ fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) ->
     Ok(None)
 }
 
-/// What a rank brings to a call.
+/// A rank's contribution to a call.
 pub(crate) struct Contribution {
     pub(crate) weight: u64,
     /// The dtype of each leaf's gradient, if there is one.
     pub(crate) gradients: Vec<Option<DType>>,
 }
 
-/// This rank's whole gradient of a leaf; that of tied parameters is added up in the dtype of the arithmetic.
+/// This rank's whole gradient of a leaf; gradients of tied parameters are added up in the dtype of the
+/// arithmetic.
 fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Option<Tensor>> {
     let unshared = |gradient: Lent<'_>| {
-        // A vector stands for a gradient of the parameter's shape.
+        // Gradients may come as vectors; here they get the parameter's shape.
         let gradient = gradient.to_tensor()?.reshape(x.shape())?;
         unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
     };
@@ -107,7 +107,7 @@ fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: 
     Ok(Some(sum.detach()))
 }
 
-/// What has to be the same on all ranks.
+/// The aspects that have to be the same on all ranks.
 pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'a [Leaf]) -> Agreement<'a> {
     let options = [
         ("finite_only", call.options.finite_only),
@@ -121,7 +121,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
     let mut prints = first.to_vec();
     let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
     for leaf in leaves {
-        // Neighbours usually share their optimiser.
+        // Neighbours usually share an optimiser, which is hashed once.
         let optimiser = match last {
             Some((known, print)) if Arc::ptr_eq(known, &leaf.optimiser) => print,
             _ => Description::fingerprint(&mut *dyn_clone::clone_box(&*leaf.optimiser)),
@@ -158,7 +158,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
     })
 }
 
-/// How many numbers a leaf has.
+/// How many fingerprints a leaf has.
 const EACH: usize = 4;
 
 fn progress(leaf: &Leaf) -> u64 {
@@ -166,13 +166,13 @@ fn progress(leaf: &Leaf) -> u64 {
 }
 
 impl Contribution {
-    /// What this rank brings to the call: its weight, and the dtypes of its gradients.
+    /// This rank's message: its weight, and the dtypes of its gradients.
     pub(crate) fn message(call: &UpdateCall, own: &[OwnLeaf<'_>]) -> Vec<u8> {
         let codes = own.iter().map(|own| own.sent_dtype().map_or(0, code));
         call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
     }
 
-    /// What this rank has said.
+    /// The contribution in a rank's message.
     pub(crate) fn read((rank, said): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
         let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
         let (weight, codes) = read.ok_or_else(|| unreadable(rank))?;
@@ -180,7 +180,7 @@ impl Contribution {
     }
 }
 
-/// The dtypes of gradients by their numbers on the wire.
+/// The dtypes of gradients, by their codes on the wire (from 1).
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn code(dtype: DType) -> u8 {

@@ -1,4 +1,4 @@
-//! The gradients of all ranks, on their way to those who have the state.
+//! The exchange of gradients: each rank sends them to the ranks that have the state.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,25 +20,25 @@ use crate::{
     tree::Leaf,
 };
 
-/// The gradients of a call. Each rank has its own until they are asked for, and then only its part of all.
+/// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.
 pub(crate) struct RankGradients<'w> {
     world: &'w StateWorld,
     leaves: Vec<OwnLeaf<'w>>,
-    /// By rank.
+    /// What each rank brings, by rank.
     contributions: Vec<Contribution>,
 }
 
-/// What is kept from one round to the next.
+/// Buffers that are kept from one round to the next.
 #[derive(Default)]
 struct Carried {
-    /// This rank's gradients of the leaves of a round as vectors. One that is no contiguous tensor is copied
-    /// once, not for each of its runs.
+    /// This rank's gradients of the leaves of a round, as vectors. One that is not contiguous is copied once,
+    /// not for each of its runs.
     own: HashMap<usize, Tensor>,
     inbox: Inbox,
 }
 
 impl Carried {
-    /// Goes on to a round.
+    /// Prepares the gradients of the next round, and drops those no longer needed.
     fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
         let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
         self.own.retain(|leaf, _| leaves.contains(leaf));
@@ -50,24 +50,24 @@ impl Carried {
         Ok(())
     }
 
-    /// This rank's values of a run as they are sent, if it has a gradient.
+    /// This rank's values of a run, in the dtype in which they are sent, if it has a gradient.
     fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
         let Some(gradient) = self.own.get(leaf) else { return Ok(None) };
         Ok(Some(rounded(&gradient.narrow(0, elements.start, elements.len())?, dtype)?))
     }
 }
 
-/// What all ranks have sent of elements of this rank's part.
+/// The gradients that all ranks have sent for a run of this rank's part.
 struct Arrived {
     leaf: usize,
-    /// Counted from the first element of the part.
+    /// Elements, counted from the first of the part.
     elements: Range<usize>,
     gradients: SmallVec<[Tensor; 1]>,
 }
 
 impl<'w> RankGradients<'w> {
-    /// Agrees with all ranks on the call. The gradients that the rules get are the mean of all, with the
-    /// weights that `call` has on each rank.
+    /// Agrees with all ranks on the call. Rules get the mean of all gradients, weighted by each rank's
+    /// `call`.
     pub(crate) fn agree(
         world: &'w StateWorld,
         call: &mut UpdateCall,
@@ -86,7 +86,7 @@ impl<'w> RankGradients<'w> {
         let (own, said) = world.agree_on(Call::Update, prepared)?;
         let mut contributions = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
         call.weight = contributions.iter().map(|one| one.weight).sum();
-        // Equal weights are none: they cost no rounding.
+        // Divided by the gcd: equal weights each become 1, and no multiplication rounds.
         let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
         if common == 0 {
             let error = Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size())).with_got(0);
@@ -103,7 +103,7 @@ impl<'w> RankGradients<'w> {
         self.leaves.iter().map(|leaf| leaf.x.clone()).collect()
     }
 
-    /// What stands for a leaf's gradient until it comes, without memory; nothing if no rank has one.
+    /// A placeholder without memory for a leaf's gradient until it comes; empty if no rank has one.
     pub(crate) fn promised<'a>(&self, leaf: usize) -> Result<Sources<'a>> {
         let x = &self.leaves[leaf].x;
         let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
@@ -112,8 +112,8 @@ impl<'w> RankGradients<'w> {
         Ok(widest.map(promise).transpose()?.into_iter().collect())
     }
 
-    /// Fetches the sum of the gradients for all jobs that ask for something of all elements before they
-    /// write. The result are the other jobs with a gradient: theirs come in the commit.
+    /// Fetches the sum of the gradients for all jobs that read all elements before they write. Returns the
+    /// other jobs with a gradient: theirs come in the commit.
     pub(crate) fn add_up(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
@@ -128,7 +128,7 @@ impl<'w> RankGradients<'w> {
                 let part = x.part(elements.clone())?;
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
-                    // A function may keep what it gets.
+                    // New memory, as a function may keep the tensor that it gets.
                     None if job.has_functions() => Tensor::zeros(job.length, job.compute.into(), x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
@@ -143,8 +143,8 @@ impl<'w> RankGradients<'w> {
         Ok(left)
     }
 
-    /// An error in which all ranks agree, with the first rank whose own gradient is not finite, if it is
-    /// about that.
+    /// An error on which all ranks agree. If it is about a gradient that is not finite, the first rank that
+    /// brought one is added.
     pub(crate) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite));
         let Some(leaf) = path.and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path))) else {
@@ -160,7 +160,7 @@ impl<'w> RankGradients<'w> {
         }
     }
 
-    /// Commits all jobs, those of `left` window by window as their gradients come.
+    /// Commits all jobs; those in `left` range by range, as their gradients come.
     pub(crate) fn commit<'a>(&self, engine: Engine, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
         let mut carried = Carried::default();
         for round in self.rounds(left) {
@@ -183,8 +183,8 @@ impl<'w> RankGradients<'w> {
         rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
     }
 
-    /// Sends this rank's gradients of a round to those who have the parts. The result is what has arrived for
-    /// the parts of this one.
+    /// Sends this rank's gradients of a round to the ranks that have the parts. Returns those received for
+    /// this rank's parts.
     fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut Carried) -> Result<Vec<Arrived>> {
         let (ranks, me) = (0..self.world.size(), self.world.rank());
         carried.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
@@ -217,7 +217,7 @@ impl<'w> RankGradients<'w> {
         round[me].iter().map(of_run).collect()
     }
 
-    /// The dtype of what a rank sends of a leaf. What counts nothing is not sent.
+    /// The dtype in which a rank sends its gradient of a leaf; `None` if it has none or its weight is 0.
     fn sent(&self, rank: usize, leaf: usize) -> Option<DType> {
         let Contribution { weight, gradients } = &self.contributions[rank];
         gradients[leaf].filter(|_| *weight > 0)
@@ -247,7 +247,7 @@ pub(crate) enum CallGradients<'g> {
 }
 
 impl<'g> CallGradients<'g> {
-    /// Those of a leaf, which may be tied, and of its twin: each once.
+    /// The gradients of a leaf, of all its paths, and of its twin; each once.
     pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'g>> {
         match self {
             CallGradients::Own(grads) => sources(leaf, x, low, grads),

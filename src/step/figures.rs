@@ -2,8 +2,10 @@
 
 use std::fmt::{self, Display};
 
-/// What a step did to one parameter, in norms: each is the root of a sum of squares in f64 over the whole
-/// parameter, also where it is divided among ranks.
+/// What a step did to one parameter, in norms of gradient, parameter and update.
+///
+/// Each norm is the root of a sum of squares in f64, over the whole parameter even if it is divided among
+/// ranks.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -30,30 +32,31 @@ use std::fmt::{self, Display};
 pub struct LeafFigures {
     /// The parameter's path.
     pub path: String,
-    /// ‖dx‖ of the gradient before the rules: without the loss scale, the mean of all ranks. Where
-    /// [`AccumGrad`](crate::AccumGrad) collects it is that of what this hands on, the mean (or sum) over the
+    /// ‖dx‖ of the gradient before the rules: without the loss scale, the mean of all ranks. With
+    /// [`AccumGrad`](crate::AccumGrad) it is the gradient that this hands on, the mean (or sum) over the
     /// window.
     pub gradient: f64,
-    /// ‖x‖ of the parameter before the step; of its master, where it has one.
+    /// ‖x‖ of the parameter before the step, or of its master, if it has one.
     pub parameter: f64,
-    /// ‖dx'‖ of what the step subtracts from that, before it is rounded to the parameter's dtype.
+    /// ‖dx'‖ of the update that is subtracted from it, before rounding to the parameter's dtype.
     pub update: f64,
 }
 
 impl LeafFigures {
-    /// How far the step moved the parameter, relative to its size: update / parameter. Infinite for a
-    /// parameter that is zero, as biases are at first, and NaN where that does not move.
+    /// How far the step moved the parameter, relative to its size: update / parameter.
     ///
-    /// With Adam and its kin about 1e-3 is usual for matrices; 1e-2 and more is a learning rate that is too
-    /// high, or a warm-up that is too short, and 1e-5 and less one that is too low. A parameter without a
-    /// master keeps nothing of an element's step that is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16 and
-    /// 2⁻⁹ (0.002) in BF16.
+    /// It is infinite for a parameter that is zero, such as a bias at first, and NaN if that does not move.
+    ///
+    /// With Adam and its kin about 1e-3 is usual for matrices. 1e-2 and more means a learning rate that is
+    /// too high, or a warm-up that is too short; 1e-5 and less a learning rate that is too low. A parameter
+    /// without a master loses the step of an element if it is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16
+    /// and 2⁻⁹ (0.002) in BF16.
     pub fn ratio(&self) -> f64 {
         self.update / self.parameter
     }
 }
 
-/// One line for people.
+/// The figures in one line.
 impl Display for LeafFigures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LeafFigures { path, gradient, parameter, update } = self;

@@ -1,4 +1,4 @@
-//! An update that leaves its arguments as they are.
+//! The functional form of an update: it changes no argument.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,9 @@ use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up}
 use crate::tree::{Leaf, StateTree, Twins, not_in_state};
 
 impl<'s> Update<'s, &'s StateTree> {
-    /// An update without side effects: its `apply` leaves its arguments as they are, and returns the new
-    /// state and parameters.
+    /// An update without side effects: its `apply` returns the new state and parameters.
     ///
-    /// It copies the state and the parameters; where that is too much, use [`update`](crate::update).
+    /// It copies the state and the parameters. If that is too much, use [`update`](crate::update).
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -44,10 +43,10 @@ impl<'s> Update<'s, &'s StateTree> {
 
     /// Returns the new state, the new parameters and what was done.
     ///
-    /// `parameters` are by path, one per leaf of the state, as [`trainables`](crate::trainables) gives them;
-    /// `grads` is a map by path, or candle's `GradStore` of a loss that was computed from these tensors. The
-    /// results are the bits that [`update`](crate::update) would have written. The new parameters are
-    /// variables again, and the new state is theirs: both can go into the next call, or into `update`.
+    /// `parameters` has one tensor per leaf of the state, by path, as [`trainables`](crate::trainables)
+    /// returns them. `grads` is a map by path, or candle's `GradStore` of a loss computed from these tensors.
+    /// The results have the bits that [`update`](crate::update) would write. The new parameters are
+    /// variables, and the new state belongs to them: both can go into the next call, or into `update`.
     ///
     /// # Errors
     /// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or

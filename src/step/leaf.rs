@@ -1,4 +1,4 @@
-//! The plan for one leaf: its optimiser is asked, and what it says is checked.
+//! The plan for one leaf: its optimiser makes a job, which is checked.
 
 use super::call::UpdateCall;
 use super::exchange::CallGradients;
@@ -9,11 +9,11 @@ use crate::rule::Extent;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
-/// What one leaf has to do.
+/// The update of one leaf, planned or to be planned.
 pub(crate) struct LeafUpdate<'p, 'a> {
-    /// Which leaf of the state it is.
+    /// The leaf's index in the state.
     index: usize,
-    /// Until the plan is made.
+    /// The leaf, until the plan is made.
     leaf: Option<&'a mut Leaf>,
     x: &'a dyn Lend,
     /// `None` for a frozen leaf.
@@ -23,7 +23,7 @@ pub(crate) struct LeafUpdate<'p, 'a> {
     /// Whether anything of the leaf changes.
     pub(crate) moves: bool,
     pub(crate) has_gradient: bool,
-    /// Whether it may be without one where all need one.
+    /// Whether it may lack a gradient under `require_all`.
     pub(crate) allows_missing: bool,
 }
 
@@ -33,8 +33,8 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         LeafUpdate { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
     }
 
-    /// Whether making the plan reads a tensor on a device. candle's stream of a CUDA device is another one on
-    /// each thread, so that only the caller's comes after what the caller has computed.
+    /// Whether making the plan reads a tensor on a device. candle has a CUDA stream for each thread; only the
+    /// caller's stream comes after what the caller has computed.
     pub(crate) fn reads_device(&self) -> bool {
         !self.x.device().is_cpu()
     }
@@ -59,7 +59,7 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!call.options.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
-            // What follows reads all of the parameter, before the rules have said what they work on.
+            // The checks below read all of the parameter, before the rules choose what they work on.
             expect_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
             let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;

@@ -1,4 +1,4 @@
-//! Leaves without a gradient: what a call finds, and who is told.
+//! Leaves without a gradient in a call: an error under `require_all`, else a warning.
 
 use super::paths::Paths;
 use crate::error::cuts::advice;
@@ -7,24 +7,24 @@ use crate::error::{Error, ErrorKind, listed};
 use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
 
-/// The leaves without a gradient in a call, by index. Empty, and without memory, where all have one.
+/// The leaves without a gradient in a call, by index. It allocates nothing if all have one.
 pub(crate) struct Missing {
     leaves: Vec<usize>,
     /// Whether the state requires all gradients.
     requires_all: bool,
-    /// Those that a step would leave behind although they may not be without a gradient.
+    /// Leaves that need a gradient and would miss a step.
     refused: Vec<usize>,
-    /// Whether any may not be without a gradient.
+    /// Whether any of them needs a gradient.
     is_odd: bool,
 }
 
 impl Missing {
-    /// None yet.
+    /// The list without leaves.
     pub(crate) fn new(requires_all: bool) -> Self {
         Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), is_odd: false }
     }
 
-    /// Notes a leaf.
+    /// Adds a leaf.
     pub(crate) fn add(&mut self, leaf: usize, progress: Progress, is_allowed: bool) {
         self.leaves.push(leaf);
         self.is_odd |= !is_allowed;
@@ -38,7 +38,7 @@ impl Missing {
         !self.refused.is_empty()
     }
 
-    /// Why.
+    /// The error of a refused call.
     pub(crate) fn refusal(&self, state: &StateTree) -> Error {
         let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
         let (missing, leaves) = (self.refused.len(), state.len());
@@ -51,7 +51,7 @@ impl Missing {
             ))
     }
 
-    /// Warns once in the life of a state of the parameters that are not trained.
+    /// Warns once, in the life of a state, of parameters that are not trained.
     pub(crate) fn warn(&self, state: &mut StateTree) -> Option<Warning> {
         if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
             return None;
@@ -61,7 +61,7 @@ impl Missing {
         state.warnings.meet(warning)
     }
 
-    /// Their paths.
+    /// The paths of the leaves.
     pub(crate) fn into_paths(self, state: &StateTree) -> Paths {
         if self.leaves.is_empty() { Paths::default() } else { Paths::new(state.paths(), self.leaves) }
     }

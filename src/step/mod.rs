@@ -1,6 +1,6 @@
-//! A step of the whole model, from setting up a state to what an update did.
+//! A step of the whole model, from `setup` to the outcome of an update.
 //!
-//! [`update`] is what the caller sees, [`pipeline`] how it goes: call, plan, reduce, commit, outcome.
+//! [`update`] has what the caller sees, [`pipeline`] the stages: call, plan, reduce, commit, outcome.
 
 pub(crate) mod call;
 pub(crate) mod contribution;

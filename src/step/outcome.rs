@@ -1,4 +1,4 @@
-//! What a call of `update` did.
+//! The outcome of a call of `update`.
 
 use super::figures::LeafFigures;
 use super::paths::Paths;
@@ -8,35 +8,38 @@ use crate::error::warning::Warning;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The call as a whole.
+    /// What became of the call as a whole.
     pub status: Status,
-    /// Parameters that moved.
+    /// How many parameters moved.
     pub applied: usize,
-    /// Parameters whose gradient went into an accumulator, or has the weight 0 there.
+    /// How many parameters had a gradient that went into an accumulator, also with weight 0.
     pub accumulated: usize,
-    /// Frozen parameters.
+    /// How many parameters are frozen.
     pub frozen: usize,
     /// The paths of the parameters without a gradient, which stayed as they are.
     pub without_gradient: Paths,
     /// The learning rate of the first parameter that moved, in path order, if its optimiser has one.
     pub learning_rate: Option<f64>,
-    /// The norm that [`ClipGlobalNorm`](crate::ClipGlobalNorm) took, before clipping and without the loss
-    /// scale, or [`SkipOutliers`](crate::SkipOutliers) where nothing is clipped. With several groups the norm
-    /// of the lowest; all are in [`group_norms`](Outcome::group_norms).
+    /// The norm of [`ClipGlobalNorm`](crate::ClipGlobalNorm), before clipping and without the loss scale.
+    ///
+    /// If nothing is clipped, it is that of [`SkipOutliers`](crate::SkipOutliers). With several groups it is
+    /// the norm of the lowest; all are in [`group_norms`](Outcome::group_norms).
     pub global_norm: Option<f64>,
     /// The norms of all groups, in their order.
     pub group_norms: Vec<(u64, f64)>,
-    /// The scale that the gradients were divided by, where a [`LossScaler`](crate::LossScaler) was used.
+    /// The scale that the gradients were divided by, if a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
-    /// Norms of every parameter that moved, where the update was asked for them by
-    /// [`Update::with_figures`](crate::Update::with_figures); else none.
+    /// Norms of every parameter that moved; empty without
+    /// [`Update::with_figures`](crate::Update::with_figures).
     pub figures: Vec<LeafFigures>,
-    /// The warnings that the state met in this call, which are no errors. Each kind comes once in the life of
-    /// a state; [`StateTree::warnings`](crate::StateTree::warnings) has them all.
+    /// The warnings that the state met in this call.
+    ///
+    /// Each kind comes once in the life of a state; [`StateTree::warnings`](crate::StateTree::warnings) has
+    /// them all.
     pub warnings: Vec<Warning>,
 }
 
-/// A norm that is too far above those before it.
+/// A norm that is too far above those of earlier calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Outlier {
@@ -44,7 +47,7 @@ pub struct Outlier {
     pub group: u64,
     /// The norm of their gradients.
     pub norm: f64,
-    /// The largest norm that would have been taken.
+    /// The largest norm that is accepted.
     pub limit: f64,
 }
 
@@ -53,8 +56,8 @@ pub struct Outlier {
 pub enum Status {
     /// At least one parameter moved. A learning-rate schedule should advance now.
     Stepped,
-    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: gradients were collected,
-    /// or the call counts without one, as where that is [allowed](crate::Update::allow_no_gradients).
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: it collected gradients,
+    /// or counted a call without any, where that is [allowed](crate::Update::allow_no_gradients).
     Accumulated,
     /// No parameter moved, for this reason.
     Skipped(SkipReason),
@@ -64,7 +67,7 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// All parameters with a gradient are frozen, or none has one where that is
+    /// All parameters with a gradient are frozen, or none has one and that is
     /// [allowed](crate::Update::allow_no_gradients).
     NothingToMove,
     /// A gradient has a number that is infinite or NaN, or
@@ -73,12 +76,12 @@ pub enum SkipReason {
         /// The first such parameter, in path order.
         path: String,
     },
-    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; that of the lowest group, if it
-    /// found several.
+    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; of several, that of the lowest
+    /// group.
     Outlier(Outlier),
-    /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them: the
-    /// gradients of this one are finite, and together with what was collected before they are not, or are too
-    /// large to be squared. The next call is the first of new windows.
+    /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them. The
+    /// gradients of this call are finite, but the windows' sums are not, or are too large to be squared. The
+    /// next call is the first of new windows.
     WindowsGivenUp {
         /// The first such parameter, in path order.
         path: String,
@@ -102,7 +105,7 @@ impl Outcome {
         if let Status::Skipped(reason) = &self.status { Some(reason) } else { None }
     }
 
-    /// The parameter for whose gradient, which is not finite, the call was skipped.
+    /// The parameter whose gradient is not finite, if the call was skipped for it.
     pub(crate) fn overflow(&self) -> Option<&str> {
         if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status { Some(path) } else { None }
     }

@@ -1,10 +1,10 @@
-//! Names of some leaves, at little cost.
+//! The paths of some leaves, at little cost.
 
 use std::sync::Arc;
 
 /// Paths of some parameters of a state, in its order.
 ///
-/// The names belong to the state and are not copied, so that thousands of them cost one small allocation.
+/// The state owns the names and they are not copied, so thousands of them cost one small allocation.
 #[derive(Clone, Default)]
 pub struct Paths {
     /// The path of every leaf.
@@ -13,17 +13,17 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Those of the leaves with these indices.
+    /// The paths of the leaves with these indices.
     pub(crate) fn new(all: &Arc<[String]>, chosen: Vec<usize>) -> Self {
         Paths { all: all.clone(), chosen }
     }
 
-    /// How many there are.
+    /// How many paths there are.
     pub fn len(&self) -> usize {
         self.chosen.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no paths.
     pub fn is_empty(&self) -> bool {
         self.chosen.is_empty()
     }

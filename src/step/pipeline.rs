@@ -28,13 +28,13 @@ pub(crate) fn step(
     grads: &dyn GradientLookUp,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
-    // Memory that is not where it was is registered before anybody asks what all others write, so that of two
-    // calls that begin at once one sees the other. candle's variables stay where they are.
+    // Memory that has moved is registered before any call asks what others write: of two calls that begin at
+    // once, one sees the other. candle's variables do not move.
     let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
     let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
     state.written_elsewhere.keep(elsewhere);
 
-    // Call: what all ranks do, each for its parts.
+    // Call: all ranks agree, then each works on its parts.
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
     let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, grads);
@@ -57,8 +57,7 @@ pub(crate) fn step(
         return Ok(plan.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
     }
     if !plan.collects() {
-        // Without a gradient there is nothing to take sums of either, and rules that follow them stay where
-        // they are.
+        // Without a gradient no sums are taken, and rules that follow sums stay as they are.
         jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
     }
 
@@ -104,7 +103,7 @@ fn planned<'j, 'a>(jobs: &'j mut [Option<Job<'a>>]) -> Vec<&'j mut Job<'a>> {
     jobs.iter_mut().flatten().collect()
 }
 
-/// What the plans of all leaves say together, and what is found on the way.
+/// The plans of all leaves together, and the norms and figures found later.
 struct StepPlan {
     /// Leaves that move.
     moved: Vec<usize>,
@@ -137,7 +136,7 @@ impl StepPlan {
         let mut plans: Vec<LeafUpdate<'_, '_>> = leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
         let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
         for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
-        // What is left to the thread of the caller.
+        // Plans that the caller's thread has to make.
         plans.iter_mut().try_for_each(make)?;
 
         let mut all = StepPlan {
@@ -164,7 +163,7 @@ impl StepPlan {
         Ok(all)
     }
 
-    /// Whether a gradient goes anywhere.
+    /// Whether any gradient is used.
     fn collects(&self) -> bool {
         self.moved.len() + self.accumulated > 0
     }
@@ -173,12 +172,12 @@ impl StepPlan {
         !call.options.allow_no_gradients && !self.has_gradient
     }
 
-    /// Whether gradients are missing that may not be.
+    /// Whether required gradients are missing.
     fn is_refused(&self, call: &UpdateCall) -> bool {
         self.has_no_gradients(call) || self.missing.is_refused() && (self.collects() || !call.options.allow_no_gradients)
     }
 
-    /// Why.
+    /// The error of a refused call.
     fn refusal(&self, call: &UpdateCall, state: &StateTree) -> Error {
         if !self.has_no_gradients(call) {
             return self.missing.refusal(state);
@@ -187,7 +186,7 @@ impl StepPlan {
         Error::new(ErrorKind::NoGradient, problem).with_remedy("find out by `audit` whether the loss depends on this model's variables")
     }
 
-    /// What is said of a call that ends so.
+    /// The outcome of a call with this status.
     fn outcome(self, state: &StateTree, status: Status) -> Outcome {
         let counts = match status {
             Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => (self.moved.len(), self.accumulated),
@@ -208,8 +207,8 @@ impl StepPlan {
         }
     }
 
-    /// The call is skipped for this parameter, whose gradient is not finite. If all gradients of the call are
-    /// finite, windows `cannot_end`: what they have collected would be as little finite in the next call.
+    /// Skips the call for this parameter, whose gradient is not finite. If all gradients of the call are
+    /// finite, windows `cannot_end`: their sums would not be finite in the next call either.
     fn not_finite(self, state: &mut StateTree, path: String, cannot_end: bool) -> Result<Outcome> {
         if !cannot_end {
             return Ok(self.outcome(state, Status::Skipped(SkipReason::NotFinite { path })));
@@ -219,8 +218,8 @@ impl StepPlan {
         Ok(Outcome { warnings, ..self.outcome(state, Status::Skipped(SkipReason::WindowsGivenUp { path })) })
     }
 
-    /// The call is skipped for an outlier. It counts among the norms before the next call all the same, as
-    /// norms that stay large are none any more; of what windows have collected for it, nothing stays.
+    /// Skips the call for an outlier. Its norm is recorded all the same, as norms that stay large are no
+    /// longer outliers. If windows collected the outlier, they are given up.
     fn outlier(self, state: &mut StateTree, found: NormOutlier, norms: &LimitedNorms) -> Result<Outcome> {
         let NormOutlier { group, norm, limit, is_collected } = found;
         state.norms.record(norms);
@@ -231,7 +230,7 @@ impl StepPlan {
     }
 }
 
-/// Whether all gradients of a skipped call are finite. If so, what windows have collected before is not.
+/// Whether all gradients of a skipped call are finite. If so, the sums of windows are not.
 fn are_finite(
     call: &UpdateCall,
     ranks: &Ranks<'_>,

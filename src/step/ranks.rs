@@ -1,4 +1,4 @@
-//! An update by all ranks of a job together: the calls in which they meet, apart from the gradients.
+//! The ranks of an update: their agreements and the gathering of norms. Gradients are in `step/exchange.rs`.
 
 use crate::engine::{ChunkTotals, Gather};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::model::lent::Lent;
 use crate::ranks::{Call, StateWorld, differs};
 use crate::{ranks::share, tree::Leaf};
 
-/// The ranks that take part in a call; without a world it is this process alone.
+/// The ranks that take part in a call; without a world this process alone.
 #[derive(Clone, Copy)]
 pub(crate) struct Ranks<'w>(Option<&'w StateWorld>);
 
@@ -15,17 +15,17 @@ impl<'w> Ranks<'w> {
         Ranks(StateWorld::several(world))
     }
 
-    /// The others' world, if there are others.
+    /// The world, if there are other ranks.
     pub(crate) fn several(self) -> Option<&'w StateWorld> {
         self.0
     }
 
-    /// The value, if all ranks have one.
+    /// The value, if no rank refuses.
     pub(crate) fn settle<T>(self, call: Call, own: Result<T>) -> Result<T> {
         StateWorld::settle(self.0, call, own)
     }
 
-    /// Gives all ranks the parameters of these leaves, of which each has updated its part.
+    /// Gives all ranks the parameters of these leaves; each has updated its part.
     pub(crate) fn share(self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.0 else { return Ok(()) };
         let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));

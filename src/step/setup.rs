@@ -1,4 +1,4 @@
-//! From a model to its state.
+//! `setup`: from a model to its state.
 
 mod broadcast;
 mod divided;
@@ -17,8 +17,8 @@ use crate::tree::{ChoiceCache, StateTree, chosen, expect_patterns, is_trainable}
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
-/// A parameter of 16 bits needs a master, or another way to keep what rounding loses: see
-/// [`Warning::LowPrecision`](crate::Warning::LowPrecision), which is in [`StateTree::warnings`] otherwise.
+/// A parameter of 16 bits needs a master, or another way to keep what rounding loses. Otherwise
+/// [`StateTree::warnings`] has a [`Warning::LowPrecision`](crate::Warning::LowPrecision).
 ///
 /// # Errors
 /// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory
@@ -42,19 +42,17 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 
 /// Makes a state with an optimiser for each trainable parameter, or none, as `choose` says.
 ///
-/// `choose` gets the path and what there is to know of the [`Parameter`](crate::Parameter) but its values.
+/// `choose` gets the path and the [`Parameter`](crate::Parameter): shape, dtype and device, not values.
 ///
-/// A parameter without optimiser costs nothing: no state, and updates pass it over. That is the place of the
-/// frozen base of a LoRA model, and of BatchNorm's running statistics in a `VarMap` (which are left alone
-/// anyway, as they never get a gradient, but would have state). To mix optimisers of different types return
-/// boxes.
+/// A parameter without optimiser has no state, and updates pass it over. That is right for the frozen base of
+/// a LoRA model, and for BatchNorm's running statistics in a `VarMap` (which never get a gradient, but would
+/// have state). To mix optimisers of different types return boxes.
 ///
-/// `choose` is asked for every path of a parameter that has several (a tied weight), and has to give the same
-/// answer for all: an optimiser of the same name with the same hyper-parameters, or none.
+/// For a tied weight `choose` is asked for every path, and has to give the same answer for all: an optimiser
+/// of the same name with the same hyper-parameters, or none.
 ///
 /// # Errors
-/// As [`setup`]; a model of which everything was left out is an error, too, and so are different answers for
-/// the paths of one parameter.
+/// As [`setup`]. Also if everything was left out, or the answers for the paths of one parameter differ.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -79,7 +77,7 @@ where
     Setup::default().setup_with(model, choose)
 }
 
-/// A [`setup`] with more to say about how it is done.
+/// A [`setup`] with options: ranks, and the dtype in which gradients travel between them.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -109,76 +107,76 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Divides the state among the ranks of a data-parallel job (ZeRO, Rajbhandari et al. 2020,
-    /// [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stages 1 and 2): each keeps the masters, moments
-    /// and accumulators of a part of the elements, updates that part, and gets the others' parts of the
-    /// parameters from them. The model and its gradients are whole on every rank.
+    /// Divides the state among the ranks of a data-parallel job.
     ///
-    /// The state carries the world: [`update`](crate::update), [`LossScaler`](crate::LossScaler) and
-    /// [`Scheduler`](crate::Scheduler) are used as in one process, by all ranks in the same order. An error
-    /// on one rank is an error on all, before anything has moved, and the next call works. A parameter that
-    /// was changed outside of `update` is noticed by the rank that has its elements; on others the change is
-    /// overwritten.
+    /// This is ZeRO, stages 1 and 2 (Rajbhandari et al. 2020, [arXiv
+    /// 1910.02054](https://arxiv.org/abs/1910.02054)). Each rank keeps the masters, moments and accumulators
+    /// of a part of the elements, updates that part, and gets the other parts of the parameters from the
+    /// others. The model and its gradients are whole on every rank.
+    ///
+    /// The state carries the world: use [`update`](crate::update), [`LossScaler`](crate::LossScaler) and
+    /// [`Scheduler`](crate::Scheduler) as in one process, on all ranks in the same order. An error on one
+    /// rank is an error on all, before anything has moved, and the next call works. The rank that has the
+    /// state of an element notices if the parameter was changed outside of `update`; on other ranks the
+    /// change is overwritten.
     ///
     /// # What is computed
-    /// The gradient is the mean over the ranks, `Σ w·g / Σ w` with the [weight](crate::Update::weight) of
-    /// each rank's call (divided by what they have in common, so that equal weights are 1), added up in the
-    /// dtype of the arithmetic, pairs of neighbouring ranks first. A parameter without a gradient on some
-    /// ranks counts as zeros there; without one on all it is missing. Norms, checks and sums are those of all
-    /// parts together.
+    /// The gradient is the mean over the ranks, `Σ w·g / Σ w`, with the [weight](crate::Update::weight) of
+    /// each rank's call. The weights are divided by their greatest common divisor, so equal weights are 1.
+    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. A gradient
+    /// that some ranks lack counts as zeros there; if all lack it, it is missing. Norms, checks and sums are
+    /// over all parts.
     ///
-    /// The bits do not depend on how many ranks there are, where the sum of the gradients is exact (equal
-    /// gradients on a power of two of ranks), and else on the gradients in the order of ranks alone: not on
-    /// how the state is divided, on threads or instruction sets. Micro-batches that are
-    /// [added up pairwise](crate::AccumGrad#order-of-the-sum) on each rank have the same bits on any power of
-    /// two of ranks.
+    /// The bits depend only on the gradients in rank order: not on how the state is divided, on threads or
+    /// instruction sets. If the sum of the gradients is exact (equal gradients on a power of two of ranks),
+    /// they do not depend on the number of ranks either. Micro-batches that are [added up
+    /// pairwise](crate::AccumGrad#order-of-the-sum) on each rank have the same bits on any power of two of
+    /// ranks.
     ///
     /// # What is divided
     /// Parameters lie one after another, in the order of paths, and each rank has about as many elements. A
-    /// rule that is not [divisible](crate::Rule::is_divisible) (functions of whole tensors, rules of one's
-    /// own by default), and [`StochasticRounding`](crate::StochasticRounding), keep a parameter whole on one
-    /// rank. [`Leaf::part`](crate::Leaf::part) says which elements are here.
+    /// rule that is not [divisible](crate::Rule::is_divisible) keeps a parameter whole on one rank: functions
+    /// of whole tensors, your own rules by default, and [`StochasticRounding`](crate::StochasticRounding).
+    /// [`Leaf::part`](crate::Leaf::part) says which elements are here.
     ///
     /// # Where gradients are collected
     /// With [`AccumGrad`](crate::AccumGrad) in the chain each rank keeps a part of the sum, and gradients
-    /// travel in every call (stage 2); with an [`Accumulator`](crate::Accumulator) each keeps all of its own,
-    /// which travels once per step (stage 1). The latter has a table of what both cost, in either dtype.
-    /// [`Setup::wire`] narrows what travels.
+    /// travel in every call (stage 2). With an [`Accumulator`](crate::Accumulator) each rank keeps its whole
+    /// sum, which travels once per step (stage 1). `Accumulator` has a table of what both cost, in either
+    /// dtype. [`Setup::wire`] makes gradients travel in a narrower dtype.
     ///
     /// # Checkpoints
     /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save),
-    /// [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file
-    /// does not know how many ranks wrote it: a run goes on with another number of ranks, or in one process,
-    /// and a run of one process over ranks.
+    /// [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file is
+    /// the same for any number of ranks: a run can go on with another number, or in one process, and a run of
+    /// one process over ranks.
     ///
     /// # Not over ranks yet
     /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional), [`Twin`](crate::Twin) and
-    /// [`Offload`](crate::Offload) need the whole state, and are refused where there is more than one rank.
+    /// [`Offload`](crate::Offload) need the whole state, and are refused if there is more than one rank.
     ///
     /// # Errors of `setup`
-    /// On all ranks, if their models, initial values or rules are not the same: the error names the first
-    /// parameter and the rank. Also if a parameter is not on the [device](crate::Communicator::device) of a
-    /// transport that has one.
+    /// On all ranks, if their models, initial values or rules differ: the error names the first parameter and
+    /// the rank. Also if a parameter is not on the [device](crate::Communicator::device) of a transport that
+    /// has one.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
         Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
     }
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
     ///
-    /// `None` is their own, and so is it for all parameters if nothing is said, which loses nothing; a dtype
-    /// that is no narrower than that of a gradient is passed over.
+    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A dtype that
+    /// is not narrower than the gradient's is ignored.
     ///
-    /// Every rank's gradient, also that of the owner, is rounded once to this dtype; they are added up in the
-    /// dtype of the arithmetic all the same. That is exact for a parameter in F32 that
-    /// [`Autocast`](crate::Autocast) computes with in BF16 and that is used once: its gradient has values of
-    /// that dtype.
+    /// Every rank's gradient, also that of the owner, is rounded once to this dtype. The sum is still in the
+    /// dtype of the arithmetic. Rounding to BF16 is exact for a parameter in F32 that is used once, under
+    /// [`Autocast`](crate::Autocast) in BF16: its gradient has values of that dtype.
     ///
-    /// What overflows in F16 makes the call a skipped one where all numbers have to be
-    /// [finite](crate::Update::finite_only), as under a [`LossScaler`](crate::LossScaler), and is an error
-    /// otherwise.
+    /// An overflow in F16 skips the call under [`finite_only`](crate::Update::finite_only) or a
+    /// [`LossScaler`](crate::LossScaler), and is an error otherwise.
     ///
     /// # Departures
-    /// DeepSpeed's `communication_data_type` also widens. Here that would change nothing but the bytes.
+    /// DeepSpeed's `communication_data_type` also widens. Here that would only send more bytes.
     pub fn wire<D: Into<DType>>(self, choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static) -> Self {
         Setup { wire: Wire::new(move |path, x| choose(path, x).map(Into::into)), ..self }
     }

@@ -1,4 +1,4 @@
-//! One step of a whole model: plan, reduce, commit.
+//! The public side of a step: [`update`] and [`Update`].
 
 use super::call::UpdateCall;
 pub(crate) use super::call::UpdateOptions;
@@ -15,75 +15,77 @@ use crate::tree::StateTree;
 
 /// Applies one step to every parameter of `model`, in place.
 ///
-/// `model` is the one that [`setup`](crate::setup) saw; `grads` is candle's `GradStore`, or a map or list by
-/// path. All checks and all norms come before the first write: after an error about what was passed in, model
-/// and state are as they were. What a device leaves that fails later is [below](#what-is-left-in-the-middle).
+/// `model` is the one given to [`setup`](crate::setup); `grads` is candle's `GradStore`, or a map or list by
+/// path. All checks and all norms come before the first write: after an error about the arguments, model and
+/// state are as they were. For a device that fails later see [below](#what-is-left-in-the-middle).
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still
-/// advances, see [`AccumGrad`](crate::AccumGrad)). The outcome names it, a
-/// [warning](crate::Warning::WithoutGradient) does once, and [`StateTree::require_all`] makes it an error:
-/// candle loses gradients without a word, see [the list](crate::guide::cuts). A gradient of zeros is a
-/// gradient. Gradients may have any float dtype and any layout, and may be the parameter or a view of it.
+/// advances, see [`AccumGrad`](crate::AccumGrad)). The outcome names it in each call, a
+/// [warning](crate::Warning::WithoutGradient) once, and [`StateTree::require_all`] makes it an error. Some
+/// operations of candle cut gradients without an error, see [the list](crate::guide::cuts). A gradient of
+/// zeros is a gradient. Gradients may have any float dtype and any layout, and may be the parameter or a view
+/// of it.
 ///
-/// A gradient that is infinite or NaN is written, unless a clipping rule refuses it or
-/// [`Update::finite_only`] skips the call; a [warning](crate::Warning::ParameterNotFinite) says so then.
+/// A gradient that is infinite or NaN is applied, with a [warning](crate::Warning::ParameterNotFinite),
+/// unless a clipping rule refuses it or [`Update::finite_only`] skips the call.
 ///
 /// # Concurrency
-/// The model may be evaluated in another thread meanwhile. Each parameter is replaced as a whole, one after
-/// another, so an evaluation can see some parameters before the step and some after it, never a parameter
-/// half-way; copy the model first where that matters. Under [`Offload`](crate::Offload) a parameter of more
-/// than about a million elements goes up in parts, and can be seen half-way. Do not hold a storage guard
-/// (`Tensor::storage_and_layout`) of a parameter across the call, which would wait for it for ever. Several
-/// models may be updated in several threads, also with gradients that are variables of one another. Threads
-/// that hold several parameters at once have to take them in one order, as evaluations of one model do:
-/// candle's locks let no reader pass a writer who waits, so that two readers in two orders wait for each
-/// other as soon as anybody writes.
+/// Another thread may evaluate the model meanwhile. Each parameter is replaced as a whole, one after another.
+/// So an evaluation can see some parameters before the step and some after it, but never one half-way; copy
+/// the model first if that matters. Under [`Offload`](crate::Offload) a parameter of more than about a
+/// million elements is written in parts, and can be seen half-way.
+///
+/// Do not hold a storage guard (`Tensor::storage_and_layout`) of a parameter across the call, which would
+/// wait for it for ever. Several models may be updated in several threads, even with gradients that are
+/// variables of one another. Threads that lock several parameters at once have to do so in one order, as
+/// evaluations of one model do. candle's locks let no reader pass a waiting writer, so two readers in two
+/// orders deadlock when anybody writes.
 ///
 /// On a CUDA device candle has a stream for each thread of the host. The fused engine waits for all of them,
 /// and all of them wait for it. `Offload` and candle's tensor operations ([`Engine::Tensors`], devices
 /// without a fused engine) work on the stream of the calling thread: there a backward pass in another thread
 /// has to be finished (`Device::synchronize` in that thread) before its gradients are used, and an update
-/// before another thread evaluates the model. None of this has been run on a GPU yet.
+/// before another thread evaluates the model. The page [`devices`](crate::guide::devices) says what has been
+/// run on a GPU.
 ///
 /// # Errors
 /// - The model is not the state's.
 /// - No parameter has a gradient, or not all that are [required](StateTree::require_all).
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
-/// - The storage of a parameter, master or gradient does not hold its elements: an in-place operation of the
-///   program has put another in its place, or the tensor was made of it
-///   ([`Memory`](crate::ErrorKind::Memory)).
+/// - The storage of a parameter, master or gradient does not hold its elements, because an in-place operation
+///   has exchanged it, or the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
 /// - An owner of [lent memory](crate::Lend) refuses it, or lends something else than it says.
 /// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one
-///   that a rule [keeps a copy](crate::Slot::parameter) of, or other weights are in the model in place of its
+///   of which a rule [keeps a copy](crate::Slot::parameter); or the model has other weights in place of its
 ///   parameters ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
-/// - A device fails, for want of memory as a rule.
+/// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or
-///   brings something that does not go together.
+///   makes another call or brings something that does not match.
 ///
 /// # Panics
-/// If a rule outside of this crate or an owner of [lent memory](crate::Lend) does. Then model and state are
-/// as they were, unless it was arithmetic or a [late function](crate::Gradient::with_tensors_late) or such an
-/// owner that panicked while parameters were written: [`Rule`](crate::Rule#panics) says what that leaves.
+/// If a rule outside of this crate, or an owner of [lent memory](crate::Lend), panics. Model and state are
+/// then as they were, unless parameters were being written: arithmetic, a [late
+/// function](crate::Gradient::with_tensors_late) or an owner can panic there. [`Rule`](crate::Rule#panics)
+/// says what that leaves.
 ///
 /// # What is left in the middle
-/// While parameters are written only four things can fail: a device, a function of a rule that asked to run
-/// that [late](crate::Gradient::with_tensors_late), a tensor whose storage is exchanged at that very time,
-/// and an owner of [lent memory](crate::Lend) that lends it no more, or other memory, though it has in the
-/// plan. The error of the last two names the parameters that have moved. An error of any of these leaves
+/// While parameters are written only four things can fail: a device, a rule's [late
+/// function](crate::Gradient::with_tensors_late), a tensor whose storage is exchanged at that very time, and
+/// an owner of [lent memory](crate::Lend) that no longer lends what it lent in the plan. The error of the
+/// last two names the parameters that have moved. Such an error leaves
 ///
-/// - on the CPU, every parameter with its state and counters as it was or moved as a whole. The one whose
-///   function failed is as it was;
-/// - on a device, parameters and state in part and without their counters, because launches are not taken
-///   back;
-/// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters, in a large one in
-///   part. The next update compares samples, which may miss it;
-/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was;
-/// - over [ranks](crate::Setup::over), of which one has left, state that has moved in part, and parameters
-///   that some ranks have and others not: start all anew from a checkpoint.
+/// - on the CPU, every parameter with its state and counters either as it was or moved as a whole. A
+///   parameter whose function failed is as it was;
+/// - on a device, parameters and state moved in part, without their counters, as launches are not taken back;
+/// - under [`Offload`](crate::Offload), also masters ahead of their parameters (in a large one, in part). The
+///   next update compares samples, which may miss it;
+/// - the count of calls in windows of [`AccumGrad`](crate::AccumGrad) as it was;
+/// - over [ranks](crate::Setup::over), if one has left, state that has moved in part, and parameters that
+///   only some ranks have: start all ranks anew from a checkpoint.
 ///
-/// Model and state can be used then, but they do not belong together: take both from a checkpoint, or from a
-/// copy. With [`Update::functional`] the originals are whole.
+/// Model and state are usable then, but no longer fit each other: take both from a checkpoint, or from a
+/// copy. With [`Update::functional`] the originals are intact.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -101,7 +103,7 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
     Update::new(state).apply(model, grads)
 }
 
-/// An [`update`] with more to say about how it is done.
+/// An [`update`] with options, such as [`finite_only`](Update::finite_only) or [`weight`](Update::weight).
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -114,7 +116,7 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, m
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// With a borrowed state in place of a mutable one it is the [functional](Update::functional) form.
+/// Over a shared reference to a state it is the [functional](Update::functional) form.
 #[must_use = "an update does nothing until `apply` is called"]
 #[derive(Debug)]
 pub struct Update<'s, S = &'s mut StateTree> {
@@ -130,7 +132,7 @@ impl<'s> Update<'s> {
     }
 }
 
-/// An update with no more to say than its state.
+/// An update of this state, with the default options.
 impl<'s, S> Update<'s, S> {
     /// Chooses the engine.
     pub fn engine(mut self, engine: Engine) -> Self {
@@ -138,8 +140,9 @@ impl<'s, S> Update<'s, S> {
         self
     }
 
-    /// Divides the gradients by the scale of their loss, which this has scaled. [`LossScaler::update`] is the
-    /// short form, and says what happens.
+    /// Divides the gradients by the scale of their loss, which this scaler has scaled.
+    ///
+    /// [`LossScaler::update`] is the short form, and documents what happens.
     pub fn scaler(mut self, scaler: &'s mut LossScaler) -> Self {
         self.scaler = Some(scaler);
         self
@@ -147,63 +150,71 @@ impl<'s, S> Update<'s, S> {
 
     /// Skips the call if a gradient has a number that is infinite, NaN or too large to be squared.
     ///
-    /// Nothing moves then, and the outcome names the parameter. What is too large matters only where a rule
-    /// keeps squares.
+    /// Nothing moves then, and the outcome names the parameter. Too large matters only for rules that keep
+    /// squares.
     ///
-    /// A [second moment](crate::Slot::second_moment) that is infinite stays so, and its parameter stands
-    /// still or is NaN from then on. So behind the loss scale, and behind what clips, no number may be above
-    /// a quarter of the root of the largest in the dtype of the second moment: 4.6e18 in F32, of which bf16
-    /// and 8 bits have the range, and 3.3e153 in F64. Rules that add up squares of a whole tensor
-    /// ([`Adafactor`](crate::Adafactor), [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like)
-    /// have that divided by the root of the number of elements. Clipping in front of such a rule makes the
-    /// gradient small enough, and then no call is skipped.
+    /// Open windows of [`AccumGrad`](crate::AccumGrad) keep their sums: the call does not count in them. If
+    /// the gradients of the call are finite but the sum of a window is not, all windows are [given
+    /// up](crate::SkipReason::WindowsGivenUp).
     ///
-    /// It costs one more read of the gradients, or nothing where [`ClipGlobalNorm`](crate::ClipGlobalNorm) is
-    /// the first in the chain, which reads them anyway (but for f64, where the norm of finite numbers can be
-    /// infinite). bf16 needs it as well as f16: its range is that of f32, but a loss that explodes gets
-    /// there.
+    /// An infinite [second moment](crate::Slot::second_moment) stays infinite, and its parameter stands still
+    /// or is NaN from then on. So after loss scale and clipping no number may exceed a quarter of the root of
+    /// the largest number in the dtype of the second moment: 4.6e18 in F32, bf16 and 8 bits, 3.3e153 in F64.
+    /// For rules that add up squares of a whole tensor ([`Adafactor`](crate::Adafactor),
+    /// [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like) the limit is divided by the root of
+    /// the number of elements. Clipping in front of such a rule makes gradients small enough, and no call is
+    /// skipped.
+    ///
+    /// It costs one more read of the gradients. It costs nothing if
+    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm), which reads them anyway, is first in the chain; except in
+    /// f64, where the norm of finite numbers can be infinite. bf16 needs the check as f16 does: its range is
+    /// that of f32, but a loss that explodes gets there.
     pub fn finite_only(mut self) -> Self {
         self.options.finite_only = true;
         self
     }
 
-    /// How much the gradients of this call count where [`AccumGrad`](crate::AccumGrad) takes a weighted mean:
-    /// for a loss that is a mean over tokens, the number of tokens. 1 if not said. With 0 they are not read
-    /// there.
+    /// The weight of this call in the weighted mean of [`AccumGrad`](crate::AccumGrad) or over ranks; default
+    /// 1.
+    ///
+    /// For a loss that is a mean over tokens, pass the number of tokens. With 0 the gradients are not read.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self
     }
 
-    /// Goes on from the masters where parameters were changed since, and overwrites the change. Without this
-    /// such a parameter is an error, if it is noticed: on a device only until the parameter's first step, see
-    /// [`MixedPrecision`](crate::MixedPrecision). Copies that rules keep of the parameter, such as the slow
-    /// weights of [`Lookahead`](crate::Lookahead), stay as well.
+    /// Goes on from the masters of parameters that were changed, and overwrites the change.
+    ///
+    /// Without this such a parameter is an error, if the update notices it: on a device only until the
+    /// parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies that rules keep of the
+    /// parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), stay as well.
     pub fn keep_masters(mut self) -> Self {
         self.options.keep_masters = true;
         self
     }
 
-    /// Also finds, for every parameter that moves, the norms of gradient, parameter and update:
-    /// [`Outcome::figures`](crate::Outcome::figures), to plot, and to find by their
-    /// [ratio](crate::LeafFigures::ratio) what does not learn, or explodes. Without it they cost nothing.
+    /// Also computes the norms of gradient, parameter and update, for every parameter that moves.
     ///
-    /// They change no bit of the step, and are the same on any number of threads and ranks. The gradients are
-    /// read once more, and so is everything else that the rules work on, because all is found before anything
-    /// is written: the arithmetic is done twice, and what functions of whole tensors return (as
-    /// [`Muon`](crate::Muon)'s) is kept for all parameters until then. On a device the step waits for its
-    /// norms, and over ranks no gradient comes piece by piece. So ask in every tenth step, say.
+    /// [`Outcome::figures`](crate::Outcome::figures) has them. Plot them; their
+    /// [ratio](crate::LeafFigures::ratio) shows what does not learn, or explodes. Without this method they
+    /// cost nothing.
+    ///
+    /// They change no bit of the step, and are the same on any number of threads and ranks. All norms are
+    /// computed before anything is written. So gradients and state are read twice, the arithmetic is done
+    /// twice, and results of functions of whole tensors (such as [`Muon`](crate::Muon)'s) are kept for all
+    /// parameters until then. On a device the step waits for its norms, and over ranks no gradient comes
+    /// piece by piece. So ask for them in every tenth step, say.
     pub fn with_figures(mut self) -> Self {
         self.options.figures = true;
         self
     }
 
-    /// Takes a call in which no parameter has a gradient, which is an error otherwise: a micro-batch that has
-    /// nothing to say.
+    /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch; else it is an
+    /// error.
     ///
-    /// Windows of [`AccumGrad`](crate::AccumGrad) count it, and its last call makes a step of what the others
-    /// have collected. The outcome is [`Accumulated`](crate::Status::Accumulated) where a window counted it,
-    /// and [`Skipped`](crate::Status::Skipped) where there is none.
+    /// Windows of [`AccumGrad`](crate::AccumGrad) count it; as the last call of a window it makes the step
+    /// from what the others have collected. The outcome is [`Accumulated`](crate::Status::Accumulated) if a
+    /// window counted it, and [`Skipped`](crate::Status::Skipped) without one.
     pub fn allow_no_gradients(mut self) -> Self {
         self.options.allow_no_gradients = true;
         self
@@ -224,13 +235,14 @@ impl<'s> Update<'s> {
             if !twins.is_empty() {
                 state.expect_whole("an update with a `Twin`")?;
             }
-            // After the model: what is in it and not in the state was added since `setup`, which says more.
+            // After the model: a parameter that the state lacks was added after `setup`, and that error says
+            // more.
             expect_known(state, grads)?;
             Ok((call, map, parameters, twins))
         };
         let (call, map, parameters, twins) = match found() {
             Ok(found) => found,
-            // The other ranks wait for this one to say so.
+            // The other ranks wait for this one's refusal.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         let mut outcome = step(call, state, &parameters, &twins, map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map))?;
@@ -254,10 +266,10 @@ pub(super) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) 
 impl LossScaler {
     /// [`update`](crate::update) with the gradients of a loss that this scaler has scaled.
     ///
-    /// One call finds out whether all gradients are finite, divides them, and applies the step. If one is not
-    /// finite nothing moves, and the outcome is skipped and names the parameter.
+    /// One call checks that all gradients are finite, divides them, and applies the step. If one is not
+    /// finite nothing moves; the outcome is skipped and names the parameter.
     ///
-    /// With more to say about how it is done there is [`Update::scaler`], which the functional form has too:
+    /// For other options use [`Update::scaler`], which the functional form has too:
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -277,7 +289,7 @@ impl LossScaler {
     /// ```
     ///
     /// # Errors
-    /// As [`update`](crate::update); also if no loss was scaled since the last update, or the scale would
+    /// As [`update`](crate::update). Also if no loss was scaled since the last update, or the scale would
     /// fall below its floor.
     pub fn update<M, G>(&mut self, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
     where

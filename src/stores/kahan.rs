@@ -9,8 +9,10 @@ use crate::rule::{
     StorageScheme, Target, foreign,
 };
 
-/// Trains f16 and bf16 parameters without a master, by Kahan's summation: what the rounding of a step loses
-/// is kept in a second number of the parameter's dtype and goes into the next step.
+/// Trains f16 and bf16 parameters without a master, by Kahan's summation.
+///
+/// What the rounding of a step loses is kept in a second number of the parameter's dtype, and goes into the
+/// next step.
 ///
 /// ```text
 /// y = c - rule(x, dx)

@@ -9,8 +9,7 @@ use crate::rule::{
     Target, foreign,
 };
 
-/// Keeps a high-precision copy (the master) of each low-precision parameter and lets the inner rule work on
-/// that.
+/// Keeps a high-precision copy (the master) of each low-precision parameter for the inner rule.
 ///
 /// ```text
 /// dx  = the gradient, widened to the master's dtype
@@ -19,16 +18,16 @@ use crate::rule::{
 /// ```
 ///
 /// all in one pass. The rule's own state is in the master's precision, too. A parameter that is already at
-/// least as precise as `dtype` gets no master, and the rule runs on it as if bare, so one optimiser serves a
+/// least as precise as `dtype` gets no master, and the rule runs on it as if bare. So one optimiser serves a
 /// model with f16 matrices and f32 norms.
 ///
 /// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the
 /// master (4 bytes in F32) and the inner rule's.
 ///
-/// The parameter follows its master, so new weights that are put into the model are overwritten by the next
-/// step. [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once,
-/// and [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses
-/// a parameter that was changed, as far as it notices:
+/// The parameter follows its master, so the next step overwrites new weights that are put into the model.
+/// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once, and
+/// [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses a
+/// parameter that was changed, as far as it notices:
 ///
 /// | | before the first step (also after a restore or [`rebind`](crate::StateTree::rebind)) | before the others |
 /// | --- | --- | --- |
@@ -38,8 +37,8 @@ use crate::rule::{
 /// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. Weights
 /// that are loaded on a device in the middle of a training need one of the three, or are lost.
 ///
-/// A parameter without a gradient is not compared. One that has had none in all calls so far may move: its
-/// master follows before its first gradient. So it is with BatchNorm's running statistics, which need not be
+/// A parameter without a gradient is not compared. One that has had none so far may move: its master follows
+/// before its first gradient. BatchNorm's running statistics do so, and need not be
 /// [left out](crate::setup_with).
 ///
 /// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a

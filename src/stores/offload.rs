@@ -5,8 +5,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, foreign};
 
-/// Keeps the state of parameters on another device in the CPU's memory, and updates them there: gradients
-/// come down, parameters go up.
+/// Keeps the state of parameters on another device in the CPU's memory, and updates them there.
+///
+/// Gradients come down, parameters go up.
 ///
 /// ```text
 /// dx = the gradient, brought to the CPU
@@ -15,8 +16,8 @@ use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Pro
 /// ```
 ///
 /// So a device needs memory for parameters and gradients only, at the price of two transfers per step. The
-/// numbers are those of `optimiser` on the CPU, bit for bit. A parameter that is on the CPU is treated as
-/// without this wrapper.
+/// numbers are those of `optimiser` on the CPU, bit for bit. A parameter on the CPU is treated as without
+/// this wrapper.
 ///
 /// It goes around any optimiser, and may be chosen per parameter (with boxes in
 /// [`setup_with`](crate::setup_with)). Norms over several parameters are over all of them, wherever they are.
@@ -33,29 +34,32 @@ use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Pro
 /// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
 /// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10 |
 ///
-/// What is no state and not in [`bytes`](crate::StateTree::bytes): on the CPU, where the master is in another
-/// dtype, a buffer of the parameter's size for the way up; during a step, gradients of three batches (see
-/// below), or of all parameters where a norm or the finite check reads them first; and on the device a second
-/// copy of what comes or goes in one transfer, at most of one parameter.
+/// Not state, and not in [`bytes`](crate::StateTree::bytes), is
+///
+/// - on the CPU the *staging* buffer for the way up, of the parameter's size, if the master has another
+///   dtype;
+/// - on the CPU during a step, gradients of three batches (see below), or of all parameters if a norm or the
+///   finite check reads them first;
+/// - on the device, a second copy of what comes or goes in one transfer, at most of one parameter.
 ///
 /// The parameter follows x̂, as with any master. In every step [`update`](crate::update) brings a sample of
 /// each parameter down (runs of 64 elements, 16 at least and two for each million) and refuses one that was
-/// changed there. New weights in the model are noticed so, a change of a few elements perhaps not;
+/// changed there. It notices new weights in the model, but perhaps not a change of a few elements.
 /// [`check_masters`](crate::StateTree::check_masters) compares all, and
-/// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over. So it is with
-/// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints. A
-/// checkpoint of one device is restored on any other, and without this wrapper by
+/// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over.
+/// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints
+/// treat x̂ as a master.
+///
+/// A checkpoint of one device is restored on any other, and without this wrapper by
 /// [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
-/// another device moves no state, except that the copy of a parameter is made where it is needed and dropped
-/// where it is not.
+/// another device moves no state; only the copy of a parameter is made or dropped, as it is needed.
 ///
 /// # Speed
-/// A transfer waits for the ones before it, but another thread goes on: leaves are taken in batches of about
-/// a million elements, larger ones in parts of as many, and while one batch is computed the gradients of the
-/// next come down and the parameters of the last go up. A leaf with a rule that needs the whole tensor, or
-/// with a gradient that is not contiguous, is not divided. Where a norm or the finite check is taken first,
-/// all gradients come down before it, and only the way up overlaps. None of this has been measured on a GPU
-/// yet.
+/// A transfer waits for the ones before it, but another thread goes on. Leaves are taken in batches of about
+/// a million elements, larger ones in parts of as many. While one batch is computed, the gradients of the
+/// next come down and the parameters of the last go up. A leaf is not divided if its rule needs the whole
+/// tensor or its gradient is not contiguous. If a norm or the finite check is taken first, all gradients come
+/// down before it, and only the way up overlaps.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a
@@ -63,8 +67,8 @@ use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Pro
 ///
 /// # Departures
 /// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by
-/// a step; candle has gradients after the backward pass and transfers through ordinary memory, and no step is
-/// delayed here. Nothing is divided among several devices.
+/// a step. candle has gradients after the backward pass, and transfers through ordinary memory. No step is
+/// delayed here, and nothing is divided among several devices.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -122,14 +126,14 @@ impl<O: Optimiser + Clone> Offload<O> {
     }
 }
 
-/// The copy of the parameter on the CPU, unless the inner optimiser has one: a variable, which goes up in one
-/// thread while another computes.
+/// The copy of the parameter on the CPU, unless the inner optimiser has one. It is a variable, as one thread
+/// sends it up while another computes.
 fn copy_of(state: &State) -> Option<&Var> {
     state.master.as_ref().and_then(Buffer::variable)
 }
 
-/// The state on the CPU for a parameter on another device, around the inner optimiser's for a copy of it.
-/// That copy becomes the master if `inner` has none.
+/// The state on the CPU for a parameter on another device, around `inner`, the state of the inner optimiser
+/// for `copy`. The copy becomes the master if `inner` has none.
 fn around(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
         let master = Buffer::shared(copy)?;

@@ -9,8 +9,9 @@ use crate::rule::{
     StorageScheme, Target, foreign,
 };
 
-/// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits: 2 bytes of state
-/// where [`MixedPrecision`](crate::MixedPrecision) takes 4.
+/// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits.
+///
+/// These are 2 bytes of state, where [`MixedPrecision`](crate::MixedPrecision) takes 4.
 ///
 /// ```text
 /// x̂ = x and rest                     the exact f32 that was split
@@ -19,8 +20,8 @@ use crate::rule::{
 /// ```
 ///
 /// The masters are those of `MixedPrecision(F32, rule)`, bit for bit. The parameter is rounded to nearest
-/// too, but ties go away from zero instead of to even: the only rounding to nearest that 16 bits can undo.
-/// One tie in 65536 numbers differs, by one bf16.
+/// too, but ties go away from zero instead of to even: 16 bits can undo no other rounding to nearest. One
+/// number in 65536 is a tie; half of these differ, by one bf16.
 ///
 /// Parameters in F32 or F64 need no master, and the rule runs as if bare. An F16 parameter is refused: it is
 /// no part of an f32.
@@ -29,10 +30,10 @@ use crate::rule::{
 ///
 /// # 24 bits
 /// [`SplitMaster::of_24_bits`] keeps 8 bits of rest (1 byte, U8, with a sign) beside the same bf16. The
-/// master has 16 significant bits then, where an f32 has 24: each step rounds it to nearest, ties to even, by
-/// at most half a unit, 2⁻¹⁶ of its size. A step below that is lost, so it suits learning rates for which
-/// steps are well above 1e-5 of the weights; what is lost of larger ones has the mean 0. AdamW with
-/// [`Q8`](crate::Q8) moments takes 2 + 1 + 1.03 + 1.03 bytes then, where `MixedPrecision` takes 14.
+/// master then has 16 significant bits, where an f32 has 24. Each step rounds it to nearest, ties to even, by
+/// at most half a unit, 2⁻¹⁶ of its size. A smaller step is lost, so it suits learning rates for which steps
+/// are well above 1e-5 of the weights. What is lost of larger steps has the mean 0. AdamW with
+/// [`Q8`](crate::Q8) moments then takes 2 + 1 + 1.03 + 1.03 bytes, where `MixedPrecision` takes 14.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -51,7 +52,7 @@ use crate::rule::{
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitMaster<R> {
-    /// Of `rest`.
+    /// The dtype of `rest`.
     dtype: DType,
     inner: R,
 }

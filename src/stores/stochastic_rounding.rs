@@ -9,8 +9,10 @@ use crate::rule::{
     StorageScheme, Target, foreign, range,
 };
 
-/// Trains f16 and bf16 parameters without a master, by stochastic rounding: a step goes to one of the two
-/// neighbouring numbers, to the nearer with the greater probability, so that on average nothing is lost.
+/// Trains f16 and bf16 parameters without a master, by stochastic rounding.
+///
+/// A step goes to one of the two neighbouring numbers, to the nearer with the greater probability, so that on
+/// average nothing is lost.
 ///
 /// ```text
 /// x = x - rule(x, dx), rounded up or down at random

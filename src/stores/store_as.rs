@@ -1,8 +1,9 @@
 use crate::error::Result;
 use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, has_no};
 
-/// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8), each chosen by its name, or
-/// all of them.
+/// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
+///
+/// Each is chosen by its name, or all of them are.
 ///
 /// The arithmetic is the same, in f32 or f64; a tensor is widened before a step and rounded after it, in the
 /// same pass. So a moment takes 1 or 2 bytes instead of 4:
@@ -28,16 +29,16 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule,
 ///
 /// # What is lost
 /// - BF16 has the range of F32 and 8 significant bits. A step of a second moment with β₂ = 0.999 is a
-///   thousandth of it, which is lost: it stands still and does not work. The first moment with β₁ = 0.9 does.
-/// - F16 has 11 significant bits, and numbers below 3e-8 are 0. That is where the squares of gradients are,
-///   so a second moment in F16 is refused ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of
-///   gradients (`acc`) lose what a loss scale has saved, and above 65504 they are infinite:
+///   thousandth of it. That is lost: the moment stands still and does not work. A first moment with β₁ = 0.9
+///   works.
+/// - F16 has 11 significant bits, and numbers below 3e-8 are 0. The squares of gradients are that small, so a
+///   second moment in F16 is refused ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients
+///   (`acc`) lose what a loss scale has saved, and above 65504 they are infinite:
 ///   [`AccumGrad`](crate::AccumGrad) says what becomes of that.
 /// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A
-///   sum of many numbers with a sign, each far below it, stands still (`acc` of a long window), and so does
-///   what moves by little beside a larger neighbour in its block. A copy of the parameter (an average, the
-///   `z` of [`ScheduleFree`](crate::ScheduleFree)) cannot be stored so, and [`StoreAs::all`] leaves it as it
-///   is.
+///   sum of many numbers with a sign, each far below it, stands still (`acc` of a long window). So does what
+///   moves by little beside a larger neighbour in its block. A copy of the parameter (an average, the `z` of
+///   [`ScheduleFree`](crate::ScheduleFree)) cannot be stored so, and [`StoreAs::all`] leaves it as it is.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
@@ -53,14 +54,15 @@ enum StoreAsFormat {
 }
 
 impl<R: Rule + Clone> StoreAs<R> {
-    /// Keeps the tensors of these names so, wherever they are in `inner`: each in a dtype or in
-    /// [`Q8`](SlotFormat::Q8).
+    /// Keeps the tensors of these names so, wherever they are in `inner`.
+    ///
+    /// Each is in a dtype or in [`Q8`](SlotFormat::Q8).
     pub fn new<N: Into<String>, F: Into<SlotFormat>>(formats: impl IntoIterator<Item = (N, F)>, inner: R) -> Self {
         let named = formats.into_iter().map(|(name, format)| (name.into(), format.into()));
         StoreAs { stored: StoreAsFormat::Named(named.collect()), inner }
     }
 
-    /// Keeps every tensor so that [can be](crate::Slot::stored_as).
+    /// Keeps every tensor in this format that [can have it](crate::Slot::stored_as).
     pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
         StoreAs { stored: StoreAsFormat::All(format.into()), inner }
     }

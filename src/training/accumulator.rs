@@ -15,8 +15,7 @@ use crate::step::setup::setup;
 use crate::step::update::Update;
 use crate::tree::{StateTree, is_trainable};
 
-/// Collects the gradients of several calls in memory of its own, and gives their mean to one
-/// [`update`](crate::update).
+/// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
 ///
 /// ```text
 /// add:   sum = sum + w·g                       rounded to the accumulator's dtype
@@ -24,9 +23,9 @@ use crate::tree::{StateTree, is_trainable};
 /// ```
 ///
 /// [`AccumGrad`](crate::AccumGrad) in the chain does the same inside of the state, and is the better choice
-/// in one process. What this is for is a state that is [divided](crate::Setup::over) among ranks: there
-/// `AccumGrad` sends the gradients of every call to their owners and keeps a part of the sum on each rank
-/// (ZeRO stage 2), while this sums the whole gradient here and sends it once per step (stage 1).
+/// in one process. Use this for a state that is [divided](crate::Setup::over) among ranks. There `AccumGrad`
+/// sends the gradients of every call to their owners and keeps a part of the sum on each rank (ZeRO stage 2).
+/// This sums the whole gradient in memory of its own and sends it once per step (stage 1).
 ///
 /// | | memory of each of N ranks, per parameter | sent in a window of n calls, per parameter |
 /// | --- | --- | --- |
@@ -35,14 +34,14 @@ use crate::tree::{StateTree, is_trainable};
 /// | [`StoreAs`](crate::StoreAs) `([("acc", BF16)], AccumGrad)` | 2 / N | 2 n (bf16 gradients) |
 /// | `AccumGrad` | 4 / N | 2 n |
 ///
-/// Each of these also sends the parameters once per step. All times (N - 1) / N. What is sent is what was
-/// accumulated, in its dtype; the ranks' means are added up in the dtype of the arithmetic.
+/// Each of these also sends the parameters once per step. Multiply all that is sent by (N - 1) / N. Sums are
+/// sent in the dtype in which they are kept; the ranks' means are added up in the dtype of the arithmetic.
 ///
-/// With micro-batches of different sizes, say how much each counts by
-/// [`add_weighted`](Accumulator::add_weighted), and to the update how much all did:
-/// `Update::new(&mut state).weight(accumulator.weight())`, before `take`.
+/// For micro-batches of different sizes give each a weight by [`add_weighted`](Accumulator::add_weighted),
+/// and the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`, before
+/// `take`.
 ///
-/// What was collected is in no checkpoint: save between steps.
+/// A checkpoint does not have the sums: save between steps.
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Tensor, Var};
@@ -60,8 +59,8 @@ use crate::tree::{StateTree, is_trainable};
 /// ```
 ///
 /// # Loss scaling
-/// Add the gradients of scaled losses as they are, and give what [`take`](Accumulator::take) returns to
-/// [`LossScaler::update`](crate::LossScaler::update): the scale stays the same between two of its calls. A
+/// Add the gradients of scaled losses as they are, and give the result of [`take`](Accumulator::take) to
+/// [`LossScaler::update`](crate::LossScaler::update): the scale does not change between two of its calls. A
 /// sum that has overflowed is infinite, and the step is skipped.
 #[must_use]
 #[derive(Debug)]
@@ -69,12 +68,12 @@ pub struct Accumulator {
     dtype: DType,
     /// The model's parameters by all of their paths.
     parameters: BTreeMap<String, Tensor>,
-    /// What has been collected, if anything.
+    /// The sums, if there are any.
     sums: Option<GradientSums>,
     weight: u64,
 }
 
-/// Sums are parameters that descend against the gradients.
+/// The sums, as parameters of a state: each call is a step of `Scale` by -1.
 #[derive(Debug)]
 struct GradientSums {
     by_path: BTreeMap<String, Var>,
@@ -82,11 +81,13 @@ struct GradientSums {
 }
 
 impl Accumulator {
-    /// For gradients of the model's parameters, of which the sums have this dtype: F16, BF16, F32 or F64. The
-    /// model is the one that the losses are computed with: of a [`Twin`](crate::Twin) the low-precision one.
+    /// An accumulator for the model's gradients, with sums of `dtype`: F16, BF16, F32 or F64.
+    ///
+    /// The model is the one that the losses are computed with; for a [`Twin`](crate::Twin) the low-precision
+    /// one.
     ///
     /// # Errors
-    /// If the dtype is another one, or the model has no trainable parameter, or one path for two.
+    /// If the dtype is any other, or the model has no trainable parameter, or one path for two.
     pub fn new<M: Model + ?Sized>(dtype: impl Into<DType>, model: &M) -> Result<Self> {
         let dtype = dtype.into();
         let known = in_path_order(model, is_trainable)?;
@@ -102,7 +103,7 @@ impl Accumulator {
         for Variable { paths, x } in known {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
-                // Of what comes and goes only shape and dtype are known, which takes no memory.
+                // Memory that is no tensor: only shape and dtype are kept, which takes no memory.
                 x => Tensor::zeros((), x.dtype().into(), &Device::Cpu)?.broadcast_as(x.shape())?,
             };
             parameters.extend(paths.into_iter().map(|path| (path, x.clone())));
@@ -110,7 +111,7 @@ impl Accumulator {
         Ok(Accumulator { dtype, parameters, sums: None, weight: 0 })
     }
 
-    /// Adds the gradients of a call. A parameter may be without one.
+    /// Adds the gradients of a call. A parameter may lack one.
     ///
     /// # Errors
     /// As [`update`](crate::update); nothing has been added then.
@@ -118,8 +119,10 @@ impl Accumulator {
         self.add_weighted(grads, 1)
     }
 
-    /// Adds the gradients of a call that counts so much, such as the number of tokens for a loss that is
-    /// their mean. With 0 they are not read.
+    /// Adds the gradients of a call with a weight.
+    ///
+    /// For a loss that is a mean over tokens, the weight is the number of tokens. With 0 the gradients are
+    /// not read.
     ///
     /// # Errors
     /// As [`Accumulator::add`].
@@ -139,13 +142,12 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The sum of the weights of all calls since the last [`take`](Accumulator::take): their number, if none
-    /// was given.
+    /// The sum of the weights of all calls since the last [`take`](Accumulator::take); each is 1 by default.
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// The means by path, of the parameters that have had a gradient, and begins anew.
+    /// Returns the means, by path, of the parameters that have had a gradient, and begins anew.
     ///
     /// # Errors
     /// If a device fails; all is as it was then.
@@ -179,13 +181,13 @@ impl GradientSums {
             known.insert(x.id(), sum.clone());
             by_path.insert(path.clone(), sum);
         }
-        // Who chooses sums of 16 bits chooses to lose small parts, so this state does not warn of it.
+        // Sums of 16 bits are chosen by the program, so this state does not warn of lost parts.
         let state = setup(Scale::new(-1.0), &by_path)?.without_warnings();
         Ok(GradientSums { by_path, state })
     }
 }
 
-/// A model's gradients, for sums in the places of its parameters.
+/// A model's gradients as those of the sums, which have other identities.
 struct OfModel<'g, G: ?Sized> {
     grads: &'g G,
     parameters: &'g BTreeMap<String, Tensor>,

@@ -1,4 +1,4 @@
-//! Which variables of a model a loss reaches.
+//! The audit: which variables of a model a loss reaches.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,19 +13,19 @@ use crate::model::{CandleVariable, Model, empty_model, of_candle};
 use crate::numbers::DType;
 use crate::tree::is_trainable;
 
-/// Finds out which variables of `model` the loss reaches, before anything is trained: by one backward pass,
-/// without a state.
+/// Finds out, by one backward pass, which variables of `model` the loss reaches.
 ///
-/// What it returns prints as a table, and has the data behind it. The parameters stay as they are, and the
-/// loss can be used again. Every gradient is brought to the CPU and looked at, one after another.
+/// It needs no state, so call it before training. The result prints as a table, and has the data behind it.
+/// The parameters stay as they are, and the loss can be used again. Gradients are copied to the CPU, one
+/// after another.
 ///
-/// The model is the one that the loss was computed with: of a [`Twin`](crate::Twin) the low-precision one.
+/// The model is the one that the loss was computed with; for a [`Twin`](crate::Twin) the low-precision one.
 ///
-/// A zero gradient is no mistake by itself: of LoRA's two factors one has it in the first step, where the
-/// other is zero.
+/// A zero gradient is no mistake by itself: one of LoRA's two factors has it in the first step, as the other
+/// is zero.
 ///
-/// Of a matrix that is several in one it says which [rows](Audited::cut_rows) have no gradient at all, and of
-/// variables that the model does not show [what they are](Audit::outside), as they have no path.
+/// For several matrices in one it shows which [rows](Audited::cut_rows) have no gradient. Variables that the
+/// model does not show have no path; they are listed [by shape and dtype](Audit::outside).
 ///
 /// # Errors
 /// If the model has no trainable variable, two variables have one path, or the backward pass fails.
@@ -85,7 +85,7 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     Ok(Audit { variables: variables.into_iter().map(audited).collect::<Result<_>>()?, outside })
 }
 
-/// What [`audit`] has found. It prints as a table with remarks.
+/// The result of [`audit`]. It prints as a table with remarks.
 #[must_use = "an audit says what it has found: print it"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
@@ -97,7 +97,7 @@ pub struct Audit {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Audited {
-    /// Its path; more than one where it is tied to several places of the model.
+    /// Its paths: several if it is tied to several places of the model.
     pub paths: Vec<String>,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -105,12 +105,12 @@ pub struct Audited {
     pub dtype: DType,
     /// Its gradient.
     pub reach: Reach,
-    /// The rows without any gradient, where they are whole parts of the matrix and all others have one.
+    /// The rows without any gradient, if they are whole parts of the matrix and all others have one.
     ///
-    /// In a linear layer that makes queries, keys and values in one, these are the rows of the queries and
-    /// keys before `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph behind them. Where
-    /// each head has its own part there is more than one range. In all other cases there is none: so for an
-    /// embedding, most of whose rows rightly have no gradient.
+    /// For queries, keys and values in one linear layer these are the rows of queries and keys before
+    /// `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph. If each head has its own part
+    /// there are several ranges. In all other cases it is empty: also for an embedding, as most of its rows
+    /// rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
 }
 
@@ -140,7 +140,7 @@ impl Reach {
         match () {
             () if count > 0 => Reach::NonFinite { count },
             () if largest > 0.0 => {
-                // Squares of what is very large or small are no f64.
+                // Divided by the largest: squares of very large or small numbers leave the range of f64.
                 let sum: f64 = numbers.iter().map(|number| (number / largest).powi(2)).sum();
                 Reach::Gradient { norm: largest * sum.sqrt() }
             }
@@ -150,11 +150,11 @@ impl Reach {
     }
 }
 
-/// The matrices that a loss multiplies with transposed, as linear layers do, so that each row makes one
-/// output. The rows of an embedding are looked up, and not seen here.
+/// The matrices that a loss multiplies with transposed, as linear layers do: each row makes one output. An
+/// embedding is looked up, not multiplied, so it is not among them.
 struct Projections<'n> {
     nodes: &'n [&'n Tensor],
-    /// Where their elements are, and how many columns they have.
+    /// Each by the place of its elements and its number of columns.
     transposed: HashSet<(usize, usize)>,
 }
 
@@ -170,19 +170,19 @@ impl<'n> Projections<'n> {
     fn has(&self, x: &Tensor) -> bool {
         let [_, columns] = *x.dims() else { return false };
         let is_transposed = |matrix: &Tensor| self.transposed.contains(&(storage_address(matrix), columns));
-        // What is made of a variable comes before it in the order of the graph; so does a copy in another
-        // dtype, which is what is multiplied with then.
+        // In the order of the graph, results come before the variables they are made of. If there is a copy
+        // in another dtype, that copy is multiplied with.
         let is_copy = |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
         let of_copy = |pair: &[&Tensor]| pair[1].id() == x.id() && is_copy(pair[0]) && is_transposed(pair[0]);
         is_transposed(x) || self.nodes.windows(2).any(of_copy)
     }
 }
 
-/// Parts of fewer rows are no matrices in one, but outputs that happen to have no influence.
+/// The fewest rows of a part: fewer are outputs that happen to have no influence.
 const SMALLEST_PART: usize = 4;
 
-/// The rows of a matrix without any gradient, if all others have one, and they are a run of whole parts, a
-/// quarter or more, of all rows or of those of each head.
+/// The rows of a matrix without any gradient. All others have to have one, and these have to be whole parts
+/// in a row, a quarter or more of all rows or of each head's rows.
 fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     let [rows, columns] = *shape else { return Vec::new() };
     let mut runs: Vec<Range<usize>> = Vec::new();
@@ -214,16 +214,16 @@ impl Audit {
         self.with(|reach| reach == Reach::Unreached)
     }
 
-    /// The paths of the variables of which [a part of the rows](Audited::cut_rows) has no gradient at all.
+    /// The paths of the variables with [parts of rows](Audited::cut_rows) that have no gradient.
     pub fn partly_cut(&self) -> impl Iterator<Item = &str> {
         self.variables.iter().filter(|variable| !variable.cut_rows.is_empty()).map(Audited::path)
     }
 
     /// The variables that the loss reaches and the model does not show, by shape and dtype.
     ///
-    /// No optimiser of this model trains them. They have no path, as only a model has paths, and gradients
-    /// that are found by the variable say nothing of them. What [`model!`](crate::model) leaves out by `..`
-    /// is here, and what an own [`Model::visit`] forgets.
+    /// No optimiser of this model trains them, and no update can tell. They have no path, as only a model has
+    /// paths. Here are the variables that [`model!`](crate::model) leaves out by `..`, and those that your
+    /// own [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Vec<usize>, DType)] {
         &self.outside
     }

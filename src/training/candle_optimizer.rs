@@ -14,11 +14,10 @@ use crate::step::setup::setup;
 use crate::step::update::update;
 use crate::tree::{Leaf, StateTree, is_trainable};
 
-/// Any optimiser of this crate as a [`candle_nn::Optimizer`], for training loops that are written for that
-/// trait.
+/// Any optimiser of this crate as a [`candle_nn::Optimizer`], for training loops that use that trait.
 ///
 /// It owns the variables and their [`StateTree`]; a step is [`update`](crate::update). One line of an
-/// existing loop changes. λ is 0.01 by default, as candle-nn's weight decay is, so
+/// existing loop changes. λ is 0.01 by default, like candle-nn's weight decay, so
 /// `candle_nn::AdamW::new_lr(vars, lr)` becomes:
 ///
 /// ```
@@ -39,11 +38,11 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// ```
 ///
 /// `new` names the leaves by their places in the list: `0`, `1`, and so on. `VarMap::all_vars` has another
-/// order in each run of the program, so these names are of no use to a checkpoint;
-/// [`CandleOptimizer::for_model`] keeps the names that the model has.
+/// order in each run of the program, so a checkpoint cannot use these names; [`CandleOptimizer::for_model`]
+/// keeps the names of the model.
 ///
-/// With equal settings it takes candle-nn's steps up to rounding: `Descent` those of `SGD` bit for bit, and
-/// an MLP in f32 has the losses of `AdamW` to 2.4e-7 (two units in the last place) over 50 steps.
+/// With equal settings its steps are candle-nn's up to rounding. `Descent` has those of `SGD` bit for bit; an
+/// MLP in f32 has the losses of `AdamW` to 2.4e-7 (two units in the last place) over 50 steps.
 ///
 /// # Departures
 /// From candle-nn's optimisers:
@@ -51,18 +50,18 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// - A step without a gradient for any variable is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
 ///   candle-nn does nothing. An empty list is accepted by both, and steps do nothing.
 /// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate)
-///   refuses a negative rate, one that is not finite, and any rate where no rule has one. As it cannot fail,
-///   the next step returns its error and applies nothing; the learning rate stays as it was.
+///   refuses a rate that is negative or not finite, and any rate if no rule has one. It cannot fail, so the
+///   next step returns the error and applies nothing; the learning rate stays as it was.
 /// - [`learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.learning_rate)
-///   is that of the first leaf: NaN where there is none.
-/// - Where several members of a chain have a rate, both mean [their product](crate::Adjust::adjust), as in
+///   is that of the first leaf: NaN if there is none.
+/// - If several members of a chain have a rate, both mean [their product](crate::Adjust::adjust), as in
 ///   torch's RMSprop with momentum.
 ///
 /// Errors of this crate arrive as candle's, with their message.
 #[must_use = "it trains nothing until `backward_step` or `step` is called"]
 #[derive(Debug)]
 pub struct CandleOptimizer<O: Optimiser> {
-    /// By all their paths.
+    /// The variables, by all their paths.
     variables: BTreeMap<String, Tensor>,
     state: StateTree,
     outcome: Option<Outcome>,
@@ -107,9 +106,11 @@ impl<O: Optimiser> CandleOptimizer<O> {
         &self.state
     }
 
-    /// The state, to adjust or freeze parts of it, to [require all](StateTree::require_all) gradients, or to
-    /// [load](StateTree::load) a saved one. With the model it also goes into an [`Update`](crate::Update) or
-    /// a [`LossScaler`](crate::LossScaler), for steps that candle's trait has no words for.
+    /// The state, to adjust it or freeze parts, to [require all](StateTree::require_all) gradients, or to
+    /// [load](StateTree::load) a saved one.
+    ///
+    /// With the model it also goes into an [`Update`](crate::Update) or a [`LossScaler`](crate::LossScaler),
+    /// for steps that candle's trait cannot express.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};

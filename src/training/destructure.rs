@@ -9,10 +9,11 @@ use crate::model::{CandleVariable, Model, by_first_path, empty_model, of_candle}
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
 
-/// The trainable floating-point variables of `model` by path. A tied variable is there once, under the first
-/// of its paths in sorted order.
+/// The trainable floating-point variables of `model`, by path.
 ///
-/// The tensors are the variables themselves, no copies: they follow every update, and [`Var::from_tensor`]
+/// A tied variable is there once, under the first of its paths in sorted order.
+///
+/// The tensors are the variables themselves, not copies: they follow every update, and [`Var::from_tensor`]
 /// makes a [`Var`] of each that writes to the model.
 ///
 /// # Errors
@@ -33,18 +34,18 @@ use crate::tree::is_trainable;
 ///
 /// # Departures
 /// Optimisers.jl's `trainables` lists arrays in the order of the model's fields; this is a map in the order
-/// of paths, which does not depend on how a model is written or a `VarMap` is hashed. What counts as
-/// trainable is decided by [`Model`] and `is_variable`, there by `trainable` and `isnumeric`.
+/// of paths, which does not depend on how a model is written or a `VarMap` is hashed. Here [`Model`] and
+/// `is_variable` decide what is trainable, there `trainable` and `isnumeric`.
 pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
     by_first_path(model, is_trainable)
 }
 
-/// All trainable parameters of `model` in one new vector, and the [`Structure`] that leads back.
+/// All trainable parameters of `model` in one new vector, and the [`Structure`] to go back.
 ///
 /// The parameters stand in the order of [`trainables`], each in row-major order. The vector's dtype is the
-/// widest that occurs (F32 for F16 together with BF16), so every value is exact, and its device is that of
-/// the first parameter. It is a copy, and differentiable: `backward` from a function of it has gradients of
-/// the model's variables.
+/// widest that occurs (F32 for F16 together with BF16), so every value is exact. Its device is that of the
+/// first parameter. It is a copy, and differentiable: `backward` of a function of it has gradients of the
+/// model's variables.
 ///
 /// # Errors
 /// If the model has no trainable parameter, one of a dtype other than F16, BF16, F32 and F64, or two with one
@@ -74,10 +75,10 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 ///
 /// # Departures
 /// Optimisers.jl's `destructure` returns a function that makes a new model. A model in candle is code around
-/// its tensors, so [`Structure::rebuild`] makes a map of tensors by path; [`Structure::assign`] is what
-/// `destructure!` returns. In Optimisers.jl the order is that of the model's fields, arrays are column-major,
-/// the vector may have any number type, parameters on several devices are undefined behaviour, and a model
-/// without parameters has an empty vector.
+/// its tensors, so [`Structure::rebuild`] makes a map of tensors by path; [`Structure::assign`] corresponds
+/// to the function that `destructure!` returns. In Optimisers.jl the order is that of the model's fields,
+/// arrays are column-major, the vector may have any number type, parameters on several devices are undefined
+/// behaviour, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
     let variables = of_candle(model, is_trainable)?;
     let first = variables.first().ok_or_else(empty_model)?;
@@ -110,7 +111,7 @@ fn widest(a: DType, b: DType) -> DType {
     }
 }
 
-/// Which part of a flat vector is which parameter. Made by [`destructure`], where there is an example.
+/// Which part of a flat vector is which parameter; made by [`destructure`], which has an example.
 #[derive(Clone, Debug)]
 pub struct Structure {
     parameters: Vec<StructurePart>,
@@ -118,7 +119,7 @@ pub struct Structure {
     elements: usize,
 }
 
-/// What there is to know of a parameter but its values.
+/// A parameter without its values.
 #[derive(Clone, Debug)]
 struct StructurePart {
     /// Sorted; more than one if the variable is tied.
@@ -145,13 +146,12 @@ impl Structure {
         self.dtype
     }
 
-    /// The parts of `flat` as tensors of the parameters' shapes, dtypes and devices, by path; a tied variable
-    /// under its first path.
+    /// The parts of `flat` as tensors of the parameters' shapes, dtypes and devices, by path.
     ///
-    /// They are copies, and differentiable: `backward` from a function of them reaches `flat` if that is a
-    /// variable, or depends on some. Where a dtype is narrower than the vector's, values are rounded as
-    /// candle's `to_dtype` does; from F64 to F16 or BF16 that may take the second nearest of two numbers that
-    /// are almost equally near.
+    /// A tied variable is under its first path. The tensors are copies, and differentiable: `backward` of a
+    /// function of them reaches `flat` if that is a variable, or depends on some. To a narrower dtype values
+    /// are rounded as by candle's `to_dtype`; from F64 to F16 or BF16 that may pick the second nearest if two
+    /// numbers are almost equally near.
     ///
     /// # Errors
     /// If `flat` has another shape or dtype than the vector of [`destructure`] (its device may be any), or a
@@ -183,20 +183,19 @@ impl Structure {
 
     /// Writes the parts of `flat` into the variables of `model`, rounded as by [`Structure::rebuild`].
     ///
-    /// `model` is the one that [`destructure`] saw, or another with the same paths, ties, shapes and dtypes,
+    /// `model` is the one given to [`destructure`], or another with the same paths, ties, shapes and dtypes,
     /// on any device.
     ///
-    /// This is for a model without optimiser state. Where there is one,
-    /// `state.set_masters(&model, &structure.rebuild(&flat)?)` gives it the same numbers. Otherwise the next
-    /// [`update`](crate::update) refuses a parameter that is not its master rounded any more,
-    /// [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan) go on with what the old values lacked,
-    /// and rules with copies of the parameter ([`Lookahead`](crate::Lookahead),
-    /// [`ScheduleFree`](crate::ScheduleFree)) with the old ones. Where the dtypes of the parameters are too
-    /// narrow for the numbers, [`destructure`] variables made of the [masters](crate::StateTree::masters),
-    /// and rebuild those.
+    /// This is for a model without optimiser state. With one, use
+    /// `state.set_masters(&model, &structure.rebuild(&flat)?)`. Otherwise the next [`update`](crate::update)
+    /// refuses a parameter that is no longer its master rounded, [`SplitMaster`](crate::SplitMaster) and
+    /// [`Kahan`](crate::Kahan) go on with what the old values lacked, and rules with copies of the parameter
+    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree)) with the old copies. If the
+    /// dtypes of the parameters are too narrow for the numbers, [`destructure`] variables made of the
+    /// [masters](crate::StateTree::masters), and rebuild those.
     ///
     /// # Errors
-    /// As [`Structure::rebuild`], or if the model is another. All checks come before the first write.
+    /// As [`Structure::rebuild`], or if the model differs. All checks come before the first write.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -223,7 +222,7 @@ impl Structure {
         Ok(())
     }
 
-    /// The vector cut into the parameters' parts, which share its storage.
+    /// The vector, cut into the parameters' parts, which share its storage.
     fn parts(&self, flat: &Tensor) -> Result<Vec<Tensor>> {
         const WHAT: &str = "the flat vector";
         let expected = Shape::from(self.elements);
@@ -271,8 +270,8 @@ impl Structure {
     }
 }
 
-/// Cuts a vector into parts of these lengths by halves. The gradient of a part is padded to what it was cut
-/// from, so that cutting all parts from the whole would take quadratic time in `backward`.
+/// Cuts a vector into parts of these lengths, by halves. `backward` pads the gradient of a part to the tensor
+/// that it was cut from: cutting all parts from the whole would take quadratic time.
 fn cut(flat: &Tensor, lengths: &[usize], parts: &mut Vec<Tensor>) -> candle_core::Result<()> {
     if lengths.len() < 2 {
         parts.push(flat.clone());

@@ -1,5 +1,4 @@
-//! What stands around a training loop: schedules, sharpness-aware steps, averages of gradients, layers by
-//! precision, candle's traits, looking into a loss.
+//! Parts of a training loop beside the update: schedules, sharpness-aware steps, mixed precision, audits.
 
 pub(crate) mod accumulator;
 pub(crate) mod audit;

@@ -1,4 +1,4 @@
-//! A pair of models: one in full precision, which is trained, and its low-precision twin, which computes.
+//! Pairs of models: a precise one, which is trained, and its low-precision twin, which computes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use crate::model::{Model, Visitor, by_first_path};
 use crate::numbers::is_wider;
 use crate::tree::{Twins, is_trainable};
 
-/// A model in F32 (or F64) and its twin in lower precision.
+/// A model in F32 (or F64), and its twin in lower precision.
 ///
-/// Forward and backward pass run on the twin; an update moves the variables of the precise model and writes
-/// them, rounded, to the twin, in one pass. So the masters are the user's own variables and there is no third
-/// copy: bytes per parameter are 4 + 2 and the rule's state, as with
+/// Forward and backward pass run on the twin. An update moves the variables of the precise model and writes
+/// them, rounded, to the twin, in one pass. So the masters are your own variables, and there is no third
+/// copy. Bytes per parameter are 4 + 2 and the rule's state, as with
 /// [`MixedPrecision`](crate::MixedPrecision), but evaluation in full precision and export need no conversion.
 ///
-/// Variables that the twin lacks, or shares, are trained as they are. One of its own in the same dtype is a
-/// copy that follows.
+/// Variables that the twin lacks, or shares, are trained as they are. If the twin has its own variable in the
+/// same dtype, that is a copy that follows.
 ///
-/// As a [`Model`], alone or as a part of another, it is the precise one. The twin follows where a state
-/// writes that: with updates, with new weights ([`set_masters`](crate::StateTree::set_masters),
+/// As a [`Model`], alone or as a part of another, it is the precise one. The twin follows when a state writes
+/// that one: with updates, with new weights ([`set_masters`](crate::StateTree::set_masters),
 /// [`refresh_masters`](crate::StateTree::refresh_masters), checkpoints) and with averages
 /// ([`with_averages`](crate::StateTree::with_averages)).
 ///
 /// # Updates
-/// [`update`](crate::update) and the like take the pair for the model, and gradients of the twin's variables.
-/// Where a loss has gradients of the precise ones too they are added, as those of tied variables are.
+/// [`update`](crate::update) and the like take the pair as the model, and gradients of the twin's variables.
+/// If a loss has gradients of the precise ones too, they are added, like those of tied variables.
 ///
-/// An update is refused if the optimiser keeps copies of its own, as the rule alone is what a pair needs; if
-/// a variable has twins in two pairs of the model; over [ranks](crate::Setup::over); and if one of a pair was
-/// changed by others than updates, as far as that is noticed (see [`MixedPrecision`](crate::MixedPrecision)).
+/// An update is refused if the optimiser keeps copies of its own (a pair needs the rule alone); if a variable
+/// has twins in two pairs of the model; over [ranks](crate::Setup::over); and if one of a pair was changed
+/// outside of updates, as far as that is noticed (see [`MixedPrecision`](crate::MixedPrecision)).
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor};
@@ -64,12 +64,11 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// Pairs the variables of two models by their paths, and sets those of `low` to those of `precise`,
-    /// rounded.
+    /// Pairs the variables of two models by path, and sets those of `low` to those of `precise`, rounded.
     ///
     /// # Errors
-    /// If the twin has a variable that the precise model lacks, or one of another shape, device or of a
-    /// higher precision; if they have nothing in common. Nothing changes then.
+    /// If the twin has a variable that the precise model lacks, or one of another shape or device or of
+    /// higher precision; if the models have no path in common. Nothing changes then.
     pub fn new<P: Model + ?Sized, L: Model + ?Sized>(precise: &P, low: &L) -> Result<Self> {
         let precise = by_first_path(precise, is_trainable)?;
         let mut twins = Twins::default();
@@ -102,11 +101,12 @@ impl Twin {
         Ok(twin)
     }
 
-    /// Variables with the names and values of `precise`, in the dtypes that `choose` says. A model that is
-    /// built on them (`VarBuilder::from_varmap`) is the twin.
+    /// Variables with the names and values of `precise`, in the dtypes that `choose` returns.
     ///
-    /// One that keeps its dtype is the variable of `precise` itself. That is right for what the twin moves
-    /// while it computes, such as BatchNorm's running statistics: both have the same.
+    /// Build the twin on them, by `VarBuilder::from_varmap`.
+    ///
+    /// A variable that keeps its dtype is that of `precise` itself. That is right for variables that the twin
+    /// moves while it computes, such as BatchNorm's running statistics: both share them.
     ///
     /// # Errors
     /// If two variables have the same path.
@@ -122,8 +122,9 @@ impl Twin {
         Ok(map)
     }
 
-    /// Sets the twin's variables to those of the precise model, rounded: for when new weights were put into
-    /// the precise model.
+    /// Sets the twin's variables to those of the precise model, rounded.
+    ///
+    /// Call it after putting new weights into the precise model.
     ///
     /// # Errors
     /// If a device fails.
@@ -132,7 +133,7 @@ impl Twin {
     }
 }
 
-/// The error for a twin that is not where its parameter is.
+/// The error that a twin is on another device than its parameter.
 fn on_another_device(path: &str, got: DeviceLocation, expected: DeviceLocation) -> Error {
     Error::device("its twin", got, expected).with_remedy("make both models on one device").at(path)
 }

@@ -14,13 +14,14 @@ use crate::ranks::Call;
 use crate::rule::Evaluation;
 
 impl StateTree {
-    /// The weights to evaluate with, by path: of every parameter that has taken a step and whose rule keeps
-    /// an average ([`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage),
-    /// [`ScheduleFree`](crate::ScheduleFree), or a rule of one's own with a
-    /// [`Slot::average`](crate::Slot::average)), in the precision of the average.
+    /// The weights to evaluate with, by path, in the precision of the average.
     ///
-    /// Without a step there is no average. So it is with BatchNorm's running statistics, which are variables
-    /// in a `VarMap` and move without gradients.
+    /// They are those of every parameter that has taken a step and whose rule keeps an average:
+    /// [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree),
+    /// or a rule of your own with a [`Slot::average`](crate::Slot::average).
+    ///
+    /// A parameter without a step has no average: for example BatchNorm's running statistics, which are
+    /// variables in a `VarMap` and move without gradients.
     ///
     /// Over [ranks](crate::Setup::over) all call this, and each gets the whole.
     ///
@@ -33,31 +34,33 @@ impl StateTree {
         Ok(whole.into_iter().map(|(leaf, average)| (self.leaves[leaf].path.clone(), average)).collect())
     }
 
-    /// The averages of what this rank has of the parameters, each with the index of its leaf.
+    /// The averages of this rank's parts, each with the index of its leaf.
     fn own_averages(&self, parameters: &[Lent<'_>]) -> Result<Vec<(usize, Tensor)>> {
         let moved = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
         moved.filter_map(|(index, (leaf, x))| Some(average(leaf, &**x).transpose()?.map(|average| (index, average)))).collect()
     }
 
-    /// Puts the [averages](StateTree::averages), rounded, into the model for as long as `evaluate` runs.
-    /// Before the first step there are none, and it runs with the parameters. The low-precision half of a
-    /// [`Twin`](crate::Twin), which computes, is exchanged too.
+    /// Puts the [averages](StateTree::averages), rounded, into the model while `evaluate` runs.
+    ///
+    /// Before the first step there are none, and `evaluate` runs with the parameters. The low-precision half
+    /// of a [`Twin`](crate::Twin), which computes, is exchanged too.
     ///
     /// The parameters come back on every way out, bit for bit: after an error or a panic of `evaluate`, and
     /// where a device or another rank fails. Masters and state stay as they are. Do not write to the model
-    /// meanwhile: it would be gone after the exchange. To keep the averages, save the model in `evaluate`, as
-    /// by `VarMap::save`. It takes memory for a copy of the parameters.
+    /// meanwhile: what you write is lost. To keep the averages, save the model in `evaluate`, as by
+    /// `VarMap::save`. The exchange takes memory for a copy of the parameters.
     ///
-    /// What is no parameter, such as BatchNorm's running statistics, stays what it was in the training. The
-    /// example [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs)
-    /// estimates it anew for the averages. Over [ranks](crate::Setup::over) all call this; each has its
-    /// parameters back when its own `evaluate` ends.
+    /// Variables that are no parameters, such as BatchNorm's running statistics, stay as they were in the
+    /// training. The example
+    /// [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs) estimates
+    /// it anew for the averages. Over [ranks](crate::Setup::over) all call this; each gets its parameters
+    /// back when its own `evaluate` ends.
     ///
     /// # Errors
-    /// Those of `evaluate`, in a type that an [`Error`] can become: candle's and `Box<dyn Error>` are such.
-    /// If no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
-    /// fails to write the parameters back: the state keeps them, refuses what needs them by
-    /// an error of the kind [`Changed`](ErrorKind::Changed), and the next call of this tries again.
+    /// Those of `evaluate`, in a type that an [`Error`] can become, such as candle's or `Box<dyn Error>`. If
+    /// no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
+    /// fails to write the parameters back: the state keeps them, and the next call of this tries again. Until
+    /// then calls that need the parameters fail with an error of the kind [`Changed`](ErrorKind::Changed).
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -99,7 +102,7 @@ impl StateTree {
         Ok(exchanged)
     }
 
-    /// What can be refused comes before anything is written.
+    /// Everything that can be refused, before anything is written.
     fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<AverageExchange<'m>> {
         let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
@@ -118,22 +121,22 @@ impl StateTree {
     }
 }
 
-/// What goes into the model, and what is kept meanwhile.
+/// The averages that go into the model, and the copies that are kept meanwhile.
 struct AverageExchange<'m> {
-    /// The averages of what this rank has of the parameters, by the index of their leaf.
+    /// The averages of this rank's parts, by the index of their leaf.
     averages: Vec<(usize, Tensor)>,
     /// The variables of the model, in the order of the leaves.
     parameters: Vec<Lent<'m>>,
-    /// Copies of those that are exchanged, whole.
+    /// Whole copies of the parameters that are exchanged.
     copies: Vec<(usize, Tensor)>,
 }
 
-/// What a leaf is to be evaluated with.
+/// The weights that a leaf is evaluated with, as its optimiser describes them.
 fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
     leaf.optimiser.evaluation(&leaf.state).map_err(|error| error.at(&leaf.path))
 }
 
-/// The weights of a leaf, or of what this rank has of it, to evaluate with.
+/// The average of this rank's part of a leaf.
 fn average(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
     let Some(evaluation) = evaluation(leaf)? else { return Ok(None) };
     let x = leaf.own_part(x)?;

@@ -8,13 +8,13 @@ use crate::model::Variable;
 use crate::model::patterns::Patterns;
 use crate::rule::{Description, Optimiser, Parameter, choose, patterns};
 
-/// Variables with what was chosen for each.
+/// Variables, each with the optimiser chosen for it.
 pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
 
 /// Asks `choose` for every path of every variable.
 ///
 /// # Errors
-/// If the answers for the paths of one variable are not the same.
+/// If the answers for the paths of one variable differ.
 pub(crate) fn chosen<'m, O: Optimiser>(
     variables: Vec<Variable<'m>>,
     choose: &mut impl FnMut(&str, Parameter<'_>) -> Option<O>,
@@ -41,7 +41,7 @@ pub(crate) fn expect_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     let variables: Vec<&Variable<'_>> = choices.iter().map(|(variable, _)| variable).collect();
     let mut last = None;
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
-        // One for all parameters is asked once.
+        // Neighbours usually share one `Arc`; its patterns are checked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
             Patterns::new(patterns(&mut *dyn_clone::clone_box(&**optimiser))).expect_matched(&variables)?;
         }
@@ -49,7 +49,7 @@ pub(crate) fn expect_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Optimisers as they are for each parameter; those that are the same stay one.
+/// The optimiser of each parameter, after its patterns are decided; equal ones are shared.
 #[derive(Default)]
 pub(crate) struct ChoiceCache {
     known: HashMap<(*const (), u64), Arc<dyn Optimiser>>,
@@ -66,13 +66,13 @@ impl ChoiceCache {
     }
 
     /// # Errors
-    /// If what was decided on does not go with the rules around it.
+    /// If the rule decided on does not go with the rules around it.
     pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: Parameter<'_>) -> Result<Arc<dyn Optimiser>> {
         let mut own = dyn_clone::clone_box(&**optimiser);
         if !choose(&mut *own, paths, x) {
             return Ok(optimiser.clone());
         }
-        // What is right for some parameters can be wrong for this one.
+        // Checked per parameter: the rule decided on can be wrong for this one only.
         own.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
         let key = (Arc::as_ptr(optimiser).cast(), Description::fingerprint(&mut *own));
         Ok(self.known.entry(key).or_insert_with(|| Arc::from(own)).clone())
@@ -83,8 +83,7 @@ fn described(optimiser: &impl Optimiser) -> Description {
     Description::of(&mut *dyn_clone::clone_box(optimiser))
 }
 
-/// Two choices as the name and the hyper-parameters, and with all that they say of themselves where these are
-/// the same.
+/// Two choices in words: name and hyper-parameters, or, if these are equal, the whole descriptions.
 fn words(chosen: &[Option<Description>; 2]) -> [String; 2] {
     let words =
         |words: fn(&Description) -> String| chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words));

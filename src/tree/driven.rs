@@ -1,16 +1,20 @@
 //! Leaves and states whose hyper-parameters schedules drive.
+//!
+//! [`DriveMark`] marks a driven field. `Selection::replace` sets the driven rate in the new optimiser by the
+//! mark. A new schedule on a driven state is refused or warned of.
 
 use smallvec::SmallVec;
 
+use super::marks::{DriveCourse, DriveMark};
 use super::{Leaf, StateTree};
 use crate::error::Result;
 use crate::error::warning::Warning;
 use crate::rule::{FieldValue, Optimiser, RATE, RateField, RateFields, reached};
 
-/// After so many steps on one value of a schedule that moves, nobody seems to advance it.
+/// The steps on one value of a moving schedule after which it counts as not advanced.
 const FORGOTTEN: u64 = 100;
 
-/// What of a driven leaf goes over to another optimiser.
+/// The drives of a leaf that another optimiser takes over.
 #[derive(Default)]
 pub(super) struct CarriedDrives {
     pub(super) marks: Vec<DriveMark>,
@@ -20,13 +24,13 @@ pub(super) struct CarriedDrives {
 }
 
 impl CarriedDrives {
-    /// What tells the values of two leaves apart.
+    /// The values as a key: leaves with one key share an optimiser.
     pub(super) fn key(&self) -> Vec<(usize, u64)> {
         self.values.iter().map(|(field, value)| (*field, value.to_bits())).collect()
     }
 
-    /// Takes over the drive of a field that has this value of its own, or the same as before if the schedule
-    /// is not relative.
+    /// Takes over the drive of a field. A relative schedule multiplies its `own` value; any other keeps the
+    /// value `same`.
     fn take(&mut self, mark: &DriveMark, steps: u64, (field, own): (usize, f64), same: Option<f64>) {
         let Some(value) = mark.factor.map_or(same, |factor| Some(own * factor)) else { return };
         if self.marks.iter().all(|known| known.field != field) {
@@ -55,7 +59,7 @@ impl Leaf {
         self.driven.iter().copied().find(|mark| mark.field == field)
     }
 
-    /// What a relative schedule that drives a field multiplies.
+    /// The value that a relative schedule on a field multiplies.
     #[cfg(feature = "torch")]
     pub(crate) fn driven_base(&self, place: &str) -> Option<f64> {
         let (field, _) = reached(&*self.optimiser, place).first().copied()?;
@@ -69,7 +73,7 @@ impl Leaf {
         }
     }
 
-    /// Says that the values of what is set by this name are the leaf's own, and no schedule's.
+    /// Removes the marks of the fields that this name sets: their values are no longer a schedule's.
     pub(crate) fn unmark(&mut self, name: &str) {
         if self.driven.is_empty() {
             return;
@@ -81,8 +85,8 @@ impl Leaf {
         self.driven.retain(|mark| !set.contains(&mark.field));
     }
 
-    /// Which drives another optimiser goes on under, and at which values: a relative schedule multiplies the
-    /// other's own, and what is not relative stays as it is.
+    /// The drives that another optimiser takes over, and its values under them. A relative schedule
+    /// multiplies the other's own value; any other keeps the value.
     pub(super) fn drives_for(&self, other: &dyn Optimiser) -> CarriedDrives {
         let mut carried = CarriedDrives::default();
         if self.driven.is_empty() {
@@ -92,7 +96,7 @@ impl Leaf {
         let [rates, others] = [&*self.optimiser, other].map(set_for_rate);
         for mark in &self.driven {
             let (Some(place), Some((_, FieldValue::Real(value)))) = (places.get(mark.field), fields.get(mark.field)) else { continue };
-            // The rate of the whole goes over to that of the whole, wherever in a chain it is set.
+            // A driven learning rate goes over to the other's learning rate, wherever in a chain it is set.
             match rates.iter().find(|field| field.index == mark.field) {
                 Some(rate) if !others.is_empty() => {
                     let same = |field: &RateField| if field.others == rate.others { Some(*value) } else { field.value_for(rate.rate()) };
@@ -105,13 +109,13 @@ impl Leaf {
     }
 }
 
-/// The fields that are set for the learning rate of an optimiser.
+/// The fields that set the learning rate of an optimiser.
 fn set_for_rate(optimiser: &dyn Optimiser) -> RateFields {
     optimiser.rates(RATE).and_then(|rates| rates.fields().ok()).unwrap_or_default()
 }
 
-/// The field of an optimiser that has the name of the field at this place in another: the only one of that
-/// name, or else the one at the same place.
+/// The field of an optimiser for a field of another one at this place: the only one of its name, or else the
+/// one at the same place.
 fn same_field(place: &str, optimiser: &dyn Optimiser) -> Option<(usize, f64)> {
     let name = place.rsplit('.').next().unwrap_or(place);
     let real = |name: &str| match reached(optimiser, name)[..] {
@@ -149,27 +153,4 @@ impl StateTree {
         let met = [forgotten, over].map(|warning| warning.and_then(|warning| self.warnings.meet(warning)));
         met.into_iter().flatten()
     }
-}
-
-/// What says that a hyper-parameter is driven: its value is what a schedule has made of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct DriveMark {
-    /// The index of the field.
-    pub(crate) field: usize,
-    /// What a relative schedule says; `None` of one that is not relative.
-    pub(crate) factor: Option<f64>,
-    /// The steps of the leaf when the schedule set the value.
-    pub(crate) since: u64,
-    pub(crate) course: DriveCourse,
-}
-
-/// Where a schedule is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DriveCourse {
-    /// Its value changes in a later step.
-    Moves,
-    /// Its value stays as it is from here on, or nobody knows what comes next.
-    Rests,
-    /// It has ended at a learning rate of 0.
-    IsOver,
 }

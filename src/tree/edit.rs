@@ -1,4 +1,4 @@
-//! A tree that changes with its model.
+//! Leaves that are added, removed, renamed or rebound, as the model changes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use crate::ranks::LeafParts;
 use crate::rule::{Optimiser, Parameter, State};
 
 impl StateTree {
-    /// Makes leaves for the variables of `model` that this state does not know yet, and returns their paths.
-    /// The others keep theirs.
+    /// Makes leaves for the variables of `model` that are new to this state, and returns their paths.
+    ///
+    /// The others keep their leaves.
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, or a new variable has the path of a known one; nothing changes
@@ -42,8 +43,10 @@ impl StateTree {
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
 
-    /// Asks for every variable of `model` without a leaf, those that were left out too, which optimiser it
-    /// gets, or that it is left out from now on. Returns the paths of the new leaves.
+    /// Asks `choose` for the optimiser of every variable of `model` without a leaf.
+    ///
+    /// Variables that were left out are asked for too. With `None` a variable is left out from now on.
+    /// Returns the paths of the new leaves.
     ///
     /// # Errors
     /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one
@@ -59,7 +62,7 @@ impl StateTree {
         self.extend_whole(chosen(without, &mut choose)?)
     }
 
-    /// [`StateTree::extend`] by parameters that are not divided.
+    /// [`StateTree::extend`] with parameters that are not divided.
     fn extend_whole(&mut self, choices: ChosenOptimisers<'_>) -> Result<Vec<String>> {
         let settled = ChoiceCache::all(choices)?.into_iter();
         self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
@@ -96,9 +99,9 @@ impl StateTree {
 
     /// Forgets the parameters at `path` and below, and returns the paths of the leaves that are gone.
     ///
-    /// The model that is passed to the next update must not have them any more. A parameter that stays in the
-    /// model and is not to be trained can be [frozen](crate::Selection::freeze), which keeps its state, or
-    /// left out after the removal: `state.add_with(&model, |_, _| None::<Descent>)`.
+    /// The model of the next update must no longer have them. A parameter that stays in the model untrained
+    /// can be [frozen](crate::Selection::freeze), which keeps its state, or left out after the removal:
+    /// `state.add_with(&model, |_, _| None::<Descent>)`.
     ///
     /// # Errors
     /// If there is none, or the model has the average of one in its place. Nothing changes then.
@@ -128,8 +131,10 @@ impl StateTree {
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
-    /// Renames `from` and everything below it: `rename("encoder", "backbone.encoder")` makes
-    /// `backbone.encoder.0.weight` of `encoder.0.weight`. The empty path stands for the root.
+    /// Renames `from` and everything below it.
+    ///
+    /// `rename("encoder", "backbone.encoder")` makes `backbone.encoder.0.weight` of `encoder.0.weight`. The
+    /// empty path stands for the root.
     ///
     /// # Errors
     /// If there is no such path, or a new one exists already; nothing changes then.
@@ -180,14 +185,16 @@ impl StateTree {
         Ok(())
     }
 
-    /// Gives the state to another model with variables of the same paths, shapes and dtypes; state tensors
-    /// move to the devices of these variables. So a state moves between devices, and a clone goes with a copy
-    /// of the model. Over [ranks](crate::Setup::over) each has to do the same.
+    /// Gives the state to another model with variables of the same paths, shapes and dtypes.
+    ///
+    /// State tensors move to the devices of these variables. Use it to move a training between devices, or to
+    /// give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) each has to do the
+    /// same.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state, has one that the state does not know, or two where the
-    /// state knows one under two paths; if a shape or dtype is another, the old model has averages in place
-    /// of its parameters, or a device has no memory left; over ranks also if a parameter is not on the
+    /// If the model lacks a parameter of this state, has one that the state does not know, or two for one
+    /// leaf with two paths. If a shape or dtype differs, the old model has averages in place of its
+    /// parameters, or a device has no memory left. Over ranks also if a parameter is not on the
     /// [device](crate::Communicator::device) of a transport that has one. Nothing changes then.
     ///
     /// ```
@@ -229,7 +236,7 @@ impl StateTree {
         Ok(())
     }
 
-    /// Refuses two variables where this state has one with a path of each.
+    /// Refuses two variables for one leaf that has a path of each.
     pub(super) fn expect_ties(&self, variables: &[Variable<'_>]) -> Result<()> {
         let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
         let places: HashMap<&str, usize> = places.collect();

@@ -7,17 +7,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
 
-/// What a model shows, by the leaves that it belongs to.
+/// The variables of a model, as a visit finds them, by their leaves.
 struct ParameterSearch<'s, 'm> {
     state: &'s StateTree,
     found: Vec<Option<Lent<'m>>>,
     twins: Twins,
-    /// The variables that have two twins.
+    /// Variables with two twins, which are an error.
     with_two: Vec<TensorId>,
     unknown: Option<String>,
-    /// What is expected next, as the variables were visited the last time: a look-up of thousands is slow.
+    /// The variables in the order of the last visit: a look-up for each of thousands is slow.
     expected: std::slice::Iter<'s, (TensorId, usize)>,
-    /// In which order they are visited, if that is not known.
+    /// The order of this visit, if it is not known yet.
     visited: Option<Vec<(TensorId, usize)>>,
 }
 
@@ -68,7 +68,7 @@ impl StateTree {
         Ok(self.pairs(model)?.0)
     }
 
-    /// The model's parameters in the order of the leaves, and the twins of those that have one.
+    /// The model's parameters in the order of the leaves, and their twins.
     ///
     /// # Errors
     /// As [`StateTree::parameters`], and if a variable has two.
@@ -106,8 +106,7 @@ impl StateTree {
         }
     }
 
-    /// The parameters that were found for the leaves, if they are all there, and those of a model that comes
-    /// and goes fit.
+    /// The parameters found for the leaves. All have to be there, and parameters found by path have to fit.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;
@@ -117,12 +116,12 @@ impl StateTree {
         self.leaves.iter().zip(found).map(parameter).collect()
     }
 
-    /// The leaf of a variable, if the state knows it; none for one that was left out.
+    /// The leaf of a variable, if the state knows it; `Some(None)` if it was left out.
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
         self.by_id.get(&x.id()).copied().or_else(|| self.by_path.get(path).copied().filter(|leaf| self.is_known_by_path(*leaf, path)))
     }
 
-    /// Whether the parameter is memory that comes and goes.
+    /// Whether the parameter is memory that is found by its path.
     fn is_known_by_path(&self, leaf: Option<usize>, path: &str) -> bool {
         match leaf {
             Some(leaf) => self.leaves[leaf].id.is_none(),
@@ -149,17 +148,17 @@ impl Leaf {
         Err(error.at(&self.path).with_remedy("pass the model that `setup` saw, or set up a state for this model"))
     }
 
-    /// The model has no variable for this leaf.
+    /// The error that the model has no variable for this leaf.
     pub(crate) fn not_in_model(&self) -> Error {
         let problem = "the state has a leaf for it that the model lacks";
         Error::new(ErrorKind::Model, problem).at(&self.path).with_remedy("pass the model that `setup` saw, or `remove` the leaf")
     }
 }
 
-/// What a leaf's variable is called in errors.
+/// The name of a leaf's variable in errors.
 pub(super) const IN_MODEL: &str = "its variable in the model";
 
-/// The model has a variable that the state does not know.
+/// The error that the state does not know a variable of the model.
 pub(crate) fn not_in_state(path: &str) -> Error {
     let problem = "it is not in this state: it belongs to another model, or was added after `setup`";
     Error::new(ErrorKind::Model, problem).at(path).with_remedy("set up a state for this model, or `add` the parameter")

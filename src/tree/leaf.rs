@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
 
-use super::driven::DriveMark;
+use super::marks::DriveMark;
 use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
@@ -17,18 +17,19 @@ use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learni
 pub struct Leaf {
     pub(crate) path: String,
     pub(crate) aliases: Vec<String>,
-    /// `None` of memory that is known by its paths.
+    /// `None` for memory that is no tensor: the leaf is found by its path, and `UpdateTargets` has its memory
+    /// from `setup` on.
     pub(crate) id: Option<TensorId>,
-    /// What of the parameter is locked, if its owner is known.
+    /// The storage whose lock the parameter has, if its owner is known.
     pub(crate) storage: Option<usize>,
     pub(crate) device: Device,
-    /// Of the whole parameter.
+    /// The shape of the whole parameter.
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// `None`, if the state is of the whole parameter.
+    /// The parts of all ranks; `None` if the state is not divided.
     pub(crate) parts: Option<LeafParts>,
     pub(crate) optimiser: Arc<dyn Optimiser>,
-    /// Values that relative schedules multiply, each with the index of its field.
+    /// The leaf's own values, which relative schedules multiply, each with the index of its field.
     pub(crate) bases: Vec<(usize, f64)>,
     /// The fields that schedules drive.
     pub(crate) driven: Vec<DriveMark>,
@@ -36,13 +37,13 @@ pub struct Leaf {
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
     pub(crate) waiting: Waiting,
-    /// The steps when the state was made, restored or moved. From the next on only updates are expected to
-    /// write the parameter.
+    /// The step count when the state was made, restored or moved. After the next step only updates are
+    /// expected to write the parameter.
     pub(crate) settled_after: u64,
-    /// The parameter, while something else is in the model: its average, or where it was moved for a gradient
-    /// there.
+    /// The parameter, while the model has something else in its place: its average, or a moved copy for a
+    /// gradient there.
     pub(crate) aside: Option<Tensor>,
-    /// Whether it is meant that a parameter of 16 bits loses steps that are below its rounding.
+    /// Whether a parameter of 16 bits may lose steps below its rounding without a warning.
     pub(crate) allows_low_precision: bool,
 }
 
@@ -82,23 +83,23 @@ impl Leaf {
         })
     }
 
-    /// The storages that an update of it writes, but for plain memory. Functions of rules get to see masters
-    /// on devices, and may keep them.
+    /// The storages that an update of it writes, except plain memory. Masters on devices count: functions of
+    /// rules see them, and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
         let master = |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Whether this optimiser, the leaf's own with one of its fields set to `value`, works with the same
-    /// tensors as that.
+    /// Whether `optimiser`, which is the leaf's own with one field set to `value`, has the same state
+    /// tensors.
     pub(crate) fn has_state_for(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<bool> {
-        // Learning rates are adjusted often, and no real number decides on tensors.
+        // Real numbers, such as learning rates, never decide on tensors.
         if matches!(value, FieldValue::Real(_)) {
             return Ok(true);
         }
-        // Of both, as what a rule makes for a parameter can depend on its size, which this one has not.
+        // The names of both are for this empty tensor: the leaf's own can depend on the parameter's size.
         let empty = Tensor::zeros(vec![0; self.shape().len()], self.dtype.into(), &Device::Cpu)?;
-        // Whether there is a master depends on the parameter alone.
+        // Masters do not count: whether there is one depends on the parameter alone.
         let is_slot = |tensor: &StateTensor<'_>| !tensor.is_master;
         let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
             let state = optimiser.make_state(&empty).map_err(|error| error.at(&self.path))?;
@@ -131,8 +132,9 @@ impl Leaf {
         }
     }
 
-    /// Which of the parameter's elements, in row-major order, this process has the state of: all of them,
-    /// unless the state is [divided](crate::Setup::over) among ranks.
+    /// The elements, in row-major order, whose state this process has.
+    ///
+    /// These are all, unless the state is [divided](crate::Setup::over) among ranks.
     pub fn part(&self) -> Range<usize> {
         self.parts.as_ref().map_or(0..self.shape.elem_count(), LeafParts::own)
     }
@@ -147,19 +149,19 @@ impl Leaf {
         self.parts.as_ref().is_some_and(LeafParts::are_cut)
     }
 
-    /// Of what is stored of a state tensor: the shape of the whole, and which of its elements are here.
-    /// `None` where another rank has it.
+    /// The stored shape of a whole state tensor, and which of its elements are here; `None` if another rank
+    /// has it.
     pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(candle_core::Shape, Range<usize>)> {
         let stored = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
             Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(elem_count(tensor.shape())))),
-            // Parts begin where blocks of codes do.
+            // Exact for codes too: parts begin where records do.
             Held::Part(part) => Some((tensor.shape_of(self.shape()), stored(part.start)..stored(part.end))),
             Held::Nothing => None,
         }
     }
 
-    /// Refuses another optimiser that cannot work on what this rank has of the parameter.
+    /// Refuses another optimiser that cannot work on this rank's part of the parameter.
     pub(crate) fn expect_divisible(&self, optimiser: &dyn Optimiser) -> Result<()> {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
@@ -183,7 +185,7 @@ impl Leaf {
         self.parts.clone().ok_or_else(defect)
     }
 
-    /// What the optimiser works on of the parameter `x`.
+    /// This rank's part of the parameter `x`.
     pub(crate) fn own_part<'x>(&self, x: &'x dyn Lend) -> Result<Lent<'x>> {
         part_of(self.parts.as_ref(), x)
     }
@@ -200,7 +202,7 @@ impl Leaf {
         &self.path
     }
 
-    /// All paths of the parameter: more than one where a variable is tied to several places of the model.
+    /// All paths of the parameter: several if a variable is tied to several places of the model.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.path.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
@@ -225,14 +227,16 @@ impl Leaf {
         self.optimiser.field(name)
     }
 
-    /// The learning rate, if the optimiser has one: of a chain the product of its members', by each of which
-    /// its steps are multiplied, as in [`Adjust::field`](crate::Adjust::field).
+    /// The learning rate, if the optimiser has one.
+    ///
+    /// In a chain it is the product of its members' rates, as in [`Adjust::field`](crate::Adjust::field).
     pub fn learning_rate(&self) -> Option<f64> {
         learning_rate(&*self.optimiser)
     }
 
-    /// The learning rate (`eta`) or other hyper-parameter that the leaf has of its own, where a relative
-    /// schedule drives it: the value that the schedule is a factor of.
+    /// The leaf's own learning rate (`eta`) or other hyper-parameter, if a relative schedule drives it.
+    ///
+    /// The schedule multiplies this value.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -253,7 +257,7 @@ impl Leaf {
         if is_driven { rates.value_with(|field, value| self.base_of(field).unwrap_or(value)) } else { None }
     }
 
-    /// The value that a relative schedule multiplies, of the field with this index.
+    /// The value of the field with this index that a relative schedule multiplies.
     pub(crate) fn base_of(&self, field: usize) -> Option<f64> {
         self.bases.iter().find_map(|(known, base)| (*known == field).then_some(*base))
     }
@@ -268,9 +272,10 @@ impl Leaf {
         self.steps
     }
 
-    /// How many calls of `update` have brought no gradient since the last that did, or since the start. A
-    /// call that was skipped does not count, nor does one while the leaf is frozen;
-    /// [`thaw`](crate::Selection::thaw) begins anew.
+    /// How many calls of `update` brought no gradient since the last that did, or since the start.
+    ///
+    /// Skipped calls do not count, nor do calls while the leaf is frozen; [`thaw`](crate::Selection::thaw)
+    /// starts the count anew.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -294,8 +299,8 @@ impl Leaf {
         self.steps > 0 || self.waiting.received > 0
     }
 
-    /// Whether there were calls, and none has brought a gradient. The parameter is no concern of the
-    /// optimiser's then, and its variable says what it is: so it is with running statistics.
+    /// Whether there were calls, and none has brought a gradient. The optimiser then follows the variable, as
+    /// for running statistics.
     pub(crate) fn is_unreached(&self) -> bool {
         self.waiting.calls > 0 && !self.has_had_gradient()
     }
@@ -317,8 +322,8 @@ impl Leaf {
         self.settled_after = self.steps;
     }
 
-    /// Whether steps that are below the rounding of a parameter of 16 bits are lost, and nobody has said that
-    /// it is meant.
+    /// Whether a parameter of 16 bits loses steps below its rounding, and `allow_low_precision` was not
+    /// called.
     pub(super) fn loses_steps(&self) -> bool {
         let is_lost = matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
         is_lost && self.optimiser.storage().kind == StorageKind::Rounded
@@ -329,13 +334,14 @@ impl Leaf {
         self.frozen
     }
 
-    /// The names of the state tensors, such as `master` or `1.m` (the position in a chain goes before).
+    /// The names of the state tensors, such as `master` or `1.m` (with the position in a chain in front).
     pub fn tensor_names(&self) -> Vec<String> {
         self.state.tensors().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A copy of the state tensor of that name. A copy, because updates write the original in place; of one
-    /// in [8 bits](crate::Q8) its numbers, in F32.
+    /// A copy of the state tensor of that name; updates write the original in place.
+    ///
+    /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32.
     ///
     /// # Errors
     /// If the device fails.
@@ -344,7 +350,7 @@ impl Leaf {
         found.map(|(_, tensor)| tensor.tensor()).transpose()
     }
 
-    /// The counters of the state: applied steps of each rule (`t`), calls of an accumulation window.
+    /// The counters of the state: applied steps of each rule (`t`), calls of an open window.
     pub fn counters(&self) -> Vec<(String, u64)> {
         self.state.counters()
     }
@@ -361,22 +367,22 @@ impl Leaf {
     }
 }
 
-/// This rank's part of a parameter: the parameter itself, if that is all of it, else a view of its elements
-/// in a row.
+/// This rank's part of a parameter: the parameter itself if the part is all of it, else a flat view of the
+/// elements.
 fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Lent::new(x)) };
-    // Rules that look at the shape, which keep parameters whole, want one of that rank.
+    // Rules that look at the shape keep parameters whole, and expect as many dimensions in an empty part.
     if part.is_empty() && !x.shape().is_empty() { Lent::none(x) } else { Lent::new(x).part(part) }
 }
 
-/// The state of a part of a parameter that has so many elements.
+/// The state of a part of a parameter with `whole` elements.
 pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
     let mut state = optimiser.make_state(part)?;
     state.widen_small(part.elem_count(), whole)?;
     Ok(state)
 }
 
-/// Refuses a rule that says that it can be divided, and keeps more or less than a number for each element.
+/// Refuses a rule that claims to be divisible and does not keep one number per element.
 fn expect_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
     let other = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };

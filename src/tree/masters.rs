@@ -12,14 +12,16 @@ use crate::ranks::{Agreement, Call};
 use crate::rule::Extent;
 
 impl StateTree {
-    /// The most precise copy of each parameter, by path: its master where it has one, the number that a split
-    /// or compensated parameter stands for, or the parameter itself. They are copies.
+    /// Copies of the most precise value of each parameter, by path.
     ///
-    /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is
-    /// where it is not its master rounded any more.
+    /// That is its master, the number that a split or compensated parameter stands for, or the parameter
+    /// itself.
+    ///
+    /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is if
+    /// it is no longer its master rounded.
     ///
     /// [`StateTree::save_masters`] writes them to a file for other tools. Over [ranks](crate::Setup::over)
-    /// all call this, and each gets the whole; to a file each writes only what it has.
+    /// all call this, and each gets the whole; into a file each writes only its parts.
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -41,26 +43,27 @@ impl StateTree {
         Ok(whole.into_iter().map(|(leaf, master)| (self.leaves[leaf].path.clone(), master)).collect())
     }
 
-    /// The most precise copies of what this rank has of the parameters, in the order of the leaves.
+    /// The most precise copies of this rank's parts, in the order of the leaves.
     pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
         let master = |(leaf, x): (&Leaf, &Lent<'_>)| leaf.master(&*leaf.own_part(&**x)?);
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
-    /// Sets the most precise copy of each parameter to `values`, and the parameter to it rounded: so a model
-    /// starts from an f32 checkpoint without first losing what its own dtype cannot hold.
+    /// Sets the most precise copy of each parameter to `values`, and the parameter to it, rounded.
     ///
-    /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files; a parameter needs a
-    /// value, in any float dtype. The model's other variables are set as well: those that a map has, and all
-    /// of them from files. A name that the model does not have is refused in a map. Files may have more, and
-    /// the answer has these names. The low-precision half of a [`Twin`](crate::Twin) follows. Over
-    /// [ranks](crate::Setup::over) all call this with the same values.
+    /// So a model starts from an f32 checkpoint without losing what its own dtype cannot hold.
+    ///
+    /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files. Every parameter needs
+    /// a value, in any float dtype. The model's other variables are set as well: those that a map has, and
+    /// all of them from files. A name that the model does not have is refused in a map. In files it is
+    /// allowed, and the answer has these names. The low-precision half of a [`Twin`](crate::Twin) follows.
+    /// Over [ranks](crate::Setup::over) all call this with the same values.
     ///
     /// # What follows
-    /// What a rule keeps that started as the parameter becomes the new weights as well, at any step; the rest
-    /// of the state stays, moments and counters of steps among it. So, right after [`setup`](crate::setup),
-    /// the state is that of a set-up with these weights. Later on:
+    /// State that started as the parameter becomes the new weights as well, at any step. The rest of the
+    /// state stays, such as moments and step counts. Right after [`setup`](crate::setup) the state is
+    /// therefore that of a set-up with these weights. Later on:
     ///
     /// | | |
     /// | --- | --- |
@@ -75,7 +78,7 @@ impl StateTree {
     /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files
     /// are [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
     /// read; if averages are in the model in place of its parameters; if `model` is not the state's. Nothing
-    /// changes then. If another rank fails after all have agreed: this one has all of the new weights then.
+    /// changes then. If another rank fails after all have agreed; this rank has all of the new weights then.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -101,9 +104,11 @@ impl StateTree {
         self.assign_masters(model, values.into())
     }
 
-    /// Makes every master the parameter that it belongs to: for when new weights were put into the model.
-    /// What rules keep that started as the parameter follows, and so does the low-precision half of a
-    /// [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state stays.
+    /// Sets every master to its parameter, after new weights were put into the model. the low-precision half
+    /// of a [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state
+    /// stays.
+    ///
+    /// State that started as the parameter follows, and so does
     ///
     /// # Errors
     /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have
@@ -126,7 +131,7 @@ impl StateTree {
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
         let parameters = self.expect_parameters().and_then(|()| {
             let parameters = self.parameters(model)?;
-            // Each rank refreshes its parts, so what it does not have has to be the same elsewhere.
+            // Each rank refreshes its own parts, so the parameters have to be the same on all.
             let aspects = match self.is_divided() {
                 true => {
                     self.leaves.iter().zip(&parameters).map(|(leaf, x)| values_of(leaf.path(), &x.to_tensor()?)).collect::<Result<_>>()?
@@ -145,13 +150,14 @@ impl StateTree {
         self.settle(Call::MastersRefreshed, refreshed)
     }
 
-    /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin), and, before
-    /// its first step, with what its rules keep that started as the parameter. On a device that is the only
-    /// way to notice a change after the first step, see [`MixedPrecision`](crate::MixedPrecision).
+    /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin).
     ///
-    /// Parameters without a gradient in all calls of [`update`](crate::update) so far are passed over: they
-    /// are not the optimiser's, as BatchNorm's running statistics. Over [ranks](crate::Setup::over) all call
-    /// this, and each looks at its parts.
+    /// Before the first step it also compares the state that started as the parameter. On a device this is
+    /// the only way to notice a change after the first step, see [`MixedPrecision`](crate::MixedPrecision).
+    ///
+    /// Parameters that have had no gradient in any call of [`update`](crate::update), such as BatchNorm's
+    /// running statistics, are passed over. Over [ranks](crate::Setup::over) all call this, and each looks at
+    /// its parts.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.

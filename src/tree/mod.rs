@@ -6,6 +6,7 @@ mod driven;
 mod edit;
 mod found;
 mod leaf;
+mod marks;
 mod masters;
 mod new_masters;
 mod norms;
@@ -27,9 +28,9 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{Tensor, TensorId};
 
 pub(crate) use choices::{ChoiceCache, chosen, expect_patterns};
-pub(crate) use driven::{DriveCourse, DriveMark};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
+pub(crate) use marks::{DriveCourse, DriveMark};
 pub use new_masters::MasterValues;
 pub(crate) use new_masters::{WeightFiles, values_of};
 pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
@@ -48,7 +49,7 @@ use crate::rule::FieldValue;
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
-/// Made by [`setup`](crate::setup), moved by [`update`](crate::update). Adjusting, freezing and reading need
+/// [`setup`](crate::setup) makes it, [`update`](crate::update) moves it. Adjusting, freezing and reading need
 /// only this tree; [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them to a
 /// part of it.
 ///
@@ -78,23 +79,23 @@ pub struct StateTree {
     pub(crate) leaves: Vec<Leaf>,
     /// Variables that updates pass over.
     left_out: Vec<LeftOut>,
-    /// The leaf of each variable; none for one that was left out.
+    /// The leaf of each variable; `None` for one that was left out.
     by_id: HashMap<TensorId, Option<usize>>,
     /// All paths, including further names of one variable and names of variables that were left out.
     by_path: HashMap<String, Option<usize>>,
     /// The storages that updates write.
     _written: UpdateTargets,
-    /// And where parameters were that have come in other memory since.
+    /// Storages of parameters that have since come in other memory.
     pub(crate) written_elsewhere: UpdateTargets,
-    /// The calls that windows of accumulation have counted since all of them began together.
+    /// The calls that windows of accumulation have counted since they last began together.
     pub(crate) calls: u64,
     /// The norms that decide on outliers.
     pub(crate) norms: NormHistories,
     /// The variables in the order in which the model visits them, each with its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
-    /// The paths of the leaves, from when they are first asked for.
+    /// The paths of the leaves, collected when first asked for.
     names: OnceLock<Arc<[String]>>,
-    /// Whether a leaf that a step leaves behind without a gradient is an error.
+    /// Whether it is an error if a leaf gets no gradient.
     pub(crate) requires_all: bool,
     pub(crate) warnings: Warnings,
     pub(crate) jobs: JobPool,
@@ -106,7 +107,7 @@ pub struct StateTree {
 /// A variable of the model without a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct LeftOut {
-    /// `None` of memory that is known by its paths.
+    /// `None` for memory that is no tensor: it is found by its paths.
     pub(crate) id: Option<TensorId>,
     pub(crate) paths: Vec<String>,
 }
@@ -139,7 +140,7 @@ impl StateTree {
         }
     }
 
-    /// A tree of other leaves that is like this one in all else.
+    /// This tree with other leaves.
     fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
         let StateTree { calls, requires_all, .. } = *self;
         StateTree {
@@ -152,7 +153,7 @@ impl StateTree {
         }
     }
 
-    /// Lets every rule of the leaves that are not frozen forget what it has collected for a step.
+    /// Ends the open windows of all leaves that are not frozen: their rules forget what they have collected.
     pub(crate) fn end_windows(&mut self) -> Result<()> {
         self.calls = 0;
         let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
@@ -164,7 +165,7 @@ impl StateTree {
         self.leaves.iter()
     }
 
-    /// The leaf of the parameter with this path (any of its paths, if it has several).
+    /// The leaf of the parameter with this path, or any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
         self.by_path.get(path).copied().flatten().map(|i| &self.leaves[i])
     }
@@ -185,7 +186,7 @@ impl StateTree {
         self.leaves.is_empty()
     }
 
-    /// How many numbers the parameters of all leaves have together.
+    /// How many elements the parameters of all leaves have together.
     pub fn elements(&self) -> usize {
         self.leaves.iter().map(|leaf| leaf.shape.elem_count()).sum()
     }
@@ -195,8 +196,7 @@ impl StateTree {
         self.leaves.iter().map(Leaf::bytes).sum()
     }
 
-    /// Sets the learning rate of every leaf. Of a chain with several that is [their
-    /// product](crate::Adjust::adjust).
+    /// Sets the learning rate of every leaf: in a chain with several, [their product](crate::Adjust::adjust).
     ///
     /// # Errors
     /// As [`StateTree::adjust_field`].
@@ -206,8 +206,8 @@ impl StateTree {
 
     /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
     ///
-    /// A name that several members have is set in all, but for `eta`, which is [their
-    /// product](crate::Adjust::adjust); one with a place before it (`1.lambda`) is set in that member.
+    /// A name that several members have is set in all; only `eta` sets [their
+    /// product](crate::Adjust::adjust). With a place before it (`1.lambda`) a name is set in that member.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -234,30 +234,34 @@ impl StateTree {
         self.all().adjust_fields(values)
     }
 
-    /// Makes it an error of every update from now on if a parameter is without a gradient: the error names
-    /// it, and nothing moves.
+    /// Makes a parameter without a gradient an error of every update from now on.
     ///
-    /// candle finds no gradient through some of its operations, among them the usual `LayerNorm` and
-    /// `RmsNorm` ([a page](crate::guide::cuts) has them all), and does not say so: what is before such an
-    /// operation trains as if it were frozen, and the loss falls all the same. Without this method one
-    /// [warning](crate::Warning::WithoutGradient) says so, and
-    /// [`Outcome::without_gradient`](crate::Outcome::without_gradient) does in each call.
+    /// The error names the parameter, and nothing moves.
     ///
-    /// Parameters that need no gradient are those that are [frozen](Selection::freeze), those that
-    /// [`setup_with`](crate::setup_with) left out (the place of BatchNorm's running statistics in a
-    /// `VarMap`), and those that are declared with [`allow_missing`](Selection::allow_missing): experts that
-    /// a batch may pass over, or heads that take turns. In a window of [`AccumGrad`](crate::AccumGrad) one
-    /// call with a gradient will do; the error comes with the call that would end the window. With a
-    /// [`Twin`](crate::Twin) the gradients are those of the twin's variables.
+    /// Some operations of candle pass no gradient on, without an error: among them the usual `LayerNorm` and
+    /// `RmsNorm` ([a page](crate::guide::cuts) has them all). Layers before them do not train, and the loss
+    /// still falls. Without this method a [warning](crate::Warning::WithoutGradient) says so once, and
+    /// [`Outcome::without_gradient`](crate::Outcome::without_gradient) in each call.
+    ///
+    /// These parameters need no gradient:
+    /// - those that are [frozen](Selection::freeze);
+    /// - those that [`setup_with`](crate::setup_with) left out (right for BatchNorm's running statistics in a
+    ///   `VarMap`);
+    /// - those declared with [`allow_missing`](Selection::allow_missing): experts that a batch may pass over,
+    ///   or heads that take turns.
+    ///
+    /// In a window of [`AccumGrad`](crate::AccumGrad) one call with a gradient is enough; the error comes
+    /// with the call that would end the window. With a [`Twin`](crate::Twin) the gradients are those of the
+    /// twin's variables.
     ///
     /// # What it cannot see
-    /// A gradient that lacks a part: a parameter that the loss reaches on another way as well has one. So it
-    /// is with queries, keys and values from one matrix `qkv` before `ops::softmax_last_dim`, which cuts off
-    /// queries and keys: the rows of the values have a gradient, the others zeros, and attention never
-    /// learns. [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
+    /// A gradient that lacks a part, because the loss reaches the parameter on another way too. An example is
+    /// one matrix `qkv` for queries, keys and values before `ops::softmax_last_dim`, which cuts off queries
+    /// and keys: the rows of the values have a gradient, the others zeros, and attention never learns.
+    /// [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
     ///
-    /// A clone requires it too, and so do leaves that are added later. A checkpoint does not say it: this is
-    /// about the program and its model.
+    /// A clone requires it too, and so do leaves that are added later. A checkpoint does not keep it: it
+    /// belongs to the program and its model.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -303,7 +307,7 @@ impl StateTree {
     }
 
     /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not
-    /// `encoder2.weight`. It is a path and no pattern; for what `*.bias` would mean there is
+    /// `encoder2.weight`. It is a path, not a pattern; for `*.bias` use
     /// [`select_where`](StateTree::select_where).
     ///
     /// # Errors
@@ -337,7 +341,7 @@ impl StateTree {
         Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect()))
     }
 
-    /// What was asked for, in words, selects none of these leaves.
+    /// The error that a selection, given in words, has no leaf.
     pub(crate) fn no_leaf(&self, selection: &str) -> Error {
         let error = Error::new(ErrorKind::UnknownName, format!("{selection} selects no leaf"));
         if self.is_empty() {
@@ -371,8 +375,8 @@ impl Clone for StateTree {
     }
 }
 
-/// What remains of `name` after `path`, if it is at that path or below: empty, or beginning with a dot (or
-/// all of it, for the empty path).
+/// The rest of `name` after `path`, if it is at that path or below: empty, or beginning with a dot. For the
+/// empty path it is all of `name`.
 pub(crate) fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }

@@ -17,8 +17,7 @@ use crate::ranks::{Agreement, Aspect, Call};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///
-/// A reference to a map from paths to tensors becomes one, and so does a reference to
-/// [`Weights`](crate::Weights).
+/// It is made from a reference to a map from paths to tensors, or to [`Weights`](crate::Weights).
 #[derive(Clone, Debug)]
 pub struct MasterValues<'v>(MasterSource<'v>);
 
@@ -28,10 +27,9 @@ enum MasterSource<'v> {
     Files(&'v dyn WeightFiles),
 }
 
-/// Weights in files, which are read when their model is known.
+/// Weights in files, read when the model is known.
 pub(crate) trait WeightFiles: Debug {
-    /// The values of a model's variables by path, as they are in the files, and the names that no variable
-    /// has.
+    /// The values of a model's variables by path, as the files have them, and the names that no variable has.
     fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)>;
 
     /// Whether infinities and NaN are taken over.
@@ -56,9 +54,9 @@ impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
     }
 }
 
-/// Values that fit, with the variables that they are for.
+/// Values that were checked, with the variables that they are for.
 struct NewMasters<'m> {
-    /// Of the leaves, in their order.
+    /// Those of the leaves, in their order.
     leaves: Vec<(Lent<'m>, Tensor)>,
     others: Vec<(Lent<'m>, Tensor)>,
     variables: BTreeMap<String, Lent<'m>>,
@@ -106,7 +104,7 @@ impl StateTree {
             let available = listed(variables.keys().map(String::as_str));
             return Err(Error::unknown("variable in the model that could take a value for", path, &available));
         }
-        // A state that was renamed knows other paths than its model.
+        // By identity, as a renamed state has other paths than its model.
         let in_model: HashMap<Identity, &String> = variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
@@ -125,7 +123,7 @@ impl StateTree {
 }
 
 impl NewMasters<'_> {
-    /// What has to be the same on all ranks: all values.
+    /// The aspects that have to be the same on all ranks: all values.
     fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
         let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
         let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
@@ -135,10 +133,10 @@ impl NewMasters<'_> {
 }
 
 impl Leaf {
-    /// Sets what other ranks have of the parameter `x`, to what they make of these values.
+    /// Sets the other ranks' parts of the parameter `x` to what they make of these values.
     fn set_others_parts(&self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let set = |x: &dyn Lend, values: &Tensor| {
-            // A state for this alone: how a parameter is rounded is its optimiser's affair.
+            // The optimiser rounds the parameter, so it gets a state for this alone.
             let mut state = self.optimiser.make_state(x)?;
             self.optimiser.set_master(&mut state, x, values)
         };
@@ -155,7 +153,7 @@ impl Leaf {
     }
 }
 
-/// The values of a parameter as what ranks need the same.
+/// The values of a parameter, as an aspect that has to be the same on all ranks.
 pub(crate) fn values_of(path: &str, values: &Tensor) -> Result<Aspect> {
     let name = format!("the values of {path:?} (give all ranks the same weights, see `broadcast`)");
     Ok(Aspect::new(name, format!("checksum {:08x}", checksum(values)?)))
@@ -182,10 +180,10 @@ impl Write for Checksum {
     }
 }
 
-/// What a new value is called in errors.
+/// The name of a new value in errors.
 const VALUE: &str = "the value for it";
 
-/// The value as it can be written over a parameter.
+/// The value, checked and in the form in which it can be written over a parameter.
 fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
     if value.dims() != x.shape() {
         return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));

@@ -1,4 +1,4 @@
-//! The norms of calls before, and which norm is an outlier among them.
+//! The norms of earlier calls, and which norm is an outlier among them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,7 +8,7 @@ use crate::engine::NormLimit;
 use crate::numbers::Fingerprint;
 use crate::rule::field::Number;
 
-/// The last norms of each group of parameters that has a limit, the oldest first.
+/// The last norms of each group of parameters with a limit, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NormHistories(BTreeMap<u64, VecDeque<Number>>);
 
@@ -20,16 +20,15 @@ pub(crate) struct NormOutlier {
     pub(crate) group: u64,
     pub(crate) norm: f64,
     pub(crate) limit: f64,
-    /// Whether it is of what was collected in several calls.
+    /// Whether it is the norm of a gradient that was collected in several calls.
     pub(crate) is_collected: bool,
 }
 
 impl NormHistories {
-    /// Fewer norms than these, or than half a window, say nothing of the next, unless they are a whole
-    /// window.
+    /// The fewest norms that decide, if the window is not shorter; at least half a window is needed, too.
     const FEWEST: usize = 20;
 
-    /// The part of the mean that a standard deviation has at least: less is rounding.
+    /// The least standard deviation, as a part of the mean: less is rounding.
     const ROUNDING: f64 = 1e-6;
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -50,13 +49,13 @@ impl NormHistories {
         let norms = self.0.get(&group)?;
         let norms: Vec<f64> = norms.iter().rev().take(window).map(|Number(norm)| *norm).collect();
         let count = norms.len() as f64;
-        // The norm that is looked at is one of the fewest.
+        // `FEWEST` includes the current norm, hence − 1.
         if norms.len() < window.min(Self::FEWEST.max(window / 2) - 1) {
             return None;
         }
         let mean = norms.iter().sum::<f64>() / count;
         let variance = norms.iter().map(|norm| (norm - mean).powi(2)).sum::<f64>() / (count - 1.0);
-        // Where all norms were zero, any is larger.
+        // If all norms were zero, every other norm would be an outlier.
         (mean > 0.0).then_some(mean + sigma * variance.sqrt().max(Self::ROUNDING * mean))
     }
 
@@ -69,7 +68,7 @@ impl NormHistories {
         }
     }
 
-    /// A number for all of them.
+    /// A hash of all norms.
     pub(crate) fn fingerprint(&self) -> u64 {
         let group = |print: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
             let print = print.number(*group).number(norms.len() as u64);
@@ -78,7 +77,7 @@ impl NormHistories {
         self.0.iter().fold(Fingerprint::new(), group).finish()
     }
 
-    /// The first number that is no norm.
+    /// The first number that is not a norm.
     pub(crate) fn first_invalid(&self) -> Option<f64> {
         let mut norms = self.0.values().flatten().map(|Number(norm)| *norm);
         norms.find(|norm| !(*norm >= 0.0 && norm.is_finite()))

@@ -1,4 +1,4 @@
-//! What several leaves share is made once.
+//! A cache: values that several leaves share are made once.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,10 +6,10 @@ use std::hash::Hash;
 
 use crate::error::Result;
 
-/// What was made, by what it was made of.
+/// Values by the key that they were made from.
 pub(super) struct Once<K, T> {
     made: HashMap<K, T>,
-    /// What was asked for last, which is often asked for again.
+    /// The last answer, which is often asked for again.
     last: Option<(K, T)>,
 }
 
@@ -20,7 +20,7 @@ impl<K, T> Default for Once<K, T> {
 }
 
 impl<K: Hash + Eq + Copy, T: Clone> Once<K, T> {
-    /// What there is for a key, made if it is asked for the first time.
+    /// The value for a key, made at the first time.
     pub(super) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
         if let Some((last, made)) = &self.last
             && *last == key

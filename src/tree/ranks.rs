@@ -1,4 +1,4 @@
-//! What a state says to the other ranks of its job.
+//! A state and the other ranks of its job: agreements, and sharing of tensors.
 
 use candle_core::Tensor;
 
@@ -15,8 +15,8 @@ impl StateTree {
         self.world.as_ref().map(StateWorld::communicator)
     }
 
-    /// The value with the bytes of all ranks, in their order, if all have some. Without other ranks they are
-    /// the own.
+    /// The value with the bytes of all ranks, in rank order, if none refuses. Without other ranks they are
+    /// the own bytes.
     pub(crate) fn agree<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match &self.world {
             Some(world) => world.agree_with(call, own),
@@ -24,7 +24,7 @@ impl StateTree {
         }
     }
 
-    /// [`StateTree::agree`] for ranks that need the same of something, too.
+    /// [`StateTree::agree`], which also compares the aspects of an agreement.
     pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match &self.world {
             Some(world) => world.agree_on(call, own),
@@ -32,7 +32,7 @@ impl StateTree {
         }
     }
 
-    /// Which of its ranks this process is: the first one where there are no others.
+    /// This process's rank; 0 without other ranks.
     pub(crate) fn rank(&self) -> usize {
         self.world.as_ref().map_or(0, StateWorld::rank)
     }
@@ -42,20 +42,19 @@ impl StateTree {
         StateWorld::several(self.world.as_ref()).is_some()
     }
 
-    /// The value, if all ranks have one.
+    /// The value, if no rank refuses.
     pub(crate) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
         StateWorld::settle(self.world.as_ref(), call, own)
     }
 
-    /// [`share`] with the ranks of this state, if there are others: each tensor is that of a leaf, given by
-    /// its index.
+    /// [`share`] with the other ranks of this state. Each tensor is that of a leaf, given by its index.
     pub(super) fn share<'x, 'm: 'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>) -> Result<()> {
         let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
         let with_parts = |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 
-    /// New tensors of the shapes of their leaves, of which each rank has its part.
+    /// Whole tensors in the shapes of their leaves, made of each rank's part.
     pub(super) fn whole(&self, parts: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
         if !self.is_divided() {
             return Ok(parts);
@@ -71,7 +70,7 @@ impl StateTree {
         whole.into_iter().map(|(index, tensor)| Ok((index, tensor.to_tensor()?))).collect()
     }
 
-    /// Refuses what needs the whole state, where it is divided.
+    /// Refuses a call that needs the whole state, if the state is divided.
     pub(crate) fn expect_whole(&self, call: &'static str) -> Result<()> {
         match StateWorld::several(self.world.as_ref()) {
             Some(world) => Err(divided(call, world.size())),
@@ -80,7 +79,7 @@ impl StateTree {
     }
 }
 
-/// What needs the whole state cannot be done where ranks have parts of it.
+/// The error that a call needs the whole state, and ranks have parts of it.
 pub(super) fn divided(call: &str, ranks: usize) -> Error {
     let problem = format!("{call} needs the whole state, which is divided among {ranks} ranks");
     Error::new(ErrorKind::Unsupported, problem).with_remedy("do it in a run of one process, as it is not done over ranks yet")

@@ -1,4 +1,4 @@
-//! Another rule for parameters that have a state already.
+//! Replacing the optimiser of parameters that have a state.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,41 +14,44 @@ use crate::model::lent::Lent;
 use crate::model::{Model, in_path_order};
 use crate::rule::{Optimiser, Parameter, Transfer};
 
-/// What became of a parameter's state when it got [another optimiser](Selection::replace) or
-/// [other rows](crate::StateTree::resize_rows): names of tensors, counters and numbers.
+/// What was kept of a parameter's state, by the names of tensors, counters and numbers.
+///
+/// Returned when a parameter gets [another optimiser](Selection::replace) or [other
+/// rows](crate::StateTree::resize_rows).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StateChange {
     /// The parameter.
     pub path: String,
-    /// What goes on: of tensors that got other rows, those that stay.
+    /// What goes on; of a tensor with other rows, the rows that stay.
     pub kept: Vec<String>,
     /// What starts anew.
     pub fresh: Vec<String>,
-    /// What the old optimiser had and the new one has no use for.
+    /// What the new optimiser has no use for.
     pub dropped: Vec<String>,
 }
 
 impl Selection<'_> {
-    /// Gives these parameters another optimiser, which goes on with what fits of their state; the answer says
-    /// what does not.
+    /// Gives these parameters another optimiser, which goes on with what fits of their state.
+    ///
+    /// The answer says what was kept and what was not.
     ///
     /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain. A rule
-    /// that finds all its tensors keeps them and its counters, such as the number of steps for Adam's bias
-    /// correction; one that does not find all starts anew. So `Adam` can become `AdamW` or move into a chain,
-    /// and [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or be
-    /// taken off again. Values are converted to the dtype that the new state has.
+    /// that finds all its tensors keeps them and its counters, such as Adam's step count for the bias
+    /// correction; one that lacks any starts anew. So `Adam` can become `AdamW` or move into a chain, and
+    /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken off
+    /// again. Values are converted to the dtype of the new state.
     ///
-    /// Where a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it is
-    /// driven on: a schedule that is relative multiplies the new optimiser's own value from now on, and what
-    /// one that is not has set stays as it is. So the next step has the schedule's rate.
+    /// If a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it goes
+    /// on driving it. A relative schedule multiplies the new optimiser's own value from now on; the value of
+    /// any other schedule stays. So the next step has the schedule's rate.
     ///
     /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A
     /// parameter that is cut stays so, and needs a [divisible](crate::Rule::is_divisible) rule.
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these
-    /// parameters, or a device has no memory left; nothing changes then.
+    /// parameters, or a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -70,7 +73,7 @@ impl Selection<'_> {
         let variables = in_path_order(model, is_trainable)?;
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
         let by_id: HashMap<TensorId, &Lent<'_>> = with_ids.collect();
-        // Memory of other kinds than candle's is known by its paths.
+        // Memory that is no tensor is found by its paths.
         let of_paths = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Lent<'_>> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), ChoiceCache::default());
@@ -91,7 +94,7 @@ impl Selection<'_> {
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
             let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;
-            // The master may be more precise than the parameter that copies were made of.
+            // Copies are made anew from the master, which may be more precise than the parameter.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
@@ -106,10 +109,10 @@ impl Selection<'_> {
     }
 }
 
-/// Optimisers with driven values. Leaves that have the same values share one.
+/// Optimisers with driven values; leaves with the same values share one.
 #[derive(Default)]
 struct DrivenOptimisers {
-    /// By the address of the optimiser without these values. It is kept, so that no other gets its address.
+    /// By the address of the optimiser without these values. It is kept alive, so no other gets its address.
     made: HashMap<DrivenKey, DrivenPair>,
 }
 

@@ -14,39 +14,39 @@ use crate::rule::Extent;
 use crate::rule::{RowSources, State, Transfer};
 
 impl StateTree {
-    /// Gives the parameters at `path` and below other rows, as when a vocabulary grows, channels are pruned,
-    /// or points of a scene are split and removed (3D Gaussian splatting): `rows` says for each row of the
-    /// new variable which row of the old one it was, or `None` for a new one. A row may move, be repeated, or
-    /// be gone.
+    /// Gives the parameters at `path` and below other rows, and their state with them.
+    ///
+    /// Uses: a vocabulary grows, channels are pruned, or points of a scene are split and removed (3D Gaussian
+    /// splatting). `rows` says for each row of the new variable which row of the old one it was, or `None`
+    /// for a new one. A row may move, be repeated, or be gone.
     ///
     /// `model` has the new variables under the paths of the old ones; it may have all others too. They differ
-    /// from the old ones in dimension 0 only. The caller fills them, and in the rows that stay the numbers
-    /// are the old ones. The answer has an entry for each parameter.
+    /// from the old ones in dimension 0 only. The caller fills them; rows that stay have their old numbers.
+    /// The answer has an entry for each parameter.
     ///
     /// # What stays
-    /// Of moments, sums of [open windows](crate::AccumGrad), averages, slow weights, masters, and what else
-    /// has a number for each element or each row, the rows that stay, bit for bit. New rows start as they do
-    /// in [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter.
-    /// Tensors with 1 in place of the rows, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as
-    /// they are, and so do counters, numbers, hyper-parameters and whether the leaf is frozen. A rule with a
-    /// tensor of any other shape, or one that is [named](crate::State::restarted_by_new_rows), starts anew
-    /// with all that is its own.
+    /// The rows that stay, bit for bit, of all state with a number for each element or each row: moments,
+    /// sums of [open windows](crate::AccumGrad), averages, slow weights, masters. New rows start as in
+    /// [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter. Tensors
+    /// with 1 in place of the rows, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as they are,
+    /// and so do counters, numbers, hyper-parameters and whether the leaf is frozen. A rule with a tensor of
+    /// any other shape, or a tensor [marked so](crate::State::restarted_by_new_rows), starts anew with all
+    /// its state.
     ///
-    /// In [8 bits](crate::Q8) a block of 128 elements has one unit: where other elements come into a block
-    /// its numbers are rounded anew, and a row that is a multiple of 128 long keeps its bits wherever it
-    /// goes.
+    /// In [8 bits](crate::Q8) a record of 128 elements has one scale. If other elements come into a record,
+    /// its numbers are rounded anew. A row whose length is a multiple of 128 keeps its bits wherever it goes.
     ///
     /// # The first steps of new rows
-    /// Bias corrections know of one count of steps for all rows. So a new row starts with longer steps than
-    /// in a new training: with Adam at most (1 - β₁) / √(1 - β₂) times η, which is 3.2 for its defaults, and
-    /// with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. It is so wherever moments are extended by zeros,
-    /// as in the code of 3D Gaussian splatting. Random numbers ([`GradNoise`](crate::GradNoise),
+    /// Bias corrections have one step count for all rows. So a new row starts with longer steps than in a new
+    /// training: with Adam at most (1 - β₁) / √(1 - β₂) times η, which is 3.2 for its defaults, and with
+    /// [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. The code of 3D Gaussian splatting, which extends
+    /// moments by zeros, does the same. Random numbers ([`GradNoise`](crate::GradNoise),
     /// [`StochasticRounding`](crate::StochasticRounding)) belong to places of elements, not to rows.
     ///
     /// # Errors
     /// If nothing is at `path`; if `model` lacks a parameter there, or ties others than the state; if a
-    /// variable has another number of rows than `rows`, or another dtype, device or shape besides; if `rows`
-    /// has an index that the old parameter has not; if a row that stays is not what its master says; if
+    /// variable has another number of rows than `rows`, or otherwise another dtype, device or shape; if
+    /// `rows` has an index beyond the old parameter; if a row that stays is not its master rounded; if
     /// averages are in the model; if the state is [divided](crate::Setup::over) among several ranks (save a
     /// checkpoint, resize in one process, and go on from a checkpoint of that); if a device has no memory
     /// left. Nothing changes then.
@@ -97,7 +97,7 @@ impl StateTree {
         Ok(answer)
     }
 
-    /// Refuses a variable that is another parameter as well.
+    /// Refuses a variable that also belongs to another parameter.
     fn expect_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
         let id = x.tensor().map(Tensor::id);
         let known = id.and_then(|id| self.by_id.get(&id)).copied();
@@ -131,7 +131,7 @@ impl<'x> NewRows<'x> {
         let mut state = fresh_state(&*leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
-        // What no gradient has reached yet follows its variable before its first step.
+        // A leaf that no gradient has reached follows its variable before its first step.
         if !leaf.is_unreached() {
             leaf.expect_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
         }
@@ -141,7 +141,7 @@ impl<'x> NewRows<'x> {
     fn apply(self, leaf: &mut Leaf) -> StateChange {
         leaf.follow(self.x);
         leaf.shape = self.x.shape().into();
-        // One rank has all of it.
+        // The state is with one rank, not divided.
         leaf.parts = None;
         leaf.state = self.state;
         let Transfer { kept, fresh, dropped } = self.transfer;
@@ -150,7 +150,7 @@ impl<'x> NewRows<'x> {
 }
 
 impl Leaf {
-    /// Refuses a variable that is not this parameter with such rows.
+    /// Refuses a variable that is not this parameter with these rows.
     fn expect_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
         let (Some((before, row)), [_, ..]) = (self.shape().split_first(), x.shape()) else {
             let problem = format!("a number alone has no rows, and its shape is {:?}, in the model {:?}", self.shape, x.shape());

@@ -1,4 +1,4 @@
-//! A step beside the training: other optimisers for the same parameters, which come back after it.
+//! A step beside the training, by other optimisers; the parameters come back after it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::rule::{Optimiser, State};
 
 impl StateTree {
     /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and
-    /// gradients that may be missing are the training's concern.
+    /// missing gradients are left to the training.
     pub(crate) fn scratch_tree(&self, make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>) -> Result<Self> {
         let leaves = self.leaves.iter().enumerate().map(|(index, leaf)| {
             let (optimiser, state) = make(index, leaf)?;
@@ -24,16 +24,16 @@ impl StateTree {
         Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, ..tree }.without_warnings())
     }
 
-    /// The variables of the model, in the order of the leaves, with the parameters in them: what is still
-    /// aside, after an exchange that did not end, comes back first.
+    /// The variables of the model, in the order of the leaves, with the parameters in them. After an exchange
+    /// that failed to end, the copies aside come back first.
     pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Vec<Lent<'m>>> {
         let parameters = self.parameters(model)?;
         self.put_back(&parameters, twins)?;
         Ok(parameters)
     }
 
-    /// Makes the variables of the model, in the order of the leaves, what was put aside. What a device fails
-    /// to write stays aside.
+    /// Writes the copies aside back to the variables of the model, given in the order of the leaves. A copy
+    /// that a device fails to write stays aside.
     fn put_back(&mut self, parameters: &[Lent<'_>], twins: &Twins) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
@@ -47,7 +47,7 @@ impl StateTree {
     }
 }
 
-/// A model that has something else in place of its parameters, which come back with the end of this.
+/// A model with something else in place of its parameters, which come back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ParameterExchange<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
@@ -57,8 +57,8 @@ pub(crate) struct ParameterExchange<'s, 'm> {
 }
 
 impl<'s, 'm> ParameterExchange<'s, 'm> {
-    /// Puts whole copies of parameters aside, by the index of their leaf: before anything else takes their
-    /// place, so that no failure loses them. Meanwhile what needs the parameters is refused.
+    /// Puts whole copies of parameters aside, by the index of their leaf, before anything else takes their
+    /// place: no failure loses them. Until they are back, calls that need the parameters are refused.
     pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Lent<'m>>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
         for (leaf, copy) in copies {
             state.leaves[leaf].aside = Some(copy);
@@ -79,8 +79,8 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
 
 impl Drop for ParameterExchange<'_, '_> {
     fn drop(&mut self) {
-        // candle panics where a variable's storage was exchanged for a shorter one, and a second panic would
-        // end the process.
+        // candle panics if a variable's storage was exchanged for a shorter one. A second panic would end the
+        // process.
         match catch_unwind(AssertUnwindSafe(|| self.put_back())) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => log::error!("the parameters are not back in the model: {error}"),

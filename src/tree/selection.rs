@@ -47,8 +47,9 @@ impl<'t> Selection<'t> {
         }
     }
 
-    /// Declares that these leaves may be without a gradient, as experts are that no token was sent to: no
-    /// warning speaks of them, and [`StateTree::require_all`](crate::StateTree::require_all) does not refuse
+    /// Declares that these leaves may lack a gradient, such as experts that get no token.
+    ///
+    /// No warning names them, and [`StateTree::require_all`](crate::StateTree::require_all) does not refuse
     /// them.
     ///
     /// ```
@@ -98,10 +99,10 @@ impl<'t> Selection<'t> {
         }
     }
 
-    /// Sets the learning rate. Of a chain with several that is [their product](crate::Adjust::adjust).
+    /// Sets the learning rate: in a chain with several, [their product](crate::Adjust::adjust).
     ///
-    /// It is the leaves' own then: a new [`Scheduler`](crate::Scheduler) may start from it, also where one
-    /// has driven the leaves before.
+    /// The rate is the leaves' own then: a new [`Scheduler`](crate::Scheduler) may start from it, even if
+    /// another has driven the leaves before.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -111,13 +112,13 @@ impl<'t> Selection<'t> {
 
     /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
     ///
-    /// A name that several members have is set in all, but for `eta`, which is [their
-    /// product](crate::Adjust::adjust); one with a place before it (`1.lambda`) is set in that member. A
-    /// whole number will do for a real one.
+    /// A name that several members have is set in all; only `eta` sets [their
+    /// product](crate::Adjust::adjust). With a place before it (`1.lambda`) a name is set in that member. A
+    /// whole number is accepted for a real one.
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
-    /// decides the layout of the state; if no value of the last `eta` makes the
+    /// decides the layout of the state. If no value of the last `eta` makes the
     /// [product](crate::Adjust::adjust) right. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
@@ -154,7 +155,7 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
     }
 }
 
-/// The hyper-parameters in reach, where one of this name is missing.
+/// The hyper-parameters in reach, for the error that this name is missing.
 pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
     let mut seen = HashSet::new();
     let mut all: Vec<String> = leaves.flat_map(|leaf| available(&*leaf.optimiser, name)).collect();
@@ -165,14 +166,14 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
 /// A field that is to be set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SetField<'f> {
-    /// What a name reaches.
+    /// All fields that a name reaches.
     Named(&'f str),
     /// The real number with this index.
     At(usize),
 }
 
 impl SetField<'_> {
-    /// Sets it, and says whether there was one.
+    /// Sets the field, and returns whether there was one.
     fn set(self, optimiser: &mut dyn Optimiser, value: FieldValue) -> Result<bool> {
         match self {
             SetField::Named(name) => optimiser.set_field(name, value),
@@ -184,11 +185,11 @@ impl SetField<'_> {
 /// Fields that are set together.
 type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
 
-/// What is to be set in leaves: it was tried on copies of their optimisers.
+/// Fields to be set in leaves, tried on copies of their optimisers.
 pub(crate) struct Adjustment<'f> {
     settings: Vec<FieldSetting<'f>>,
     changes: Vec<Change>,
-    /// Which fields of each setting were found in a leaf.
+    /// Which fields of each setting a leaf has.
     reached: Vec<Vec<bool>>,
 }
 
@@ -197,12 +198,12 @@ enum Change {
     Keep,
     /// The leaf's own takes the fields of this setting.
     Set(usize),
-    /// Another that several leaves share takes its place.
+    /// A new optimiser, which several leaves share, takes its place.
     Replace(Arc<dyn Optimiser>),
 }
 
 impl<'f> Adjustment<'f> {
-    /// Tries to set in each leaf the fields of the setting that `which` says.
+    /// Tries to set, in each leaf, the fields of the setting that `which` returns for it.
     ///
     /// # Errors
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state.
@@ -225,7 +226,7 @@ impl<'f> Adjustment<'f> {
         Ok(Adjustment { settings, changes, reached })
     }
 
-    /// The same by the key of each leaf: those with one key get its setting, those without one keep what they
+    /// [`Adjustment::new`] by keys: leaves with one key get its setting, leaves without one keep what they
     /// have.
     ///
     /// # Errors
@@ -257,7 +258,7 @@ impl<'f> Adjustment<'f> {
         })
     }
 
-    /// Sets the fields in the leaves that it was made for.
+    /// Sets the fields in the leaves for which it was made.
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
         for (leaf, change) in leaves.into_iter().zip(self.changes) {
             match change {

@@ -21,8 +21,10 @@ impl Leaf {
     }
 }
 
-/// A line for each parameter: path, shape, dtype, optimiser, learning rate, steps, bytes of state, and
-/// whether it is frozen; and one for all.
+/// A table with a line for each parameter, and one for all.
+///
+/// The columns are path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether it is
+/// frozen.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};

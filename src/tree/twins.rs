@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::model::{Model, See, Visitor};
 
-/// What computes in the place of variables, by these.
+/// The twins that compute in place of variables, by variable.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Twins(HashMap<TensorId, Tensor>);
 
@@ -24,14 +24,14 @@ impl<'m> See<'m> for Twins {
 }
 
 impl Twins {
-    /// Those of every [`Twin`](crate::Twin) in a model.
+    /// The twins of every [`Twin`](crate::Twin) in a model.
     pub(crate) fn of<M: Model + ?Sized>(model: &M) -> Self {
         let mut twins = Twins::default();
         model.visit(&mut Visitor::seeing(&mut twins));
         twins
     }
 
-    /// Takes in a pair. Whether the variable had no other twin before.
+    /// Inserts a pair, and returns whether the variable had no other twin before.
     pub(crate) fn insert(&mut self, precise: &Tensor, low: &Tensor) -> bool {
         self.0.insert(precise.id(), low.clone()).is_none_or(|before| before.id() == low.id())
     }
@@ -48,7 +48,7 @@ impl Twins {
         self.0.values()
     }
 
-    /// Sets the twin of a variable, if it has one, to that rounded.
+    /// Sets the twin of a variable, if it has one, to the variable, rounded.
     pub(crate) fn follow(&self, precise: &dyn Lend) -> Result<()> {
         self.get(precise).map_or(Ok(()), |low| Ok(set_tensor(low, &precise.to_tensor()?)?))
     }

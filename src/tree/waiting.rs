@@ -1,4 +1,4 @@
-//! How long a leaf has been without a gradient, and whether it may be.
+//! The calls in which a leaf had no gradient, and whether that is allowed.
 
 use crate::engine::CounterWrites;
 use crate::rule::Progress;
@@ -6,17 +6,17 @@ use crate::rule::Progress;
 /// A leaf's calls without a gradient.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Waiting {
-    /// Since the last gradient.
+    /// Calls since the last gradient.
     pub(crate) calls: u64,
-    /// 1 once a gradient went into an accumulator. That of a leaf with steps shows in these.
+    /// 1 once a gradient went into an accumulator. A leaf with steps has had one anyway.
     pub(crate) received: u64,
-    /// Whether the leaf may be without one where all need one.
+    /// Whether the leaf may lack a gradient under `require_all`.
     pub(crate) is_allowed: bool,
 }
 
 impl Waiting {
-    /// Counts a call when it is committed. A leaf that has its gradient in every call has nothing to count,
-    /// as thousands of them cost time.
+    /// Counts a call when it is committed. A leaf with a gradient in every call counts nothing: with
+    /// thousands of leaves that would cost time.
     pub(crate) fn count<'a>(&'a mut self, has_gradient: bool, progress: Progress, counters: &mut CounterWrites<'a>) {
         let Waiting { calls, received, .. } = self;
         if !has_gradient {

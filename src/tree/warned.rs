@@ -1,4 +1,8 @@
-//! What a state has met that is no error and hurts a training all the same.
+//! The warnings of a state: what is no error and still hurts a training.
+//!
+//! Parameters are looked at here after a commit, a sample in each call. The order of rules and lost steps are
+//! looked at when leaves are new or adjusted. Schedules are looked at in `tree/driven.rs`, missing gradients
+//! in `step/missing.rs`.
 
 use std::sync::Arc;
 
@@ -10,23 +14,22 @@ use crate::numbers::DType;
 use crate::rule::misplaced;
 use crate::rule::not_finite;
 
-/// At most as many parameters are looked at in a call.
+/// The most parameters that are looked at in a call.
 const PARAMETERS: usize = 16;
 
 impl StateTree {
     /// The [warnings](Warning) that this state has met, one of each kind, in the order in which it met them.
     ///
-    /// What its parameters and optimisers show is here as soon as the state is: after
-    /// [`setup`](crate::setup), [`add`](StateTree::add) or [`replace`](crate::Selection::replace). The log
-    /// and the outcome have it from the first [`update`](crate::update) on, so that a program can say before
-    /// that it is meant.
+    /// Those about parameters and optimisers are here at once, after [`setup`](crate::setup),
+    /// [`add`](StateTree::add) or [`replace`](crate::Selection::replace). The log and the outcome have them
+    /// only from the first [`update`](crate::update) on, so that a program can allow them before.
     ///
-    /// A clone has met them too. A checkpoint does not keep them: a resumed program meets them again.
+    /// A clone has met them too. A checkpoint does not keep them, so a resumed program meets them again.
     pub fn warnings(&self) -> &[Warning] {
         self.warnings.with(|| shown(&self.leaves))
     }
 
-    /// A state beside the training, whose warnings are the training's.
+    /// This state without warnings of its own, for one beside the training.
     pub(crate) fn without_warnings(self) -> Self {
         StateTree { warnings: Warnings::none(), ..self }
     }
@@ -36,9 +39,8 @@ impl StateTree {
         self.warnings.meet_shown(|| shown(&self.leaves))
     }
 
-    /// Warns once of a parameter with a number that is not finite, where an update has written it. It looks
-    /// at a sample of some parameters, others in each call: such numbers stay and spread, so that it need not
-    /// look at all of them, nor at once.
+    /// Warns once of a number in a parameter that is not finite after an update. Each call looks at a sample
+    /// of other parameters; such numbers stay and spread, so a later call finds them.
     pub(crate) fn warn_of_numbers(&mut self, parameters: &[Lent<'_>]) -> Option<Warning> {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
             return None;
@@ -51,12 +53,12 @@ impl StateTree {
     }
 }
 
-/// What leaves show.
+/// Warnings from the leaves alone.
 fn shown(leaves: &[Leaf]) -> Vec<Warning> {
     low_precision(leaves).into_iter().chain(wrong_order(leaves)).collect()
 }
 
-/// What the first leaf shows whose rules are in a wrong order.
+/// The warning of the first leaf whose rules are in a wrong order.
 fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
     let mut last = None;
     leaves.iter().find_map(|leaf| {
@@ -69,7 +71,7 @@ fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
     })
 }
 
-/// What parameters show that lose steps.
+/// The warning of parameters that lose steps.
 fn low_precision(leaves: &[Leaf]) -> Option<Warning> {
     let losing = || leaves.iter().filter(|leaf| leaf.loses_steps());
     let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();

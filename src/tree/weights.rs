@@ -1,4 +1,4 @@
-//! A leaf's parameter, and what has to follow it when it is given new weights.
+//! A leaf's parameter, and the master and copies that follow when it gets new weights.
 
 use candle_core::Tensor;
 
@@ -10,7 +10,7 @@ use crate::rule::{Difference, Extent, difference};
 use crate::rule::{State, Target};
 
 impl Leaf {
-    /// The parameter of the training: `x`, or what was put aside for its average.
+    /// The parameter of the training: `x`, or its copy aside while `x` is something else.
     pub(crate) fn parameter<'x>(&'x self, x: &'x dyn Lend) -> &'x dyn Lend {
         self.aside.as_ref().map_or(x, |aside| aside)
     }
@@ -18,7 +18,7 @@ impl Leaf {
     /// The most precise copy of the parameter `x`.
     pub(crate) fn master(&self, x: &dyn Lend) -> Result<Tensor> {
         let x = self.parameter(x);
-        // Without a step there is nothing in a master that a parameter which was changed since would lose.
+        // Before the first step the master holds nothing the parameter does not: a changed parameter wins.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
             owned_on(like.device(), &x.to_tensor()?.to_dtype(like.dtype())?).map_err(Error::from)
@@ -28,13 +28,13 @@ impl Leaf {
         master.map_err(|error| error.at(&self.path))
     }
 
-    /// Refuses a parameter `x` that is not what its master says; before the first step also what the copies
-    /// of its rules say.
+    /// Refuses a parameter `x` that is not its master rounded; before the first step also one that differs
+    /// from the copies that rules keep.
     pub(crate) fn expect_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.expect_fitting(&self.state, x, extent)
     }
 
-    /// The same of a state that the leaf is to have.
+    /// [`Leaf::expect_unchanged`] for a state that the leaf is to get.
     pub(super) fn expect_fitting(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.optimiser.expect_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
         self.expect_copies_in(state, x, extent)
@@ -69,25 +69,25 @@ impl Leaf {
         }
     }
 
-    /// Before the first gradient after calls without any: follows the parameter `x`, if it was changed. The
-    /// call may fail yet; nothing is lost then, as the leaf was what its variable said already.
+    /// Follows the parameter `x`, if it was changed, before the first gradient after calls without any. The
+    /// call may still fail, but nothing is lost: until then the leaf is what its variable says.
     pub(crate) fn catch_up(&mut self, x: &dyn Lend) -> Result<()> {
         if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
     }
 
-    /// Makes master and copies what the parameter `x` is.
+    /// Sets master and copies to the parameter `x`.
     pub(crate) fn refresh(&mut self, x: &dyn Lend) -> Result<()> {
         self.set_weights(x, &copied("parameter", x)?)
     }
 
-    /// Gives the parameter `x` new weights, and its master and copies with it.
+    /// Gives the parameter `x`, its master and copies new weights.
     pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let Leaf { optimiser, state, path, .. } = self;
         let set = optimiser.set_master(state, x, values).and_then(|()| state.renew(&optimiser.seen(state, x)?));
         set.map_err(|error| error.at(path))
     }
 
-    /// Refuses what would mistake an average in the model for the parameter.
+    /// Refuses a call while the model has an average in place of the parameter.
     pub(crate) fn expect_parameter(&self) -> Result<()> {
         if self.aside.is_none() {
             return Ok(());
@@ -99,9 +99,10 @@ impl Leaf {
     }
 }
 
-/// Refuses the low-precision twin of a parameter `x` that is not that rounded.
+/// Refuses a low-precision twin that is not the parameter `x` rounded.
 pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent) -> Result<()> {
-    // Two of one dtype can meet in an operation of another thread, so that their locks are not held together.
+    // Tensors of one dtype may be locked together by another thread's operation, so here one is copied: two
+    // locks at once could deadlock.
     let x = if low.dtype() == x.dtype() { Lent::Tensor(copied("parameter", x)?) } else { Lent::new(x) };
     match difference(&*x, low, extent).map_err(|error| error.at(path))? {
         Some(Difference { index, parameter: twin, master: parameter }) => {

@@ -2,9 +2,10 @@ use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State};
 
-/// Lets only those elements of a step through that agree with the gradient in sign, and makes them larger by
-/// as much as is missing (Liang et al. 2024, "Cautious Optimizers",
-/// [arXiv 2411.16085](https://arxiv.org/abs/2411.16085)).
+/// Lets through only what agrees with the gradient in sign, and scales the rest of the step up.
+///
+/// The step gets larger by as much as is missing. Source: Liang et al. 2024, "Cautious Optimizers",
+/// [arXiv 2411.16085](https://arxiv.org/abs/2411.16085).
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -13,10 +14,10 @@ use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, 
 /// ```
 ///
 /// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been
-/// accumulated and clipped. A weight decay inside is masked with the rest; the paper's authors keep it apart,
+/// accumulated and clipped. A weight decay inside is masked with the rest. The paper's authors keep it apart,
 /// which is [`DecoupledDecay`](crate::DecoupledDecay) around this rule. The mean costs one more read of
-/// gradient and state; [`unscaled`](Cautious::unscaled) there is none, and what is masked is part of the one
-/// pass of the rule inside. What is not finite stays so.
+/// gradient and state. [`unscaled`](Cautious::unscaled) has none: the mask is part of the one pass of the
+/// rule inside. What is not finite stays so.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -36,9 +37,9 @@ use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, 
 ///
 /// # Departures
 /// The mean is as it is. In the paper and in pytorch_optimizer 4.1.0 the number of elements that agree is
-/// larger by 1, so that steps are n / (n + 1) as long where n agree. The authors' code and timm 1.0.31 take
-/// 1e-3 for a smaller mean, which matters only where fewer than one element in a thousand agrees. Where none
-/// agrees the step is 0.
+/// larger by 1, so steps are n / (n + 1) as long if n agree. The authors' code and timm 1.0.31 take 1e-3 for
+/// a smaller mean, which matters only if fewer than one element in a thousand agrees. If none agrees the step
+/// is 0.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cautious<R> {
@@ -52,7 +53,7 @@ impl<R: Elementwise> Cautious<R> {
         Cautious { inner, is_scaled: true }
     }
 
-    /// Masks only: `dx' = u·φ`, where what is missing is made up for by nothing.
+    /// Masks only: `dx' = u·φ`, without scaling up what is left.
     ///
     /// ```
     /// use optimisers::{AdamW, Cautious, Kind, Rule};

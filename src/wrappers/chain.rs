@@ -7,12 +7,12 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, St
 /// rules), or a `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity.
 /// However long, a chain of elementwise rules is one pass over memory.
 ///
-/// Its learning rate is the product of its members' `eta`, as its steps are multiplied by each. Reading it
-/// gives that, and [setting](crate::Adjust::adjust) it sets the last member that has one.
+/// Its learning rate is the product of its members' `eta`, as its steps are multiplied by each. Reading gives
+/// the product, and [setting](crate::Adjust::adjust) sets the last member that has an `eta`.
 ///
-/// The order matters: [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation,
-/// after it decoupled decay (not multiplied by the learning rate); a clipping rule limits what comes before
-/// it. An order that cannot be meant, by the [roles](crate::Role) that members say they have, is
+/// The order matters. [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation;
+/// after it, decoupled decay (not multiplied by the learning rate). A clipping rule limits what comes before
+/// it. The [roles](crate::Role) of members say which orders are certainly mistakes: they are
 /// [warned of](crate::Warning::WrongOrder).
 ///
 /// ```
@@ -47,7 +47,8 @@ impl<M: Members> OptimiserChain<M> {
     }
 }
 
-/// The members of an [`OptimiserChain`]. Nobody else can name the trait, so there are no others.
+/// The members of an [`OptimiserChain`]. Nobody else can name the trait, so there are no other
+/// implementations.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of up to 8 rules",
     note = "nest chains for more: `OptimiserChain::new((a, OptimiserChain::new((b, c))))`"

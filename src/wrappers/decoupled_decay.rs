@@ -4,8 +4,9 @@ use crate::rule::{
     Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no, learning_rate, names, range,
 };
 
-/// Decoupled weight decay for any rule: the parameter decays beside the rule's step, in proportion to the
-/// rule's learning rate.
+/// Decoupled weight decay for any rule: the parameter decays beside the rule's step.
+///
+/// The decay is in proportion to the rule's learning rate.
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -14,20 +15,20 @@ use crate::rule::{
 /// dx' = u + λ·η² / η_max·x               corrected
 /// ```
 ///
-/// For rules that have no λ of their own (those that have one get this decay besides), and for two ways to
+/// For rules without a λ of their own (those that have one get this decay besides), and for two ways to
 /// decay:
 ///
-/// - [`cautious`](DecoupledDecay::cautious) (Chen et al. 2025, "Cautious Weight Decay",
-///   [arXiv 2510.12402](https://arxiv.org/abs/2510.12402)) lets only those elements decay that the step moves
-///   towards zero, or not at all;
-/// - [`corrected`](DecoupledDecay::corrected) (AdamC, Defazio 2025,
-///   [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)) takes the learning rate squared, so that the norms
-///   of gradients do not grow at the end of a schedule. The paper has it for weights in front of a
+/// - [`cautious`](DecoupledDecay::cautious) lets only those elements decay that the step moves towards zero,
+///   or not at all (Chen et al. 2025, "Cautious Weight Decay",
+///   [arXiv 2510.12402](https://arxiv.org/abs/2510.12402));
+/// - [`corrected`](DecoupledDecay::corrected) takes the learning rate squared, so that the norms of gradients
+///   do not grow at the end of a schedule (AdamC, Defazio 2025,
+///   [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)). The paper has it for weights in front of a
 ///   normalisation, and the usual decay for others.
 ///
-/// η is read in each step, so that a [`Scheduler`](crate::Scheduler) moves the decay, too; of a chain it is
-/// the product of its members'. An average of the weights sees the decay where it stands behind this rule in
-/// a chain. It is part of the one pass of the rule inside, and has no state.
+/// η is read in each step, so a [`Scheduler`](crate::Scheduler) moves the decay, too. In a chain η is the
+/// product of the members' rates. An average of the weights sees the decay if it stands behind this rule in a
+/// chain. The decay is part of the one pass of the rule inside, and has no state.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
 ///
@@ -43,16 +44,15 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It is not for rules whose parameter follows another sequence, which does not decay with it
-/// ([`ScheduleFree`](crate::ScheduleFree) and its kin, [`MADGRAD`](crate::MADGRAD)): put
-/// [`WeightDecay`](crate::WeightDecay) in front of these. Nor for [`Prodigy`](crate::Prodigy), whose η is a
-/// factor of the learning rate that it finds.
+/// It is not for rules whose parameter follows another sequence, which does not decay with it: put
+/// [`WeightDecay`](crate::WeightDecay) in front of [`ScheduleFree`](crate::ScheduleFree) and its kin, and of
+/// [`MADGRAD`](crate::MADGRAD). Nor is it for [`Prodigy`](crate::Prodigy), whose η is a factor of the
+/// learning rate that it finds.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses a rule without `eta`, and one of which parts [act one at a
-/// time](crate::Describer::alternative) with different rates. A [`Fallback`](crate::Fallback) inside is none:
-/// each parameter decays by the rate of its rule.
-///
+/// [`setup`](crate::setup) refuses a rule without `eta`, and [alternatives](crate::Describer::alternative)
+/// with different rates. A [`Fallback`](crate::Fallback) inside is allowed: each parameter decays by the rate
+/// of its rule.
 /// # Departures
 /// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
@@ -76,7 +76,7 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         DecoupledDecay { is_cautious: true, ..self }
     }
 
-    /// By λ·η² / `eta_max`, of which that is the largest learning rate of the schedule; 0 for λ·η.
+    /// By λ·η² / `eta_max`, the largest learning rate of the schedule; with 0, by λ·η.
     pub fn corrected(self, eta_max: f64) -> Self {
         DecoupledDecay { eta_max, ..self }
     }
@@ -91,7 +91,7 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
     }
 
-    /// Refuses a rule without a learning rate. Before `setup` has chosen between two, they may have two.
+    /// Refuses a rule without a learning rate. Before `setup` has chosen between two rules, there may be two.
     fn expect_rates(&self) -> Result<()> {
         let available = names(&self.inner);
         if available.iter().any(|name| name == RATE) {
@@ -126,7 +126,7 @@ impl Arithmetic for DecayStep {
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let decayed = dx + x * self.rate;
-        // By the sign, as a product of small numbers would be 0.
+        // Compares signs: a product of small numbers would be 0.
         if self.is_cautious { V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx) } else { decayed }
     }
 }

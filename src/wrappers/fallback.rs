@@ -5,15 +5,15 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
 ///
-/// Parameters of two or more dimensions get the first rule, vectors and numbers the second, and so do those
-/// whose path matches a pattern of [`except`](Fallback::except): the embedding and the last layer, as a rule.
-/// In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
+/// Parameters of two or more dimensions get the first rule, vectors and numbers the second. So do those whose
+/// path matches a pattern of [`except`](Fallback::except): usually the embedding and the last layer. In a
+/// pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
 ///
 /// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name,
 /// hyper-parameters and state, as if [`setup_with`](crate::setup_with) had chosen it. Before that it has the
-/// hyper-parameters of both rules, those of the first at `0.` and those of the second at `1.`; a name without
-/// a place reaches both, as it reaches all leaves of the state afterwards. Both have a learning rate of their
-/// own, so a schedule for all is a [relative](crate::Schedule::relative) one.
+/// hyper-parameters of both rules, the first's at `0.` and the second's at `1.`. A name without a place
+/// reaches both, as it later reaches all leaves of the state. Each has a learning rate of its own, so a
+/// schedule for all is a [relative](crate::Schedule::relative) one.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -42,7 +42,7 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 ///
 /// # Errors of `setup`
 /// If a pattern matches no parameter. ([`add`](crate::StateTree::add) and
-/// [`replace`](crate::Selection::replace), which are about a part of a model, do not ask that.)
+/// [`replace`](crate::Selection::replace) are about a part of a model, and do not check that.)
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback<R, F>(FallbackChoice<R, F>);

@@ -1,5 +1,4 @@
-//! The table of a launch: a row for each leaf, of fields that the printed code declares and the launch fills,
-//! both from here.
+//! The fields of a row, from which the printed code declares them and the launch fills them.
 
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
 use crate::engine::kernel::ReduceOp;
@@ -9,7 +8,7 @@ use crate::numbers::{Code, DType};
 
 /// What the printed code and its table need to agree on.
 pub(crate) struct RowLayout {
-    /// With equal expressions as one.
+    /// The kernel, with equal expressions merged.
     pub(crate) kernel: TracedKernel,
     /// Which of its nodes are needed.
     pub(super) live: Vec<bool>,
@@ -124,7 +123,7 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
     pointers
 }
 
-/// The name of an array; those of state have a number, so that they are no other name.
+/// The name of an array. That of a state tensor ends with its index, so that it is no other name.
 fn name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
         ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),

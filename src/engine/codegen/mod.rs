@@ -1,4 +1,8 @@
-//! A chain as CUDA C: text in, text out. It knows no device.
+//! A chain printed as CUDA C. The room knows no device.
+//!
+//! A **trace** is the straight-line code of a chain, without its data and the values of its scalars. Leaves
+//! with equal traces are one launch. Each launch has a **table**: a **row** for each leaf, with its length,
+//! addresses and scalars. The **layout** of a trace says which fields a row has.
 
 mod layout;
 mod print;
@@ -16,8 +20,8 @@ pub(crate) const THREADS: usize = 256;
 /// How many elements a block writes; a reduction has a length of its own in each row.
 pub(crate) const CHUNK: usize = 1 << 14;
 
-/// For arithmetic as on the CPU: no contraction of products into sums, subnormal numbers, quotients and roots
-/// that are rounded correctly.
+/// Compiler flags for the arithmetic of the CPU. Products are not contracted into sums, subnormal numbers are
+/// kept, and quotients and roots are rounded correctly.
 pub(crate) const CUDA_FLAGS: [&str; 5] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
 /// The name of the function in each printed source. Its arguments are, in this order: the rows of the table,

@@ -9,13 +9,12 @@ use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::value::{Binary, Comparison, Node, Unary};
 use crate::numbers::{Code, DType};
 
-/// The source, whose function does what was traced to all leaves of a table.
+/// The source of a launch, whose function runs the traced kernel on all leaves of a table.
 pub(in crate::engine) fn source(layout: &RowLayout) -> String {
     code(layout) + if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") }
 }
 
-/// The source without a function for the host to call. Where something is written, `run_block` does what was
-/// traced to a leaf.
+/// The source without a function for the host to call. If the kernel writes, `run_block` runs it on a leaf.
 pub(crate) fn code(layout: &RowLayout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");
@@ -61,7 +60,7 @@ fn declaration(layout: &RowLayout, field: &RowField) -> String {
 }
 
 impl Pointer {
-    /// Of the pointer itself.
+    /// The C type of the pointer itself.
     pub(crate) fn c_type(&self) -> String {
         format!("{}{}*", if self.writes { "" } else { "const " }, c_type(self.dtype))
     }

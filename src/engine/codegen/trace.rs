@@ -34,7 +34,7 @@ pub(crate) struct TracedKernel {
 pub(crate) struct TracedArray {
     pub(crate) role: ArrayRole,
     pub(in crate::engine) dtype: DType,
-    /// How its numbers are in 8 bits, if they are.
+    /// The code of its numbers, if they are in 8 bits.
     pub(in crate::engine) code: Option<Code>,
 }
 
@@ -154,12 +154,12 @@ impl<'g> Tracer<'g> {
 }
 
 impl TracedKernel {
-    /// Whether blocks find numbers.
+    /// Whether the kernel reduces: each block finds a number.
     pub(in crate::engine) fn reduces(&self) -> bool {
         matches!(self.sink, Sink::Reduce(_))
     }
 
-    /// The same with equal expressions as one.
+    /// The same kernel with equal expressions merged.
     pub(super) fn shared(&self) -> Self {
         let mut first = HashMap::new();
         let mut same: Vec<usize> = Vec::with_capacity(self.nodes.len());

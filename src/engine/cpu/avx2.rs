@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-/// Calls `row` for so many neighbours at a time, and `one` for those that are left.
+/// Calls `row` for N neighbours at a time, and `one` for each of the rest.
 #[inline(always)]
 fn by_rows<const N: usize, S: Copy, D>(src: &[S], dst: &mut [D], mut row: impl FnMut(&[S; N], &mut [D; N]), one: impl Fn(S) -> D) {
     let (rows, rest) = src.as_chunks::<N>();
@@ -34,7 +34,7 @@ pub(super) fn narrow_f16(src: &[f32], dst: &mut [f16]) {
     by_rows(src, dst, row, f16::from_f32_const);
 }
 
-/// Sixteen numbers in as many instructions, as if none were NaN; where one is, all once more.
+/// Rounds sixteen numbers in sixteen instructions, as if none were NaN. If one is, all are done once more.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf16) {
     // What rounding to nearest adds if the last kept bit is even, and if it is odd.

@@ -136,7 +136,7 @@ impl Storable for f64 {
 }
 
 per_isa! {
-    /// The sum of two, in one loop for all of it.
+    /// The sum of two gradients, widened and added in one loop.
     pub(super) fn sum_bf16<T: Storable>(isa, a: &[bf16], b: &[bf16], dst: &mut [T]) {
         for ((dst, a), b) in dst.iter_mut().zip(a).zip(b) {
             *dst = T::from_bf16(*a) + T::from_bf16(*b);
@@ -161,7 +161,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Kahan's summation of x - dx, see `Pass::compensated`, with one loop for all of it.
+    /// Kahan's summation of x - dx in one loop, see `Pass::compensated`.
     pub(super) fn compensate_bf16<T: Storable>(isa, x: &[T], dx: &[T], sum: &mut [bf16], compensation: &mut [bf16]) {
         for (((x, dx), sum), compensation) in x.iter().zip(dx).zip(sum).zip(compensation) {
             let carry = T::from_bf16(*compensation) - *dx;
@@ -226,7 +226,8 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on; of codes a whole block, or what the last one has.
+/// Writes `src` to the elements of `data` from `offset` on. Codes are written as a whole block, or as all
+/// that the last one has.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing else may access them meanwhile.
@@ -253,8 +254,8 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on, each rounded up or down at random; 16-bit types
-/// only have something to round.
+/// Writes `src` to the elements of `data` from `offset` on, each rounded up or down at random. Only 16-bit
+/// types have something to round.
 ///
 /// # Safety
 /// As [`store`].
@@ -263,7 +264,8 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
     let same_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
     if src.len() as u64 > same_key {
         let (src, rest) = src.split_at(same_key as usize);
-        // SAFETY: promised by the caller, as for `store`, of all elements and so of both parts.
+        // SAFETY: the caller promises that all elements exist and that the access is exclusive. Both parts
+        // are of these.
         return unsafe {
             store_at_random(isa, src, data, offset, key);
             store_at_random(isa, rest, data, offset + src.len(), key);
@@ -275,7 +277,7 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
         DataPtr::Bf16(elements) => at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16),
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         DataPtr::F16(elements) => at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16),
-        // SAFETY: promised by the caller, as for `store`.
+        // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         data => unsafe { store(isa, src, data, offset) },
     }
 }
@@ -315,7 +317,7 @@ mod tests {
         let portable = narrowed(Isa::PORTABLE, &values);
         for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
             assert_eq!(narrowed(isa, &values), portable);
-            // NaN takes another way, on which it takes its neighbours with it.
+            // NaN takes another path, and its neighbours with it.
             for values in values.chunks(75) {
                 assert_eq!(narrowed(isa, values), narrowed(Isa::PORTABLE, values));
             }

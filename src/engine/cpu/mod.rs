@@ -89,8 +89,8 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
         return Err(view.job.broken("a copy has no room for the elements of its leaf"));
     }
     with_written(&[("copy", target)], length, &mut |written| {
-        // SAFETY: the target is locked, has room for every element (above, and in `with_written`), and is
-        // nobody else's, as `materialise` and those who call `sum_to` have made it.
+        // SAFETY: `with_written` has locked the target and checked its length. Nothing else uses it:
+        // `materialise`, or the caller of `sum_to`, has made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
         // As in `for_each_leaf`.
         let is_small = length < LARGE && rayon::current_thread_index().is_none();
@@ -111,8 +111,8 @@ pub(crate) fn for_all<I: Send>(items: &mut [I], run: impl Fn(&mut I) -> Result<(
     threads::run(|| rows::in_rows(items, ROW, |_, _| (), &run))?
 }
 
-/// Calls `run` for each item, small ones in rows, each of which was fetched in stages, large ones one after
-/// another with leave to use all threads.
+/// Calls `run` for each item: small ones in rows, each fetched ahead in stages; then large ones one by one,
+/// each with leave to use all threads.
 fn for_each_leaf<I: Send>(
     items: &mut [I],
     length: impl Fn(&I) -> usize + Sync,
@@ -132,8 +132,8 @@ fn for_each_leaf<I: Send>(
     })?
 }
 
-/// Runs a segment to its end: slots and parameter are written, in this part of the leaf, of which the
-/// gradients are.
+/// Runs a segment to its end: writes slots and parameter of a part of the leaf. The gradients are of that
+/// part.
 fn write(
     isa: Isa,
     segment: Segment<'_, '_>,
@@ -146,8 +146,8 @@ fn write(
     let slots = try_list(slots_mut(steps).map(slot_mut))?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
     let mut epilogue = epilogue.try_map(Ok, slot_mut)?;
-    // Variables that a model computes with are not locked together: an evaluation may hold the one and wait
-    // for the other. Two of one dtype can meet in one of candle's operations.
+    // Two variables that a model computes with are not locked together: an evaluation may hold one and wait
+    // for the other. If they have one dtype, they can meet in one of candle's operations.
     let mut follower = None;
     if let (Epilogue::Master(parameter), Operand::Lent(x)) = (epilogue, &*x)
         && parameter.dtype() == x.dtype()
@@ -186,9 +186,9 @@ fn write(
                 steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
                 sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?),
             };
-            // SAFETY: parameter and gradients are lent for as long as this closure runs, with as many
-            // elements as the leaf has, of gradients as the part has (`with_written`, `with_read`). The state
-            // is this job's own, and of as many (`Job::check`).
+            // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
+            // `with_read` have checked that the gradients have the elements of the part, the others those of
+            // the leaf. The state is this job's own and has as many (`Job::check`).
             unsafe { over(&pass, length, compute, part.clone(), parallel) };
             Ok(())
         })
@@ -222,9 +222,9 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
         let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
         let sources = if view.is_parameter() { list([StridedSource::in_order(x)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
-        // SAFETY: the data is lent for as long as this closure runs, with the elements of the leaf
-        // (`with_read`; of state, `Job::check`); nothing is written but the target, of which the caller
-        // promises the same.
+        // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`; of
+        // state, `Job::check`). Only the target is written. The caller promises that it has room, and that
+        // nothing else accesses it.
         totals = unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) };
         Ok(())
     };
@@ -232,12 +232,12 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     Ok(totals)
 }
 
-/// Gradients of which the first element is the leaf's element `first`.
+/// Gradients whose first element is the leaf's element `first`.
 fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
     list(views.iter().map(|view| StridedSource::new(*view, first)))
 }
 
-/// The arithmetic, each part with its own of the slots.
+/// The steps, each with its own slots.
 fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr]) -> List<PassStep<'p>> {
     list(links.map(|link| {
         let (own, rest) = slots.split_at(link.slots.len());
@@ -259,8 +259,8 @@ unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize
     let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
     let run = |i: usize| {
         let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
-        // SAFETY: the caller promises that the data is locked and holds the part, in which the chunks lie;
-        // they do not overlap, and each runs once.
+        // SAFETY: the caller promises that the data is locked and holds the part. The chunks lie in the part
+        // and do not overlap, and each runs once.
         let total = unsafe { if compute == DType::F64 { pass.run::<f64>(range) } else { pass.run::<f32>(range) } };
         if let Some(place) = totals.get(i) {
             place.store(total.to_bits(), Ordering::Release);

@@ -40,14 +40,14 @@ pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 /// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
 
-/// By how many blocks memory is read ahead there. The hardware stops at the end of a page, and while a loop
-/// works on what is in the first-level cache; this way memory is never idle.
+/// How many blocks ahead memory is fetched in such a range. The hardware stops at the end of a page, and
+/// while a loop works on what is in the first-level cache. This way memory is never idle.
 const AHEAD: usize = 4;
 
 /// The arrays that a pass goes through, see [`Pass::streams`].
 type Streams = SmallVec<[(*const u8, usize); 8]>;
 
-/// Fetches what a block of so many elements a little behind this one will need. There may be less of it.
+/// Fetches what the block [`AHEAD`] blocks behind this one will need. The range may end before it.
 #[inline(always)]
 fn fetch_ahead(streams: &Streams, start: usize, block: usize) {
     for &(first, size) in streams {
@@ -93,9 +93,10 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
-    /// `over` in `cpu/mod.rs`, the only caller, says who checks it.
+    /// `over` in `engine/cpu/mod.rs`, the only caller, says who checks it.
     pub(super) unsafe fn run<T: HasScratch>(&self, range: Range<usize>) -> f64 {
-        // SAFETY: promised by the caller, of the same range.
+        // SAFETY: the caller promises that all data is locked and holds the range, and that no other thread
+        // runs it.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {
             return 0.0;
         }
@@ -111,7 +112,7 @@ impl Pass<'_> {
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
                 fetch_ahead(&streams, start, at_once);
-                // SAFETY: the block lies within the range (`blocks`), of which the caller promises all else.
+                // SAFETY: the block lies within the range (`blocks`), for which the caller promises the rest.
                 unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
             }
             match self.sink {
@@ -122,7 +123,7 @@ impl Pass<'_> {
     }
 
     /// Runs over the range, if all that the chain needs is in place and of its type: one step at once,
-    /// several block by block. Nothing is done otherwise.
+    /// several block by block. Otherwise it does nothing.
     ///
     /// # Safety
     /// As [`Pass::run`].
@@ -139,7 +140,7 @@ impl Pass<'_> {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
                 fetch_ahead(&streams, start, T::BLOCK);
                 // SAFETY: the caller promises that all data is locked and holds the range, and that no other
-                // thread runs it; that the gradient does not lie in x is what `Job::copy_shared` sees to.
+                // thread runs it. The gradient does not lie in x: `Job::copy_shared` would have copied it.
                 let (x, dx) = unsafe { (x.write(start, end - start), dx.read(start, end - start)) };
                 self.steps_in_place(x, dx, &slots, buffers);
                 slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
@@ -148,8 +149,7 @@ impl Pass<'_> {
         Some(())
     }
 
-    /// Runs all steps, the last of which subtracts its result from x. The slots are those of one step after
-    /// another.
+    /// Runs all steps. The last subtracts its result from x. The slots are those of one step after another.
     fn steps_in_place<T: Storable>(&self, x: &mut [T], dx: &[T], mut slots: &[*mut T], buffers: &mut [CacheLines<T>; 2]) {
         let Some((last, others)) = self.steps.split_last() else { return };
         let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
@@ -165,8 +165,8 @@ impl Pass<'_> {
         last.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { x, dx, out: None, slots }) });
     }
 
-    /// The range in parts of so many elements, the first one shorter if it is worth it for the others to
-    /// start on a cache line.
+    /// The range in blocks of `at_once` elements. The first is shorter, if it pays that the others then start
+    /// on a cache line.
     fn blocks<T: Storable>(&self, range: &Range<usize>, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
         let unaligned = if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
         let Range { mut start, end } = *range;
@@ -198,9 +198,9 @@ impl Pass<'_> {
         all.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
     }
 
-    /// How many elements are before the first that starts on a cache line in x, and with it in the other
-    /// large arrays (allocators place them alike). A vector across two lines is two accesses, which costs up
-    /// to a quarter of the speed.
+    /// How many elements lie before the first on a cache-line boundary in x. It usually is one in the other
+    /// large arrays, too, as allocators place them alike. A vector across two lines is two accesses, which
+    /// costs up to a quarter of the speed.
     fn to_cache_line<T: Storable>(&self, start: usize) -> usize {
         match (T::same(self.x), self.sink) {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
@@ -219,7 +219,7 @@ impl Pass<'_> {
         let PassScratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         debug_assert!(length <= BLOCK);
-        // SAFETY: promised by the caller, of the same block.
+        // SAFETY: the caller promises the same of this block.
         let mut in_place = unsafe { self.gradient_in_place(start, length) };
         if in_place.is_none() {
             // SAFETY: the caller promises that the gradients are locked and hold the block.
@@ -245,7 +245,7 @@ impl Pass<'_> {
             let last = subtracts && i + 1 == self.steps.len();
             let dx = in_place.take().unwrap_or(&*input);
             let out = if last { None } else { Some(&mut *output) };
-            // SAFETY: promised by the caller, of the same block; a slot is a `Buffer` of its own.
+            // SAFETY: the caller promises the same of this block. A slot is a `Buffer` of its own.
             unsafe { self.step(step, start, LaneArrays { x, dx, out, slots: &[] }, staged, slots) };
             std::mem::swap(&mut input, &mut output);
         }
@@ -256,13 +256,13 @@ impl Pass<'_> {
         // By reference: a copy of the whole sink, made from parts just written, would stall every block.
         let epilogue = match &self.sink {
             Sink::Reduce(reducer) => return reduce_block(self.isa, *reducer, dx, sums),
-            // SAFETY: the target has room for all elements and is nobody else's, see `copy_to` in
-            // `cpu/mod.rs`.
+            // SAFETY: `copy_to` in `engine/cpu/mod.rs` has checked that the target has room for all elements,
+            // and nothing else uses it.
             Sink::Copy(target) => return unsafe { store(self.isa, dx, *target, start) },
             Sink::Write(epilogue) => epilogue,
         };
-        // SAFETY: the caller promises that x and parameter hold the block and are locked, for writing as the
-        // epilogue writes them; `write` in `cpu/mod.rs` makes the list of locks from it.
+        // SAFETY: the caller promises that x and parameter hold the block and are locked. What the epilogue
+        // writes is locked for writing: `write` in `engine/cpu/mod.rs` makes the list of locks from it.
         unsafe {
             match *epilogue {
                 Epilogue::StateOnly => {}
@@ -291,7 +291,7 @@ impl Pass<'_> {
     /// As [`Pass::block`].
     unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: DataPtr) {
         if let (DataPtr::Bf16(low), DataPtr::Bf16(compensation)) = (self.x, compensation) {
-            // SAFETY: promised by the caller, of the same block; parameter and state are distinct, as the
+            // SAFETY: the caller promises the same of this block. Parameter and state are distinct, as the
             // state is a `Buffer` of its own.
             let (low, compensation) = unsafe { (low.write(start, x.len()), compensation.write(start, x.len())) };
             return compensate_bf16(self.isa, x, dx, low, compensation);
@@ -310,7 +310,8 @@ impl Pass<'_> {
             // An infinite sum has lost nothing that could be made up for.
             *carry = if stored.is_finite() { *carry - (*stored - *x) } else { T::zero() };
         }
-        // SAFETY: as for reading it.
+        // SAFETY: the caller promises that the compensation holds the block and that this thread alone runs
+        // it.
         unsafe {
             store(self.isa, carry, compensation, start);
         }
@@ -324,8 +325,8 @@ impl Pass<'_> {
     unsafe fn gradient_in_place<T: Storable>(&self, start: usize, length: usize) -> Option<&[T]> {
         let [source] = &self.sources[..] else { return None };
         let elements = source.in_place::<T>()?;
-        // SAFETY: the caller promises that the gradient is locked for reading and holds the block; that it
-        // lies in nothing that is written is what `Job::copy_shared` sees to.
+        // SAFETY: the caller promises that the gradient is locked for reading and holds the block. It lies in
+        // nothing that is written: `Job::copy_shared` would have copied it.
         Some(unsafe { elements.read(start, length) })
     }
 
@@ -365,7 +366,7 @@ impl Pass<'_> {
         }
         for (&data, copy) in step.slots.iter().zip(&*staged).filter(|(data, _)| in_place(**data).is_none()) {
             // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and `write`
-            // in `cpu/mod.rs` has borrowed the state to write it.
+            // in `engine/cpu/mod.rs` has borrowed the state to write it.
             unsafe { store(self.isa, &copy.0[..length], data, start) };
         }
     }

@@ -1,9 +1,9 @@
 //! Fetches into the cache what is needed next, while something else is computed. `unsafe`: the processor's
 //! prefetch.
 //!
-//! A leaf is a dozen small allocations, each known only from the one before. Where there are thousands of
-//! leaves none of them is in the cache when its turn comes, and a leaf of a few thousand elements takes no
-//! longer than waiting for them one after another.
+//! A leaf is a dozen small allocations, each found through the one before. With thousands of leaves none is
+//! in the cache when its turn comes. To wait for them one after another takes as long as to compute a leaf of
+//! a few thousand elements.
 #![allow(unsafe_code)]
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
@@ -43,7 +43,7 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
             job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
-                // Other owners are not asked for so little.
+                // Other owners are not asked, just for a prefetch.
                 Operand::Lent(x) if x.tensor().is_some() && (job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_))) => {
                     Addresses::of(job.epilogue.x(), x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
                 }
@@ -71,7 +71,7 @@ fn prefetch<T: ?Sized>(value: &T) {
     lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 
-/// Fetches so many bytes into the cache, all, some or none of which may exist.
+/// Fetches `bytes` bytes into the cache. Not all of them need exist.
 #[inline(always)]
 pub(super) fn lines(start: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(64) {

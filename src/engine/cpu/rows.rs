@@ -4,12 +4,11 @@ use rayon::prelude::*;
 
 use crate::error::Result;
 
-/// How many items before its turn each stage of an item's preparation comes.
+/// How many items before its turn an item is prepared, stage by stage.
 const DISTANCES: [usize; 3] = [3, 2, 1];
 
-/// Calls `run` on every item, a row of neighbours after another. Before its turn comes an item is prepared in
-/// stages, so that what it needs is on its way to the cache meanwhile: for little work, memory takes longer
-/// than the work.
+/// Calls `run` on every item, in rows of neighbours. An item is prepared in stages before its turn, so that
+/// what it needs comes to the cache meanwhile: for little work, memory takes longer than the work.
 ///
 /// # Errors
 /// The first in the order of the items. A row ends with its first error, others go on.

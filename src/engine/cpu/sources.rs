@@ -50,7 +50,7 @@ impl<'p> StridedSource<'p> {
     /// As [`StridedSource::read`].
     unsafe fn bf16(&self, start: usize, length: usize) -> Option<&[bf16]> {
         let DataPtr::Bf16(data) = self.in_order_from_zero()? else { return None };
-        // SAFETY: promised by the caller, as for `read`.
+        // SAFETY: the caller promises that the data is locked and holds the range (`with_read`).
         Some(unsafe { data.read(start, length) })
     }
 
@@ -62,8 +62,8 @@ impl<'p> StridedSource<'p> {
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
         let Some((dims, strides)) = self.strides else {
-            // SAFETY: the caller promises that the range lies within the leaf, of which `with_read` has
-            // checked that it has as many elements as are lent.
+            // SAFETY: the caller promises that the range lies within the leaf. `with_read` has checked that
+            // as many elements are lent.
             return unsafe { load(isa, self.data, start, dst) };
         };
         let (Some((&columns, rows)), Some((&stride, row_strides))) = (dims.split_last(), strides.split_last()) else { return };
@@ -77,8 +77,8 @@ impl<'p> StridedSource<'p> {
                 row /= dim;
             }
             let dst = &mut dst[done..done + run];
-            // SAFETY: the offsets are those of elements of the view, and `View::strided` has checked that
-            // these lie within its numbers.
+            // SAFETY: the offsets are those of elements of the view. `View::strided` has checked that these
+            // lie within its numbers.
             unsafe {
                 match stride {
                     1 => load(isa, self.data, offset, dst),
@@ -102,19 +102,19 @@ pub(super) unsafe fn read_sum<T: Storable>(
     more: &mut [CacheLines<T>],
 ) {
     if let [a, b] = sources
-        // SAFETY: promised by the caller, as for `Strided::read`.
+        // SAFETY: the caller promises for each source what `StridedSource::read` needs.
         && let (Some(a), Some(b)) = unsafe { (a.bf16(start, dst.len()), b.bf16(start, dst.len())) }
     {
         return sum_bf16(isa, a, b, dst);
     }
     match sources {
         [] => dst.fill(T::zero()),
-        // SAFETY: promised by the caller, as for `Strided::read`.
+        // SAFETY: the caller promises for each source what `StridedSource::read` needs.
         [one] => unsafe { one.read(isa, start, dst) },
         _ => {
             let (before, behind) = halves(sources);
             let Some((CacheLines(sum), more)) = more.split_first_mut() else { return };
-            // SAFETY: promised by the caller, as for `Strided::read`.
+            // SAFETY: the caller promises for each source what `StridedSource::read` needs.
             unsafe {
                 read_sum(isa, before, start, dst, more);
                 read_sum(isa, behind, start, &mut sum[..dst.len()], more);

@@ -6,14 +6,14 @@
 //!
 //! What the pointers assume, and who checks it:
 //!
-//! - Memory has the elements that were planned with, in the dtype that the pointer has: `lent::read` and
-//!   `lent::write`, while it is lent; what its owner says of them is asked once (`lent/known.rs`). It has as
-//!   many as the leaf: [`with_read`] and [`with_written`].
-//! - What is written is nobody else's: it is lent by `&mut`; no gradient shares it, see `Job::copy_shared`,
-//!   `unshared` and what calls them.
-//! - State has as many elements as x: `Job::check`; `Buffer` keeps what it stores to itself, and its length.
-//! - A range of elements lies within the array: `over` cuts the leaf in `cpu/mod.rs`, `Pass::blocks` the
-//!   range; [`Elements`] asserts it in debug builds.
+//! - Memory has the dtype and the elements that were planned with: `lent::read` and `lent::write` compare
+//!   them, while it is lent. Its owner is asked once what they are (`model/lent/known.rs`). It has as many as
+//!   the leaf: [`with_read`] and [`with_written`].
+//! - What is written is nobody else's: it is lent by `&mut`, and no gradient shares it, see
+//!   `Job::copy_shared`, `unshared` and their callers.
+//! - State has as many elements as x: `Job::check`. `Buffer` keeps its storage to itself, and its length.
+//! - A range of elements lies within the array: `over` (`engine/cpu/mod.rs`) cuts the leaf, and
+//!   `Pass::blocks` the range. [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
 use candle_core::CpuStorage;
@@ -47,7 +47,7 @@ pub(super) fn try_list<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<
     Ok(list)
 }
 
-/// The elements of an array, from one on. Where debug assertions are on it knows the array.
+/// A pointer to elements of an array. With debug assertions it knows where the array begins and ends.
 #[derive(Debug)]
 pub(super) struct Elements<T> {
     first: *mut T,
@@ -56,9 +56,9 @@ pub(super) struct Elements<T> {
     array: (usize, usize),
 }
 
-// SAFETY: the elements are only used inside the functions of this engine, while they are lent to it
-// ([`with_read`] and [`with_written`]) or, of state, while the job that borrows them runs; and each is
-// written by one thread (`over` in `cpu/mod.rs` gives each thread chunks of its own).
+// SAFETY: only functions of this engine use the elements, while they are lent ([`with_read`] and
+// [`with_written`]) or, of state, while the job that borrows them runs. Each is written by one thread: `over`
+// in `engine/cpu/mod.rs` gives each thread chunks of its own.
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Elements<T> {}
@@ -72,7 +72,7 @@ impl<T> Clone for Elements<T> {
 }
 
 impl<T> Elements<T> {
-    /// Those of an array whose first element is there.
+    /// The elements of an array that begins at `first`.
     fn new(first: *mut T, _length: usize) -> Self {
         Elements {
             first,
@@ -81,7 +81,7 @@ impl<T> Elements<T> {
         }
     }
 
-    /// Those that begin `offset` further on.
+    /// The elements from `offset` further on.
     pub(super) fn skip(self, offset: usize) -> Self {
         Elements { first: self.first.wrapping_add(offset), ..self }
     }
@@ -109,7 +109,8 @@ impl<T> Elements<T> {
     /// # Safety
     /// They lie in the array, which is locked and not written meanwhile.
     pub(super) unsafe fn read<'e>(self, offset: usize, length: usize) -> &'e [T] {
-        // SAFETY: promised by the caller; `range` asserts the first half.
+        // SAFETY: the caller promises that the elements lie in the array (`range` asserts it), and that
+        // nothing writes them meanwhile.
         unsafe { std::slice::from_raw_parts(self.range(offset, length), length) }
     }
 
@@ -118,7 +119,8 @@ impl<T> Elements<T> {
     /// # Safety
     /// They lie in the array, which is locked for writing, and nothing else uses them meanwhile.
     pub(super) unsafe fn write<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
-        // SAFETY: promised by the caller; `range` asserts the first half.
+        // SAFETY: the caller promises that the elements lie in the array (`range` asserts it), and that
+        // nothing else uses them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.range(offset, length), length) }
     }
 }
@@ -130,7 +132,7 @@ pub(super) enum DataPtr {
     Bf16(Elements<bf16>),
     F32(Elements<f32>),
     F64(Elements<f64>),
-    /// An f32 in two parts, of which this is the upper one.
+    /// f32 in two parts: the upper one, a bf16, and the low bits.
     Split(Elements<bf16>, LowPtr),
     /// Numbers in 8 bits, as records.
     Coded(Elements<u8>, Code),
@@ -144,7 +146,7 @@ pub(super) enum LowPtr {
 }
 
 impl DataPtr {
-    /// The data one `offset` further on.
+    /// The data from `offset` elements further on.
     pub(super) fn skip(self, offset: usize) -> DataPtr {
         match self {
             DataPtr::F16(pointer) => DataPtr::F16(pointer.skip(offset)),
@@ -174,7 +176,7 @@ impl DataPtr {
         }
     }
 
-    /// The number of which this is the upper part.
+    /// The numbers whose upper part this is, if there are low bits.
     pub(super) fn with_low_bits(self, low: Option<LowPtr>) -> Result<DataPtr> {
         match (self, low) {
             (data, None) => Ok(data),
@@ -184,8 +186,8 @@ impl DataPtr {
     }
 }
 
-/// Makes the functions that find the start of data, to be read or to be written: of a state tensor, and of
-/// the low bits of numbers that are kept in two parts.
+/// Makes the functions that find where data starts, to be read or written: a state tensor's, and that of low
+/// bits.
 macro_rules! start_of {
     ($lent:ident of $Memory:ident, $slot:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
         pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
@@ -232,7 +234,7 @@ fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
 /// What is lent, and what it is to the program.
 pub(super) type NamedLender<'t> = (&'static str, &'t dyn Lend);
 
-/// Calls `run` with all elements of `lenders` (distinct memory, so many each) lent to be written.
+/// Calls `run` with all elements of `lenders` lent to be written: distinct memory, `length` elements each.
 ///
 /// # Errors
 /// If something is not what its owner says; or those of `run`.
@@ -253,7 +255,7 @@ pub(super) fn with_written(lenders: &[NamedLender<'_>], length: usize, run: &mut
     lock(lenders, length, &mut List::new(), run)
 }
 
-/// Calls `run` with views of all `lenders` (so many elements each) lent to be read.
+/// Calls `run` with views of all `lenders` lent to be read, each with its number of elements.
 ///
 /// # Errors
 /// If something is not what its owner says; or those of `run`.

@@ -3,10 +3,9 @@
 //!
 //! Two rules keep updates free of deadlock, if the caller holds no lock of a storage itself:
 //!
-//! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool; were
-//!   the engine's threads of that pool, they could all be waiting for these locks, and nobody would be left
-//!   to compute.
-//! - A thread that holds a leaf's locks never waits inside rayon, where it would pick up other work, which
+//! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool. If
+//!   the engine ran there, all threads could wait for these locks, and none would be left to compute.
+//! - A thread that holds a leaf's locks never waits inside rayon: there it would pick up other work, which
 //!   may need locks in turn. It offers the leaf's chunks to the others, works on them itself, and waits only
 //!   for chunks that another thread has begun.
 #![allow(unsafe_code)]
@@ -26,8 +25,9 @@ pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     Ok(pool(rayon::current_num_threads())?.install(work))
 }
 
-/// Calls `chunk` with each number below `count`, on the current pool's threads, without taking up other work
-/// while it waits.
+/// Calls `chunk` with each index below `count`, on the current pool's threads.
+///
+/// It takes up no other work while it waits.
 ///
 /// # Panics
 /// If `chunk` panics, in whatever thread.
@@ -100,7 +100,7 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
     let pool =
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|thread| format!("optimiser-{thread}")).build().map_err(Error::other)?;
     let pool = Arc::new(pool);
-    // Those of other counts are kept only while somebody uses them.
+    // Pools of other sizes are kept only while somebody uses them.
     pools.retain(|_, other| Arc::strong_count(other) > 1);
     pools.insert(threads, pool.clone());
     Ok(pool)

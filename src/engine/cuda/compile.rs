@@ -28,9 +28,9 @@ pub(super) fn forget_unused() {
     functions().retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
 }
 
-/// The function of a source in a context, made at first sight and then kept as long as the context is used.
-/// `None`, if the compiler or the device refuses it, as it is where one of them is much older than the other;
-/// that is kept too.
+/// The function of a source in a context, made on first use and kept as long as the context is used. `None`
+/// if the compiler or the device refuses it, as when one of them is much older than the other. That is kept
+/// too.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();
     if let Some(known) = functions().get(&key).and_then(|(_, known)| known.get(source)) {
@@ -56,7 +56,7 @@ pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
 
 /// Compiles with the arithmetic of the CPU. The error is the compiler's message.
 fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
-    // Each source uses a part of its prelude.
+    // Warning 177 is of unused functions: each source uses a part of its prelude.
     let own = [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
     let options = CompileOptions { options: CUDA_FLAGS.map(str::to_string).into_iter().chain(own).collect(), ..CompileOptions::default() };
     compile_ptx_with_opts(format!("{INTRINSICS}{source}"), options).map_err(|error| match error {

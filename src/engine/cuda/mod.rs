@@ -1,17 +1,17 @@
 //! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs in order with candle's
 //! work.
 //!
-//! candle's stream of a device is another one on each thread of the host, and nothing orders these against
-//! each other. The engine's launches go to the legacy default stream instead, which waits for all of them and
-//! for which all of them wait: gradients may come from a backward pass in any thread, and an evaluation in
-//! another thread sees each parameter as it was before the launch or after it. A device that was made with a
-//! stream of its own (`new_with_stream`) has its launches there, and cudarc's events keep the order.
+//! candle has one stream of a device for each thread of the host, and nothing orders them against each other.
+//! The engine launches on the legacy default stream instead, which waits for all of them and for which all of
+//! them wait. So gradients may come from a backward pass in any thread, and an evaluation in another thread
+//! sees each parameter as it was before the launch or after it. On a device that was made with a stream of
+//! its own (`new_with_stream`) the launches go to that stream, and cudarc's events keep the order.
 //!
-//! A call (one use of the back-end: a turn of reductions, or a commit; an update makes several) copies its
-//! tables to the device and enqueues its launches. It waits for results only if it has some, at its end, and
-//! otherwise only until the device has read the tables of the call before the last. After the first call with
-//! a set of parameters it allocates nothing on the device but contiguous copies of gradients with another
-//! layout, copies of those that lie in variables, inputs of tensor functions, and larger tables.
+//! A call is one use of the back-end: a turn of reductions, or a commit. An update makes several. A call
+//! copies its tables to the device and enqueues its launches. It waits for its results at the end, if it has
+//! some, and otherwise only until the device has read the tables of the call before the last. After the first
+//! call with a set of parameters it allocates nothing on the device but contiguous copies of gradients with
+//! another layout, copies of those that lie in variables, inputs of tensor functions, and larger tables.
 
 mod compile;
 mod scratch;
@@ -34,10 +34,10 @@ use crate::error::Result;
 use crate::model::lent::defect;
 use scratch::DeviceScratch;
 
-/// The handle of the stream that is another one on each thread of the host.
+/// The handle of the default stream that each thread of the host has.
 const PER_THREAD: usize = 2;
 
-/// The stream whose work is in order with all of candle's on a device, whichever threads that comes from.
+/// The stream in order with all of candle's work on a device, from whichever threads.
 pub(crate) fn ordered_stream(device: &CudaDevice) -> Arc<CudaStream> {
     let owner = device.cuda_stream();
     if owner.cu_stream().addr() == PER_THREAD { owner.context().default_stream() } else { owner }
@@ -50,8 +50,8 @@ pub(super) struct Cuda<'a> {
     owner: Arc<CudaStream>,
     /// Where launches go.
     stream: Arc<CudaStream>,
-    /// Set by the launch. The first field with data of the call, so that after an error it is dropped, and
-    /// waits for the device, before the tensors below.
+    /// Set by the launch. It stands before the other data of the call: after an error it is dropped first,
+    /// and waits for the device.
     scratch: Option<DeviceScratch>,
     /// What is read. Copies that were made for this call live until what reads them has been enqueued; after
     /// that the stream keeps the order.
@@ -129,9 +129,9 @@ impl<'a> Backend<'a> for Cuda<'a> {
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<()> {
         let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
-        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from above,
-        // which compares each storage with its tensor; the tensors live until all has been enqueued, and what
-        // is freed afterwards is freed in the order of the stream.
+        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from `read`
+        // and `write` above, where each storage is compared with its tensor (`expect_on_cuda`). The tensors
+        // live until all has been enqueued; what is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, results) }?;
         self.note()

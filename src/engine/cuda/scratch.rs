@@ -19,10 +19,10 @@ use crate::engine::device::Launch;
 /// How many words each memory has at first.
 const WORDS: usize = 1 << 12;
 
-/// The memories of a call: they grow to what the largest needs, and are then used again and again. They go
-/// when another device is first used after their own has been dropped, or with the process.
+/// The memory of a call. It grows to what the largest call needs, and is used again and again. It goes when
+/// another device is first used after its own has been dropped, or with the process.
 pub(super) struct DeviceScratch {
-    /// candle's stream, by which one knows whether the device is still there.
+    /// candle's stream. Its references show whether the device is still there.
     owner: Arc<CudaStream>,
     stream: Arc<CudaStream>,
     /// Two, so that the tables of a call can be written while the device reads those of the last one.
@@ -33,7 +33,7 @@ pub(super) struct DeviceScratch {
     results: CudaSlice<f64>,
     /// How many results there are in this call.
     count: usize,
-    /// When the last call is done with the tables and the results, which are not freed before.
+    /// The event that the last call is done with tables and results, which are not freed before.
     done: CudaEvent,
 }
 
@@ -45,7 +45,7 @@ struct TableUpload {
     read: CudaEvent,
 }
 
-/// The memories that no call uses, by device.
+/// The memory that no call uses, by device.
 type Pool = HashMap<DeviceId, Vec<DeviceScratch>>;
 
 fn pool() -> MutexGuard<'static, Pool> {
@@ -53,7 +53,7 @@ fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memories for one call.
+/// The memory for one call.
 pub(super) fn take(device: DeviceId, owner: &Arc<CudaStream>, stream: &Arc<CudaStream>) -> Result<DeviceScratch> {
     let mut pool = pool();
     let (unused, gone): (_, Vec<_>) = match pool.get_mut(&device) {
@@ -64,7 +64,7 @@ pub(super) fn take(device: DeviceId, owner: &Arc<CudaStream>, stream: &Arc<CudaS
             (None, gone)
         }
     };
-    // Making and dropping memories takes long.
+    // Making and dropping memory takes long, so the lock goes first.
     drop(pool);
     if !gone.is_empty() {
         drop(gone);
@@ -73,7 +73,7 @@ pub(super) fn take(device: DeviceId, owner: &Arc<CudaStream>, stream: &Arc<CudaS
     unused.map_or_else(|| DeviceScratch::new(owner, stream), Ok)
 }
 
-/// Takes the memories of a call back.
+/// Takes the memory of a call back.
 pub(super) fn give_back(device: DeviceId, mut scratch: DeviceScratch) {
     (scratch.turn, scratch.count) = (1 - scratch.turn, 0);
     pool().entry(device).or_default().push(scratch);
@@ -94,7 +94,7 @@ impl DeviceScratch {
         })
     }
 
-    /// Whether anything else than these memories uses their device.
+    /// Whether anything but this memory uses its device.
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
         // A device with a stream of its own has its memories on that stream: then `owner`, `stream`, `tables`
         // and `results` hold it.
@@ -109,7 +109,8 @@ impl DeviceScratch {
     /// The rows must fit the functions, and what is at their addresses must stay until the stream has done
     /// this.
     pub(super) unsafe fn launch(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
-        // SAFETY: promised by the caller: `Cuda::launch`, which says why.
+        // SAFETY: the caller is `Cuda::launch`. It says why the rows fit, and why what is at their addresses
+        // stays.
         let enqueued = unsafe { self.enqueue(launches, results) };
         self.done.record(&self.stream).w()?;
         enqueued
@@ -156,9 +157,9 @@ impl DeviceScratch {
                 arguments.arg(results);
             }
             let shape = LaunchConfig { grid_dim: (launch.blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: the arguments are those of the printed functions, the tables hold the rows and the
-            // offsets of their blocks, the results have a place for each block, and the rest is promised by
-            // the caller.
+            // SAFETY: the arguments are those of the printed functions. `TableUpload::write` has put rows and
+            // offsets into the tables, and the results have a place for each block. The caller promises the
+            // rest.
             unsafe { arguments.launch(shape) }.w()?;
         }
         Ok(())
@@ -167,9 +168,9 @@ impl DeviceScratch {
 
 impl Drop for DeviceScratch {
     fn drop(&mut self) {
-        // The memories are freed in the order of this stream, maybe before a stream of the device's own is
-        // done with them. An old error of the context would be returned in place of waiting; whether this
-        // fails does not matter.
+        // Memory is freed in the order of this stream, maybe before a stream of the device's own is done with
+        // it, so this waits. An old error of the context would be returned in place of waiting, so it is
+        // taken first. Whether this fails does not matter.
         let _ = self.stream.context().check_err();
         let _ = self.done.synchronize();
     }
@@ -178,7 +179,7 @@ impl Drop for DeviceScratch {
 impl TableUpload {
     fn new(context: &Arc<CudaContext>, words: usize) -> Result<Self> {
         let read = context.new_event(None).w()?;
-        // SAFETY: it is filled before anybody reads it.
+        // SAFETY: the memory is filled below, before anybody reads it.
         let mut memory = unsafe { context.alloc_pinned(words) }.w()?;
         let start: *mut u64 = memory.as_mut_ptr().w()?;
         // SAFETY: that many words have just been allocated.

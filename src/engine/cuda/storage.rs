@@ -1,14 +1,16 @@
 //! Addresses of tensors on a device, one tensor at a time: a concurrent forward pass holds several locks at
 //! once, so holding two could deadlock.
 //!
-//! An address stays when the lock is given back, for candle never moves a storage while a tensor has it.
-//! Where an in-place operation of the program has put another storage there, the address is made of that
-//! (each is compared with its tensor here, under the lock: `lent/stored.rs`). A program that exchanges the
-//! storage in another thread between here and the launch frees memory that the launch uses; nothing can be
-//! checked against that, as several locks must not be held. That the device's work keeps its order is
-//! cudarc's concern: asked for an address, it lets the stream wait for earlier work on the data by other
-//! streams, and notes that the stream uses the data from now on. Where there are several streams, an address
-//! is asked for a second time after the work has been enqueued, so that the note covers it.
+//! An address stays valid when the lock is given back, as candle never moves a storage while a tensor has it.
+//! If an in-place operation of the program has put another storage there, the address is made of that: each
+//! is compared with its tensor here, under the lock (`model/lent/stored.rs`). A program that exchanges the
+//! storage in another thread between here and the launch frees memory that the launch uses. Nothing can be
+//! checked against that, as several locks must not be held.
+//!
+//! cudarc keeps the device's work in order. Asked for an address, it lets the stream wait for earlier work on
+//! the data by other streams, and notes that the stream uses the data from now on. Where there are several
+//! streams, an address is asked for a second time after the work has been enqueued, so that the note covers
+//! it.
 
 use std::cell::Cell;
 
@@ -70,8 +72,8 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
 }
 
-/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, which takes no
-/// memory on the device.
+/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on. It takes no memory
+/// on the device.
 pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
     variable.inplace_op1(&WriteFromHost { values, variable, start })
 }

@@ -16,8 +16,9 @@ use crate::model::lent::{Lend, Lent, defect};
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
-/// Writes the parameters and state of all jobs, but for what functions have returned. The result is which of
-/// the jobs could be done.
+/// Writes the parameters and state of all jobs, but for what functions have returned.
+///
+/// The result says which of the jobs could be done.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
     let jobs: Vec<Segments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
@@ -61,8 +62,9 @@ pub(super) fn reduce_with<'j, B: Backend<'j>>(backend: B, requests: &[ReductionR
     Ok(ranges.iter().map(totals).collect())
 }
 
-/// The elements as tensors of the compute dtype, which have their values once the launches are done; `None`
-/// for what could not be done.
+/// The elements as tensors of the compute dtype; `None` for what could not be done.
+///
+/// The tensors have their values once the launches are done.
 pub(super) fn copy_with<'j, B: Backend<'j>>(backend: B, views: &[GradientView<'j, '_>]) -> Result<Vec<Option<Tensor>>> {
     let mut tables = Tables::new(backend);
     let mut copies = Vec::with_capacity(views.len());
@@ -115,7 +117,7 @@ fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Opt
     Ok(LeafData { length, whole: length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None })
 }
 
-/// The tensors of gradients, all of which are.
+/// The tensors of gradients, which all are candle's.
 fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<Vec<&'a Tensor>> {
     gradients.iter().map(|gradient| expect_tensor(&**gradient)).collect()
 }

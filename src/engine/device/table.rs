@@ -74,7 +74,7 @@ pub(super) enum LeafArray<'a> {
 }
 
 impl LeafArray<'_> {
-    /// The same once more, of an array that can be had more than once.
+    /// The same array once more; `None` for state that is written.
     pub(super) fn again(&self) -> Option<Self> {
         match *self {
             LeafArray::Tensor(tensor) => Some(LeafArray::Tensor(tensor)),
@@ -135,7 +135,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
             let reducer = data.reducer.unwrap_or(Reducer::sum());
             match field {
                 RowField::Length => group.rows.push(data.length as u64),
-                // Known at the end.
+                // Patched below, when the pointers are known.
                 RowField::Aligned => group.rows.push(0),
                 RowField::Chunk => group.rows.push(chunk as u64),
                 RowField::Power => group.rows.push(reducer.p.to_bits()),

@@ -37,7 +37,7 @@ fn compile(source: &str) -> Result<CompiledSource> {
     let mut command = compiler();
     command
         .args(["-x", "c++", "-", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-exceptions", "-nostdlib", "-fPIC", "-shared", "-w"])
-        // A checked jump takes one to another stack for an error.
+        // `_FORTIFY_SOURCE` rejects `longjmp` between our stacks.
         .arg("-U_FORTIFY_SOURCE")
         .arg("-o")
         .arg(&library);
@@ -68,10 +68,9 @@ impl CompiledSource {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };
-        // SAFETY: tables and results are as long as the code takes them to be (`Tables::add` writes the rows
-        // of the very layout that `print` prints), and the data behind the addresses is copies that
-        // `EmulatedDevice` keeps until the launches are done, each as long as its tensor says
-        // (`Emulated::allocate`).
+        // SAFETY: tables and results are as long as the code takes them to be: `Tables::add` writes rows of
+        // the layout that `print` prints. The addresses are of copies that `EmulatedDevice` keeps until the
+        // launches are done, each as long as its tensor says (`EmulatedDevice::allocate`).
         unsafe { entry(blocks, rows.as_ptr(), block_offsets.as_ptr(), block_offsets.len() as u32, results.as_mut_ptr()) };
     }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// A copy of a tensor's data, with guards before and after it.
 pub(super) struct GuardedArray<'a> {
-    /// In words of 8 bytes, so that the data is as aligned as a device's could be.
+    /// In words of 8 bytes: the data is as aligned as a device's could be.
     words: Vec<[u64; 2]>,
     start: usize,
     length: usize,

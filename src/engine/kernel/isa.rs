@@ -43,7 +43,8 @@ impl Isa {
         *BEST.get_or_init(|| Isa(detect()))
     }
 
-    /// Whoever calls code that is compiled for vectors asks here, and has them only if they were detected.
+    /// The vectors, which exist only if they were detected. Whoever calls code compiled for vectors asks
+    /// here.
     #[inline(always)]
     pub(in crate::engine) fn vectors(self) -> Vectors {
         self.0

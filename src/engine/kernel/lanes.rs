@@ -5,20 +5,19 @@
 use super::Isa;
 use crate::numbers::value::{Arithmetic, Array, Compute, Lane};
 
-/// How many elements pass through a chain of several steps before the next ones are touched: 512 bytes of f32
-/// per array, so all of them stay in the first-level cache. Twice as many already cost a third of the speed
-/// from memory, as the hardware no longer reads ahead on all arrays.
+/// How many elements pass through a chain of several steps at a time. That is 512 bytes of f32 per array, so
+/// all arrays stay in the first-level cache. Twice as many already cost a third of the speed from memory, as
+/// the hardware no longer reads ahead on all arrays.
 pub(in crate::engine) const BLOCK: usize = 128;
 
-/// Some elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], where there is more than one
-/// step.
+/// Some elements of one leaf, in the type of the arithmetic. At most [`BLOCK`], if there are several steps.
 pub(crate) struct LaneBlock<'b> {
     pub(in crate::engine) isa: Isa,
     pub(in crate::engine) lanes: Lanes<'b>,
 }
 
-/// The arrays of a block, all of one length. Only `cpu/pass.rs` makes them. The slots point to as many
-/// elements, and to nothing else that is accessible meanwhile.
+/// The arrays of a block, all of one length. Only `engine/cpu/pass.rs` makes them. The slots point to as many
+/// elements, which nothing else accesses meanwhile.
 pub(in crate::engine) enum Lanes<'b> {
     F32(LaneArrays<'b, f32>),
     F64(LaneArrays<'b, f64>),
@@ -75,7 +74,7 @@ macro_rules! per_isa {
                 // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
                 #[cfg(target_arch = "x86_64")]
                 $crate::engine::kernel::Vectors::Bits512 => unsafe { avx512($($arg),+) },
-                // SAFETY: as for wider vectors.
+                // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
                 #[cfg(target_arch = "x86_64")]
                 $crate::engine::kernel::Vectors::Bits256 => unsafe { avx2($($arg),+) },
                 _ => body($($arg),+),

@@ -1,15 +1,15 @@
 //! The order in which gradients are added up.
 
-/// Cuts a list where the last addition of its sum is: before it are as many as the largest power of two that
-/// leaves something behind it.
+/// Cuts a list where the last addition of its sum is. The first part is the largest power of two that leaves
+/// something for the second.
 ///
-/// So pairs of neighbours are added first, then pairs of these. The order depends on how many there are and
-/// on nothing else, and as many equal numbers as a power of two give an exact sum.
+/// So pairs of neighbours are added first, then pairs of these. The order depends on the number of items and
+/// on nothing else, and the sum of 2ⁿ equal numbers is exact.
 pub(in crate::engine) fn halves<T>(items: &[T]) -> (&[T], &[T]) {
     items.split_at(items.len().next_power_of_two() / 2)
 }
 
-/// The sum of what the items stand for; none if there are no items.
+/// The sum of what the items stand for; `None` if there are no items.
 pub(in crate::engine) fn pairwise<T, V, E>(
     items: &[T],
     value: &mut impl FnMut(&T) -> Result<V, E>,

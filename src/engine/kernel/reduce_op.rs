@@ -13,8 +13,9 @@ use crate::numbers::value::Compute;
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
-/// The length of the chunks a leaf of `length` elements is cut into: at least 16 Ki elements, at most 1024
-/// chunks. It depends on nothing else, so a norm has the same bits whatever the number of threads.
+/// The length of the chunks that a leaf of `length` elements is cut into. Chunks have at least 16 Ki
+/// elements, and there are at most 1024. Nothing else decides it, so a norm has the same bits with any number
+/// of threads.
 pub(crate) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
@@ -74,8 +75,8 @@ impl Reducer {
         Reducer { op: ReduceOp::AbsSum, ..Self::sum() }
     }
 
-    /// What a p-norm follows from. For exponents without an operator of their own that is the largest element
-    /// at first, see [`Reducer::with_unit`].
+    /// The reduction from which a p-norm follows. For an exponent without an operator of its own it finds the
+    /// largest element first, see [`Reducer::with_unit`].
     pub(crate) fn norm(p: f64) -> Self {
         let op = match p {
             0.0 => ReduceOp::NonZeros,
@@ -89,8 +90,7 @@ impl Reducer {
     /// The second reduction of a norm, once the largest element is known, if it needs one.
     pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
         let is_second = self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
-        // The largest power of two is no larger than the largest numbers, which are then less than twice the
-        // unit.
+        // There is no power of two above the largest numbers, which are then less than twice the unit.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
         is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
     }
@@ -103,8 +103,7 @@ impl Reducer {
         }
     }
 
-    /// Whether the reduction of numbers is not finite if one of them is not. How many there are is finite,
-    /// whatever they are.
+    /// Whether the reduction of numbers is not finite if one of them is not. A count is finite in any case.
     pub(in crate::engine) fn keeps_non_finite(self) -> bool {
         self.op != ReduceOp::NonZeros
     }

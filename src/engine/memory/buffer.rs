@@ -1,4 +1,7 @@
 //! State tensors.
+//!
+//! On the CPU state is plain memory without a lock. Only what [`Offload`](crate::Offload) sends from another
+//! thread is a variable there.
 
 use std::io::{self, Write};
 
@@ -14,13 +17,12 @@ use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, def
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, DType, elem_count, is_supported};
 
-/// One tensor of a rule's state. On the CPU it is plain memory that nobody else can see, so that an update
-/// needs no lock for it; on other devices, and where two threads work with it, it is a candle variable.
+/// One tensor of a rule's state: on the CPU plain memory that nobody else can see, else a candle variable.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     shape: Shape,
     memory: Memory,
-    /// What its bytes mean, if it has its values in 8 bits.
+    /// The code of its values, if they are in 8 bits.
     code: Option<Code>,
     /// Whether its numbers are squares of gradients.
     is_of_squares: bool,
@@ -70,8 +72,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A variable with these values, which nothing else holds: for what is written while another thread
-    /// reads.
+    /// A variable with these values, which nothing else holds. One thread can write it while another reads
+    /// it.
     pub(crate) fn shared(values: &Tensor) -> Result<Self> {
         let memory = Memory::Variable(Var::from_tensor(&values.detach())?);
         Ok(Buffer { shape: values.shape().clone(), memory, code: None, is_of_squares: false })
@@ -90,7 +92,7 @@ impl Buffer {
         }
     }
 
-    /// What is locked to write it, if anything is.
+    /// The address of what is locked to write it, if it has a lock.
     pub(crate) fn memory_of(&self) -> Option<usize> {
         self.variable().map(|variable| storage_address(variable))
     }
@@ -117,8 +119,7 @@ impl Buffer {
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
-    /// A copy of what is stored, in another dtype and shape than the values if they are in 8 bits: a row for
-    /// each block.
+    /// A copy of what is stored. Values in 8 bits have another dtype and shape there: a row for each block.
     pub(crate) fn stored(&self) -> candle_core::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), self.stored_shape(), BackpropOp::none(), false)),
@@ -157,8 +158,8 @@ impl Buffer {
         }
     }
 
-    /// Overwrites as many elements of what is stored as there are values, from `start` on in row-major order,
-    /// rounded to its dtype.
+    /// Overwrites what is stored with `values`, from element `start` on in row-major order, rounded to its
+    /// dtype.
     pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
         let values = rounded(values, self.stored_dtype())?;
         let stored = self.stored_shape().elem_count();
@@ -185,7 +186,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Of the values.
+    /// The dtype of the values.
     pub(crate) fn dtype(&self) -> DType {
         if self.code.is_some() { DType::F32 } else { self.stored_dtype() }
     }
@@ -210,7 +211,7 @@ impl Buffer {
         self.shape_of(self.shape.dims())
     }
 
-    /// What the bytes mean, if the values are in 8 bits.
+    /// The code of the values, if they are in 8 bits.
     pub(crate) fn code(&self) -> Option<Code> {
         self.code
     }
@@ -232,7 +233,7 @@ impl Buffer {
     }
 }
 
-/// State is lent to be read: engines write it where it lies.
+/// State is lent to be read only: engines write it where it lies.
 impl Lend for Buffer {
     fn shape(&self) -> &[usize] {
         self.shape.dims()

@@ -1,5 +1,5 @@
-//! Where numbers are kept: state tensors, their bytes, roundings between dtypes, and what of it is shared
-//! with the program.
+//! The memory of numbers: state tensors, roundings between dtypes, and which storages are shared with the
+//! program.
 
 mod buffer;
 mod split;

@@ -7,7 +7,7 @@ use super::Buffer;
 use super::values::on_host;
 use crate::numbers::LowBits;
 
-/// The f32 of which a bf16 and its low bits are the parts.
+/// The f32 whose parts are a bf16 and its low bits.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> candle_core::Result<Tensor> {
     let join = if low_bits.dtype() == DType::I16 { joined_as::<i16> } else { joined_as::<u8> };
     Tensor::from_vec(join(on_host(high)?, &low_bits.tensor()?)?, high.shape(), &Device::Cpu)?.to_device(high.device())

@@ -44,7 +44,7 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Resul
     let next = unshared("new value", next, &UpdateTargets::all(), &[])?;
     match variable.is_variable() {
         true => Var::from_tensor(variable)?.set(&next),
-        // Of a view `Var::from_tensor` would make a copy.
+        // `Var::from_tensor` would make a copy of a view.
         false => set_part(variable, 0, &next),
     }
 }
@@ -73,8 +73,7 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     })
 }
 
-/// Overwrites as many elements of a variable as there are values, from `start` on in row-major order, rounded
-/// to its dtype.
+/// Overwrites elements of a variable with `values`, from `start` on in row-major order, rounded to its dtype.
 pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> candle_core::Result<()> {
     if values.elem_count() == 0 {
         return Ok(());

@@ -1,14 +1,14 @@
 //! Storage that is shared with the program: which storages updates write, and copies of what lies in them.
 //!
 //! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as
-//! long as nobody writes the gradient meanwhile, so a gradient that lies in a variable, of whatever model, is
+//! long as nobody writes the gradient meanwhile. So a gradient that lies in a variable, of whatever model, is
 //! copied before anything is locked.
 //!
-//! A state makes known what its updates write from `setup` on; memory that it meets in another place, in the
-//! call that meets it, before it asks for what all others write. Of calls that would wait for each other in a
-//! circle, one began last; it knows the others' storages and has copied what lies there. It stays known
-//! between calls: a program that reads two parameters at once could otherwise wait for the one that waits for
-//! it.
+//! A state registers what its updates write, from `setup` on. If a call meets memory in another place, it
+//! registers that before it asks what all others write. Of calls that would wait for each other in a circle,
+//! one began last: it knows the others' storages and has copied what lies there. Storages stay registered
+//! between calls. Otherwise a program that reads two parameters at once could wait for the update that waits
+//! for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -18,16 +18,16 @@ use candle_core::{Storage, Tensor};
 use crate::error::Result;
 use crate::model::lent::{Lend, bytes, read, storage_of};
 
-/// How many states have a storage among those that their updates write, by address.
+/// The storages that updates write, by address, each with the number of states that write it.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
 
 static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::default);
 
-/// Where the memory of a parameter or gradient and its first element are, as addresses that nothing is read
-/// from.
+/// The addresses of a parameter's or gradient's memory and of its first element. Nothing is read through
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
-    /// Two share it exactly if they share memory. `None` if nobody else can get at that.
+    /// Two share it exactly if they share memory. `None` if nobody else can access that.
     pub(in crate::engine) memory: Option<usize>,
     /// 0, if the element is not on the CPU.
     pub(in crate::engine) first: usize,
@@ -62,7 +62,7 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
-/// Storages that updates write, known to all updates of the process for as long as this lives.
+/// Registered storages: all updates of the process know that they are written, as long as this lives.
 #[derive(Debug, Default)]
 pub(crate) struct UpdateTargets(Vec<usize>);
 
@@ -73,8 +73,7 @@ impl UpdateTargets {
         UpdateTargets(storages)
     }
 
-    /// Makes these known in place of those before. Where they are the same, as in most calls, nothing is
-    /// locked.
+    /// Registers these in place of those before. If they are the same, as in most calls, nothing is locked.
     pub(crate) fn keep(&mut self, storages: Vec<usize>) {
         if self.0 != storages {
             *self = UpdateTargets::new(storages);
@@ -97,13 +96,14 @@ impl Drop for UpdateTargets {
     }
 }
 
-/// Those who read hold no lock, as they may run code of the program, which makes states.
+/// Changes the map. Readers have a copy of it and no lock, as they may run code of the program, which makes
+/// states.
 fn change(how: impl FnOnce(&mut WrittenStorages)) {
     how(Arc::make_mut(&mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner)));
 }
 
-/// The tensor, or a copy if it lies where somebody may write: in a variable, in what a state writes, or in a
-/// storage of the caller's `own`.
+/// The tensor, or a copy if it lies where somebody may write. That is in a variable, in what a state writes,
+/// or in a storage of the caller's `own`.
 ///
 /// # Errors
 /// If its storage does not hold what it says.

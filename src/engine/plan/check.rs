@@ -1,11 +1,11 @@
-//! Whether what a plan works on fits its parameter. The loops over elements trust the lengths, and rules are
-//! the user's code.
+//! The check that a plan fits its parameter. The loops over elements trust the lengths, and rules are the
+//! user's code.
 //!
 //! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors and of what others
-//! lend, who are asked once (`lent/known.rs`), the state, which nobody else can see, and the arithmetic. A
-//! storage can be exchanged, and an owner lend something else, at any time; it is looked at here so that
-//! nothing is written where it is wrong already, and again where a pointer is made of it (`lent/stored.rs`,
-//! `lent/lend.rs`).
+//! lend (they are asked once, `model/lent/known.rs`), the state, which nobody else can see, and the
+//! arithmetic. A storage can be exchanged, and an owner lend something else, at any time. Both are looked at
+//! here, so that nothing is written if they are wrong already, and again when a pointer is made
+//! (`model/lent/stored.rs`, `model/lent/lend.rs`).
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use crate::numbers::{DType, is_supported};
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not
 /// read.
 ///
-/// What is no tensor of candle's may be a vector of as many elements.
+/// Memory that is no tensor of candle's may be a vector of as many elements.
 pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
     let is_vector = || gradient.tensor().is_none() && gradient.shape().len() == 1 && gradient.elem_count() == x.elem_count();
     if gradient.shape() != x.shape() && !is_vector() {
@@ -41,9 +41,11 @@ pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> 
 }
 
 impl Job<'_> {
-    /// Refuses state that does not fit the parameter: tensors of another shape, dtype or device, or another
-    /// number of them than the arithmetic has, and storages that do not hold their tensors. Returns which
-    /// storages the commit locks for writing.
+    /// Refuses a job that does not fit its parameter, and returns which storages the commit locks for
+    /// writing.
+    ///
+    /// Refused are state tensors of another shape, dtype or device, or another number of them than the
+    /// arithmetic has, and storages that do not hold their tensors.
     ///
     /// `rule` names the optimiser in errors.
     pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<OwnStorages> {

@@ -29,12 +29,12 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a str,
     /// What the arithmetic calls x: the parameter, or its master copy.
     pub(crate) x: Operand<'a>,
-    /// What x, a bf16, lacks of an f32, if it is the upper part of one.
+    /// The low bits of x, if x is a bf16 that is the upper part of an f32.
     pub(crate) low_bits: Option<&'a mut Buffer>,
     /// How many elements there are.
     pub(crate) length: usize,
-    /// How many elements the leaf has, of which this job may have a part. Norms take their chunks from it, so
-    /// that parts do not change them.
+    /// How many elements the whole leaf has; this job may have a part of them. Norms take their chunks from
+    /// it, so that parts do not change them.
     pub(crate) whole: usize,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
@@ -63,7 +63,7 @@ pub(crate) enum Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// A master: in its variable, if it is one.
+    /// A master: lent if it is a variable, else the job's own.
     pub(crate) fn master(buffer: &'a mut Buffer) -> Self {
         match buffer.as_shared() {
             Ok(variable) => Operand::Lent(variable.as_tensor()),
@@ -169,7 +169,7 @@ impl<P, C, K> Epilogue<P, C, K> {
     }
 }
 
-/// Where the result of a chain goes: to where a commit writes it, or to whom it was asked for.
+/// Where the result of a chain goes: a commit writes it, or whoever asked for it gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::engine) enum Sink<W, R, C> {
     Write(W),
@@ -191,8 +191,8 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
     }
 }
 
-/// A run of elementwise steps in a job, from the gradients or a function's result to state, to a function or
-/// to the end.
+/// A run of elementwise steps in a job, from the gradients or a function's result to a function or to the
+/// end.
 pub(in crate::engine) struct Segment<'s, 'a> {
     /// The dtype of x.
     #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
@@ -207,8 +207,7 @@ pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) epilogue: Epilogue<&'a dyn Lend, &'s mut Buffer>,
 }
 
-/// The segments of a job that write something, in order, with its x and what that lacks, which each of them
-/// needs.
+/// The segments of a job that write something, in order; and its x and low bits, which each of them needs.
 pub(in crate::engine) struct Segments<'s, 'a> {
     pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
@@ -238,9 +237,9 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Copies the gradients that lie where somebody may write, or two in one memory, and notes where the
-    /// others are: the commit locks all of them together with its `own` memory, and no lock may be asked
-    /// for twice.
+    /// Copies the gradients that lie where somebody may write, or where another gradient lies, and notes
+    /// where the others are. The commit locks all of them together with its `own` memory, and no lock may be
+    /// asked for twice.
     ///
     /// # Errors
     /// If the storage of a gradient does not hold it.
@@ -267,7 +266,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// What is not the job's own and that it writes, each with what it is to the program.
+    /// What the job writes and does not own, each with what it is to the program.
     pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
         let x = if let Operand::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
         let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
@@ -324,7 +323,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Moves counters and numbers, and lets go of everything else; for when all has been written.
+    /// Moves counters and numbers, and drops everything else: all has been written.
     pub(crate) fn finish(&mut self) {
         self.has_moved = self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         self.numbers.drain(..).for_each(|(number, next)| *number = next);
@@ -344,7 +343,7 @@ impl<'a> Job<'a> {
         if let Step::Reduce(reduction) = step { Ok(*reduction) } else { Err(self.broken(NO_REDUCTION)) }
     }
 
-    /// An error for a state of affairs that the plan rules out.
+    /// The error for a state that the plan rules out.
     pub(in crate::engine) fn broken(&self, what: &'static str) -> Error {
         defect(what).at(self.path)
     }

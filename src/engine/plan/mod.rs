@@ -1,4 +1,9 @@
-//! What one leaf has to do in one step, before anything is written: data for the rooms that do it.
+//! What one leaf has to do in one step, as data for the rooms that do it. Nothing is written yet.
+//!
+//! A **link** is a step's arithmetic with its state. A **sink** is where the result of a chain goes. A
+//! **view** is what is read of a leaf: x, or the gradient after some steps. A **probe** is arithmetic on a
+//! view, for a number to which it is reduced. A **turn** of the reduce stage evaluates all that depends on
+//! nothing else that is pending.
 
 mod check;
 mod job;

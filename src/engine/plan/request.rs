@@ -7,7 +7,7 @@ use crate::engine::kernel::Reducer;
 use crate::error::Result;
 use crate::model::lent::Lent;
 
-/// What the arithmetic makes of each element of a leaf.
+/// A view: what is read of each element of a leaf.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct GradientView<'j, 'a> {
     pub(in crate::engine) job: &'j Job<'a>,
@@ -18,7 +18,7 @@ pub(in crate::engine) struct GradientView<'j, 'a> {
 enum ViewKind<'j> {
     /// What the arithmetic calls x.
     Parameter,
-    /// The gradient after so many steps of the job, and what a probe makes of that.
+    /// The gradient after the first `steps` steps of the job, and what a probe makes of it.
     Gradient { steps: usize, probe: Option<Link<'j>> },
 }
 
@@ -35,7 +35,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         GradientView { job, kind: ViewKind::Parameter }
     }
 
-    /// The gradient after so many steps, all of which must be resolved.
+    /// The gradient after the first `steps` steps, which must all be resolved.
     pub(in crate::engine) fn gradient(job: &'j Job<'a>, steps: usize) -> Result<Self> {
         let is_open = |step: &Step<'_>| matches!(step, Step::Reduce(_) | Step::Tensor(_));
         if job.steps[..steps].iter().any(is_open) {
@@ -87,7 +87,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         self.job.steps[steps].iter().filter_map(Step::link).chain(probe)
     }
 
-    /// The elements, if they are a tensor as it is.
+    /// The elements, if a tensor has them as they are.
     pub(in crate::engine) fn tensor(self) -> Option<&'j Tensor> {
         match (self.kind, self.sources()) {
             (ViewKind::Parameter, _) if self.job.low_bits.is_some() => None,

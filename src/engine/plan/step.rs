@@ -1,4 +1,4 @@
-//! One link of a lazy gradient.
+//! The steps of a lazy gradient.
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -16,12 +16,12 @@ use crate::numbers::{DType, compute_dtype};
 /// The state tensors of one step, in the order its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
-/// Links of a lazy gradient. One step is inline and more are on the heap, so that jobs are small: thousands
-/// of them do not stay in the cache until they run.
+/// The steps of a lazy gradient. One is inline and more are on the heap, so that jobs are small: thousands of
+/// them do not stay in the cache until they run.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
-/// One link of a lazy gradient. A step whose arithmetic is not known yet is replaced where it stands once it
-/// is, so that indices of steps stay.
+/// A step of a lazy gradient. One whose arithmetic is not known yet is replaced in place once it is known, so
+/// that indices of steps stay.
 pub(crate) enum Step<'a> {
     /// Elementwise arithmetic with its scalars bound.
     Map {
@@ -30,8 +30,8 @@ pub(crate) enum Step<'a> {
         /// The state it reads and writes.
         slots: StepSlots<'a>,
     },
-    /// The whole call is to be skipped if the gradient at this place has a number that is infinite or NaN, or
-    /// too large for the square that is made of it.
+    /// A check. The whole call is skipped if the gradient here is infinite or NaN somewhere, or too large for
+    /// the square that is made of it.
     Check,
     /// Arithmetic that depends on numbers to which elements are reduced first.
     Reduce(Box<Reduction<'a>>),
@@ -102,7 +102,7 @@ pub(crate) struct Reduction<'a> {
 pub(crate) struct NormLimit {
     /// How many standard deviations above the mean.
     pub(crate) sigma: f64,
-    /// Of how many norms.
+    /// The number of earlier norms that count.
     pub(crate) window: usize,
     /// Whether the norm is of what was collected in several calls.
     pub(crate) is_collected: bool,
@@ -174,8 +174,7 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// This arithmetic is the step, and these are the next values of the numbers of the state, in their
-    /// order.
+    /// The arithmetic of the step, and the next values of the state's numbers, in their order.
     pub fn new(step: impl Arithmetic, numbers: impl IntoIterator<Item = f64>) -> Self {
         Resolved { kernel: erased(step), numbers: numbers.into_iter().collect() }
     }

@@ -21,11 +21,10 @@ impl Answer {
     }
 }
 
-/// What lies between the totals of this process and those of the leaf: how they become what all ranks have
-/// found together, each with a part of the leaves.
+/// How the totals of this process become those of all ranks, each of which has a part of the leaves.
 pub(crate) trait Gather {
-    /// The totals of the chunks of all ranks, in the order of elements, for those of this one. The lists are
-    /// as many on every rank, and may be empty.
+    /// The totals of the chunks of all ranks, in the order of elements, for those of this one. Every rank has
+    /// the same number of lists, maybe none. A list may be empty.
     ///
     /// # Errors
     /// If this or another rank has failed.
@@ -37,7 +36,7 @@ struct TermRequest<'j, 'a> {
     /// `None`, if the leaf contributes nothing, or has no elements here.
     request: Option<ReductionRequest<'j, 'a>>,
     reducer: Reducer,
-    /// By which power of two the request's elements differ from those that the number is about.
+    /// The power of two that makes the request's elements those that the number is about.
     scale: f64,
 }
 
@@ -80,8 +79,8 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
     Ok(())
 }
 
-/// The factor before a step, where that is all there is before it, and a power of two: it is made up for
-/// after the gradients have been reduced as they are, and so need no arithmetic.
+/// The factor before a step, if it is a power of two and nothing else comes before the step. The gradients
+/// are then reduced as they are, without arithmetic, and the total is scaled.
 fn power_of_two_before(job: &Job<'_>, step: usize) -> Option<f64> {
     let mut before = job.steps[..step].iter().filter(|step| !matches!(step, Step::Check | Step::Identity));
     match (before.next(), before.next(), &job.sources[..]) {

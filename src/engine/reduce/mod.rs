@@ -2,11 +2,11 @@
 //! their place.
 //!
 //! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request
-//! to each device; a chain whose second norm is of what the first has scaled takes two.
+//! to each device. A chain takes two if its second norm is of what the first has scaled.
 //!
-//! A check looks for numbers that are not finite, and where the gradient is squared behind it, for those
-//! whose square is not. Where something stands between the two, such as clipping, and the gradient is too
-//! large before it, another check takes place right before the square.
+//! A check looks for numbers that are not finite and, if the gradient is squared behind it, for those whose
+//! square is not. If something stands between the two, such as clipping, and the gradient is too large before
+//! it, another check takes place right before the square.
 
 mod ask;
 mod ready;
@@ -51,8 +51,9 @@ impl Verdict {
     }
 }
 
-/// Resolves every check and reduction of all jobs, which are in path order, and runs the functions that these
-/// depend on or that may refuse the call.
+/// Resolves every check and reduction of all jobs, which are in path order.
+///
+/// It also runs the functions that these depend on, and those that may refuse the call.
 ///
 /// # Errors
 /// If a rule refuses a norm, or a function fails; nothing was written then.
@@ -69,8 +70,8 @@ pub(crate) fn reduce(engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'
     Ok(reduced)
 }
 
-/// Lets a norm stand for the check before it, where nothing between them can make a number finite, and the
-/// norm of finite numbers is finite: one read of the gradients for both.
+/// Lets a norm stand for the check before it: one read of the gradients for both. Nothing between them can
+/// make a number finite, and the norm of finite numbers has to be finite.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
     let (compute, passes) = (job.compute, |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite()));
@@ -86,8 +87,8 @@ fn merge_check(job: &mut Job<'_>) {
     }
 }
 
-/// How many times larger than a gradient's square the squares of a rule may be: Adan squares the gradient
-/// plus its difference from the last one, of less than 4 times the size.
+/// How many times larger than a gradient's square the squares of a rule may be. Adan squares the gradient
+/// plus its difference from the last one, which is less than 4 times the size.
 const MARGIN: f64 = 16.0;
 
 /// The first step from this one on that squares the gradient, and the largest size whose square is finite
@@ -101,10 +102,10 @@ fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
     Some((index, (largest / MARGIN / summands).sqrt()))
 }
 
-/// What the size of a gradient, or one that is not smaller, says of it.
+/// What follows from the size of a gradient, or from a bound of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
-    /// It can be gone on with.
+    /// The step can go on.
     Fine,
     /// It is not finite, or its square is not.
     TooLarge,
@@ -136,7 +137,7 @@ impl ReduceOutcome {
     fn turn(&mut self, engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>], ready: Vec<PendingStep>) -> Result<()> {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
         let (functions, steps): (Vec<_>, Vec<_>) = ready.into_iter().partition(|step| step.pending == Pending::Function);
-        // What a check will skip is not to be computed.
+        // Run functions only when no check is pending: the call may be skipped.
         if !functions.is_empty() && !steps.iter().any(|step| step.pending == Pending::Check) {
             let done = functions::run(engine, jobs, &functions.iter().map(|step| (step.job, step.step)).collect::<Vec<_>>());
             return gather.gather(done.map(|()| Vec::new())).map(drop);
@@ -164,8 +165,8 @@ impl ReduceOutcome {
             self.resolve(jobs, &now, &mut unknown)?;
             answers = later;
         }
-        // Where the gradient can be squared after all, as something in between makes it smaller, this was one
-        // more read of one that has exploded.
+        // The check costs one more read of a gradient that has exploded. If something in between makes it
+        // smaller, it can be squared after all.
         unknown.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
         Ok(())
     }

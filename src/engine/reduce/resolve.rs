@@ -88,8 +88,8 @@ fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     Ok((0..totals.len()).map(total).collect())
 }
 
-/// Puts the arithmetic that follows from these numbers in place of a reduction. The result is anything but
-/// `Compute` where nothing follows.
+/// Puts the arithmetic that follows from these numbers in place of a reduction. The result is `Compute`,
+/// unless the norm refuses or skips the call.
 fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: &[f64]) -> Result<OnNonFinite> {
     let Reduction { slots, contributes, then, .. } = reduction;
     match then {
@@ -120,7 +120,7 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
     Ok(OnNonFinite::Compute)
 }
 
-/// What a rule's sums and the arithmetic behind them are refused for.
+/// The error for sums of a rule that do not fit the arithmetic behind them.
 fn misfit(job: &Job<'_>, what: &'static str, expected: usize, got: usize) -> Error {
     Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {what}:"))
         .with_got(got)

@@ -7,7 +7,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
-use super::write::same_path;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::rule::Description;
@@ -84,6 +83,11 @@ impl RankRecord {
         }
         RankRecord { optimisers, held }
     }
+}
+
+/// All ranks write the same file.
+pub(super) fn same_path(path: &Path) -> Aspect {
+    Aspect::new("the path to save at", format!("{path:?}"))
 }
 
 /// What has to be the same on all ranks of what they save.

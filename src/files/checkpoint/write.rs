@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use super::agreement::same_path;
 use super::finite::{NonFinite, Watch};
 use super::layout::{EntryInfo, FileLayout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
@@ -39,11 +40,6 @@ pub(crate) fn write(
 
 /// The name of a tensor that is not finite, and the first number that is not.
 pub(crate) type NonFiniteEntry = (String, usize, f64);
-
-/// All ranks write the same file.
-pub(super) fn same_path(path: &Path) -> Aspect {
-    Aspect::new("the path to save at", format!("{path:?}"))
-}
 
 /// A file that has its name, and nothing in it yet.
 struct NewCheckpoint<'s> {

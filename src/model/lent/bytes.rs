@@ -1,4 +1,4 @@
-//! The values of tensors as bytes: where they lie, and little-endian, as they are in files.
+//! The values of tensors as bytes: where they lie, and in little-endian order for files.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! A parameter or gradient for the length of a call, whatever it is.
+//! A handle of a parameter or gradient for the length of a call.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::part::LentPart;
 use super::{Lend, read};
 use crate::error::Result;
 
-/// A parameter or gradient of a call.
+/// A handle of a parameter or gradient. It lives for one call.
 #[derive(Clone)]
 pub(crate) enum Lent<'a> {
     Tensor(Tensor),
@@ -37,13 +37,12 @@ impl std::fmt::Debug for Lent<'_> {
 }
 
 impl<'a> Lent<'a> {
-    /// What is lent for a longer time than the handle. Its owner is asked for shape and dtype here, and not
-    /// again.
+    /// The handle of a lender, which outlives it. The owner is asked for shape and dtype here, and not again.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
         lender.tensor().map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
 
-    /// These of its elements, as a vector.
+    /// A range of its elements, as a vector.
     pub(crate) fn part(&self, elements: Range<usize>) -> Result<Self> {
         Ok(match self {
             Lent::Tensor(tensor) => Lent::Tensor(tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?),
@@ -57,8 +56,8 @@ impl<'a> Lent<'a> {
         let Some(tensor) = lender.tensor() else { return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender))))) };
         Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
     }
-    /// Whether this is the same elements in the same order as another, as far as the owners say: one tensor,
-    /// or one and its detached copy; one object, or two handles of it.
+    /// Whether both are the same elements in the same order, as far as the owners say: one tensor (or its
+    /// detached copy), one object, or two handles of one. `None` if the owners say too little.
     pub(crate) fn is(&self, other: &Lent<'_>) -> Option<bool> {
         match (self, other) {
             (Lent::Tensor(a), Lent::Tensor(b)) => Some(Lend::memory(a) == Lend::memory(b) && a.layout() == b.layout()),
@@ -67,8 +66,8 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Whether this is the same elements in the same order as another. One is read inside the other, so that
-    /// each has an address of its own.
+    /// Whether both lie at one address in one order, in memory that is nobody else's. One is read inside the
+    /// other: different memory then has different addresses.
     pub(crate) fn lies_with(&self, other: &Lent<'_>) -> Result<bool> {
         if self.memory().is_some() || other.memory().is_some() || self.elem_count() == 0 {
             return Ok(false);

@@ -20,13 +20,13 @@ impl<'a> Known<'a> {
         Known { lender, shape: lender.shape(), dtype: lender.dtype() }
     }
 
-    /// Where the lender is and how large it is: two have these in common if they are one object. What has no
-    /// size may be anywhere.
+    /// The address and the size of the lender: two are one object if both are equal. An object without a size
+    /// may be anywhere.
     pub(crate) fn object(&self) -> (usize, usize) {
         (std::ptr::from_ref(self.lender).addr(), size_of_val(self.lender))
     }
 
-    /// Whether these are the same elements in the same order, as far as their owners say.
+    /// Whether both are the same elements in the same order. `None` if their owners say too little.
     pub(super) fn is(&self, other: &Known<'_>) -> Option<bool> {
         if self.object() == other.object() && self.object().1 > 0 {
             return Some(true);

@@ -17,7 +17,7 @@ use crate::numbers::{DType, elem_count};
 /// them.
 ///
 /// # What the crate promises
-/// - The function that `read` and `write` get is done when it returns; nothing of the memory is kept.
+/// - When the function that `read` or `write` gets returns, it is done: nothing of the memory is kept.
 /// - Elementwise rules work on the memory itself. What is copied, which locks are held together and which
 ///   threads call is on
 ///   [the page for authors of frameworks](crate::guide::frameworks#what-an-update-promises).
@@ -37,20 +37,19 @@ pub trait Lend: Send + Sync {
     /// The dtype of the elements: F16, BF16, F32 or F64.
     fn dtype(&self) -> DType;
 
-    /// A number that two have in common exactly if they share memory, and so a lock; an address, for example.
+    /// A number that two lenders share exactly if they share memory, and so a lock: such as an address.
     ///
-    /// `None` where nobody else can get at the memory meanwhile, as it is with a `&mut` slice. Two gradients
-    /// of one parameter that both say `None` are one, and count once, if they lie at one address in one
-    /// order.
+    /// `None` if nobody else can access the memory meanwhile, as with a `&mut` slice. Two gradients of one
+    /// parameter that both say `None` are one, and count once, if they lie at one address in one order.
     fn memory(&self) -> Option<usize>;
 
     /// Where in its [`memory`](Lend::memory) the first element is, in any unit: an offset, or an address.
     ///
-    /// By it handles of one tensor are told from neighbours in one memory: two of one memory, offset, shape
+    /// It tells handles of one tensor from neighbours in one memory: lenders with one memory, offset, shape
     /// and dtype are the same elements in the same order. So a handle that is shown under two paths is one
     /// parameter, and a gradient that is found under two paths counts once.
     ///
-    /// `None`, unless said otherwise, says nothing: then one object is itself, two gradients are two, and two
+    /// The default, `None`, says nothing: then one object is itself, two gradients are two, and two
     /// parameters in one memory are refused.
     fn offset(&self) -> Option<usize> {
         None
@@ -117,7 +116,7 @@ pub(crate) fn write(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(M
     once.end(lent).map_err(|error| error.naming(name))
 }
 
-/// What has come of a function that an owner is to run once, whatever the owner says of it.
+/// The outcome of a function that an owner is to run once, whatever the owner returns.
 struct OneRun<'l> {
     lender: &'l dyn Lend,
     runs: usize,
@@ -151,8 +150,8 @@ impl<'l> OneRun<'l> {
     }
 }
 
-/// Refuses a parameter that is not what its owner says or lies in another order than its elements; and one
-/// that cannot be written, if it is to be.
+/// Refuses a parameter that is not what its owner says, that does not lie in row-major order, or that is to
+/// be written and cannot be.
 pub(crate) fn expect_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
         return storage_of(name, tensor).map(drop);
@@ -204,7 +203,7 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
     Tensor::from_storage(Storage::Cpu(memory.to_storage()), memory.len(), BackpropOp::none(), false)
 }
 
-/// The elements of a vector that are so far apart.
+/// The elements of a vector that lie `strides` apart.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> candle_core::Result<Tensor> {
     let places = (0..elem_count(shape)).map(|element| {
         let mut rest = element;
@@ -223,7 +222,7 @@ fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> R
     fits.map_err(|got| other_memory(got, (lender.dtype(), lender.elem_count())))
 }
 
-/// The error of an owner that lends so many elements of a dtype, and says that it has others.
+/// The error for an owner that lends another number of elements, or another dtype, than it says.
 pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Error {
     Error::new(ErrorKind::Memory, "the memory lent for the tensor has")
         .with_got(format_args!("{} elements of {:?}", got.1, got.0))
@@ -231,10 +230,10 @@ pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Err
         .with_remedy(KEEP_TO)
 }
 
-/// What the owner of memory of another kind than it says has to do.
+/// The remedy for an owner whose memory is not what it says.
 pub(super) const KEEP_TO: &str = "let `Lend::read` and `Lend::write` hand over what `shape` and `dtype` say";
 
-/// The error of an owner that has not called the function, or not once.
+/// The error for an owner that has run the function another number of times than once.
 fn not_lent(lender: &dyn Lend, runs: usize) -> Error {
     let owner = format!("the owner of the tensor of {} elements of {:?}", lender.elem_count(), lender.dtype());
     Error::new(ErrorKind::Memory, format!("{owner} has run the function that it was given"))
@@ -249,7 +248,7 @@ pub(crate) fn read_only(name: &str) -> Error {
         .with_remedy("lend what is to be written as `ParameterSlices` do")
 }
 
-/// The error for a state of affairs that this crate itself rules out.
+/// The error for a state that this crate itself rules out.
 pub(crate) fn defect(problem: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::Other, problem).with_remedy("report this defect of the library")
 }

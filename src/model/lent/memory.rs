@@ -12,8 +12,9 @@ use crate::numbers::DType;
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {
     ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
-        /// Numbers that are borrowed to be read: slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64`
-        /// become these.
+        /// Numbers that are borrowed to be read.
+        ///
+        /// Slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` become these by `into`.
         #[derive(Clone, Copy, Debug)]
         pub struct MemoryRef<'a>(pub(crate) Numbers<'a>);
 
@@ -23,7 +24,7 @@ macro_rules! memory {
             $($Variant(&'a [$T]),)*
         }
 
-        /// Numbers that are borrowed to be read and written, as [`MemoryRef`].
+        /// Numbers that are borrowed to be read and written; made as [`MemoryRef`] is.
         #[derive(Debug)]
         pub struct MemoryMut<'a>(pub(crate) NumbersMut<'a>);
 
@@ -34,15 +35,15 @@ macro_rules! memory {
         }
 
         impl<'a> MemoryRef<'a> {
-            /// Bytes that are numbers of this dtype, for those who know it at run time only: `F16`, `BF16`,
-            /// `F32` or `F64`.
+            /// Bytes as numbers of a dtype that is known at run time only: `F16`, `BF16`, `F32` or `F64`.
             ///
             /// # Errors
-            /// With another dtype, a part of a number, or bytes that do not begin where such a number may.
+            /// If the dtype is another, the last number is not whole, or the bytes are not aligned for the
+            /// dtype.
             pub fn from_bytes(bytes: &'a [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
-                    // None at all may begin anywhere.
+                    // An empty slice may begin anywhere.
                     $(DType::$Variant if length == 0 => Ok(Numbers::$Variant(&[])),)*
                     $(DType::$Variant => try_cast_slice(bytes).map(Numbers::$Variant),)*
                     _ => return Err(not_lent(dtype)),
@@ -85,7 +86,7 @@ macro_rules! memory {
         }
 
         impl<'a> MemoryMut<'a> {
-            /// Bytes that are numbers of this dtype, as [`MemoryRef::from_bytes`].
+            /// Bytes as numbers of a dtype that is known at run time only, as by [`MemoryRef::from_bytes`].
             ///
             /// ```
             /// use optimisers::{DType, MemoryMut, ParameterSlices};
@@ -99,7 +100,7 @@ macro_rules! memory {
             /// ```
             ///
             /// # Errors
-            /// As there.
+            /// Those of [`MemoryRef::from_bytes`].
             pub fn from_bytes(bytes: &'a mut [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
@@ -138,8 +139,8 @@ macro_rules! memory {
                 match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut(NumbersMut::$Variant(values))),)* _ => None }
             }
 
-            /// Overwrites the elements from `start` on. Whether these are of the same dtype and there is
-            /// room.
+            /// Overwrites the elements from `start` on. False, with nothing written, if these are of another
+            /// dtype or there is no room.
             pub(crate) fn set(&mut self, start: usize, next: MemoryRef<'_>) -> bool {
                 match (&mut self.0, next.0) {
                     $((NumbersMut::$Variant(values), Numbers::$Variant(next)) => {

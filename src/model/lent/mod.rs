@@ -1,5 +1,8 @@
-//! Memory that its owner lends for as long as it is worked on: candle's tensors, slices, and tensors of other
+//! Memory that its owner lends while it is worked on: candle's tensors, slices, and tensors of other
 //! frameworks.
+//!
+//! A [`Lent`] lives for one call. Two lenders are one parameter if they are one object, or if they say so by
+//! [`Lend::offset`].
 
 mod bytes;
 mod handle;

@@ -1,4 +1,4 @@
-//! Some neighbouring elements of what is lent.
+//! A range of the elements of what is lent.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{Lend, MemoryMut, View};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Shape};
 
-/// A range of the elements of a parameter, as a vector unless said otherwise.
+/// A range of the elements of a parameter: a vector, or nothing in a shape of the parameter's rank.
 pub(crate) struct LentPart<'a> {
     of: Known<'a>,
     shape: Shape,
@@ -25,7 +25,7 @@ impl<'a> LentPart<'a> {
         LentPart { of, shape: vec![0; of.shape().len()].into(), elements: 0..0 }
     }
 
-    /// These of its elements.
+    /// A range of its elements.
     pub(super) fn part(&self, elements: Range<usize>) -> Self {
         LentPart::new(self.of, self.elements.start + elements.start..self.elements.start + elements.end)
     }

@@ -1,10 +1,10 @@
-//! Whether a storage holds what its tensor says.
+//! The check that a storage holds what its tensor says.
 //!
-//! The layout, dtype and device of a tensor never change; its storage can. candle hands it to in-place
-//! operations of anybody by `&mut`, so that another may stand there at any time when its lock is free, and
+//! The layout, dtype and device of a tensor never change; its storage can. candle hands it to anybody's
+//! in-place operation by `&mut`, which may put another in its place whenever the lock is free. And
 //! `Tensor::from_storage` takes any storage for any shape. So whoever makes a pointer from a layout asks
-//! here, while it holds the lock. The plan asks first, for all that a call reads and writes, so that nothing
-//! has been written when it refuses.
+//! here, while it holds the lock. The plan asks first, for all that a call reads and writes: when it refuses,
+//! nothing has been written.
 
 use std::io::{self, Write};
 
@@ -15,8 +15,7 @@ use super::bytes::{bytes, bytes_of, write_values};
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How many elements a storage must have for a tensor of this layout. As much as can be, if the numbers
-/// overflow.
+/// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
 fn needed(layout: &Layout) -> usize {
     match reach(layout.dims(), layout.stride()) {
         0 => 0,
@@ -31,8 +30,8 @@ pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(
     Ok((storage, layout))
 }
 
-/// Refuses a storage, which is locked, that does not hold what its tensor says. `name` is what the tensor is
-/// to the caller.
+/// Refuses a locked storage that does not hold what its tensor says. `name` is what the tensor is to the
+/// program.
 fn expect_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
     match (storage, tensor.device()) {
         (Storage::Cpu(storage), Device::Cpu) => expect_on_cpu(name, storage, tensor),
@@ -46,7 +45,7 @@ fn expect_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result
 
 /// [`expect_held`] for a storage on the CPU.
 pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
-    // Nobody here makes a pointer to a dtype without bytes.
+    // A dtype without bytes here may have any length: nobody makes a pointer to it.
     expect(name, tensor, storage.dtype(), bytes(storage).map_or(usize::MAX, <[u8]>::len))
 }
 

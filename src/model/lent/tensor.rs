@@ -9,7 +9,7 @@ use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of}
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 
-/// The error for memory of which the fused CPU engine makes no pointer.
+/// The error for memory to which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
     Error::new(ErrorKind::Memory, "the fused CPU engine needs memory of F16, BF16, F32 or F64, in row-major order but for gradients")
         .with_remedy("pass a copy that is so")
@@ -76,7 +76,7 @@ fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
     let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
     let lacks = || defect("a storage holds fewer elements than were found when it was locked");
     match layout.contiguous_offsets() {
-        // What is empty may begin anywhere.
+        // An empty tensor may begin anywhere.
         Some((start, end)) if start == end => Ok(View::new(memory.part(0..0).ok_or_else(lacks)?)),
         Some((start, end)) => Ok(View::new(memory.part(start..end).ok_or_else(lacks)?)),
         None => {

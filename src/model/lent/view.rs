@@ -1,4 +1,4 @@
-//! What is lent to be read, and the one check of whether it is what it says.
+//! What is lent to be read, and the one check that it is what its owner says.
 
 use super::MemoryRef;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +17,7 @@ use crate::numbers::DType;
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     memory: MemoryRef<'a>,
-    /// Dimensions and strides, unless the elements are all there is, in row-major order.
+    /// Dimensions and strides; `None` if the elements are all numbers in row-major order.
     strides: Option<(&'a [usize], &'a [usize])>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> View<'a> {
         View { memory: numbers.into(), strides: None }
     }
 
-    /// Elements that lie so many numbers apart in each dimension, of which the first number is the first.
+    /// Elements that lie `strides` apart in each dimension; the first number is the first element.
     ///
     /// # Errors
     /// If the last element is not within the numbers, or there are not as many strides as dimensions.
@@ -46,7 +46,7 @@ impl<'a> View<'a> {
                 .with_remedy("pass all numbers from the first element to the last"));
         }
         if is_in_order(dims, strides) {
-            // Of what is empty or in order the reach is the number of elements.
+            // For an empty view, or one in order, the reach is the number of elements.
             return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
         }
         Ok(View { memory, strides: Some((dims, strides)) })
@@ -72,13 +72,13 @@ impl<'a> View<'a> {
         self.strides
     }
 
-    /// Where the elements lie, of what dtype and in which order: two have the same exactly if they are one.
+    /// Address, dtype, number and order of the elements: equal exactly if two views are one.
     pub(super) fn place(self) -> impl PartialEq {
         (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
     }
 
-    /// Whether these are elements of this dtype, of a tensor with these dimensions; and else how many of
-    /// which.
+    /// Whether these are elements of this dtype and of a tensor with these dimensions. The error has the
+    /// dtype and the number that there are.
     pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
         let got = self.elements();
         let is_shaped = self.strides.is_none_or(|(own, _)| own == dims);
@@ -100,8 +100,7 @@ fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
     dims.contains(&0) || dims.iter().zip(strides).rev().all(follows)
 }
 
-/// How many numbers a tensor reaches over, from its first element to its last. As much as can be, if the
-/// numbers overflow.
+/// How many numbers a tensor reaches over, from its first element to its last; `usize::MAX` on overflow.
 pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
     let mut last = 0usize;
     for (dim, stride) in dims.iter().zip(strides) {

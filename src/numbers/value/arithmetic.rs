@@ -4,9 +4,8 @@ use super::Value;
 
 /// A fixed number of things of one type: `[T; N]`.
 ///
-/// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead:
-/// `type Slots<T> = [T; 2]`. The loops over elements trust the length, so nobody else can name the trait, to
-/// implement it.
+/// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead: `type Slots<T>
+/// = [T; 2]`. The loops over elements trust the length, so nobody else can name or implement the trait.
 pub trait Array<T>: AsRef<[T]> + AsMut<[T]> {
     /// How many.
     const LEN: usize;
@@ -51,9 +50,10 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// The state: `[T; N]` for N numbers per element.
     type Slots<T>: Array<T>;
 
-    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN, and a finite one
-    /// with a finite state a finite one (overflow aside). A norm behind such arithmetic can stand for the
-    /// check of the gradient, which saves a read of it.
+    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN.
+    ///
+    /// A finite dx with a finite state must then give a finite result (overflow aside). A norm behind such
+    /// arithmetic can stand for the check of the gradient, which saves a read of it.
     const KEEPS_NON_FINITE: bool = false;
 
     /// The factor, if this is a multiplication by a power of two, which is exact.
@@ -62,8 +62,9 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
         None
     }
 
-    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating
-    /// the slots.
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient.
+    ///
+    /// It also updates the slots.
     fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 

@@ -40,7 +40,7 @@ pub(crate) enum Comparison {
     Eq,
 }
 
-/// One step of a recorded computation. Operands are numbers of earlier nodes.
+/// One step of a recorded computation. Operands are indices of earlier nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Node {
     /// The n-th input: an array that varies over elements.
@@ -74,7 +74,7 @@ impl Graph {
         Self::default()
     }
 
-    /// The next input, counted from 0 over all nodes recorded as inputs.
+    /// Records the next input. Inputs are counted from 0.
     pub(crate) fn input(&self) -> Expr<'_> {
         let input = self.inputs.get();
         self.inputs.set(input + 1);
@@ -112,7 +112,7 @@ pub(crate) struct Expr<'g> {
 }
 
 impl Expr<'_> {
-    /// The number of this value's node in [`Graph::nodes`].
+    /// The index of this value's node in [`Graph::nodes`].
     pub(crate) fn node(self) -> usize {
         self.node
     }

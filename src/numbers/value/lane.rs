@@ -26,7 +26,7 @@ impl Compute for f64 {
     }
 }
 
-/// One element in the compute type `T`, which is `f32` or `f64`, as the fused CPU loop sees it.
+/// One element in the compute type `T`, `f32` or `f64`, in the fused CPU loop.
 ///
 /// A newtype, so that an `f64` scalar of the rule can meet an `f32` lane.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]

@@ -1,9 +1,8 @@
-//! The abstract number a rule's arithmetic is written over, and its interpreters.
+//! The abstract number over which a rule's arithmetic is written, and its interpreters.
 //!
 //! A rule writes its update once, generically over [`Value`]. The engines put in what they compute with:
-//! numbers of a vector loop on the CPU, or what records the arithmetic, to be evaluated with candle's tensor
-//! operations or printed as code for a device. [`Lane`] is a single number, with which a formula can be tried
-//! out.
+//! numbers of a vector loop on the CPU, or a recorder. What is recorded is evaluated with candle's tensor
+//! operations, or printed as code for a device. [`Lane`] is a single number, to try out a formula.
 
 mod arithmetic;
 mod expr;

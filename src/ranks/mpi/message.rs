@@ -1,18 +1,18 @@
-//! What one rank sends another in a call, as MPI takes it: in pieces of less than 2 GiB, none of them empty.
+//! The bytes that one rank sends another, in pieces for MPI: of less than 2 GiB, and none empty.
 
 use std::borrow::Cow;
 
 use crate::ranks::{fill, length};
 
-/// MPI counts in 32 bits.
+/// The longest piece in bytes: MPI counts in 32 bits.
 const LARGEST: usize = 1 << 30;
 
-/// The bytes of slices, one after another: in place where there is one slice only, else copied together.
+/// The bytes of slices, one after another: borrowed from a single slice, else copied together.
 pub(super) fn joined<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
     if let [only] = slices { Cow::Borrowed(only) } else { Cow::Owned(slices.concat()) }
 }
 
-/// What MPI takes at once; nothing where there is nothing to send.
+/// The pieces that MPI takes at once; none for no bytes.
 pub(super) fn pieces(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.chunks(LARGEST)
 }

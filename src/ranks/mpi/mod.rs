@@ -1,21 +1,21 @@
 //! Ranks that are processes of an MPI job, on one machine or many. Feature `mpi`.
 //!
-//! Programs are started by `mpirun -n 4 program`, and are [`run`] as one rank each. Where another library has
-//! initialised MPI already there is [`World::new`].
+//! `mpirun -n 4 program` starts four processes; in each, [`run`] makes the program a rank. If another library
+//! has initialised MPI already, use [`World::new`].
 //!
-//! MPI carries bytes here, from and to where tensors lie, and knows no dtypes: it never adds anything up, so
-//! that the bits do not depend on it. What is on a device goes through the host, in windows, whatever the MPI
-//! library could do with addresses of devices; a line in the log says so once.
+//! MPI carries bytes here, from and to where tensors lie. It knows no dtypes and adds nothing up, so the bits
+//! do not depend on it. Tensors on a device go through the host, in windows, even if the MPI library could
+//! read device memory; a line in the log says so once.
 //!
 //! # When a rank fails
-//! What MPI itself cannot do ends the job, as is its own default: a rank that has died, or a message that is
-//! longer than its receiver expects. So does a rank whose program returns an error or panics in [`run`]. The
-//! state is then what the last checkpoint says, and any number of ranks can go on from it.
+//! A failure of MPI itself ends the job, which is MPI's default: a rank has died, or a message has another
+//! length than its receiver expects. A program that returns an error or panics in [`run`] ends it too. Go on
+//! from the last checkpoint, with any number of ranks.
 //!
 //! # Threads
-//! Calls come from one thread at a time, whichever it is. `mpirun` binds each of up to two ranks to one core
-//! by default, so that the engine has one thread; with more ranks it does not, and each has as many threads
-//! as there are cores: see the page on [many machines](crate::many_machines).
+//! Calls come from any thread, one at a time. By default `mpirun` binds each of up to two ranks to one core,
+//! so the engine has one thread. More ranks it does not bind, and each has as many threads as there are
+//! cores: see the page on [many machines](crate::many_machines).
 
 mod message;
 mod program;

@@ -11,16 +11,15 @@ use super::World;
 use crate::error::Error;
 use crate::ranks::{Call, CommunicationError, Communicator, StateWorld};
 
-/// Initialises MPI, runs a program as one of its ranks, and ends MPI when all ranks have come to the end of
-/// theirs.
+/// Initialises MPI, runs a program as one of its ranks, and ends MPI when all ranks have finished.
 ///
-/// An error that the program returns, or a panic, ends the job: the rank says what it is on its standard
-/// error, and all ranks are killed, as some of them may be waiting for this one. (Left to themselves, both
-/// would hang: the end of MPI waits for all ranks.) A program that comes to its end while other ranks are in
-/// a call together is found out by that call. In a world of one the error is returned, and a panic goes on.
+/// An error that the program returns, or a panic, ends the job: the rank prints it to its standard error, and
+/// all ranks are killed, as some may be waiting for this one. (Otherwise all would hang: the end of MPI waits
+/// for all ranks.) If a program ends while other ranks are in a call together, that call finds out. In a
+/// world of one the error is returned, and a panic goes on.
 ///
 /// # Errors
-/// What the program returns, in a world of one; that MPI was initialised before, or cannot be called from
+/// What the program returns, in a world of one. If MPI was initialised before, or cannot be called from
 /// several threads.
 ///
 /// ```no_run

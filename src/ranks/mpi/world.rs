@@ -1,4 +1,4 @@
-//! The ranks of an MPI job. `unsafe`: MPI's handles do not say that other threads may use them.
+//! The ranks of an MPI job. `unsafe`: MPI's handles are not `Send`.
 #![allow(unsafe_code)]
 
 use std::fmt::Display;
@@ -16,7 +16,7 @@ use crate::ranks::{CommunicationError, Communicator, expect_of_others, length};
 
 /// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///
-/// Its messages are kept apart from the program's own, in a duplicate of MPI's world.
+/// Its messages do not mix with the program's own: it uses a duplicate of MPI's world.
 #[derive(Clone)]
 pub struct World {
     rank: usize,
@@ -24,8 +24,7 @@ pub struct World {
     handle: Arc<Mutex<Handle>>,
 }
 
-/// A duplicate of MPI's world, which MPI itself frees when it ends: here there is no telling whether it has
-/// ended before.
+/// A duplicate of MPI's world. MPI frees it when it ends; a drop here could come after that end.
 struct Handle(ManuallyDrop<SimpleCommunicator>);
 
 // SAFETY: MPI was initialised for calls from any thread, one at a time (`World::new` makes sure of it), and
@@ -34,7 +33,7 @@ unsafe impl Send for Handle {}
 
 impl World {
     /// The world of a program in which MPI is initialised already; for others there is [`run`](super::run).
-    /// All ranks have to call it, as often as each other.
+    /// All ranks have to call it equally often.
     ///
     /// # Errors
     /// If MPI is not initialised, has ended, or was initialised for calls from one thread only.
@@ -55,9 +54,9 @@ impl World {
         Ok(World { rank, size, handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))) })
     }
 
-    /// Says why on the standard error, and ends the job on all ranks.
+    /// Prints why to the standard error, and ends the job on all ranks.
     pub(super) fn fail(&self, why: &dyn Display) -> ! {
-        // In one piece, as all ranks may say something at once.
+        // In one piece, as all ranks may print at once.
         let line = format!("rank {}: {why}\n", self.rank);
         eprint!("{line}");
         SimpleCommunicator::world().abort(1)
@@ -81,7 +80,7 @@ impl World {
             for (rank, bytes) in to.iter().enumerate() {
                 sent.extend(pieces(bytes).map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)));
             }
-            // All are waited for, whatever came.
+            // All requests are waited for, even after a wrong length.
             let mut outcome = Ok(());
             for (rank, expected, request) in received {
                 let got = request.wait().count(u8::equivalent_datatype()) as usize;
@@ -94,8 +93,7 @@ impl World {
         })
     }
 
-    /// [`World::talk`] where a message of another length ends the job: those who have sent it do not hear of
-    /// it.
+    /// [`World::talk`], but a message of another length ends the job: its sender does not hear of the error.
     fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         expect_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
         expect_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;

@@ -1,5 +1,4 @@
-//! NCCL's calls. `unsafe`: they take addresses of devices, and NCCL's handles do not say that other threads
-//! may use them.
+//! NCCL's calls. `unsafe`: they take addresses of devices, and NCCL's handles are not `Send`.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -18,7 +17,7 @@ use crate::ranks::CommunicationError;
 /// How the ranks of a communicator find each other: made by one, and given to all.
 pub(super) type Rendezvous = [u8; 128];
 
-/// A new place to meet, on this machine.
+/// A new rendezvous, on this machine.
 pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
     let mut made = None;
     let result = get_uniqueid().map(|id| {
@@ -31,16 +30,16 @@ pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
 
 /// A rank's end of NCCL's communicator.
 ///
-/// It is there until the process ends. NCCL's own end is a call of all ranks together, in which a rank that
-/// gives up would wait for those that wait for it; and to abort loses what others have not fetched yet.
+/// It lives until the process ends. NCCL ends a communicator by a call of all ranks together, in which a rank
+/// that gives up would wait for ranks that wait for it. An abort loses what others have not fetched yet.
 pub(super) struct Link {
     communicator: ncclComm_t,
     /// The first error, after which the ranks are out of step.
     broken: Option<CommunicationError>,
 }
 
-// SAFETY: NCCL takes calls for a communicator from any thread, one at a time, which `&mut self` makes sure
-// of, and switches to the communicator's device by itself.
+// SAFETY: NCCL takes calls for a communicator from any thread, one at a time, and switches to its device by
+// itself. `World` holds the link behind a `Mutex`.
 unsafe impl Send for Link {}
 
 /// Where a message begins, how long it is, and who is at its other end.
@@ -51,18 +50,18 @@ struct Message {
 }
 
 impl Link {
-    /// Waits until all ranks have come. The communicator's device is that of the stream.
+    /// Makes a communicator on the device of `stream`, and waits until all ranks have come.
     pub(super) fn new(stream: &CudaStream, rank: usize, size: usize, at: &Rendezvous) -> Result<Self, CommunicationError> {
         bind(stream)?;
         let mut communicator = std::ptr::null_mut();
         let id = ncclUniqueId { internal: at.map(|byte| byte as _) };
-        // SAFETY: the handle is written to a place that lives during the call, in which nothing else is kept.
+        // SAFETY: the handle is written to a local that outlives the call.
         check("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
         Ok(Link { communicator, broken: None })
     }
 
-    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, when `stream`
-    /// comes to it. Each that is not empty is a message.
+    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, in the order
+    /// of `stream`. Each tensor that is not empty is a message.
     pub(super) fn exchange(&mut self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
@@ -71,7 +70,7 @@ impl Link {
     }
 
     fn enqueue(&self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
-        // All addresses come first, so that a tensor without one leaves no half of a group behind.
+        // All addresses come first: a tensor without one must not leave half a group behind.
         let [sent, received] =
             [messages(to, |tensor| read_address(tensor, stream))?, messages(from, |tensor| write_address(tensor, stream))?];
         if sent.is_empty() && received.is_empty() {
@@ -81,11 +80,10 @@ impl Link {
         self.expect_whole()?;
         check("begin an exchange", group_start())?;
         let enqueued = self.post(stream, &sent, &received);
-        // Whatever was said in the group, it ends, as this thread's next one would be a part of it.
+        // The group ends even after an error, or this thread's next group would be a part of it.
         let ended = check("exchange tensors", group_end());
         enqueued.and(ended)?;
-        // Where cudarc keeps streams in order by events, they are to say that this stream has used the
-        // tensors, which is now enqueued.
+        // If cudarc orders streams by events, these calls record that this stream uses the tensors.
         if stream.context().is_managing_stream_synchronization() {
             messages(to, |tensor| read_address(tensor, stream))?;
             messages(from, |tensor| write_address(tensor, stream))?;
@@ -93,35 +91,35 @@ impl Link {
         Ok(())
     }
 
-    /// Says what is to be moved, inside of a group.
+    /// Enqueues all messages, inside of a group.
     fn post(&self, stream: &CudaStream, sent: &[Message], received: &[Message]) -> Result<(), CommunicationError> {
         let (bytes, on) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
         for message in sent {
-            // SAFETY: the address is that of as many bytes of a tensor (`read_address` compares it with its
-            // storage), whose writers this stream waits for. The caller has the tensor until the group has
-            // ended, and what is freed after that is freed in the order of its stream, which comes behind
-            // this one.
+            // SAFETY: `read_address` compares the tensor with its storage, so the address has `bytes` bytes,
+            // and makes this stream wait for their writers. The caller holds the tensor until the group has
+            // ended. Memory freed later is freed in the order of its stream, which comes after this one.
             check("send", unsafe { send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on) })?;
         }
         for message in received {
-            // SAFETY: as for sending, with `write_address` for `read_address`; also the readers of these
-            // bytes have been waited for, and nothing else uses them until the stream has come here.
+            // SAFETY: `write_address` checks as `read_address` does, and waits for the readers of these bytes
+            // too. Nothing else uses them until then: `Communicator::exchange_tensors` demands it, `Inbox`
+            // owns the memory.
             check("receive", unsafe { recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on) })?;
         }
         Ok(())
     }
 
-    /// Fails if NCCL has noticed since the last call that something is broken.
+    /// Fails if NCCL has noticed an error since the last call.
     fn expect_whole(&self) -> Result<(), CommunicationError> {
         let mut noticed = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a place
-        // that lives during the call.
+        // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a local
+        // that outlives the call.
         check("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
         check("exchange tensors, as an earlier exchange has failed", noticed.result())
     }
 }
 
-/// Makes the stream's context that of this thread.
+/// Binds the stream's context to this thread.
 fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
     stream.context().bind_to_thread().w().map_err(|error| refused("use the device", &error.to_string()))
 }
@@ -142,7 +140,7 @@ fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), Commun
         Ok(NcclStatus::Success) => Ok(()),
         Ok(_) => Err(refused(what, "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING")),
         Err(NcclError(code)) => {
-            // SAFETY: for every code NCCL returns a text of its own, which is never freed.
+            // SAFETY: NCCL returns a static text for every code.
             let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };
             Err(refused(what, &text.to_string_lossy()))
         }

@@ -13,8 +13,8 @@ use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadabl
 /// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles
 /// of the same rank.
 ///
-/// Tensors go from device to device by NCCL; bytes of the host are carried by the world over which this one
-/// was made.
+/// NCCL moves tensors from device to device; the world over which this one was made carries bytes of the
+/// host.
 #[derive(Clone)]
 pub struct World {
     host: Arc<dyn Communicator>,
@@ -23,18 +23,18 @@ pub struct World {
     link: Arc<Mutex<Link>>,
 }
 
-/// What a rank says of itself, beside where to meet.
+/// The name of a GPU, which no other GPU has.
 type Uuid = [u8; 16];
 
 impl World {
-    /// The ranks of `host`, with the device of each. All of them have to call it, as often as each other; it
-    /// waits until all have come.
+    /// The ranks of `host`, with the device of each. All of them have to call it equally often; it waits for
+    /// all.
     ///
     /// NCCL's share of the device's memory is given back when the process ends: make one world, and clone it.
     ///
     /// # Errors
-    /// On all ranks, if the device of one is no CUDA device, or if two have the same GPU; and if NCCL cannot
-    /// start, most often on all.
+    /// On all ranks, if the device of one is no CUDA device, or if two have the same GPU. If NCCL cannot
+    /// start, usually on all.
     ///
     /// ```no_run
     /// use candle_core::Device;
@@ -79,12 +79,13 @@ fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error
     Ok(cuda.clone())
 }
 
-/// The name of a GPU that no other has, on whichever machine.
+/// The name of a GPU, unique over all machines.
 fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
     Ok(cuda.cuda_stream().context().uuid().w()?.bytes.map(|byte| byte as u8))
 }
 
-/// Where to meet, if each rank has a GPU of its own. NCCL itself would tell this to some ranks only.
+/// The rendezvous, if each rank has a GPU of its own. NCCL itself would tell only some ranks that two share
+/// one.
 fn expect_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
     let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {

@@ -5,13 +5,14 @@ use crate::rule::field::FieldValue;
 
 /// Hyper-parameters by name.
 ///
-/// It follows from how a rule [describes](crate::Describe) itself. A name reaches every member that has it.
-/// With its place before it, `1.eta`, it reaches the second member of the chain only; with the place of a
-/// chain, every member of that one. Members are counted from 0, wrappers are not counted, and `None` is: the
+/// They follow from how a rule [describes](crate::Describe) itself. A name reaches every member that has it.
+/// With a place before it, `1.eta`, it reaches the second member of the chain only. The place of a chain
+/// reaches all members of that chain. Members are counted from 0. Wrappers are not counted, `None` is: the
 /// places are those of [state tensors](crate::Leaf::tensor_names).
 ///
-/// The learning rate is another matter: the steps of a chain are multiplied by the `eta` of each member. So
-/// `eta` is the *product*. [Reading](Adjust::field) gives that, and setting it sets the last member's, so
+/// The learning rate is different: the steps of a chain are multiplied by the `eta` of each member, so `eta`
+/// is the *product*. [Reading](Adjust::field) gives the product. Setting it sets the last member's `eta` so
+/// that the product is right. `0.eta` is that of one member, unless this is a chain of several itself.
 /// that the product is right. `0.eta` is one member's, if that is no chain of several itself.
 ///
 /// ```
@@ -35,12 +36,14 @@ pub trait Adjust {
     /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
     fn fields(&self) -> Vec<(&'static str, FieldValue)>;
 
-    /// The names that address one field each, in the order of [`fields`](Adjust::fields): its place in front
-    /// of its name, as in `1.eta`. The place of a rule that is no member of a chain is empty.
+    /// The names that address one field each, in the order of [`fields`](Adjust::fields): place and name, as
+    /// in `1.eta`. The place of a rule that is no member of a chain is empty.
     fn places(&self) -> Vec<String>;
 
-    /// Sets every field of that name, which may begin with a place, and says whether there was one. Of
-    /// several learning rates it sets [the last](Adjust::adjust). Ranges are not checked here.
+    /// Sets every field of that name, and says whether there was one.
+    ///
+    /// The name may begin with a place. Of several learning rates it sets [the last](Adjust::adjust). Ranges
+    /// are not checked here.
     ///
     /// # Errors
     /// If the value is of the wrong type, or the field decides the layout of the state; if no value of the
@@ -62,9 +65,8 @@ pub trait Adjust {
 
     /// The hyper-parameter of that name: of several the first, of learning rates the product.
     ///
-    /// The name may begin with a place. Rules of which [one acts at a time](crate::Describer::alternative)
-    /// have no `eta` together where their rates differ, as a number would be wrong for one of them: ask by
-    /// their places.
+    /// The name may begin with a place. [Alternatives](crate::Describer::alternative) whose rates differ have
+    /// no `eta` together, as one number would be wrong for one of them: ask by their places.
     ///
     /// ```
     /// use optimisers::{Adam, Adjust, ClipNorm, Descent, FieldValue, OptimiserChain};
@@ -79,8 +81,8 @@ pub trait Adjust {
 
     /// Sets the learning rate `eta`.
     ///
-    /// Of a chain with several that is their product: the last member's `eta` becomes the rate divided by the
-    /// others.
+    /// In a chain with several `eta` that is their product: the last member's `eta` becomes the rate divided
+    /// by the others.
     ///
     /// ```
     /// use optimisers::{Adjust, Descent, Momentum, OptimiserChain, RMSProp};

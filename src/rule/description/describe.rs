@@ -1,4 +1,4 @@
-//! All that follows from what a rule says of itself.
+//! What is derived from a rule's description of itself: fields, places, checks, choices.
 
 use std::fmt::Display;
 
@@ -11,12 +11,12 @@ use crate::rule::field::FieldValue;
 use crate::rule::state::ChildPlace;
 use crate::rule::traits::{Describe, Event, Rule, visit};
 
-/// A rule in an optimiser, with what is its own.
+/// A rule in an optimiser, with its own fields only.
 #[derive(Debug)]
 pub(crate) struct MemberDescription {
     pub(crate) kind: &'static str,
     pub(crate) settings: Vec<(&'static str, Setting)>,
-    /// What its fields and state tensors are addressed by: empty, or as `1.`.
+    /// The prefix of the names of its fields and state tensors: empty, or as `1.`.
     place: String,
     pub(crate) fields: Vec<FieldDescription>,
 }
@@ -52,7 +52,7 @@ impl MemberDescription {
     }
 }
 
-/// Shows all rules that a rule holds itself, with their places.
+/// Shows all rules that a rule holds directly, with their places.
 pub(crate) fn visit_held(rule: &mut dyn Describe, show: &mut dyn FnMut(ChildPlace, &mut dyn Rule)) {
     visit(rule, |position, event| {
         if let Event::Held(place, held) = event
@@ -73,8 +73,8 @@ pub(crate) fn places(rule: &mut dyn Describe) -> Vec<String> {
     MemberDescription::all(rule).iter().flat_map(|member| member.fields.iter().map(|field| member.at(field.name))).collect()
 }
 
-/// Why a field was not set: what the rule of this kind takes, or `None` where the field decides the layout of
-/// its state.
+/// Why a field was not set: the type that the rule of this kind takes, or `None` if the field decides the
+/// layout of its state.
 pub(crate) struct Refusal {
     pub(crate) kind: &'static str,
     pub(crate) name: &'static str,
@@ -100,7 +100,7 @@ pub(crate) fn set_field(rule: &mut dyn Describe, name: &str, value: FieldValue) 
     found
 }
 
-/// Sets all fields in their order to these values; where there are fewer, the first ones.
+/// Sets the fields to these values, in order; with fewer values, the first fields.
 pub(crate) fn set_fields(rule: &mut dyn Describe, values: &[FieldValue]) -> std::result::Result<(), Refusal> {
     set_each(rule, |index| values.get(index).copied())
 }
@@ -110,7 +110,7 @@ pub(crate) fn set_values(rule: &mut dyn Describe, values: &[(usize, FieldValue)]
     set_each(rule, |index| values.iter().find_map(|(known, value)| (*known == index).then_some(*value)))
 }
 
-/// Sets each field to what is given for its index, if something is.
+/// Sets each field to `value(index)`, if that is `Some`.
 fn set_each(rule: &mut dyn Describe, value: impl Fn(usize) -> Option<FieldValue>) -> std::result::Result<(), Refusal> {
     let (mut index, mut set) = (0, Ok(()));
     visit(rule, |position, event| match event {
@@ -125,7 +125,7 @@ fn set_each(rule: &mut dyn Describe, value: impl Fn(usize) -> Option<FieldValue>
     set
 }
 
-/// The members that a name begins with, and the field in the last of them.
+/// The indices of members that a name begins with, and the field: `[1, 0]` and `eta` of `1.0.eta`.
 pub(crate) fn address(name: &str) -> (SmallVec<[usize; 4]>, &str) {
     let (mut members, mut rest) = (SmallVec::new(), name);
     while let Some((index, inside)) = rest.split_once('.') {
@@ -152,12 +152,12 @@ pub(crate) fn check(rule: &mut dyn Describe) -> Result<()> {
     checked
 }
 
-/// The error for a number of a rule, or of what is set up like one, that is outside of its range.
+/// The error for a hyper-parameter out of range, of a rule or of what is set up like one.
 pub(crate) fn out_of_range(rule: &str, field: &str, value: impl Into<FieldValue>, expected: impl Display) -> Error {
     Error::new(ErrorKind::Argument, format!("{rule}: {field} is")).with_got(value.into()).with_expected(expected)
 }
 
-/// Whether it holds rules of which one acts at a time.
+/// Whether it holds alternatives: rules of which one acts at a time.
 #[cfg(feature = "torch")]
 pub(crate) fn has_alternatives(rule: &mut dyn Describe) -> bool {
     let mut is_found = false;
@@ -186,13 +186,4 @@ pub(crate) fn choose(rule: &mut dyn Describe, paths: &[String], x: Parameter<'_>
         }
     });
     has_chosen
-}
-
-/// A choice between rules by path and shape.
-pub(crate) trait ParameterChoice {
-    /// The patterns of paths that decide.
-    fn patterns(&self) -> &[String];
-
-    /// Decides for a parameter.
-    fn choose(&mut self, paths: &[String], x: Parameter<'_>);
 }

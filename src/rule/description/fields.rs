@@ -12,7 +12,7 @@ use crate::rule::state::ChildPlace;
 use crate::rule::traits::{Describe, Holder, Rule};
 
 /// Everything follows from how a rule [describes](Describe) itself. The functions behind it are not generic:
-/// what is written out here is compiled for each type of rule.
+/// only this block is compiled for each type of rule.
 impl<R: Describe + Clone> Adjust for R {
     fn name(&self) -> String {
         Description::of(&mut self.clone()).to_string()
@@ -78,7 +78,7 @@ impl<R: Describe + Clone> Holder for R {
     }
 }
 
-/// See [`Adjust::field`]; of a rule, and a copy of it to be asked.
+/// See [`Adjust::field`]. `copy` is a copy of `rule`, because describing needs `&mut`.
 fn value(rule: &dyn Adjust, copy: &mut dyn Describe, name: &str) -> Option<FieldValue> {
     match Rates::named(copy, name) {
         Some(rates) => rates.value().map(FieldValue::Real),
@@ -86,7 +86,7 @@ fn value(rule: &dyn Adjust, copy: &mut dyn Describe, name: &str) -> Option<Field
     }
 }
 
-/// Sets what a name reaches; `false` if that is nothing.
+/// Sets the fields that a name reaches; `false` if it reaches none.
 fn set_named(rule: &mut dyn Describe, name: &str, value: FieldValue) -> Result<bool> {
     let set = match rates::settings(rule, name, value)? {
         Some(values) => describe::set_values(rule, &values).map(|()| true),
@@ -127,7 +127,7 @@ pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -
 pub(crate) fn reached(rule: &dyn Adjust, name: &str) -> SmallVec<[(usize, FieldValue); 1]> {
     let (members, field) = address(name);
     let named = rule.fields().into_iter().enumerate().filter(|(_, (known, _))| *known == field);
-    // Places are made only where they decide.
+    // Places are strings: made only if the name begins with one.
     let places = if members.is_empty() { Vec::new() } else { rule.places() };
     let is_inside = |i: usize| places.get(i).is_some_and(|place| address(place).0.starts_with(&members));
     named.filter(|(i, _)| members.is_empty() || is_inside(*i)).map(|(i, (_, value))| (i, value)).collect()
@@ -144,8 +144,7 @@ pub(crate) fn with_places(rule: &dyn Adjust, reached: &[(usize, FieldValue)]) ->
     reached.iter().map(|(i, value)| (places.get(*i).cloned().unwrap_or_default(), *value)).collect()
 }
 
-/// What could have been meant by a name that is not there: names, or names with places, as it was one or the
-/// other.
+/// Candidates for an unknown name: with places if that has a place, else without.
 pub(crate) fn available(rule: &dyn Adjust, name: &str) -> Vec<String> {
     if name.contains('.') { rule.places() } else { names(rule) }
 }
@@ -167,14 +166,15 @@ fn each_once(names: impl Iterator<Item = &'static str>) -> Vec<String> {
 
 /// Declares the struct of a rule with its defaults and ranges.
 ///
-/// The struct's fields are public; it gets `Clone`, `Debug`, `PartialEq`, `Default`, a `new` that takes the
-/// leading field, and [`Describe`](crate::Describe). Each field has the form `name: type = default => range,`
-/// with a function of [`range`](crate::range) or one like it. Types are `f64`, pairs and triples of it,
-/// `u64`, `bool`, [`Sizes`](crate::Sizes) and the enums of [`choice!`](crate::choice). A
-/// [`Role`](crate::Role) may stand behind the name, as in `pub struct Limited: Step`.
+/// The struct's fields are public. It gets `Clone`, `Debug`, `PartialEq`, `Default`,
+/// [`Describe`](crate::Describe), and a `new` that takes the leading field. Each field has the form
+/// `name: type = default => range,` with a function of [`range`](crate::range) or one like it. Types are
+/// `f64`, pairs and triples of it, `u64`, `bool`, [`Sizes`](crate::Sizes) and the enums of
+/// [`choice!`](crate::choice). A [`Role`](crate::Role) may stand behind the name, as in
+/// `pub struct Limited: Step`.
 ///
-/// A field can be added later, anywhere but in the first place: checkpoints that lack it are restored with
-/// its default, which should therefore be what the rule did before.
+/// A field can be added later, anywhere but in the first place. Checkpoints without it are restored with its
+/// default, so the default should be what the rule did before.
 ///
 /// ```
 /// use optimisers::{hyper_parameters, range};

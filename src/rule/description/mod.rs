@@ -20,7 +20,7 @@ use crate::rule::state::storage::{StorageKind, StorageScheme};
 use crate::rule::traits::{Event, visit};
 use setting::Setting;
 
-/// An optimiser as data: its kind, what is its own, and what it holds.
+/// An optimiser as data: its kind, settings and fields, and what it holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
@@ -34,10 +34,10 @@ pub(crate) struct Description {
     /// Its hyper-parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) fields: Vec<(String, Literal)>,
-    /// The rule that it is around.
+    /// The inner rule, if it is around one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inner: Option<Box<Description>>,
-    /// The rules that it holds by number.
+    /// The rules that it holds by index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) members: Vec<Description>,
 }
@@ -45,14 +45,15 @@ pub(crate) struct Description {
 /// The first place at which two optimisers are of different rules.
 #[derive(Debug, PartialEq)]
 pub(crate) struct DescriptionDifference {
-    /// The numbers of the members that it is in, from the outermost on.
+    /// The indices of the members that it is in, outermost first.
     members: Vec<usize>,
-    /// What the one has there, and what the other.
+    /// What each of the two has there.
     sides: [String; 2],
 }
 
 impl DescriptionDifference {
-    /// What is here and in a file where a member differs, for the end of a sentence; empty where all does.
+    /// The end of an error's sentence: what is here, what in the file, in which member. Empty if the whole
+    /// differs.
     pub(crate) fn in_file(&self) -> String {
         let [here, file] = &self.sides;
         self.place().map_or_else(String::new, |place| format!(" (here: {here}, file: {file}, at {place})"))
@@ -87,13 +88,13 @@ impl Description {
         now
     }
 
-    /// This and all that it holds, in their order.
+    /// This and all that it holds, in order.
     pub(crate) fn all(&self) -> Vec<&Description> {
         let parts = self.inner.as_deref().into_iter().chain(&self.members);
         std::iter::once(self).chain(parts.flat_map(Description::all)).collect()
     }
 
-    /// This, the one that it is around, and so on.
+    /// This, its inner rule, the inner rule of that, and so on.
     #[cfg(feature = "config")]
     pub(crate) fn spine(&self) -> Vec<&Description> {
         std::iter::successors(Some(self), |around| around.inner.as_deref()).collect()
@@ -112,12 +113,12 @@ impl Description {
         }
     }
 
-    /// In which rule or setting the two differ, whatever the values of their hyper-parameters.
+    /// The first rule or setting in which the two differ. Values of hyper-parameters are not compared.
     pub(crate) fn difference(&self, other: &Self) -> Option<DescriptionDifference> {
         self.compare(other, &mut Vec::new())
     }
 
-    /// A number for all that a rule says of itself, made without a copy of it.
+    /// A hash of all that a rule says of itself, made without a copy of it.
     pub(crate) fn fingerprint(rule: &mut dyn Describe) -> u64 {
         let mut print = Fingerprint::new();
         visit(rule, |position, event| {
@@ -127,7 +128,7 @@ impl Description {
                 Event::Kind => print.bytes(position.kind.as_bytes()),
                 Event::Setting(name, setting) => {
                     let mut print = print.bytes(name.as_bytes());
-                    // Formatting into a number does not fail.
+                    // `Fingerprint` never fails as a writer.
                     let _ = write!(print, "{setting}");
                     print
                 }
@@ -138,7 +139,7 @@ impl Description {
         print.finish()
     }
 
-    /// All that it says, in short words one by one: `OptimiserChain`, `0: ClipNorm`, `0.omega = 1`.
+    /// All that it says, as short texts: `OptimiserChain`, `0: ClipNorm`, `0.omega = 1`.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         self.say("", &mut words);
@@ -204,7 +205,7 @@ fn with_value(print: Fingerprint, value: FieldValue) -> Fingerprint {
     }
 }
 
-/// The name for people: the kind, and in brackets its settings and what it holds.
+/// The name in messages: the kind, and in brackets its settings and what it holds.
 impl Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings.iter().filter_map(|(name, setting)| setting.words(name));

@@ -1,4 +1,4 @@
-//! Which orders of rules cannot be meant.
+//! Orders of rules that are certainly mistakes.
 
 use super::role::Role;
 use crate::rule::traits::{Describe, Event, visit};
@@ -13,13 +13,12 @@ impl Role {
 struct Placed {
     kind: &'static str,
     role: Role,
-    /// The parts that it is in, from the outermost on: the number of each, and whether it is one of several
-    /// alternatives.
+    /// The parts that it is in, outermost first: index, and whether it is an alternative.
     parts: Vec<(usize, bool)>,
 }
 
 impl Placed {
-    /// Whether both act in one step.
+    /// Whether both can act in one step: not if they are in different alternatives.
     fn acts_with(&self, other: &Placed) -> bool {
         let apart = self.parts.iter().zip(&other.parts).find(|(own, others)| own != others);
         !matches!(apart, Some(((_, true), (_, true))))
@@ -41,8 +40,7 @@ fn placed(rule: &mut dyn Describe) -> Vec<Placed> {
     all
 }
 
-/// What is wrong with the order of the rules in an optimiser, a sentence for each rule that is at the wrong
-/// place.
+/// A sentence for each rule of an optimiser that stands in the wrong place.
 pub(crate) fn misplaced(rule: &mut dyn Describe) -> Vec<String> {
     let all = placed(rule);
     let fault = |(i, own): (usize, &Placed)| {

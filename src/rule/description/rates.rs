@@ -1,4 +1,6 @@
-//! The learning rate of a chain: the product of those of its members, and the field that is set for it.
+//! The learning rate of a chain: the product of its members' rates, and the field that is set for it.
+//!
+//! Alternatives have a product of rates each. One number is given only if they agree.
 
 use smallvec::SmallVec;
 
@@ -11,7 +13,7 @@ use crate::rule::traits::{Describe, Event, Position, visit};
 /// What rules call their learning rate.
 pub(crate) const RATE: &str = "eta";
 
-/// The learning rates in a rule: its steps are multiplied by each.
+/// The learning rates of a rule: its steps are multiplied by all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Rates(Vec<RateFactor>);
 
@@ -19,35 +21,34 @@ pub(crate) struct Rates(Vec<RateFactor>);
 enum RateFactor {
     /// A field by its index in [`Adjust::fields`](crate::rule::Adjust::fields), and its value.
     Field(usize, f64),
-    /// Those of rules of which one acts at a time.
+    /// The rates of each alternative.
     Alternatives(Vec<Rates>),
 }
 
-/// A field that is set alone, or for a learning rate: the last of those that are multiplied.
+/// The field to set for a learning rate: the only factor of the product, or the last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateField {
     /// Its index in [`Adjust::fields`](crate::rule::Adjust::fields).
     pub(crate) index: usize,
     pub(crate) value: f64,
-    /// The product of the other rates, where there are others.
+    /// The product of the other rates, if there are others.
     pub(crate) others: Option<f64>,
 }
 
-/// Fields that are set together: one, or one of each alternative.
+/// Fields that are set together: one, or one per alternative.
 pub(crate) type RateFields = SmallVec<[RateField; 1]>;
 
 impl RateField {
-    /// The learning rate.
+    /// The learning rate with this value.
     pub(crate) fn rate(&self) -> f64 {
         times(self.others, self.value)
     }
 
-    /// The value with which the learning rate is this; `None` if there is none, as the others' product is 0
-    /// or not finite.
+    /// The value that makes the learning rate `rate`; `None` if the product of the others is 0 or not finite.
     pub(crate) fn value_for(&self, rate: f64) -> Option<f64> {
         match self.others {
             None => Some(rate),
-            // A division would not always give back what the product was made of.
+            // `rate / others` can differ from the value in the last bit.
             Some(_) if rate == self.rate() => Some(self.value),
             Some(others) => (others != 0.0 && others.is_finite()).then_some(rate / others),
         }
@@ -58,7 +59,7 @@ fn times(product: Option<f64>, factor: f64) -> f64 {
     product.map_or(factor, |product| product * factor)
 }
 
-/// Alternatives have different rates where one is needed.
+/// The error that one rate is needed and alternatives have different ones.
 #[derive(Debug)]
 pub(crate) struct RatesDiffer;
 
@@ -80,7 +81,7 @@ impl RateFactor {
 }
 
 impl Rates {
-    /// Those that a name reaches; `None` if it is no name of a learning rate, or reaches none.
+    /// The rates that a name reaches; `None` if it names no learning rate, or reaches none.
     pub(crate) fn named(rule: &mut dyn Describe, name: &str) -> Option<Self> {
         let (address, field) = address(name);
         if field != RATE {
@@ -90,14 +91,14 @@ impl Rates {
         rates.has_rate().then_some(rates)
     }
 
-    /// Those in the rule with this address.
+    /// The rates in the rule at this address.
     fn at(rule: &mut dyn Describe, address: &[usize]) -> Self {
         /// A rule that is being described.
         #[derive(Default)]
         struct Begun {
             /// Whether its rates are kept apart from those around it.
             is_apart: bool,
-            /// Where those of its alternatives are.
+            /// The index of the factor with the rates of its alternatives.
             alternatives: Option<usize>,
         }
 
@@ -146,8 +147,7 @@ impl Rates {
         self.0.iter().any(RateFactor::has_rate)
     }
 
-    /// The learning rate: the product. `None` where alternatives have different ones, as no number would be
-    /// right for all.
+    /// The learning rate: the product. `None` if alternatives have different ones.
     pub(crate) fn value(&self) -> Option<f64> {
         self.value_with(|_, value| value)
     }
@@ -179,7 +179,7 @@ impl Rates {
     }
 }
 
-/// The error if no value of this field makes the learning rate what it is to be.
+/// The error if no value of this field makes the learning rate `rate`.
 pub(crate) fn unreachable_rate(rule: &mut dyn Describe, field: &RateField, rate: f64) -> Error {
     let last = describe::places(rule).swap_remove(field.index);
     let others = field.others.unwrap_or(1.0);
@@ -195,7 +195,7 @@ pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: &str, remedy:
     Error::new(ErrorKind::Argument, format!("{rule} has several learning rates ({members}), and {conflict}")).with_remedy(remedy)
 }
 
-/// The product of rates behind others.
+/// The product of these factors and of `before`, the product of those in front of them.
 fn product(factors: &[RateFactor], before: Option<f64>, of: &dyn Fn(usize, f64) -> f64) -> Result<Option<f64>, RatesDiffer> {
     factors.iter().try_fold(before, |before, factor| match factor {
         RateFactor::Field(index, value) => Ok(Some(times(before, of(*index, *value)))),
@@ -206,10 +206,11 @@ fn product(factors: &[RateFactor], before: Option<f64>, of: &dyn Fn(usize, f64) 
     })
 }
 
-/// Adds the fields that are set for a learning rate behind others.
+/// Adds the fields that are set for a learning rate. `before` is the product of the factors in front.
 fn last_fields(factors: &[RateFactor], before: Option<f64>, fields: &mut RateFields) -> Result<(), RatesDiffer> {
     let Some(last) = factors.iter().rposition(RateFactor::has_rate) else {
-        // What stands before is the last, of this alternative only.
+        // An alternative without a rate: the last factor is before all of them, so it is not this one's
+        // alone.
         return if before.is_none() { Ok(()) } else { Err(RatesDiffer) };
     };
     let others = product(&factors[..last], before, &|_, value| value)?;
@@ -223,7 +224,7 @@ fn last_fields(factors: &[RateFactor], before: Option<f64>, fields: &mut RateFie
 /// Indices of fields, and the values to set them to.
 type RateSettings = SmallVec<[(usize, FieldValue); 1]>;
 
-/// What is set where a learning rate of several is. `None` if the name reaches no more than one.
+/// What to set so that several rates have the product `value`; `None` if the name reaches fewer than two.
 pub(crate) fn settings(rule: &mut dyn Describe, name: &str, value: FieldValue) -> Result<Option<RateSettings>> {
     let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else { return Ok(None) };
     if rates.indices().len() < 2 {

@@ -2,8 +2,8 @@
 
 /// What a rule is for in a chain, as far as that decides where it has to stand.
 ///
-/// A rule [says](crate::Describer::role) it of itself, and
-/// [`Warning::WrongOrder`](crate::Warning::WrongOrder) comes of it. One that says nothing may stand anywhere.
+/// A rule [says](crate::Describer::role) its role itself. [`Warning::WrongOrder`](crate::Warning::WrongOrder)
+/// follows from it. A rule without a role may stand anywhere.
 ///
 /// ```
 /// use optimisers::{Adam, Adjust, OptimiserChain, Warning, hyper_parameters, range, setup};
@@ -36,8 +36,7 @@ pub enum Role {
     ///
     /// Several of these may stand behind one another, and behind an adaptive one.
     Step,
-    /// Makes a step whose size is not that of the gradient, as [`Adam`](crate::Adam) does: there is one in a
-    /// chain.
+    /// Makes a step whose size is not that of the gradient, as [`Adam`](crate::Adam) does. A chain has one.
     AdaptiveStep,
     /// Limits the gradient, as [`ClipNorm`](crate::ClipNorm) does. It stands before an adaptive step.
     Clip,

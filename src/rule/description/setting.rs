@@ -1,11 +1,12 @@
-//! What decides on the layout of a rule's state.
+//! Settings: what decides the layout of a rule's state.
 
 use std::fmt;
 
 use crate::numbers::DType;
 use serde::{Deserialize, Serialize};
 
-/// The value of what decides on the layout of a rule's state, and cannot be [adjusted](crate::Adjust).
+/// The value of a setting. It decides the layout of a rule's state, so it cannot be
+/// [adjusted](crate::Adjust).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -70,7 +71,7 @@ fn of_table(rows: &[(String, String)]) -> String {
 }
 
 impl Setting {
-    /// What the names of rules say of it: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
+    /// How it appears in the names of rules: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
     pub(crate) fn words(&self, name: &str) -> Option<String> {
         match self {
             Setting::Flag(is_on) => is_on.then(|| name.to_string()),

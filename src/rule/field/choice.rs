@@ -50,7 +50,7 @@ impl Choice {
     }
 }
 
-/// The value with this index, of which there is one; for [`choice!`](crate::choice).
+/// The value with this index, which has to be in range; for [`choice!`](crate::choice).
 pub fn choice_of(of: &'static Choices, index: usize) -> FieldValue {
     FieldValue::Choice(Choice { index, of })
 }
@@ -73,7 +73,8 @@ impl std::fmt::Debug for Choice {
     }
 }
 
-/// Defines an enum that a hyper-parameter can be of, with [`hyper_parameters!`](crate::hyper_parameters):
+/// Defines an enum as a type of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters).
+///
 /// `adjust_field`, configurations and checkpoints know its values by their names.
 ///
 /// ```
@@ -178,9 +179,10 @@ choice! {
         /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
         #[default]
         Error,
-        /// The factor follows from it as from any other: it is 0 where the norm is infinite, so that finite
-        /// elements become 0 and infinite ones NaN, and NaN where the norm is NaN. As torch's
-        /// `error_if_nonfinite=False` and Optimisers.jl's `throw = false` have it.
+        /// The factor follows from the norm all the same.
+        ///
+        /// As with torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false`. An infinite norm
+        /// gives 0: finite elements become 0, infinite ones NaN. NaN gives NaN.
         Pass,
         /// The whole call is skipped: nothing changes, and the outcome says so.
         Skip,
@@ -196,15 +198,17 @@ choice! {
         Mean,
         /// Their sum.
         Sum,
-        /// Their mean, weighted by [`Update::weight`](crate::Update::weight): with the number of tokens of
-        /// each micro-batch, the mean over all tokens.
+        /// Their mean, weighted by [`Update::weight`](crate::Update::weight).
+        ///
+        /// With the number of tokens of each micro-batch as weight it is the mean over all tokens.
         Weighted,
     }
 }
 
 choice! {
-    /// In which order [`AccumGrad`](crate::AccumGrad) adds the gradients of a window. Sums of floats depend
-    /// on it in their last bits.
+    /// In which order [`AccumGrad`](crate::AccumGrad) adds the gradients of a window.
+    ///
+    /// The last bits of a sum of floats depend on it.
     #[derive(Default)]
     pub enum Summation {
         /// One after another, in one buffer.

@@ -22,7 +22,7 @@ pub(crate) enum Literal {
     Text(String),
 }
 
-/// Up to six numbers, as a rule two.
+/// Up to six numbers, usually two.
 pub(crate) type NumberList = SmallVec<[Number; 2]>;
 
 impl Literal {
@@ -84,7 +84,7 @@ impl From<FieldValue> for Literal {
     }
 }
 
-/// Not derived: the derived one would first keep the whole value, however long it is.
+/// Not derived: the derived one would first buffer the whole value, however long it is.
 impl<'de> Deserialize<'de> for Literal {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(LiteralVisitor)
@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     }
 }
 
-/// A real number; those that JSON has no numbers for are the texts `inf`, `-inf` and `nan`.
+/// A real number. `inf`, `-inf` and `nan` are texts, as JSON has no numbers for them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Number(pub(crate) f64);
 

@@ -21,7 +21,7 @@ pub enum FieldValue {
     Pair(f64, f64),
     /// Three reals, such as AdEMAMix's beta.
     Triple(f64, f64, f64),
-    /// A count; where a real number belongs, that number.
+    /// A count. A field of real numbers takes it, too.
     Count(u64),
     /// How a whole is cut into parts, such as the rows of a fused matrix.
     Sizes(Sizes),
@@ -116,10 +116,10 @@ impl From<i32> for FieldValue {
     }
 }
 
-/// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters): each returns what it
-/// expects where a value is outside.
+/// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters).
 ///
-/// A rule can name a function of its own of the same form.
+/// Each returns what it expects if a value is outside, else `None`. A rule can name a function of its own of
+/// the same form.
 pub mod range {
     /// Any value of the type.
     pub fn any<F>(_: F) -> Option<&'static str> {
@@ -176,7 +176,7 @@ pub(crate) trait AnyField {
     /// Sets it, or says which type it takes.
     fn set(&mut self, value: FieldValue) -> std::result::Result<(), &'static str>;
 
-    /// What is expected where the value is out of range.
+    /// What is expected, if the value is out of range.
     fn out_of_range(&self) -> Option<&'static str>;
 }
 

@@ -12,9 +12,11 @@ use crate::rule::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
 ///
 /// # Writing one
 ///
-/// [`hyper_parameters!`](crate::hyper_parameters) declares the struct; [`scalars`](Elementwise::scalars)
-/// prepares, once per step and in f64, what does not depend on the element; [`step`](Elementwise::step) is
-/// the formula. It may branch on flags of the rule, not on values; for those there is [`Value::select`].
+/// - [`hyper_parameters!`](crate::hyper_parameters) declares the struct.
+/// - [`scalars`](Elementwise::scalars) prepares what does not depend on the element, once per step and in
+///   f64.
+/// - [`step`](Elementwise::step) is the formula. It may branch on flags of the rule, not on values: for those
+///   there is [`Value::select`].
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -68,11 +70,10 @@ pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync
     /// The scalars of step `t`, which is 1 for the first step that is applied to a parameter.
     fn scalars(&self, t: u64) -> Self::Scalars;
 
-    /// The formula for one element: from the parameter x and the gradient dx to the new gradient, updating
-    /// the slots.
+    /// The formula for one element: from the parameter x and the gradient dx to the new gradient.
     ///
-    /// It must not panic: it runs while parameters are written, and what is left then is said at
-    /// [`Rule`](crate::Rule#panics).
+    /// It updates the slots. It must not panic, as it runs while parameters are written;
+    /// [`Rule`](crate::Rule#panics) says what a panic leaves.
     fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 
@@ -96,7 +97,7 @@ impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     }
 }
 
-/// The arithmetic of step `t` of a rule, for one that holds it.
+/// The arithmetic of step `t` of `rule`, for a rule that holds it.
 pub(crate) fn arithmetic_at<E: Elementwise>(rule: &E, t: u64) -> impl Arithmetic + use<E> {
     ElementwiseStep::<E>(rule.scalars(t))
 }
@@ -123,7 +124,7 @@ impl<E: Elementwise> Rule for E {
 }
 
 impl<'a> Gradient<'a> {
-    /// Step `t` of an elementwise rule as a part of another rule, with as many slots as that has.
+    /// Appends step `t` of an elementwise rule that is a part of another, on as many slots as it has.
     pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
         self.map(arithmetic_at(rule, t), slots)
     }

@@ -14,7 +14,7 @@ struct NormCells {
     step: OnceLock<Norms>,
 }
 
-/// The norms that a gradient on its way is to leave behind.
+/// The request for the norms of a gradient and of its step.
 #[derive(Debug)]
 pub(crate) struct NormRequest {
     pub(crate) norms: LeafNorms,
@@ -32,8 +32,7 @@ impl LeafNorms {
         let _ = self.0.step.set(norms);
     }
 
-    /// The norm of the gradient, and what was found of the step that it led to; `None` for a leaf that made
-    /// none.
+    /// The norm of the gradient and those of its step; `None` for a leaf without a step.
     pub(crate) fn found(&self) -> Option<(f64, Norms)> {
         Some((*self.0.gradient.get()?, *self.0.step.get()?))
     }

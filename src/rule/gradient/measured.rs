@@ -1,19 +1,18 @@
-//! Norms that are taken on request, beside those that rules ask for. They change no bit: what follows from
-//! them is a factor of 1, which is no step.
+//! Norms that are taken on request, beside those that rules ask for. They change no bit: the factor that
+//! follows from them is 1, which is no step.
 
 use super::leaf_norms::{LeafNorms, NormRequest};
 use crate::engine::Step;
 use crate::rule::{Gradient, Norm};
 
 impl Gradient<'_> {
-    /// The same gradient, whose norm at this place is asked for, and then that of the step at the end of its
-    /// way.
+    /// Asks for the norm of the gradient here, and for that of the step at the end of the chain.
     pub(crate) fn measured(mut self, norms: &LeafNorms) -> Self {
         self.wanted = Some(NormRequest { norms: norms.clone(), place: None });
         self.measured_here()
     }
 
-    /// Lets the norm be that of what a window of accumulation makes of the gradient.
+    /// Takes the norm of what `release`, a window of accumulation, makes of the gradient instead.
     pub(crate) fn measured_behind(self, release: impl FnOnce(Self) -> Self) -> Self {
         release(self.unmeasured()).measured_here()
     }
@@ -39,7 +38,7 @@ impl Gradient<'_> {
     fn measured_here(mut self) -> Self {
         let Some(NormRequest { norms, .. }) = self.wanted.as_ref().filter(|_| !self.missing) else { return self };
         let norms = norms.clone();
-        // In front of a check, for which a norm that follows may stand.
+        // Before a trailing `Check`, so that `merge_check` can still fold that into a later norm.
         let check = matches!(self.steps.last(), Some(Step::Check)).then(|| self.steps.pop()).flatten();
         let place = self.steps.len();
         self = self.scale_by_norm(Norm::new(2.0), move |found| {

@@ -15,15 +15,13 @@ use crate::model::lent::Lend;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
 use leaf_norms::NormRequest;
 
-/// A gradient on its way through a chain of rules: where it comes from, the steps planned so far and the
-/// state they use.
+/// A gradient on its way through a chain of rules: its sources, the planned steps and their state.
 ///
 /// Nothing is computed while a rule looks at it. [`update`](crate::update) evaluates it in one pass over
 /// memory, once every rule of every leaf has planned without an error.
 ///
-/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient
-/// do nothing, and move no counter; [`AccumGrad`](crate::AccumGrad) turns a missing gradient into what it has
-/// accumulated.
+/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on it do nothing and
+/// move no counter. [`AccumGrad`](crate::AccumGrad) turns it into what it has accumulated.
 #[must_use = "a gradient that is dropped moves no parameter: return it in a `Flow`"]
 pub struct Gradient<'a> {
     pub(super) missing: bool,
@@ -32,7 +30,7 @@ pub struct Gradient<'a> {
     counters: CounterWrites<'a>,
     numbers: NumberWrites<'a>,
     weight: u64,
-    /// The calls that windows of accumulation have counted before this one.
+    /// How many calls windows of accumulation have counted before this one.
     calls: u64,
     windows: Windows,
     /// Whether the call is to be skipped if a number is not finite.
@@ -45,9 +43,9 @@ pub struct Gradient<'a> {
 /// What a call does to the windows of accumulation of a parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Windows {
-    /// Whether one goes on.
+    /// Whether a window stays open.
     pub(crate) open: bool,
-    /// Whether what was collected in calls before goes into the gradient.
+    /// Whether the gradient includes what earlier calls collected.
     pub(crate) released: bool,
 }
 
@@ -57,15 +55,15 @@ pub(crate) struct Windows {
 pub enum Flow<'a> {
     /// On, with this gradient.
     Step(Gradient<'a>),
-    /// No further in this call: the planned steps run for the state they write, and the parameter stays.
-    /// [`AccumGrad`](crate::AccumGrad) behind a rule that does so counts calls of [`update`](crate::update)
-    /// all the same.
+    /// No further in this call: planned steps still write their state, and the parameter stays.
+    ///
+    /// An [`AccumGrad`](crate::AccumGrad) behind the rule counts calls of [`update`](crate::update) all the
+    /// same.
     Hold(Gradient<'a>),
 }
 
 impl<'a> Flow<'a> {
-    /// The same flow with what `step` makes of a gradient that goes on: how a rule around another goes on
-    /// from its step.
+    /// Applies `step` to a gradient that goes on: how a rule around another goes on from its step.
     ///
     /// [`Describe`](crate::Describe) has an example.
     ///
@@ -103,13 +101,13 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// The same in a call after so many others that windows of accumulation have counted.
+    /// The same after `calls` calls that windows of accumulation have counted.
     pub(crate) fn after(self, calls: u64) -> Self {
         Gradient { calls, ..self }
     }
 
-    /// Whether a window of `n` calls ends with this one. All windows of `n` calls do so together, whenever a
-    /// leaf came to them. Rules behind this one count windows, not calls.
+    /// Whether a window of `n` calls ends with this one. All windows of `n` calls end together, whenever
+    /// their leaf joined. Rules behind this one count windows, not calls.
     pub(crate) fn ends_window(mut self, n: u64) -> (Self, bool) {
         let counted = self.calls + 1;
         let ends = counted.is_multiple_of(n);
@@ -152,8 +150,7 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The same where its numbers are not wanted: what was planned only to prepare or to check them is not
-    /// done.
+    /// Drops all steps and sources, if the steps only prepare or check numbers that nobody reads.
     pub(crate) fn unread(mut self) -> Self {
         let is_for_nothing = |step: &Step<'_>| match step {
             Step::Check => true,
@@ -170,8 +167,8 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Arithmetic that puts what was collected in other calls into the gradient. If numbers have to be
-    /// finite, then these, too: a check right before it comes behind it, which is of both.
+    /// Appends arithmetic that adds what other calls collected. With `finite_only` a check right before it
+    /// moves behind it, and covers both.
     pub(crate) fn release(mut self, kernel: impl Arithmetic, slots: Slots<'a>) -> Self {
         self.windows.released = true;
         if matches!(self.steps.last(), Some(Step::Check)) {
@@ -196,9 +193,9 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The number of this step by a rule's first counter, 1 for the first, counted when it is committed.
+    /// The number of this step by a rule's first counter: 1 for the first.
     ///
-    /// A missing gradient moves it not, but the plan goes on all the same.
+    /// The step is counted when it is committed. A missing gradient does not count, but the plan goes on.
     ///
     /// # Errors
     /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another
@@ -216,9 +213,9 @@ impl<'a> Gradient<'a> {
         (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
 
-    /// Elementwise arithmetic on the gradient, with its state. An [`update`](crate::update) refuses another
-    /// number of state tensors than the arithmetic has.
+    /// Elementwise arithmetic on the gradient, with its state.
     ///
+    /// An [`update`](crate::update) refuses a number of state tensors other than the arithmetic's.
     /// [`Parts`](crate::Parts) has an example.
     pub fn map(mut self, arithmetic: impl Arithmetic, Slots(slots): Slots<'a>) -> Self {
         if !self.missing {
@@ -248,15 +245,14 @@ impl<'a> Gradient<'a> {
 
     /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.
     ///
-    /// The function receives the step's number (1 for the first), the parameter (its master where there is
-    /// one), the gradient and the state's tensors, all in the compute dtype. It returns the new gradient and
-    /// may replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs before
-    /// anything is written, and only if there is a gradient and the parameter has elements; the state's first
-    /// counter counts these steps; without one the number is always 1.
+    /// The function receives the step's number (1 for the first), the parameter (its master, if it has one),
+    /// the gradient and the state's tensors, all in the compute dtype. It returns the new gradient. It may
+    /// replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs before
+    /// anything is written, and only if there is a gradient and the parameter has elements. The state's first
+    /// counter counts these steps; without a counter the number is always 1.
     ///
-    /// What it returns is kept until everything has been computed, which takes 4 bytes per parameter of the
-    /// model in F32. Where that is too much, and the function does not refuse anything, see
-    /// [`Gradient::with_tensors_late`].
+    /// What it returns is kept until everything has been computed: 4 bytes per parameter of the model in F32.
+    /// If that is too much, and the function refuses nothing, see [`Gradient::with_tensors_late`].
     pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -264,11 +260,11 @@ impl<'a> Gradient<'a> {
         self.function(state, true, function)
     }
 
-    /// [`Gradient::with_tensors`] for a function that fails only where a device fails: it runs while the
-    /// parameters are written, a few of them at a time, so that its results take little memory. If it fails
-    /// all the same, the parameters before this one have moved.
+    /// [`Gradient::with_tensors`] for a function that fails only if a device fails.
     ///
-    /// Where a norm is taken behind it, it runs before anything is written all the same.
+    /// It runs while the parameters are written, a few of them at a time, so its results take little memory.
+    /// If it fails all the same, the parameters before this one have moved. If a norm is taken behind it, it
+    /// runs before anything is written.
     pub fn with_tensors_late<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -288,8 +284,9 @@ impl<'a> Gradient<'a> {
         gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
     }
 
-    /// As [`Gradient::with_tensors`], with these state tensors and without the number of the step: for a rule
-    /// that holds another, whose state goes there.
+    /// [`Gradient::with_tensors`] on these state tensors, without the number of the step.
+    ///
+    /// For a rule that holds another, to which the state is lent.
     pub fn map_tensors<F>(self, Slots(slots): Slots<'a>, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -297,7 +294,7 @@ impl<'a> Gradient<'a> {
         self.through(slots, true, function)
     }
 
-    /// A function of the whole tensor without the count.
+    /// A function of the whole tensor that counts no step.
     pub(crate) fn through<F>(mut self, slots: OwnTensors<'a>, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -308,7 +305,7 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The work this gradient stands for.
+    /// The work that this gradient stands for.
     pub(crate) fn into_job(self, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Job<'a> {
         Job { steps: self.steps, counters: self.counters, numbers: self.numbers, epilogue, ..Job::new(path, x, self.sources) }
     }

@@ -9,8 +9,9 @@ use crate::engine::{Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Re
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Gradient, NonFinite, Numbers, Slots};
 
-/// A norm of a gradient: of which elements, and what happens where it is not finite. See
-/// [`Gradient::scale_by_norm`].
+/// A norm of a gradient: of which elements, and what happens if it is not finite.
+///
+/// See [`Gradient::scale_by_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     p: f64,
@@ -21,8 +22,10 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// The p-norm of one parameter's gradient: p is 1, 2, infinity, any positive number, or 0 for the number
-    /// of elements other than 0. One that is infinite or NaN is [passed on](NonFinite::Pass).
+    /// The p-norm of one parameter's gradient.
+    ///
+    /// p is 1, 2, infinity or any positive number; 0 counts the elements other than 0. A norm that is
+    /// infinite or NaN is [passed on](NonFinite::Pass).
     pub fn new(p: f64) -> Self {
         Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false, limit: None }
     }
@@ -42,15 +45,16 @@ impl Norm {
         Norm { with_parameter: true, ..self }
     }
 
-    /// With a call that is skipped where the norm of the group is more than so many standard deviations above
-    /// the mean of the last ones. The factor is 1.
+    /// Skips the call if the norm of the group is more than `sigma` standard deviations above the mean of the
+    /// last `window` norms. The factor is 1.
     pub(crate) fn limited(self, sigma: f64, window: usize) -> Self {
         Norm { limit: Some(NormLimit { sigma, window, is_collected: false }), ..self }
     }
 }
 
-/// Sums over the elements of all parameters whose rules ask for the same sums, or of
-/// [each by itself](Sums::of_each), and what the step after them works on. See [`Gradient::map_with_sums`].
+/// Sums over all parameters whose rules ask for the same, or over [each by itself](Sums::of_each).
+///
+/// It also says what the step after them works on. See [`Gradient::map_with_sums`].
 pub struct Sums<'a> {
     terms: SmallVec<[Term; 2]>,
     slots: Slots<'a>,
@@ -72,8 +76,9 @@ impl<'a> Sums<'a> {
         Sums { terms: SmallVec::new(), slots, step, numbers, is_shared: true }
     }
 
-    /// Adds the sum of what arithmetic makes of each element, in f64. It reads the gradient, the parameter
-    /// and the slots with these indices, and writes none of them.
+    /// Adds the sum of what arithmetic makes of each element, in f64.
+    ///
+    /// It reads the gradient, the parameter and the slots with these indices, and writes none of them.
     pub fn sum(self, arithmetic: impl Arithmetic, slots: Range<usize>) -> Self {
         self.term(arithmetic, slots, Reducer::sum())
     }
@@ -88,7 +93,9 @@ impl<'a> Sums<'a> {
         Sums { step: slots, ..self }
     }
 
-    /// Sums of each parameter by itself, as a [`Norm`] is by default. A missing gradient sets no number then.
+    /// Sums of each parameter by itself, as a [`Norm`] is by default.
+    ///
+    /// A missing gradient then sets no number.
     pub fn of_each(self) -> Self {
         Sums { is_shared: false, ..self }
     }
@@ -100,9 +107,11 @@ impl<'a> Sums<'a> {
 }
 
 impl<'a> Gradient<'a> {
-    /// Multiplies the gradient by a factor that follows from its norm, which is taken of what the rules
-    /// before have left, in f64, before anything is written. It costs one more read of the gradient, and of
-    /// the state of the rules before. A factor of exactly 1 is no step.
+    /// Multiplies the gradient by a factor that follows from its norm.
+    ///
+    /// The norm is of what the rules before have left, in f64, and is taken before anything is written. It
+    /// costs one more read of the gradient and of the state of the rules before. A factor of exactly 1 is no
+    /// step.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -149,10 +158,11 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Arithmetic that depends on sums over the whole model, taken before anything is written: over all
-    /// parameters whose rules ask with the same function `follow`, as those of one rule do, or over
-    /// [each by itself](Sums::of_each). A missing gradient adds nothing and makes no step, but the state
-    /// remembers what follows from the sums.
+    /// Arithmetic that depends on sums over the whole model, taken before anything is written.
+    ///
+    /// The sums are over all parameters whose rules ask with the same function `follow`, as those of one rule
+    /// do, or over [each by itself](Sums::of_each). A missing gradient adds nothing and makes no step, but
+    /// the state remembers what follows from the sums.
     ///
     /// `follow` gets the sums in the order in which they were added, and says how each parameter goes on.
     ///

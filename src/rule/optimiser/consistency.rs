@@ -1,4 +1,4 @@
-//! Whether a low-precision parameter still is its master rounded.
+//! Whether a low-precision parameter is still its master rounded.
 
 use std::ops::Range;
 
@@ -14,38 +14,38 @@ use crate::numbers::{is_wider, round_to_odd};
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// What every update looks at: [`Sample`]s. Nothing, if the master is not on the CPU: the update would
-    /// have to wait for the device.
+    /// In every update: [`Sample`]s. None if the master is not on the CPU, as the update would have to wait
+    /// for the device.
     Sample,
-    /// What the first step of a parameter looks at: all of what is on the CPU, and samples of what is not.
+    /// In the first step of a parameter: all of what is on the CPU, [`Sample`]s of what is not.
     First,
     /// All.
     Whole,
 }
 
-/// At least as many runs are in a sample.
+/// The fewest runs in a sample.
 const RUNS: usize = 16;
 const RUN: usize = 64;
 
-/// How many elements of a longer tensor are looked at where any will do.
+/// How many elements [`not_finite`] looks at in a tensor that is longer than a run.
 const LOOKS: usize = 8;
 
-/// At most as many elements are from the start of one run to that of the next: half of a window of
-/// [`Offload`](crate::Offload), so that a run lies in each.
+/// The most elements from the start of one run to that of the next: half of `BATCH` in `engine/offload.rs`,
+/// so that a run lies in each batch.
 const DISTANCE: usize = 1 << 19;
 
 /// Evenly spread runs of elements and one at the end: always the same ones.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     length: usize,
-    /// How many runs there are before the one at the end.
+    /// How many runs come before the one at the end.
     runs: usize,
     /// How many elements are from the start of one of these to that of the next.
     stride: usize,
 }
 
 impl Sample {
-    /// The sample of a tensor with so many elements; `None` for a short one, of which all are looked at.
+    /// The sample of a tensor of `length` elements; `None` for a short one, which is compared whole.
     fn of(length: usize) -> Option<Self> {
         let runs = length.div_ceil(DISTANCE).max(RUNS - 1);
         (length > RUNS * RUN).then_some(Sample { length, runs, stride: length / runs })
@@ -56,8 +56,8 @@ impl Sample {
         starts.map(|start| start..start + RUN)
     }
 
-    /// The elements of what has this name to the program, one after another, in the CPU's memory. Of a tensor
-    /// on a device nothing else is brought here.
+    /// The elements of the sample, one after another, in the CPU's memory. `name` is for errors. Nothing else
+    /// is brought from a device.
     fn taken(self, name: &'static str, of: &dyn Lend) -> Result<Tensor> {
         let Some(tensor) = of.tensor() else {
             let mut runs = Vec::new();
@@ -73,7 +73,7 @@ impl Sample {
         Ok(Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)?)
     }
 
-    /// Where an element of the sample is in the whole.
+    /// The index in the tensor of an element of the sample.
     fn place(self, index: usize) -> usize {
         if index / RUN < self.runs { index / RUN * self.stride + index % RUN } else { self.length - RUN + index % RUN }
     }
@@ -87,8 +87,8 @@ pub(crate) struct Difference {
     pub(crate) master: f64,
 }
 
-/// The first element of `parameter` that is not that of `master` rounded to nearest even, or the same if they
-/// have the same dtype.
+/// The first element of `parameter` that is not `master`'s rounded to nearest even. With one dtype both have
+/// to be equal.
 pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..master.elem_count());
     let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
@@ -104,11 +104,10 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
     }
 }
 
-/// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. It is
-/// called the master, though it may be the narrower of the two.
+/// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. The
+/// copy is the `master` of the result, even if it is the narrower of the two.
 pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
-    // The copy usually has the shape of the parameter, and this is the parameter itself. A state of another
-    // parameter is refused with its plan.
+    // The copy usually has the shape of the parameter. The plan refuses the state of another parameter.
     if copy.code().is_some() {
         return Ok(None);
     }
@@ -120,8 +119,8 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
     if is_wider { difference(copy, &parameter, extent) } else { Ok(difference(&parameter, copy, extent)?.map(turned)) }
 }
 
-/// An element that is infinite or NaN, of a few in a tensor: all of a short one, else some that lie evenly
-/// apart. None is looked for on a device, for which one would have to wait, nor in a tensor with gaps.
+/// An element that is infinite or NaN, of a few: all of a short tensor, else evenly spread ones. Not on a
+/// device, for which one would have to wait, nor in a tensor with gaps.
 pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
     let mut found = None;
     if !x.device().is_cpu() {
@@ -137,7 +136,7 @@ pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
     looked.ok().and(found)
 }
 
-/// As [`difference`] in a sample, for what is not both on the CPU.
+/// [`difference`] in a sample, if not both are on the CPU.
 fn apart(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
     let (master, parameter) = (sample.taken("master", master)?, sample.taken("parameter", parameter)?);
     let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
@@ -146,7 +145,7 @@ fn apart(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Opti
 
 fn on_cpu(master: &dyn Lend, parameter: &dyn Lend, runs: impl Iterator<Item = Range<usize>>) -> Result<Option<Difference>> {
     let (mut found, mut runs) = (None, Some(runs));
-    // In the order in which a commit locks them: a `Twin`'s are both shared with other threads.
+    // Locked in the order of a commit: a `Twin`'s two parameters are both shared with other threads.
     read("master", master, &mut |high| {
         read("parameter", parameter, &mut |low| {
             let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) = (low.in_order(), high.in_order(), runs.take()) else {
@@ -169,7 +168,7 @@ impl Numbers<'_> {
         }
     }
 
-    /// A number rounded to nearest even as one of these would be.
+    /// The number, rounded to nearest even to the dtype of these.
     fn rounded(self, number: f64) -> f64 {
         match self {
             Numbers::F16(_) => f16::from_f32(round_to_odd(number)).into(),
@@ -191,7 +190,7 @@ fn compared(low: Numbers<'_>, high: Numbers<'_>, runs: impl Iterator<Item = Rang
     })
 }
 
-/// Says quickly of most parts that they are rounded; of others nothing.
+/// Whether a part is surely rounded, decided fast; `false` says nothing.
 fn is_surely_rounded(low: Numbers<'_>, high: Numbers<'_>, part: Range<usize>) -> bool {
     use Numbers::{BF16, F16, F32, F64};
     match (low, high) {
@@ -237,8 +236,7 @@ mod tests {
         Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
     }
 
-    /// What brings samples from devices, for tensors that are both here: it finds what is found here without
-    /// it.
+    /// Samples as devices bring them, of tensors that are both here: they find the same.
     #[test]
     fn a_sample_of_another_device_has_the_places_of_the_whole() {
         assert!([0, 1, 1024].into_iter().all(|length| Sample::of(length).is_none()));

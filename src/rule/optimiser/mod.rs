@@ -24,8 +24,8 @@ use crate::numbers::DType;
 /// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype.
 /// [`MixedPrecision`](crate::MixedPrecision) keeps a high-precision copy. A `Box<dyn Optimiser>` is one too.
 ///
-/// The trait is sealed, as types that it needs are private: the engines have to know every way in which a
-/// parameter is stored. What is of one's own is a [`Rule`].
+/// The trait is sealed, because the engines have to know every way in which a parameter is stored. What is of
+/// one's own is a [`Rule`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, a chain of rules or `MixedPrecision`",
@@ -53,7 +53,7 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
     #[doc(hidden)]
     fn rule(&self) -> &dyn Rule;
 
-    /// How it stores parameters that it treats specially, if there are any.
+    /// How it stores the parameters that it treats specially, if any.
     #[doc(hidden)]
     fn store(&self) -> Option<&dyn ParameterStore> {
         self.stands_for().and_then(|inner| inner.store())
@@ -91,7 +91,7 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
         self.store_of(x.dtype())?.map_or_else(|| x.to_tensor(), |store| store.whole(state, x))
     }
 
-    /// Sets that copy, and the parameter to it rounded.
+    /// Sets the most precise copy, and the parameter to it rounded.
     #[doc(hidden)]
     fn set_master(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         if let Some(inner) = self.stands_for() {
@@ -148,7 +148,7 @@ dyn_clone::clone_trait_object!(Optimiser);
 
 /// What follows from the rule, however the parameter is stored.
 impl dyn Optimiser {
-    /// The learning rates that a name reaches, if it is that of a learning rate and reaches one.
+    /// The learning rates that a name reaches; `None` if it names none or reaches none.
     pub(crate) fn rates(&self, name: &str) -> Option<Rates> {
         Rates::named(&mut *dyn_clone::clone_box(self), name)
     }
@@ -185,7 +185,7 @@ fn of_rule_mut(mut state: &mut State) -> &mut State {
 }
 
 #[diagnostic::do_not_recommend]
-// On the page of every rule the documentation would link its method to a hidden one.
+// Hidden: on the page of every rule the documentation would link a hidden method.
 #[doc(hidden)]
 impl<R: Rule> Optimiser for R {
     fn rule(&self) -> &dyn Rule {

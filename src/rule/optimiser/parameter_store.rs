@@ -1,4 +1,4 @@
-//! How parameters are stored besides as they are.
+//! Special ways to store a parameter.
 
 use candle_core::Tensor;
 
@@ -23,15 +23,15 @@ pub trait ParameterStore {
     /// The state around that of `rule`.
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State>;
 
-    /// The parameter with what is kept of it in the state, as one number.
+    /// The precise value: the parameter with what the state keeps of it.
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor>;
 
-    /// What of that number is x to the rule.
+    /// What the rule sees of the precise value as its x.
     fn seen_by_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         self.whole(state, x)
     }
 
-    /// Sets parameter and state to that number.
+    /// Sets parameter and state to a precise value.
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()>;
 
     /// Refuses a parameter that does not belong to its state.

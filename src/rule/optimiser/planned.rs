@@ -25,8 +25,7 @@ pub(crate) enum Progress {
 }
 
 impl<'a> Planned<'a> {
-    /// The plan for where a rule's gradient goes; `x` is what the rule saw, the epilogue what happens if it
-    /// goes all the way.
+    /// The plan for a rule's result. `x` is what the rule saw, `epilogue` what happens if a step is made.
     pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
@@ -38,12 +37,12 @@ impl<'a> Planned<'a> {
         Planned { windows: gradient.windows(), job: gradient.into_job(path, x, epilogue), progress }
     }
 
-    /// Whether anything changes. Of a parameter without a gradient only counters do, those of windows.
+    /// Whether anything changes. Without a gradient only counters of windows can.
     pub(crate) fn moves(&self) -> bool {
         self.progress != Progress::WithoutGradient || !self.job.counters.is_empty()
     }
 
-    /// The plan for an x that is only the upper part of the number.
+    /// The plan for an x whose lower bits are in the state.
     pub(crate) fn with_low_bits(mut self, low_bits: &'a mut Buffer) -> Self {
         self.job.low_bits = Some(low_bits);
         self

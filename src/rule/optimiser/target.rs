@@ -11,7 +11,7 @@ use crate::rule::{Flow, Planned, Progress};
 pub struct Target<'a> {
     pub(crate) path: &'a str,
     pub(crate) x: &'a dyn Lend,
-    /// How much of x is compared with its master; `None` if it may be another.
+    /// How much of x is compared with its master; `None` if it may differ.
     pub(crate) extent: Option<Extent>,
 }
 
@@ -33,8 +33,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The plan for a rule that works on a high-precision copy of this parameter, which is compared with it.
-    /// Not in a call that brings the leaf nothing: no step is taken over what was changed.
+    /// The plan for a rule that works on a high-precision copy of this parameter. The two are compared,
+    /// except in a call that brings the leaf nothing: no step is taken over a change then.
     pub(crate) fn plan_with_master(self, flow: Flow<'a>, has_gradient: bool, master: &'a mut Buffer) -> Result<Planned<'a>> {
         let planned = Planned::new(flow, self.path, Operand::master(master), Epilogue::Master(self.x));
         if has_gradient || planned.progress == Progress::Applied {

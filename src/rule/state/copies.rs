@@ -1,5 +1,5 @@
-//! The parts of a state that are about the parameter's values: copies of it, what is counted since they were
-//! made, averages.
+//! The parts of a state that depend on the parameter's values: copies, averages, and what is counted from
+//! them on.
 
 use candle_core::Tensor;
 
@@ -10,9 +10,10 @@ use crate::rule::Evaluation;
 use crate::rule::{Difference, Extent, copy_difference};
 
 impl State {
-    /// The same state, of which the tensor, counter or number of this name is 0 again where the parameter is
-    /// given [new weights](crate::StateTree::set_masters): for what is counted or summed up from the weights
-    /// at the start.
+    /// Makes the entry of this name 0 again when the parameter is given
+    /// [new weights](crate::StateTree::set_masters).
+    ///
+    /// The entry is a tensor, counter or number that is counted or summed up from the weights at the start.
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
@@ -23,7 +24,7 @@ impl State {
         self.traits.iter().any(|(_, traits)| traits.is_copy()) || self.children.iter().any(|child| child.state.has_copies())
     }
 
-    /// Makes of the new weights `x` of the parameter, as its rule sees them, what follows from them.
+    /// Renews all that depends on the weights; `x` are the new ones, as the rule sees them.
     pub(crate) fn renew(&mut self, x: &Tensor) -> Result<()> {
         self.renew_where("", x, &|_| true)
     }

@@ -3,27 +3,30 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, is_supported};
 
-/// How a state tensor is stored. Arithmetic is in f32 or f64 all the same: a tensor is widened before a step
-/// and rounded after it, in the same pass.
+/// How a state tensor is stored.
+///
+/// Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the
+/// same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotFormat {
     /// In this dtype: F16, BF16, F32 or F64.
     Dtype(DType),
-    /// In 8 bits, in blocks of 128 elements of the whole parameter, each with one f32 as its unit: 1.03 bytes
-    /// for each element.
+    /// In 8 bits: 1.03 bytes for each element.
     ///
-    /// A code is a small float with 3 bits of fraction. With a sign it has 4 bits of exponent: down to 2⁻¹⁵
-    /// of the largest in the block, which is exact, a number is at most a sixteenth of itself off. Where a
-    /// slot says that it is [not negative](crate::Slot::non_negative), it has 5, down to 2⁻³¹; nothing that
-    /// is not 0 becomes 0, and a number goes to either of its neighbours at random (by a hash of itself, the
-    /// same in every run), at most an eighth away, so that a mean that moves by a thousandth in a step does
-    /// move.
+    /// Blocks of 128 elements of the whole parameter have one f32 each as their unit. A code is a small float
+    /// with 3 bits of fraction. With a sign it has 4 bits of exponent. The largest number of a block is
+    /// exact; others are at most a sixteenth of themselves off, down to 2⁻¹⁵ of it.
     ///
-    /// Tensors with fewer than 4096 elements are not worth it and stay in F32, so biases and norms do. That
-    /// is decided by the whole tensor, however it is divided among ranks. A number that is infinite or NaN
-    /// stays so, and hurts no other of its block. In a checkpoint a row of 132 bytes stands for each block:
-    /// its scale as a little-endian f32, then the codes.
+    /// A slot that is [not negative](crate::Slot::non_negative) has 5 bits of exponent, down to 2⁻³¹. Nothing
+    /// but 0 becomes 0. A number goes to either neighbour at random, at most an eighth away, so that a mean
+    /// that moves by a thousandth in a step does move. The choice is a hash of the number, the same in every
+    /// run.
+    ///
+    /// Tensors with fewer than 4096 elements, such as biases and norms, stay in F32: they are not worth it.
+    /// The size of the whole tensor decides, however it is divided among ranks. A number that is infinite or
+    /// NaN stays so, and changes no other of its block. In a checkpoint a block is a row of 132 bytes: its
+    /// scale as a little-endian f32, then the codes.
     Q8,
 }
 
@@ -57,7 +60,7 @@ impl std::fmt::Display for SlotFormat {
 }
 
 impl SlotFormat {
-    /// Refuses a tensor that cannot be stored so.
+    /// Refuses a tensor that cannot be stored in this format.
     pub(crate) fn check(self, slot: &str, meaning: Meaning) -> Result<()> {
         let expected = match self {
             SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
@@ -72,7 +75,7 @@ impl SlotFormat {
         Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as")).with_got(self).with_expected(expected))
     }
 
-    /// Whether a tensor may be stored so where all of a state is to be.
+    /// Whether a tensor may be stored in this format when all of a state is to be.
     pub(crate) fn fits(self, meaning: Meaning) -> bool {
         self.check("", meaning).is_ok()
     }

@@ -6,14 +6,15 @@ use super::{ChildPlace, not_made_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::{Child, Evaluation, Parameter, Rule, State};
 
-/// Shows the rules that a rule holds: `Holder::visit_held` of it. Not generic, as its name is not: what
-/// follows from them is compiled once, not for each type of rule.
-type Held<'r> = &'r dyn Fn(&mut dyn FnMut(ChildPlace, &mut dyn Rule));
+/// Shows the rules that a rule holds: its `Holder::visit_held`. Neither it nor the name is generic, so that
+/// the code behind them is compiled once, not for each type of rule.
+type ShowHeld<'r> = &'r dyn Fn(&mut dyn FnMut(ChildPlace, &mut dyn Rule));
 
 impl State {
-    /// This state as a rule's own, with the states of the rules that it [holds](crate::Describer::holds), as
-    /// their [`init`](crate::Rule::init) makes them. Its own tensors, counters and numbers need other names
-    /// than those of a rule that it is around, as both are listed without a place: [`setup`](crate::setup)
+    /// This state with those of the rules that its rule [holds](crate::Describer::holds).
+    ///
+    /// Their [`init`](crate::Rule::init) makes them. Own tensors, counters and numbers need other names than
+    /// those of a rule that this one is around, as both are listed without a place: [`setup`](crate::setup)
     /// refuses two of one name.
     ///
     /// # Errors
@@ -29,7 +30,7 @@ impl State {
     }
 
     /// Ends the windows of the rules that this state's rule holds: see [`Rule::end_window`].
-    pub(crate) fn end_held_windows(&mut self, held: Held<'_>, name: &dyn Fn() -> String) -> Result<()> {
+    pub(crate) fn end_held_windows(&mut self, held: ShowHeld<'_>, name: &dyn Fn() -> String) -> Result<()> {
         let (mut children, mut ended) = (self.children.iter_mut(), Ok(()));
         held(&mut |_, rule| {
             if ended.is_ok() {
@@ -39,8 +40,8 @@ impl State {
         if ended.is_ok() && children.next().is_some() { Err(not_made_by(&name())) } else { ended }
     }
 
-    /// What to evaluate with, by this state or that of a rule which its rule holds: see [`Rule::evaluation`].
-    pub(crate) fn held_evaluation(&self, held: Held<'_>, name: &dyn Fn() -> String) -> Result<Option<Evaluation<'_>>> {
+    /// What to evaluate with, by this state or by that of a held rule: see [`Rule::evaluation`].
+    pub(crate) fn held_evaluation(&self, held: ShowHeld<'_>, name: &dyn Fn() -> String) -> Result<Option<Evaluation<'_>>> {
         let (mut children, mut last) = (self.children.iter(), Ok(None));
         held(&mut |place, rule| {
             if let Ok(found) = &mut last {
@@ -60,7 +61,7 @@ impl State {
         Ok(self.own_average().or(last?))
     }
 
-    /// Refuses a state that lacks those of rules which its rule holds, or that has two entries of one name.
+    /// Refuses a state that lacks those of held rules, or that has two entries of one name.
     pub(crate) fn expect_layout(&self, rule: &dyn Rule) -> Result<()> {
         self.expect_held(rule)?;
         let (mut known, mut twice) = (HashSet::new(), None);

@@ -21,25 +21,25 @@ use crate::numbers::{Code, DType, Shape, compute_dtype};
 use format::{Meaning, SlotFormat};
 use slot::{EntryTraits, Initial, Renewal, Slot};
 
-/// The state of one rule for one parameter: named tensors, counters and numbers, and the states of the rules
-/// it holds.
+/// The state of one rule for one parameter: named tensors, counters and numbers.
 ///
-/// A rule's [`init`](crate::Rule::init) makes it; the engines update the tensors in place.
+/// It includes the states of the rules that the rule holds. A rule's [`init`](crate::Rule::init) makes it;
+/// the engines update the tensors in place.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct State {
     /// A high-precision copy of the parameter.
     pub(crate) master: Option<Buffer>,
-    /// What the parameter on another device becomes after a step: the master, or room for what it is rounded
-    /// to. No state, it is written before it is read.
+    /// What an offloaded parameter becomes after a step: the master, or room for what it is rounded to. Not
+    /// state: it is written before it is read.
     pub(crate) staging: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
     pub(crate) numbers: Vec<(&'static str, f64)>,
-    /// What is known of tensors, counters and numbers of this state's own, besides their values.
+    /// What is known of own tensors, counters and numbers besides their values.
     pub(crate) traits: Vec<(&'static str, EntryTraits)>,
-    /// Whether the tensors are parts of one quantity, of which another rule takes over all or none.
+    /// Whether the tensors are one quantity, of which another rule takes over all or none.
     pub(crate) is_one: bool,
     pub(crate) children: Vec<Child>,
 }
@@ -55,13 +55,13 @@ pub(crate) struct Child {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum ChildPlace {
-    /// That of the rule under masters, or whatever else a parameter is stored with.
+    /// The state of the rule under masters, or under another way to store the parameter.
     Stored,
-    /// That of the one rule which another is around.
+    /// The state of the rule that another is around.
     Inner,
-    /// That of one rule of several: its names begin with the number.
+    /// The state of one rule of several: its names begin with the index.
     Member(usize),
-    /// As [`ChildPlace::Member`], of several of which one acts at a time.
+    /// As [`ChildPlace::Member`], of rules of which one acts at a time.
     Alternative(usize),
 }
 
@@ -134,14 +134,14 @@ impl State {
     /// Tensors of the shape and on the device of `x`, and one counter `t` of applied steps.
     ///
     /// # Errors
-    /// If a slot is to be stored as it cannot be, see [`Slot::stored_as`]; if the device has no memory left.
+    /// If a slot cannot be stored in its format, see [`Slot::stored_as`]; if the device has no memory left.
     pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
         let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.dims()))?;
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }
 
-    /// Adds a tensor for `x` of a shape of its own.
+    /// Adds a tensor for `x` that has a shape of its own.
     ///
     /// # Errors
     /// As [`State::for_slots`].
@@ -165,9 +165,10 @@ impl State {
         Ok(self)
     }
 
-    /// Adds a tensor of any shape; its values are copied. One that starts as the parameter is a
-    /// [`Slot::parameter`], added by
-    /// [`State::with_slot`]: only then it follows new weights.
+    /// Adds a tensor of any shape; its values are copied.
+    ///
+    /// One that starts as the parameter is a [`Slot::parameter`], added by [`State::with_slot`]: only then
+    /// does it follow new weights.
     ///
     /// # Errors
     /// If the device has no memory left.
@@ -194,7 +195,7 @@ impl State {
         Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.stored_with(inner))
     }
 
-    /// This state as what a parameter is stored with, around that of the rule.
+    /// This state, in which a parameter is stored, around that of the rule.
     pub(crate) fn stored_with(mut self, rule: State) -> Self {
         self.children.push(Child { place: ChildPlace::Stored, state: rule });
         self
@@ -213,8 +214,7 @@ impl State {
         &mut self.traits[place].1
     }
 
-    /// The states that hold tensors and counters themselves, with the prefix of their names: this one, then
-    /// those of held rules in order.
+    /// Visits this state, then those of held rules in order, each with the prefix of its names.
     pub(super) fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
         visit(prefix, self);
         for child in &self.children {
@@ -304,8 +304,8 @@ impl Child {
     }
 }
 
-/// The error for a state of another layout than `rule` gives it: the rule cannot go on from it, and the
-/// gradient as it is would be a step of another size.
+/// The error for a state whose layout is not that of `rule`. The rule cannot go on from it, and the bare
+/// gradient would be a step of another size.
 pub(crate) fn foreign<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
     Err(not_made_by(&rule.name()))
 }

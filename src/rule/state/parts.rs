@@ -61,8 +61,7 @@ use crate::rule::State;
 pub struct Parts<'a> {
     /// The tensors.
     pub slots: Slots<'a>,
-    /// The counters: `t`, the number of applied steps, is the first where the state is one
-    /// [for slots](State::for_slots).
+    /// The counters. In a state [for slots](State::for_slots) the first is `t`, the number of applied steps.
     pub counters: Counters<'a>,
     /// The numbers that are not per element.
     pub numbers: Numbers<'a>,
@@ -87,7 +86,7 @@ pub struct Numbers<'a>(pub(crate) OwnNumbers<'a>);
 pub struct HeldStates<'a>(&'a mut [Child]);
 
 impl<'a> HeldStates<'a> {
-    /// That of the one rule which this rule is around.
+    /// The state of the one rule that this rule is around.
     ///
     /// # Errors
     /// If it [describes](crate::Describer::holds) none, or several.
@@ -124,7 +123,7 @@ impl State {
         named(&self.numbers, name, "number")
     }
 
-    /// The states of the rules that its own rule holds, to be read: [`Parts::held`] has them to be written.
+    /// The states of held rules, to be read; [`Parts::held`] has them to be written.
     ///
     /// # Errors
     /// If there are not N.
@@ -196,7 +195,7 @@ fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str
     Ok(found.ok_or_else(absent)?.1)
 }
 
-/// The error for another number of parts of a state than its rule works on.
+/// The error for a state with another number of parts than its rule works on.
 pub(crate) fn other_number(part: &str, expected: usize, got: usize) -> Error {
     Error::new(ErrorKind::Contract, format!("the number of {part} in the state of a rule is"))
         .with_got(got)

@@ -1,4 +1,4 @@
-//! What of a state stays when its parameter gets other rows.
+//! What stays of a state when its parameter gets other rows.
 
 use candle_core::{Device, Tensor};
 
@@ -10,7 +10,7 @@ use crate::rule::State;
 /// The rows of a parameter, and where they come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSources<'r> {
-    /// For each row the one that it was before, or `None` for a new one.
+    /// For each row the index that it had before, or `None` for a new one.
     pub(crate) rows: &'r [Option<usize>],
     pub(crate) before: &'r [usize],
     pub(crate) after: &'r [usize],
@@ -34,7 +34,7 @@ impl RowSources<'_> {
     }
 
     fn fate(&self, old: &[usize], new: &[usize]) -> Fate {
-        // Along the first dimensions of the parameter, with a number for each index or one for all.
+        // Each dimension of the tensor is the parameter's, or 1.
         let lies_along =
             |tensor: &[usize], x: &[usize]| tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of);
         match (old, new) {
@@ -50,7 +50,7 @@ impl RowSources<'_> {
         }
     }
 
-    /// The new rows of a tensor whose old ones and whose start are these.
+    /// The rows of `old` in their new places; new rows are those of `start`.
     fn gathered(&self, old: &Tensor, start: impl FnOnce() -> candle_core::Result<Tensor>) -> candle_core::Result<Tensor> {
         let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
         let on_host = old.to_device(&Device::Cpu)?;
@@ -75,10 +75,11 @@ impl RowSources<'_> {
 }
 
 impl State {
-    /// The same state, whose rule starts anew where the parameter is given
-    /// [other rows](crate::StateTree::resize_rows), because the tensor of this name has rows of another
-    /// meaning, such as the square statistics of a preconditioner. A tensor that has neither the first
-    /// dimensions of the parameter nor 1 in their places does so without being named.
+    /// Lets the rule start anew when the parameter is given [other rows](crate::StateTree::resize_rows).
+    ///
+    /// The tensor of this name has rows of another meaning, such as the square statistics of a
+    /// preconditioner. A tensor that has neither the first dimensions of the parameter nor 1 in their places
+    /// needs no such mark.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -97,8 +98,7 @@ impl State {
         self
     }
 
-    /// Takes over what stays of `old`, the state of the parameter before it had other rows. This one is
-    /// fresh.
+    /// Takes over what stays of `old`, the state before the parameter had other rows. This one is fresh.
     pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         self.take_rows_from("", old, sources, &mut transfer)?;
@@ -133,8 +133,8 @@ impl State {
         Ok(())
     }
 
-    /// Whether what is this state's own goes on; else all of it starts anew, as one tensor does and the
-    /// others belong to it.
+    /// Whether this state's own entries go on. If one tensor starts anew all of them do, as they belong
+    /// together.
     fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
         let has_other_rows = self.traits.iter().any(|(_, traits)| traits.has_other_rows);
         let mut tensors = self.tensors.iter().zip(&old.tensors);

@@ -4,7 +4,7 @@ use super::format::SlotFormat;
 
 /// How a state tensor starts out.
 ///
-/// Its name says what it is: rules with a tensor of the same name mean the same quantity by it, and one that
+/// Its name says what it is: rules with a tensor of the same name mean the same quantity by it. A rule that
 /// [replaces](crate::Selection::replace) another takes it over. `m` and `v` are the decayed means of the
 /// gradient and of its square.
 #[must_use]
@@ -23,7 +23,7 @@ pub(crate) struct EntryTraits {
     pub(crate) sign: Option<Sign>,
     /// What new weights of the parameter do to it.
     pub(crate) renewal: Option<Renewal>,
-    /// Whether it has rows that are not the parameter's, so that the rule starts anew where these change.
+    /// Whether its rows are not the parameter's, so that the rule starts anew when these change.
     pub(crate) has_other_rows: bool,
 }
 
@@ -42,7 +42,7 @@ impl EntryTraits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
     NonNegative,
-    /// Squares of gradients, which are small, and by whose root is divided.
+    /// Squares of gradients: small numbers, whose root divides steps.
     SecondMoment,
 }
 
@@ -53,8 +53,9 @@ pub(crate) enum Initial {
 }
 
 impl Slot {
-    /// A tensor of the parameter's shape that starts at zero, in the compute dtype: F64 for an F64 parameter,
-    /// else F32.
+    /// A tensor of the parameter's shape that starts at zero.
+    ///
+    /// It is in the compute dtype: F64 for an F64 parameter, else F32.
     pub fn zeros(name: &'static str) -> Self {
         Slot::full(name, 0.0)
     }
@@ -66,18 +67,18 @@ impl Slot {
 
     /// A tensor that starts as a copy of the parameter (or of its master).
     ///
-    /// It becomes the parameter again where that is given new weights, by
-    /// [`StateTree::set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters). A rule that has only such tensors counts its
-    /// steps from 0 again then. Before the first step an [`update`](crate::update) refuses a parameter of
-    /// which this is no copy any more.
+    /// New weights, by [`StateTree::set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters), make it the parameter again. A rule that has
+    /// only such tensors then counts its steps from 0 again. Before the first step an
+    /// [`update`](crate::update) refuses a parameter that is no longer equal to it.
     pub fn parameter(name: &'static str) -> Self {
         Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
     }
 
-    /// A tensor as [`Slot::parameter`] that holds weights to evaluate the model with:
+    /// A [`Slot::parameter`] that holds weights to evaluate the model with.
+    ///
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) puts them in the parameter's place. Of
-    /// several in one rule the first does.
+    /// several in one rule it takes the first.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -119,27 +120,28 @@ impl Slot {
         Slot { is_average: true, ..Slot::parameter(name) }
     }
 
-    /// The same slot stored in a dtype or in [`Q8`](crate::Q8); arithmetic is done in the compute dtype all
-    /// the same.
+    /// The same slot stored in a dtype or in [`Q8`](crate::Q8).
     ///
-    /// No slot can have a dtype that is none of F16, BF16, F32 and F64, no
-    /// [second moment](Slot::second_moment) F16, and no [copy of the parameter](Slot::parameter) Q8.
+    /// Arithmetic is in the compute dtype all the same. No slot can have a dtype other than F16, BF16, F32
+    /// and F64, no [second moment](Slot::second_moment) F16, and no [copy of the parameter](Slot::parameter)
+    /// Q8.
     pub fn stored_as(self, format: impl Into<SlotFormat>) -> Self {
         Slot { format: Some(format.into()), ..self }
     }
 
-    /// The same slot, which never has a negative number: [`Q8`](crate::Q8) has no sign to store then, and
-    /// twice the range.
+    /// The same slot, which never has a negative number.
+    ///
+    /// [`Q8`](crate::Q8) has no sign to store then, and twice the range.
     pub fn non_negative(self) -> Self {
         Slot { sign: self.sign.or(Some(Sign::NonNegative)), ..self }
     }
 
-    /// The same slot as a second moment: a mean, sum or maximum of squared gradients, by whose root the step
-    /// is divided. It is not [negative](Slot::non_negative).
+    /// The same slot as a second moment: a mean, sum or maximum of squared gradients.
     ///
-    /// It cannot be stored in F16, neither by [`stored_as`](Slot::stored_as) nor by
-    /// [`StoreAs`](crate::StoreAs). Numbers below 3e-8 are 0 there, so with β₂ = 0.999 the second moment of
-    /// gradients below 5e-3 is; the step is then divided by ε alone, and a hundred times too long or more.
+    /// The step is divided by its root. It is not [negative](Slot::non_negative). It cannot be stored in F16,
+    /// neither by [`stored_as`](Slot::stored_as) nor by [`StoreAs`](crate::StoreAs): numbers below 3e-8 are 0
+    /// there. With β₂ = 0.999 so is the second moment of gradients below 5e-3. The step would then be divided
+    /// by ε alone, and a hundred times too long or more.
     ///
     /// [`Update::finite_only`](crate::Update::finite_only) keeps out of it what would make it infinite: a
     /// gradient whose square is too large.

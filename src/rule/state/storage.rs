@@ -11,12 +11,12 @@ pub struct StorageScheme {
     pub(crate) offloaded: bool,
 }
 
-/// What a low-precision parameter has beside it. In files by these names.
+/// What is kept beside a low-precision parameter. Files have these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[doc(hidden)]
 pub enum StorageKind {
-    /// No more: steps are rounded to its dtype.
+    /// Nothing: steps are rounded to its dtype.
     Rounded,
     /// A precise copy.
     Master,
@@ -34,14 +34,14 @@ impl StorageScheme {
         StorageScheme { kind, offloaded: false }
     }
 
-    /// Whether the state has the parameter's own tensors and the rule's, and no others: another precision or
-    /// device is a conversion then.
+    /// Whether another precision or device is only a conversion: the state has no tensors but the parameter's
+    /// own and the rule's.
     pub(crate) fn is_convertible(self) -> bool {
         matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
     }
 
-    /// Whether a part of a parameter can be stored without the rest: where rounding is at random, it depends
-    /// on the place of an element.
+    /// Whether a part of a parameter can be stored without the rest. Random rounding depends on the place of
+    /// an element.
     pub(crate) fn is_divisible(self) -> bool {
         self.kind != StorageKind::Stochastic
     }

@@ -8,7 +8,7 @@ use crate::numbers::codes::BLOCK;
 use crate::numbers::{Code, elem_count};
 use crate::rule::State;
 
-/// From how many elements on a tensor is stored in 8 bits. A multiple of the block.
+/// The fewest elements that are stored in 8 bits. A multiple of the block.
 const LEAST_CODED: usize = 32 * BLOCK;
 
 impl State {
@@ -25,7 +25,7 @@ impl State {
         if self.traits_of(slot).sign.is_some() { Code::NonNegative } else { Code::Signed }
     }
 
-    /// Converts every tensor of that name, or every one that can be stored so, and says how many there are.
+    /// Converts every tensor of that name, or all that can be stored so, and returns how many there are.
     pub(crate) fn store_as(&mut self, name: Option<&str>, format: SlotFormat) -> Result<usize> {
         let mut converted = 0;
         for index in 0..self.tensors.len() {
@@ -47,7 +47,7 @@ impl State {
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
     }
 
-    /// Takes tensors that are too small for it out of their 8 bits. The state is of `part` elements of a
+    /// Takes tensors out of their 8 bits that are too small for them. The state is of `part` elements of a
     /// parameter of `whole`.
     pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
         for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {

@@ -1,4 +1,4 @@
-//! What the state of one rule is worth to another.
+//! What a state takes over from the state of another rule.
 
 use candle_core::Tensor;
 
@@ -67,8 +67,8 @@ impl State {
         })
     }
 
-    /// Takes over the values of the entries of the same names, of tensors what `values` makes of the new and
-    /// the old one. The result are the names of those that got any.
+    /// Takes over entries of the same names: of tensors what `values` makes of the new and the old one.
+    /// Returns the names of those that got a value.
     pub(crate) fn take_entries(
         &mut self,
         old: &State,
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-/// Takes over the numbers of the same names, and gives these.
+/// Takes over the numbers of the same names, and returns these names.
 fn take_numbers<'n, T: Copy>(new: &'n mut [(&'static str, T)], old: &'n [(&'static str, T)]) -> impl Iterator<Item = &'static str> {
     new.iter_mut().filter_map(|(name, number)| {
         *number = old.iter().find(|(other, _)| other == name)?.1;

@@ -3,8 +3,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// AdaBelief (Zhuang et al. 2020, [arXiv 2010.07468](https://arxiv.org/abs/2010.07468)): Adam that
-    /// divides by how much the gradient differs from what was expected.
+    /// AdaBelief: Adam that divides by how much the gradient differs from its mean.
+    ///
+    /// Source: Zhuang et al. 2020, [arXiv 2010.07468](https://arxiv.org/abs/2010.07468).
     ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx

@@ -24,9 +24,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch; Optimisers.jl
-    /// multiplies up the β of every step, which differs only after an [`adjust`](crate::Adjust::adjust_field)
-    /// of `beta`.
+    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch. Optimisers.jl
+    /// multiplies the β of all steps, which differs only after an [`adjust`](crate::Adjust::adjust_field) of
+    /// `beta`.
     pub struct Adam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -59,7 +59,7 @@ impl AdamScalars {
         *m = decayed(*m, dx, self.beta.0);
     }
 
-    /// Moves the second moment of `dx`, which may be something else than the gradient.
+    /// Moves the second moment of `dx`, which need not be the gradient.
     #[inline(always)]
     pub(crate) fn move_square<V: Value>(self, v: &mut V, dx: V) {
         *v = decayed(*v, dx * dx, self.beta.1);

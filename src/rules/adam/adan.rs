@@ -4,8 +4,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Adan (Xie et al. 2022, [arXiv 2208.06677](https://arxiv.org/abs/2208.06677)): Nesterov's momentum from
-    /// differences of gradients.
+    /// Adan: Nesterov's momentum from differences of gradients.
+    ///
+    /// Source: Xie et al. 2022, [arXiv 2208.06677](https://arxiv.org/abs/2208.06677).
     ///
     /// ```text
     /// δ   = dx - the gradient of the step before     0 in the first
@@ -29,9 +30,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The β are the decays, as in the authors' code; the paper's are 1 minus these. Its weights are kept,
-    /// with the bias corrections of that code; optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch and
-    /// Optimisers.jl have no counterpart.
+    /// The β are the decays, as in the authors' code; the paper's are 1 minus these. The paper's weights are
+    /// kept, with the bias corrections of that code. optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch
+    /// and Optimisers.jl have no counterpart.
     pub struct Adan: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -4,8 +4,10 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// AdEMAMix (Pagliardini, Ablin and Grangier 2024, [arXiv 2409.03137](https://arxiv.org/abs/2409.03137)):
-    /// AdamW with a second, slow mean of the gradient, which remembers tens of thousands of steps.
+    /// AdEMAMix: AdamW with a second, slow mean of the gradient.
+    ///
+    /// That mean remembers tens of thousands of steps. Source: Pagliardini, Ablin and Grangier 2024,
+    /// [arXiv 2409.03137](https://arxiv.org/abs/2409.03137).
     ///
     /// ```text
     /// slow = β₃·slow + (1 - β₃)·dx
@@ -15,7 +17,7 @@ crate::hyper_parameters! {
     /// with the moments of [`Adam`](crate::Adam) and no bias correction of the slow mean.
     ///
     /// The paper starts with a small α and a short memory, and reaches those of the fields after `warmup` = T
-    /// steps (it takes the length of the training; without that, early steps can diverge):
+    /// steps. Its T is the length of the training. Without a warm-up early steps can diverge:
     ///
     /// ```text
     /// α(t)  = α·min(t / T, 1)
@@ -48,7 +50,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// T: how many steps α and β₃ take to their values; 0 for none.
+        /// T: in how many steps α and β₃ reach their values; 0 for at once.
         warmup: u64 = 0 => range::any,
     }
 }
@@ -61,7 +63,7 @@ impl AdEMAMix {
             return (self.alpha, last);
         }
         let part = t as f64 / self.warmup as f64;
-        // With a β of 0 the mean that it belongs to has no memory, and the one in between has none either.
+        // log 0: if either β is 0, so is the interpolated one.
         let decay = if first * last == 0.0 { 0.0 } else { (first.ln() * last.ln() / ((1.0 - part) * last.ln() + part * first.ln())).exp() };
         (self.alpha * part, decay.min(last))
     }

@@ -3,9 +3,10 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// ADOPT (Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853)): Adam that divides
-    /// a gradient by the second moment of those before it, and takes the mean afterwards. It converges with
-    /// any β₂.
+    /// ADOPT: Adam that converges with any β₂.
+    ///
+    /// It divides a gradient by the second moment of those before it, and takes the mean afterwards. Source:
+    /// Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853).
     ///
     /// ```text
     /// the first step:   v = dx²,   dx' = 0
@@ -33,10 +34,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' present code, with its clipping, which the first version of the paper did not have
-    /// (`clip = false`), and its decoupled decay, which is off by default there, too; an L2 term is
-    /// [`WeightDecay`](crate::WeightDecay) in front. Checked against optax's `adopt`. torch and Optimisers.jl
-    /// have no counterpart.
+    /// The authors' present code. Its clipping was not in the first version of the paper (`clip = false`).
+    /// Its decoupled decay is off by default there, too; an L2 term is [`WeightDecay`](crate::WeightDecay) in
+    /// front. Checked against optax's `adopt`. torch and Optimisers.jl have no counterpart.
     pub struct ADOPT: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -46,7 +46,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: the smallest number that is divided by.
         epsilon: f64 = 1e-6 => range::non_negative,
-        /// Whether gradients that have been divided are limited, less and less, to ±(t - 1)^¼.
+        /// Whether divided gradients are limited to ±(t - 1)^¼, less and less.
         clip: bool = true => range::any,
     }
 }
@@ -59,7 +59,7 @@ pub struct ADOPTScalars {
     epsilon: f64,
     /// η·λ
     decay: f64,
-    /// c, infinite where it limits nothing.
+    /// c; infinite if it limits nothing.
     limit: f64,
     first: bool,
 }

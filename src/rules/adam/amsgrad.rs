@@ -3,8 +3,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// AMSGrad: Adam with a second moment that never shrinks (Reddi, Kale and Kumar 2018,
-    /// [arXiv 1904.09237](https://arxiv.org/abs/1904.09237)).
+    /// AMSGrad: Adam with a second moment that never shrinks.
+    ///
+    /// Source: Reddi, Kale and Kumar 2018, [arXiv 1904.09237](https://arxiv.org/abs/1904.09237).
     ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx

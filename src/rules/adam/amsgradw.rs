@@ -3,8 +3,10 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// AdamW with a second moment that never shrinks: [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi,
-    /// Kale and Kumar 2018) with bias corrections and decoupled weight decay, as torch has it.
+    /// AdamW with a second moment that never shrinks, as torch has it.
+    ///
+    /// It is [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi, Kale and Kumar 2018) with bias corrections
+    /// and decoupled weight decay.
     ///
     /// It decays: λ is 0.01 if not said otherwise. `AMSGradW { lambda: 0.0, ..AMSGradW::new(eta) }` does not.
     ///

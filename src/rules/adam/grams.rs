@@ -3,8 +3,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Grams (Cao, Li and Song 2024, [arXiv 2412.17107](https://arxiv.org/abs/2412.17107)): a step as long as
-    /// Adam's, whose direction is the gradient's alone.
+    /// Grams: a step as long as Adam's, whose direction is the gradient's alone.
+    ///
+    /// Source: Cao, Li and Song 2024, [arXiv 2412.17107](https://arxiv.org/abs/2412.17107).
     ///
     /// ```text
     /// dx' = η·(|m̂ / (√v̂ + ε)|·sign(dx) + λ·x)
@@ -28,8 +29,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before v is corrected for its
-    /// start; the paper, pytorch_optimizer 4.1.0's `Grams`, against which this was checked, and this rule
-    /// after it. torch, optax and Optimisers.jl have no counterpart.
+    /// start. The paper and this rule add it after, and so does pytorch_optimizer 4.1.0's `Grams`, against
+    /// which this was checked. torch, optax and Optimisers.jl have no counterpart.
     pub struct Grams: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

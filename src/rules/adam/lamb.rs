@@ -4,8 +4,9 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Parameter, Parts, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// LAMB (You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962)): AdamW with a step for
-    /// each tensor whose length is a part η of the tensor's. For large batches.
+    /// LAMB: AdamW with a step for each tensor whose length is a part η of the tensor's.
+    ///
+    /// For large batches. Source: You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962).
     ///
     /// ```text
     /// u   = m̂ / (√v̂ + ε) + λ·x         with the moments of Adam

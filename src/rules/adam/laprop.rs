@@ -3,9 +3,10 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// LaProp (Ziyin, Wang and Ueda 2020, [arXiv 2002.04839](https://arxiv.org/abs/2002.04839)): Adam that
-    /// divides each gradient by its second moment before it goes into the mean, so that the two decays can be
-    /// chosen freely.
+    /// LaProp: Adam that divides each gradient by its second moment before it goes into the mean.
+    ///
+    /// So the two decays can be chosen freely. Source: Ziyin, Wang and Ueda 2020,
+    /// [arXiv 2002.04839](https://arxiv.org/abs/2002.04839).
     ///
     /// ```text
     /// v   = β₂·v + (1 - β₂)·dx²
@@ -28,10 +29,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As in the paper the learning rate stands outside of the mean; the authors' code puts it inside, which
-    /// differs only where it changes. λ acts on the parameter before the step, and times η; in the authors'
-    /// code after the step, and not times η; in timm 1.0.31 and pytorch_optimizer 4.1.0 after the step, and
-    /// times η. Defaults are those of that code, but for λ. Checked against the recurrence, and
+    /// As in the paper the learning rate stands outside of the mean. The authors' code puts it inside, which
+    /// differs only if it changes. λ acts on the parameter before the step, times η. In the authors' code it
+    /// acts after the step, not times η; in timm 1.0.31 and pytorch_optimizer 4.1.0 after the step, times η.
+    /// Defaults are those of the authors' code, except for λ. Checked against the recurrence, and against
     /// pytorch_optimizer's `LaProp` where its second ε does not matter. torch, optax and Optimisers.jl have
     /// no counterpart.
     pub struct LaProp: AdaptiveStep {

@@ -1,4 +1,4 @@
-//! Rules that divide a mean of gradients by the root of a mean of their squares: Adam and what came of it.
+//! Rules that divide a mean of gradients by the root of a mean of their squares: Adam and its descendants.
 
 list! {
     adam::Adam, "dx' = η·m̂ / (√v̂ + ε)", "Kingma & Ba 2014, arXiv 1412.6980";

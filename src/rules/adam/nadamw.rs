@@ -5,9 +5,10 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Adam with Nesterov's momentum, whose weight grows from step to step, and decoupled weight decay (Dozat
-    /// 2016,
-    /// ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ)).
+    /// Adam with Nesterov's momentum of growing weight, and decoupled weight decay.
+    ///
+    /// Source: Dozat 2016,
+    /// ["Incorporating Nesterov Momentum into Adam"](https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ).
     ///
     /// ```text
     /// μₜ  = β₁·(1 - ½·0.96^(ψ·t)),   M = μ₁·…·μₜ
@@ -32,9 +33,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `NAdam(decoupled_weight_decay=True)`, with its defaults but for λ, which is 0 there; with λ =
-    /// 0 it is torch's `NAdam`. Ours of [that name](crate::NAdam) is Optimisers.jl's, with a constant β₁ and
-    /// a β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
+    /// torch's `NAdam(decoupled_weight_decay=True)` with its defaults, except for λ, which is 0 there. With
+    /// λ = 0 it is torch's `NAdam`. Our [`NAdam`](crate::NAdam) is Optimisers.jl's, with a constant β₁ and a
+    /// β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
     pub struct NAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2e-3 => range::non_negative,
@@ -55,7 +56,7 @@ impl NAdamW {
         self.beta.0 * (1.0 - 0.5 * 0.96f64.powf(self.momentum_decay * t as f64))
     }
 
-    /// The product of all μ until step `t`, which soon is 0.
+    /// The product of all μ up to step `t`, which soon is 0.
     fn product_until(&self, t: u64) -> f64 {
         let factors = (1..=t).map(|t| self.momentum_at(t));
         factors.scan(1.0, |product, factor| Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)).last().unwrap_or(0.0)
@@ -94,7 +95,7 @@ impl Rule for NAdamW {
             return Ok(Flow::Step(dx));
         }
         let step = *t + 1;
-        // Moments that another rule has made come without the product.
+        // Moments taken over from another rule come without the product.
         let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
         let (now, next) = (self.momentum_at(step), self.momentum_at(step + 1));
         let next_product = product_before * now;

@@ -4,9 +4,10 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// Prodigy (Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101)): Adam with
-    /// a learning rate that it finds itself, from an estimate d of the distance to the solution, which is one
-    /// number for the whole model.
+    /// Prodigy: Adam that finds its learning rate itself.
+    ///
+    /// The rate follows from an estimate d of the distance to the solution, one number for the whole model.
+    /// Source: Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101).
     ///
     /// ```text
     /// η_t = η·√(1 - β₂ᵗ) / (1 - β₁ᵗ),   β₃ = √β₂
@@ -18,14 +19,14 @@ crate::hyper_parameters! {
     /// dx' = d·η_t·(m / (√v + d'·ε) + λ·x)
     /// ```
     ///
-    /// x₀ is the parameter at the start. Where the model is given new weights by
+    /// x₀ is the parameter at the start. When the model is given new weights by
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, r and s start anew, and d
-    /// stays. η stays at 1, or follows a schedule that ends at 0. The sums cost one more read of the
-    /// gradients and the state each.
+    /// stays. η stays at 1, or follows a schedule that ends at 0. Each sum costs one more read of the
+    /// gradients and the state.
     ///
-    /// A parameter without a gradient takes part in the estimate with nothing. A frozen one does not hear of
-    /// it; after the thaw it goes on from the estimate it had.
+    /// A parameter without a gradient adds nothing to the estimate. A frozen one does not follow the
+    /// estimate; after the thaw it goes on from the one it had.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -145,7 +146,7 @@ impl Rule for Prodigy {
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];
-            // Where all gradients have been zero there is no estimate yet.
+            // If all gradients have been zero there is no estimate yet.
             let next = if found.is_finite() && found > d { found } else { d };
             let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next * epsilon) };
             Resolved::new(step, [next, r])

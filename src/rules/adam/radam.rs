@@ -4,8 +4,9 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Rectified Adam (Liu et al. 2019, [arXiv 1908.03265](https://arxiv.org/abs/1908.03265)): Adam with a
-    /// warm-up that follows from the variance of the second moment.
+    /// Rectified Adam: Adam with a warm-up that follows from the variance of the second moment.
+    ///
+    /// Source: Liu et al. 2019, [arXiv 1908.03265](https://arxiv.org/abs/1908.03265).
     ///
     /// ```text
     /// ρ∞ = 2 / (1 - β₂) - 1,   ρ = ρ∞ - 2·t·β₂ᵗ / (1 - β₂ᵗ)
@@ -41,7 +42,7 @@ crate::hyper_parameters! {
     }
 }
 
-/// The factor r at step `t`, or `None` where the variance is not yet known.
+/// The factor r at step `t`, or `None` while the variance is not known.
 pub(crate) fn rectification(beta: f64, t: u64) -> Option<f64> {
     let limit = 2.0 / (1.0 - beta) - 1.0;
     let rho = limit - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);

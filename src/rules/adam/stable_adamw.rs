@@ -7,9 +7,10 @@ use crate::rule::{
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// StableAdamW (Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013)): AdamW with a
-    /// learning rate that a tensor gets less of while its gradient is larger than the second moment expects.
-    /// It stands in for gradient clipping.
+    /// StableAdamW: AdamW that steps less while the gradient is larger than the second moment expects.
+    ///
+    /// The learning rate of a tensor is divided by how much larger its gradient is, in place of gradient
+    /// clipping. Source: Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013).
     ///
     /// ```text
     /// r   = √mean(dx² / max(v̂, ε²))                 of all elements of the tensor
@@ -37,9 +38,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ in place of a bias
-    /// correction is the same. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and
-    /// Optimisers.jl have no counterpart.
+    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ is the same as the bias
+    /// correction here. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and Optimisers.jl
+    /// have no counterpart.
     pub struct StableAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -69,7 +70,7 @@ impl Arithmetic for Surprise {
         let mut next = *v;
         self.adam.move_square(&mut next, dx);
         let surprise = square / self.adam.corrected_square(next).max(square.constant(self.floor));
-        // 0 / 0 where ε² is 0 in the arithmetic's dtype.
+        // 0 / 0, if ε² is 0 in the arithmetic's dtype.
         V::select(square.equal(square.constant(0.0)), square, surprise)
     }
 }
@@ -110,7 +111,7 @@ impl Rule for StableAdamW {
         let rule = self.clone();
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let root = (sums[0] / sums[1]).sqrt();
-            // NaN shows, as it does in the step.
+            // Not `max`: NaN has to show, as it does in the step.
             let divisor = if root < 1.0 { 1.0 } else { root };
             Resolved::new(arithmetic_at(&rule.adamw(rule.eta / divisor), t), [])
         })))

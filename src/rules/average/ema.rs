@@ -26,7 +26,7 @@ crate::hyper_parameters! {
     ///
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. It starts
-    /// anew where the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
+    /// anew when the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters).
     ///
     /// ```
@@ -61,7 +61,7 @@ crate::hyper_parameters! {
         delta: f64 = 0.999 => range::decay,
         /// Whether the start has no weight.
         debias: bool = false => range::any,
-        /// Up to which step the average is the parameter.
+        /// The step up to which the average is the parameter.
         start: u64 = 0 => range::any,
     }
 }

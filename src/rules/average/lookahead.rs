@@ -2,17 +2,18 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Lookahead (Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610)): after every k
-    /// steps of the rules before it, goes part of the way from where it was.
+    /// Lookahead: after every k steps of the rules before it, goes a part of the way from where it was.
+    ///
+    /// Source: Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610).
     ///
     /// ```text
     /// every k-th step:  slow = slow + α·((x - dx) - slow),   dx' = x - slow
     /// otherwise:        dx' = dx
     /// ```
     ///
-    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: what it gets
-    /// is the step that the rules before it would take. Inside [`MixedPrecision`](crate::MixedPrecision) the
-    /// slow weights have the master's precision. Where the model is given new weights by
+    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: it gets the
+    /// step that the rules before it would take. Inside [`MixedPrecision`](crate::MixedPrecision) the slow
+    /// weights have the master's precision. When the model is given new weights by
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and the next k
     /// steps begin.
@@ -37,7 +38,7 @@ crate::hyper_parameters! {
     pub struct Lookahead: Average {
         /// k: how many steps come before the way back.
         k: u64 = 6 => range::at_least_one,
-        /// α: which part of the way the slow weights go.
+        /// α: the part of the way that the slow weights go.
         alpha: f64 = 0.5 => range::non_negative,
     }
 }

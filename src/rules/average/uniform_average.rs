@@ -3,17 +3,18 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Keeps the mean of the parameter after each step, to evaluate the model with (Polyak and Juditsky 1992;
-    /// stochastic weight averaging, Izmailov et al. 2018,
-    /// [arXiv 1803.05407](https://arxiv.org/abs/1803.05407)).
+    /// Keeps the mean of the parameter after each step, to evaluate the model with.
+    ///
+    /// Source: Polyak and Juditsky 1992; stochastic weight averaging, Izmailov et al. 2018,
+    /// [arXiv 1803.05407](https://arxiv.org/abs/1803.05407).
     ///
     /// ```text
     /// dx' = dx
     /// average = average + f·((x - dx) - average),   f = 1 up to step `start`, then 1 / (t - start)
     /// ```
     ///
-    /// It is the last of a chain, as [`Ema`](crate::Ema), and everything said there holds. The first `start`
-    /// steps are left out of the mean, also those after new weights.
+    /// It is the last of a chain, as [`Ema`](crate::Ema), and all that is said there holds. The mean leaves
+    /// out the first `start` steps, also after new weights.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -4,8 +4,10 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
-    /// LARS (You, Gitman and Ginsburg 2017, [arXiv 1708.03888](https://arxiv.org/abs/1708.03888)): momentum
-    /// with a step for each tensor whose length is a part of the tensor's. For large batches.
+    /// LARS: momentum with a step for each tensor whose length is a part of the tensor's.
+    ///
+    /// For large batches. Source: You, Gitman and Ginsburg 2017,
+    /// [arXiv 1708.03888](https://arxiv.org/abs/1708.03888).
     ///
     /// ```text
     /// u   = dx + λ·x

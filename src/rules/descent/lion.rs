@@ -3,8 +3,10 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Lion (Chen et al. 2023, [arXiv 2302.06675](https://arxiv.org/abs/2302.06675)): the sign of an
-    /// interpolation between the momentum and the gradient. One tensor of state where Adam has two.
+    /// Lion: the sign of an interpolation between the momentum and the gradient.
+    ///
+    /// It has one tensor of state where Adam has two. Source: Chen et al. 2023,
+    /// [arXiv 2302.06675](https://arxiv.org/abs/2302.06675).
     ///
     /// ```text
     /// dx' = η·(sign(β₁·m + (1 - β₁)·dx) + λ·x)
@@ -28,7 +30,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The weights are the paper's. Optimisers.jl 0.4.8 has those of β₂ the other way round, which makes dx'
-    /// the sign of the gradient alone, and a β₂ of 0.999 and no λ. torch has no counterpart.
+    /// the sign of the gradient alone. It has a β₂ of 0.999 and no λ. torch has no counterpart.
     pub struct Lion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -40,15 +42,17 @@ crate::hyper_parameters! {
 }
 
 impl Lion {
-    /// SIGNUM (Bernstein et al. 2018, [arXiv 1802.04434](https://arxiv.org/abs/1802.04434)): the sign of the
-    /// momentum, which is Lion with β for both. With β = 0 it is signSGD, the sign of the gradient.
+    /// SIGNUM: the sign of the momentum, which is Lion with β for both.
+    ///
+    /// With β = 0 it is signSGD, the sign of the gradient. Source: Bernstein et al. 2018,
+    /// [arXiv 1802.04434](https://arxiv.org/abs/1802.04434).
     ///
     /// ```text
     /// m   = β·m + (1 - β)·dx
     /// dx' = η·(sign(m) + λ·x)
     /// ```
     ///
-    /// Every element moves by η whatever the size of its gradient, so η is about that of Adam and the loss
+    /// Every element moves by η, whatever the size of its gradient. So η is about that of Adam, and the loss
     /// needs no scale. A usual β is 0.9.
     ///
     /// ```

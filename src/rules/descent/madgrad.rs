@@ -3,9 +3,10 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// MADGRAD (Defazio and Jelassi 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075)): dual
-    /// averaging with a cube root where AdaGrad has a square root, and momentum. The sums of all gradients
-    /// say how far the parameter is from where it started.
+    /// MADGRAD: dual averaging with momentum, and a cube root where AdaGrad has a square root.
+    ///
+    /// The sums of all gradients say how far the parameter is from where it started. Source: Defazio and
+    /// Jelassi 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075).
     ///
     /// ```text
     /// l  = (η + ε)·√t
@@ -16,10 +17,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// x₀ is the parameter at the start; l is 0 where η is. With ε = 0 an element stays at x₀ as long as its
-    /// q is 0. State: 3 tensors, where Adam has 2. Learning rates are others than Adam's, the paper's are
-    /// 1e-4 to 2.5e-2; its weight decay is [`WeightDecay`](crate::WeightDecay) in front, and smaller than
-    /// that of SGD, often 0. Where the model is given new weights by
-    /// [`set_masters`](crate::StateTree::set_masters) or
+    /// q is 0. State: 3 tensors, where Adam has 2. Learning rates differ from Adam's: the paper's are 1e-4 to
+    /// 2.5e-2. Weight decay is [`WeightDecay`](crate::WeightDecay) in front, smaller than with SGD and often
+    /// none. When the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t
     /// stay.
     ///
@@ -51,8 +51,8 @@ crate::hyper_parameters! {
 
 /// ∛x of a number that is not negative, by operations that every engine has.
 ///
-/// x^(1/4 + 1/16 + 1/64 + 1/256) is within 0.13 % of the exponent, and a little too small for x above 1.
-/// Halley's method makes of a relative error e one of 2/3·e³; four steps are enough from 1e-300 to 1e300.
+/// x^(1/4 + 1/16 + 1/64 + 1/256) has the exponent 1/3 to within 0.4 %: for x above 1 it is a little too
+/// small. Halley's method turns a relative error e into 2/3·e³: four steps are enough from 1e-300 to 1e300.
 /// Halves keep the sums from overflowing.
 #[inline(always)]
 fn cube_root<V: Value>(x: V) -> V {
@@ -66,8 +66,8 @@ fn cube_root<V: Value>(x: V) -> V {
         let cube = root * root * root;
         root = root * ((cube * 0.25 + x * 0.5) / (cube * 0.5 + x * 0.25));
     }
-    // Zero and infinity are their own roots; above, they are NaN. The root of what halves to zero is below
-    // any ε.
+    // Zero and infinity are their own roots; the steps above make them NaN. A number that halves to zero has
+    // a root below any ε.
     let half = x * 0.5;
     V::select(half.equal(half + half), half, root)
 }
@@ -89,7 +89,7 @@ impl Arithmetic for MADGRADStep {
         *sum = *sum + weighted;
         *squares = *squares + weighted * dx;
         let divisor = cube_root(*squares) + self.epsilon;
-        // Without ε the divisor is 0 where an element had no gradient, or its squares underflow: it stays.
+        // Without ε the divisor is 0 if an element had no gradient, or its squares underflow: it stays.
         let moved = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
         (x - (*start - moved)) * (1.0 - self.rho)
     }

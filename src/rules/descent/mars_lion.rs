@@ -4,8 +4,9 @@ use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
 
 crate::hyper_parameters! {
-    /// MARS in the form of Lion (Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438)): the
-    /// sign of a mean of gradients with less variance.
+    /// MARS in the form of Lion: the sign of a mean of gradients with less variance.
+    ///
+    /// Source: Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438).
     ///
     /// ```text
     /// c   = dx + γ·β / (1 - β)·(dx - the gradient of the step before)     0 before the first
@@ -42,7 +43,7 @@ crate::hyper_parameters! {
         beta: f64 = 0.95 => range::decay,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// γ: how much of the correction.
+        /// γ: the weight of the correction.
         gamma: f64 = 0.025 => range::non_negative,
     }
 }

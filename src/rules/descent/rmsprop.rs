@@ -4,8 +4,10 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
-    /// RMSProp (Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"), and centred RMSProp
-    /// (Graves 2013, [arXiv 1308.0850](https://arxiv.org/abs/1308.0850)).
+    /// RMSProp, and centred RMSProp.
+    ///
+    /// Source: Hinton 2012, lecture 6 of "Neural Networks for Machine Learning"; centred: Graves 2013,
+    /// [arXiv 1308.0850](https://arxiv.org/abs/1308.0850).
     ///
     /// ```text
     /// v   = ρ·v + (1 - ρ)·dx²
@@ -35,9 +37,9 @@ crate::hyper_parameters! {
     /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m²
     /// as it is, which rounding can make negative.
     ///
-    /// torch's `momentum` is a velocity of what this rule gives for η = 1, and its learning rate comes last:
-    /// [`Momentum`](crate::Momentum) with η = 1 and [`Descent`](crate::Descent) behind this rule. The
-    /// learning rate of the chain is [the product](crate::Adjust::adjust) of the three, and it is set in the
+    /// torch's `momentum` is a velocity of this rule's step for η = 1, and its learning rate comes last. That
+    /// is [`Momentum`](crate::Momentum) with η = 1 and [`Descent`](crate::Descent) behind this rule. The
+    /// learning rate of the chain is [the product](crate::Adjust::adjust) of the three. It is set in the
     /// last:
     ///
     /// ```
@@ -119,7 +121,7 @@ impl Rule for RMSProp {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counters)?;
         let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
-        // What the state was made for.
+        // The state decides: it was made with m or without.
         Ok(Flow::Step(match slots.len() {
             2 => dx.map(Centred(plain), slots),
             _ => dx.map(plain, slots),

@@ -2,9 +2,10 @@ use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Rprop (Riedmiller and Braun 1993, "A direct adaptive method for faster backpropagation learning: the
-    /// RPROP algorithm", without weight-backtracking): a step size for each element, of which the gradient
-    /// only tells the sign. For gradients of the whole data set.
+    /// Rprop: a step size for each element, of whose gradient only the sign counts.
+    ///
+    /// For gradients of the whole data set. Source: Riedmiller and Braun 1993, "A direct adaptive method for
+    /// faster backpropagation learning: the RPROP algorithm", without weight-backtracking.
     ///
     /// ```text
     /// s·dx > 0:   step = min(step·ℓ₂, γ₂),   s = sign(dx)
@@ -13,8 +14,8 @@ crate::hyper_parameters! {
     /// dx' = step·s
     /// ```
     ///
-    /// `eta` is what every step size starts with. It is read by [`setup`](crate::setup), so an adjustment of
-    /// it moves nothing afterwards.
+    /// `eta` is the first step size of every element. [`setup`](crate::setup) reads it, so a later adjustment
+    /// moves nothing.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -35,20 +35,20 @@ crate::hyper_parameters! {
     ///
     /// # Windows
     /// A call counts for every parameter that is not frozen, whether it received a gradient or not; a missing
-    /// gradient adds nothing. On the n-th call a parameter with at least one gradient since the last step
-    /// moves. With `Mean` the sum is divided by the number of calls all the same.
+    /// gradient adds nothing. On the n-th call every parameter moves that had a gradient since the last step.
+    /// With `Mean` the sum is divided by the number of calls all the same.
     ///
-    /// Calls are counted by the [`StateTree`](crate::StateTree), so all parameters with the same n step in
-    /// the same call, whatever becomes of one of them in between. A parameter that is thawed or added in the
-    /// middle of a window joins it: it steps with the others, on the mean of the calls in which it was there.
-    /// What it had collected before it was frozen is part of that mean.
+    /// The [`StateTree`](crate::StateTree) counts calls, so all parameters with the same n step in the same
+    /// call, whatever becomes of one of them in between. A parameter that is thawed or added within a window
+    /// joins it: it steps with the others, on the mean of the calls in which it was there. What it had
+    /// collected before it was frozen is part of that mean.
     ///
-    /// A new n holds from the next call on. The tree counts from the last call in which no window was left
-    /// open, and windows end with its multiples of n: after a step (where there is one n) the next window has
-    /// n calls; in the middle of a window, that one may be shorter or longer, and what was collected is
-    /// divided by the calls that there were.
+    /// A new n holds from the next call on. The tree counts from the last call that left no window open, and
+    /// windows end with its multiples of n. After a step (if there is one n) the next window has n calls. In
+    /// the middle of a window, that one may be shorter or longer, and what was collected is divided by the
+    /// calls that there were.
     ///
-    /// Of two in one chain the second counts the steps of the first; a weighted mean has the weight of all
+    /// Of two in one chain the second counts the steps of the first. A weighted mean has the weight of all
     /// its gradients.
     ///
     /// # Order of the sum
@@ -61,17 +61,20 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// So the mean of n micro-batches has the same bits on 1 rank with windows of n, on 2 with n / 2, ... on
-    /// n with 1, where n is a power of two, each of them has a gradient, rank r of N takes the micro-batches
-    /// r, N + r, 2·N + r, ..., and no sum is too large or too small for a normal number. The error of such a
-    /// sum grows with log₂ n, not with n.
+    /// n with 1, if
     ///
-    /// It takes ⌊log₂ n⌋ tensors, at least one: `acc`, `acc1`, `acc2`, ... A call reads and writes one or two
-    /// of them on average, as two sums of equal length become one.
+    /// - n is a power of two, and each micro-batch has a gradient;
+    /// - rank r of N takes the micro-batches r, N + r, 2·N + r, ...;
+    /// - no sum is too large or too small for a normal number.
     ///
-    /// Gradients that are missing or have weight 0 are passed over: the next one takes their place. Where a
-    /// new n makes a window so long that it would need one more tensor, what comes is added to the last sum.
-    /// An n that takes another number of tensors, and another order, are set by
-    /// [`replace`](crate::Selection::replace), which begins a new window then.
+    /// The error of such a sum grows with log₂ n, not with n. It takes ⌊log₂ n⌋ tensors, at least one: `acc`,
+    /// `acc1`, `acc2`, ... A call reads and writes one or two of them on average, as two sums of equal length
+    /// become one.
+    ///
+    /// Gradients that are missing or have weight 0 are passed over: the next one takes their place. If a new
+    /// n makes a window too long for its tensors, what comes is added to the last sum. An n that takes
+    /// another number of tensors, and another order, are set by [`replace`](crate::Selection::replace), which
+    /// then begins a new window.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -90,19 +93,18 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Weights
-    /// A gradient of weight 0 is not read, so it may be NaN, as that of a mean over no tokens is. If all
-    /// gradients of a window have weight 0 no step is taken when it ends.
+    /// A gradient of weight 0 is not read, so it may be NaN, as a mean over no tokens is. If all gradients of
+    /// a window have weight 0, no step is taken when it ends.
     ///
     /// # Numbers that are not finite
     /// A gradient that is infinite or NaN stays in the sum.
     /// [`Update::finite_only`](crate::Update::finite_only) and [`LossScaler`](crate::LossScaler) skip such
     /// calls, and the window needs one more.
     ///
-    /// The sum of finite gradients can be infinite, in F16 from 65504 on. Where that is looked for, by
-    /// `finite_only` or a clipping rule that skips, and the gradients of the call that ends the window are
-    /// finite, no other call could end it: all windows are given up. The
-    /// [outcome](crate::SkipReason::WindowsGivenUp) and a [warning](crate::Warning::WindowsGivenUp) name the
-    /// parameter.
+    /// The sum of finite gradients can be infinite, in F16 from 65504 on. `finite_only`, or a clipping rule
+    /// that skips, notices it. If the gradients of the call that ends the window are finite, no other call
+    /// could end it: all windows are given up. The [outcome](crate::SkipReason::WindowsGivenUp) and a
+    /// [warning](crate::Warning::WindowsGivenUp) name the parameter.
     ///
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch
@@ -121,7 +123,7 @@ crate::hyper_parameters! {
 #[derive(Clone, Copy, Default)]
 struct Counted {
     calls: u64,
-    /// The gradients that count.
+    /// How many gradients count.
     received: u64,
     /// The sum of their weights.
     weight: u64,

@@ -5,8 +5,9 @@ use crate::rules::matrix::{as_matrix, row_norms};
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Adaptive gradient clipping (Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171)):
-    /// limits the gradient of each output's weights to a part of these weights.
+    /// Adaptive gradient clipping: limits the gradient of each output's weights to a part of these.
+    ///
+    /// Source: Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171).
     ///
     /// ```text
     /// dxᵢ' = dxᵢ·min(1, ω·max(‖xᵢ‖, ε) / ‖dxᵢ‖)

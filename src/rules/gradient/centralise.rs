@@ -3,8 +3,9 @@ use crate::rules::matrix::as_matrix;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Gradient centralisation (Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461)):
-    /// takes its mean from the gradient of each output's weights.
+    /// Gradient centralisation: takes its mean from the gradient of each output's weights.
+    ///
+    /// Source: Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461).
     ///
     /// ```text
     /// dx' = dx - strength·(mean of dx over all dimensions but the first)

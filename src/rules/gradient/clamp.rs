@@ -13,9 +13,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// A parameter that starts within the bounds is within them after each step, exactly: dx' is chosen so
-    /// that x - dx', as it is rounded, is no further than the bound. Where a bound is no number of the dtype
-    /// in which the parameter (or its master) is stored, the next one inside stands for it. One that starts
-    /// outside is moved in by its first step, up to the rounding of its distance.
+    /// that x - dx', as it is rounded, is no further than the bound. If the dtype of the parameter (or its
+    /// master) does not have the bound, the next number inside stands for it. A parameter that starts outside
+    /// is moved in by its first step, up to the rounding of its distance.
     ///
     /// Parameters by how they are stored:
     ///
@@ -42,7 +42,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// optax's `projections` are functions beside an update. torch and Optimisers.jl have no counterpart.
     pub struct Clamp {
-        /// The smallest and the largest number that the parameter can be, either of which can be infinite.
+        /// The smallest and the largest number that the parameter can be; either can be infinite.
         bounds: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY) => in_order,
     }
 }
@@ -95,10 +95,10 @@ struct ClampStep {
     high: f64,
 }
 
-/// What has to be subtracted from x so that the rounded difference is `bound`, or as near to it as is
-/// possible on the side of `inside`, which is 1 above the bound and -1 below it.
+/// What to subtract from x so that the rounded difference is `bound`, or as near to it as is possible on the
+/// side of `inside`: 1 above the bound, -1 below it.
 ///
-/// x - bound is rounded, and if that is too far, one or two units less are not: first those of f64, which are
+/// x - bound is rounded. If that is too far, one or two units less are not: first units of f64, which are
 /// none in f32.
 #[inline(always)]
 fn up_to<V: Value>(x: V, bound: V, inside: V) -> V {

@@ -3,8 +3,9 @@ use crate::error::Result;
 use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Limits the 2-norm of the gradients of all parameters together (Pascanu et al. 2012,
-    /// [arXiv 1211.5063](https://arxiv.org/abs/1211.5063)).
+    /// Limits the 2-norm of the gradients of all parameters together.
+    ///
+    /// Source: Pascanu et al. 2012, [arXiv 1211.5063](https://arxiv.org/abs/1211.5063).
     ///
     /// ```text
     /// dx' = dx·min(1, ω / ‖(dx of every parameter with this rule)‖₂)
@@ -15,7 +16,7 @@ crate::hyper_parameters! {
     /// taken in f64 and reported in [`Outcome::global_norm`](crate::Outcome::global_norm). It costs one more
     /// read of the gradients.
     ///
-    /// For a norm of its own a part of the model gets a group of its own, with
+    /// A part of the model gets a norm of its own by a group of its own, with
     /// [`setup_with`](crate::setup_with): `ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(0.5) }` for the
     /// paths of the encoder, say.
     ///
@@ -39,7 +40,7 @@ crate::hyper_parameters! {
         omega: f64 = 1.0 => range::positive,
         /// What happens if the norm is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,
-        /// Which norm the gradient belongs to: parameters whose rules have the same number share one.
+        /// The group: parameters whose rules have the same number share one norm.
         group: u64 = 0 => range::any,
     }
 }

@@ -10,8 +10,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The norm is taken of one parameter's gradient, as the rules before it left it, in f64. It costs one
-    /// more read of the gradient (and of the state of the rules before it); for exponents other than 1, 2 and
-    /// infinity two, as powers are taken of parts of the largest element, so that they neither overflow nor
+    /// more read of the gradient (and of the state of the rules before it). Exponents other than 1, 2 and
+    /// infinity cost two: powers are taken of parts of the largest element, so that they neither overflow nor
     /// vanish. For the norm of all gradients together see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
     ///
     /// ```

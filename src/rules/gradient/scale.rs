@@ -20,9 +20,9 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With α = -1 before another rule the objective is maximised, as with torch's `maximize=True`: that rule
-    /// gets the gradient with the opposite sign, and all else about it stays, so that weight decay still
-    /// makes the parameters smaller.
+    /// With α = -1 before another rule the objective is maximised, as with torch's `maximize=True`. That rule
+    /// gets the gradient with the opposite sign. All else about it stays: weight decay still makes the
+    /// parameters smaller.
     ///
     /// ```
     /// use candle_core::{Device, Var};

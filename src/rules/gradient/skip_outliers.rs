@@ -2,40 +2,43 @@ use crate::error::Result;
 use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Skips a call whose gradients have, together, a norm far above those of the calls before (OLMo et al.
-    /// 2024, [arXiv 2501.00656](https://arxiv.org/abs/2501.00656)): spikes of the loss that one batch brings
-    /// about do not come to pass.
+    /// Skips a call whose gradients together have a norm far above those of the calls before.
+    ///
+    /// So a batch that would bring about a spike of the loss has no effect. Source: OLMo et al. 2024,
+    /// [arXiv 2501.00656](https://arxiv.org/abs/2501.00656).
     ///
     /// ```text
     /// norm  = ‖(dx of every parameter with this rule)‖₂
-    /// limit = mean + σ·max(deviation, 10⁻⁶·mean)      of the last n norms; none with fewer than min(n, max(20, n/2) - 1)
+    /// limit = mean + σ·max(deviation, 10⁻⁶·mean)      of the last n norms;
+    ///         none with fewer than min(n, max(20, n/2) - 1)
     /// norm > limit:  nothing moves
     /// ```
     ///
     /// The deviation is that of a sample (divided by one less than the number of norms). The norm runs over
-    /// gradients as the rules before left them, and is taken in f64 and without the loss scale, as that of
-    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm), with which it shares nothing: parameters that have the one
-    /// rule need not have the other. It costs one more read of the gradients.
+    /// gradients as the rules before left them, in f64 and without the loss scale, as that of
+    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm). The two share nothing: parameters that have the one rule
+    /// need not have the other. It costs one more read of the gradients.
     ///
     /// A call is [skipped](crate::Outcome::skipped) for an [`Outlier`](crate::SkipReason::Outlier), which has
     /// norm and limit. Parameters, state, counters and schedules stay.
     ///
     /// # What counts as a norm before
-    /// Every norm that is finite, that of a skipped call too: were it left out, a training whose norms have
-    /// risen for good would never go on. So the limit rises with each outlier, and with the defaults the
-    /// fifth in a row of one size is taken at the latest, however large it is. A call with a number that is
-    /// infinite or NaN is skipped as [`NotFinite`](crate::SkipReason::NotFinite), by this rule or by a
-    /// [`LossScaler`](crate::LossScaler), and does not count. Each group has norms of its own, and all of a
-    /// call count, whichever makes it an outlier.
+    /// Every finite norm counts, that of a skipped call too. Were it left out, a training whose norms have
+    /// risen for good would never go on. So the limit rises with each outlier. With the defaults the fifth in
+    /// a row of one size is taken at the latest, however large it is.
+    ///
+    /// A call with a number that is infinite or NaN does not count. This rule or a
+    /// [`LossScaler`](crate::LossScaler) skips it as [`NotFinite`](crate::SkipReason::NotFinite). Each group
+    /// has norms of its own, and all norms of a call count, whichever makes it an outlier.
     ///
     /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a
-    /// gradient, has no part in them while it is so. Checkpoints have them, and over
-    /// [ranks](crate::Setup::over) all have the same.
+    /// gradient, has no part in them meanwhile. Checkpoints have them, and over [ranks](crate::Setup::over)
+    /// all have the same.
     ///
     /// # With accumulation
-    /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. An outlier takes all windows with
-    /// it: the next call is the first of new ones. Before it, each micro-batch has its norm, and one that is
-    /// an outlier does not count, so its window needs one more.
+    /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. If an outlier's norm is of what
+    /// windows collected, all windows begin anew with the next call. Before `AccumGrad` each micro-batch has
+    /// its norm. One that is an outlier does not count, so its window needs one more.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -57,23 +60,23 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, a norm
-    /// far below the others is an outlier in some versions, losses are judged in the same way, and a window
-    /// of equal norms makes an outlier of any other. How many norms it waits for is the same from n = 40 on;
-    /// of a shorter window its older form waits for 19, and so one of fewer than 19 never judges, its newer
-    /// one for max(2, n/2) - 1. llm.c counts the norm that is judged among those that it is judged by. torch,
-    /// optax and Optimisers.jl have no such rule; optax's `apply_if_finite` is about what is not finite.
+    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, some
+    /// versions skip a norm far below the others, losses are judged in the same way, and any other norm is an
+    /// outlier in a window of equal ones. It waits for as many norms from n = 40 on. In a shorter window its
+    /// older form waits for 19, so one of fewer than 19 never judges; its newer form waits for max(2,
+    /// n/2) - 1. llm.c counts the norm that is judged among those that it is judged by. torch, optax and
+    /// Optimisers.jl have no such rule; optax's `apply_if_finite` is about what is not finite.
     pub struct SkipOutliers {
         /// σ: how many standard deviations above the mean a norm may be.
         sigma: f64 = 6.0 => range::positive,
-        /// n: how many of the last norms are compared with.
+        /// n: how many of the last norms a norm is compared with.
         window: u64 = 128 => enough,
-        /// Which norm the gradient belongs to: parameters whose rules have the same number share one.
+        /// The group: parameters whose rules have the same number share one norm.
         group: u64 = 0 => range::any,
     }
 }
 
-/// All of the norms are in each checkpoint.
+/// Limited, as each checkpoint has all of the norms.
 fn enough(window: u64) -> Option<&'static str> {
     (!(2..=65536).contains(&window)).then_some("a count from 2 to 65536")
 }

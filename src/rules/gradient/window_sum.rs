@@ -103,8 +103,7 @@ pub(crate) fn slots(order: Summation, n: u64) -> Vec<Slot> {
     NAMES.into_iter().take(most(order, n)).map(Slot::zeros).collect()
 }
 
-/// How many partial sums it has at most, before the last gradient: as many as a number below `n` can have
-/// ones.
+/// The most partial sums before the last gradient: the most ones that a number below `n` has in binary.
 fn most(order: Summation, n: u64) -> usize {
     match order {
         Summation::InOrder => 1,
@@ -125,10 +124,10 @@ pub(crate) struct WindowSum<'a> {
 }
 
 impl<'a> WindowSum<'a> {
-    /// The sum of so many gradients; `None` if these are not the tensors of one of `n`.
+    /// The sum of `received` gradients; `None` if these are not the tensors for `n`.
     ///
-    /// Pairwise, there is one for each 1 of the number of gradients in binary, and the next gradient is
-    /// carried through the 1s at its end.
+    /// Pairwise, there is a partial sum for each 1 of `received` in binary. The next gradient is carried
+    /// through the 1s at its end.
     pub(crate) fn of(received: u64, order: Summation, n: u64, tensors: OwnTensors<'a>) -> Option<Self> {
         if tensors.len() != most(order, n) {
             return None;
@@ -136,7 +135,8 @@ impl<'a> WindowSum<'a> {
         let (held, joined) = match order {
             Summation::InOrder => (1, 1),
             Summation::Pairwise => {
-                // After so many gradients all tensors are taken, and no sum is as short as the next gradient.
+                // With `full` gradients all tensors are taken, and none has the sum of one: the next joins
+                // the last.
                 let full = (u64::MAX >> (u64::BITS as usize - 1 - tensors.len())) - 1;
                 let joined = if received >= full { 1 } else { received.trailing_ones() };
                 (received.min(full).count_ones() as usize, joined as usize)
@@ -158,7 +158,7 @@ impl<'a> WindowSum<'a> {
         dx.map(Collect { weight }, Slots(sum))
     }
 
-    /// Makes of a gradient of this weight, or of none, the sum of it and all that was collected, divided by
+    /// The sum of all that was collected and of this gradient with its weight (or without it), divided by
     /// `total`.
     pub(crate) fn release(self, mut dx: Gradient<'a>, mut weight: Option<f64>, total: f64) -> Gradient<'a> {
         if let (0, Some(weight)) = (self.held, weight) {

@@ -8,9 +8,10 @@ use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, foreign, 
 use crate::numbers::value::above_zero;
 
 crate::hyper_parameters! {
-    /// Adafactor (Shazeer and Stern 2018, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): of a
-    /// matrix's second moment it keeps the means of rows and columns alone, 4·(rows + columns) bytes for
-    /// rows·columns parameters.
+    /// Adafactor: of a matrix's second moment it keeps the means of rows and columns alone.
+    ///
+    /// These are 4·(rows + columns) bytes for rows·columns parameters. Source: Shazeer and Stern 2018,
+    /// [arXiv 1804.04235](https://arxiv.org/abs/1804.04235).
     ///
     /// ```text
     /// β₂  = 1 - t^τ                                         τ = beta2_decay
@@ -21,10 +22,10 @@ crate::hyper_parameters! {
     /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
     /// ```
     ///
-    /// Rows and columns are the last two dimensions; a tensor with more is a stack of matrices, or one with
-    /// `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million elements or
-    /// one larger parameter at a time: a step needs 12 bytes for each of these beside the state (in F32),
-    /// however large the model is.
+    /// Rows and columns are the last two dimensions. A tensor with more is a stack of matrices, or one matrix
+    /// with `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million
+    /// elements or one larger parameter at a time: a step needs 12 bytes for each of these beside the state
+    /// (in F32), however large the model is.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -63,7 +64,7 @@ fn not_positive(value: f64) -> Option<&'static str> {
     (!(value <= 0.0 && value.is_finite())).then_some("a finite number of 0 or less")
 }
 
-/// The root of the mean of the squares. It stays on the device, which nobody waits for.
+/// The root of the mean of the squares. It stays on the device, so that nobody waits for it.
 fn rms(x: &Tensor) -> Candle<Tensor> {
     x.sqr()?.mean_all()?.sqrt()
 }
@@ -97,7 +98,7 @@ impl Adafactor {
         u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())
     }
 
-    /// The shapes of the two moments that have a number for each row, or for each column, of a parameter's
+    /// The shapes of the two moments: a number for each row, and one for each column, of a parameter's
     /// matrices.
     fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
         let (outer, rows, columns) = match *x.dims() {

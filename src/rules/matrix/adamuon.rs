@@ -8,8 +8,9 @@ use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 use crate::numbers::value::{Arithmetic, Value};
 
 orthogonal_parameters! {
-    /// AdaMuon (Si et al. 2025, [arXiv 2507.11005](https://arxiv.org/abs/2507.11005)): [`Muon`](crate::Muon)
-    /// of the momentum's sign, with a second moment for each element of what comes of it.
+    /// AdaMuon: [`Muon`](crate::Muon) of the momentum's sign, with a second moment for each element.
+    ///
+    /// Source: Si et al. 2025, [arXiv 2507.11005](https://arxiv.org/abs/2507.11005).
     ///
     /// ```text
     /// u   = the sign of Muon's momentum, with singular values of about 1
@@ -35,15 +36,15 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the paper's second version, whose momentum is a sum; of its sign that is the same but for
-    /// Nesterov's, where the momentum is corrected for its start, see [`Muon`](crate::Muon). Its first
-    /// version, which is timm 1.0.31's and pytorch_optimizer 4.1.0's, does not take the sign. torch, optax
-    /// and Optimisers.jl have no such rule.
+    /// As the paper's second version. Its momentum is a sum, whose sign is the same except with Nesterov's:
+    /// there the momentum is corrected for its start, see [`Muon`](crate::Muon). The first version, which
+    /// is timm 1.0.31's and pytorch_optimizer 4.1.0's, does not take the sign. torch, optax and Optimisers.jl
+    /// have no such rule.
     ///
     /// A kernel of four dimensions with `MatrixForm::Flat` has a step of root mean square 0.2·η, as any
     /// matrix, and as in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The authors' code takes
-    /// the smallest and the largest of all four dimensions for rows and columns, 0.2·√(3·8)·η = 0.98·η; its
-    /// first version (Chongjie-Si/AdaMuon, 3b84e03) the smallest of all and the larger of the last two,
+    /// the smallest and the largest of all four dimensions for rows and columns: 0.2·√(3·8)·η = 0.98·η. Its
+    /// first version (Chongjie-Si/AdaMuon, 3b84e03) takes the smallest of all and the larger of the last two:
     /// 0.2·√(3·3)·η = 0.6·η.
     pub struct AdaMuon, StepScale::MatchAdamW, {
         /// η: the learning rate.

@@ -9,14 +9,16 @@ use super::{MatrixForm, norms, row_norms};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 
 crate::hyper_parameters! {
-    /// APOLLO (Zhu et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270)): the gradient itself,
-    /// each channel as long as Adam would make it, which is seen in a random projection of `rank` dimensions.
-    /// [`APOLLO::mini`] has one dimension and one length for each matrix: the memory of plain descent.
+    /// APOLLO: the gradient itself, each channel as long as Adam would make it.
+    ///
+    /// Lengths are seen in a random projection of `rank` dimensions. [`APOLLO::mini`] has one dimension, and
+    /// one length for each matrix: the memory of plain descent. Source: Zhu et al. 2024,
+    /// [arXiv 2412.05270](https://arxiv.org/abs/2412.05270).
     ///
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
     /// m   = β₁·m + (1 - β₁)·g,  v = β₂·v + (1 - β₂)·g²
-    /// s   = ‖m / (√v + ε)‖ / ‖g‖                   for each column (row with dx·Pᵀ); for the whole matrix if tensor_wise
+    /// s   = ‖m / (√v + ε)‖ / ‖g‖         for each column (row with dx·Pᵀ); for the matrix if tensor_wise
     /// u   = s·dx
     /// u   = u·min(1, (1 + growth)·size / ‖u‖)      not where size = 0
     /// size = ‖u‖
@@ -26,9 +28,9 @@ crate::hyper_parameters! {
     ///
     /// P has `rank` rows as long as the shorter side, of random numbers from N(0, 1 / rank): ‖g‖ is about
     /// ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore) there is another one after each `interval`
-    /// steps, made again from the seed in every step. A matrix is the last two dimensions; a tensor with more
-    /// is a stack of matrices, but for `matrix`. Vectors and numbers, and matrices whose shorter side is not
-    /// longer than `rank`, have [`AdamW`](crate::AdamW)'s step.
+    /// steps, made again from the seed in every step. A matrix is the last two dimensions. A tensor with more
+    /// is a stack of matrices, unless `matrix` makes it one matrix. Vectors and numbers, and matrices whose
+    /// shorter side is not longer than `rank`, have [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
     /// State: 2·rank numbers for each element of the longer side and one for each matrix, so 8·rank / (length
@@ -51,15 +53,17 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. It adds 1e-8 to ‖g‖ and
-    /// to size: after a gradient of zeros its steps stay near zero for hundreds of calls, as they grow by a
-    /// hundredth at most; here a step after none has any length. Its α is the square root of an option
-    /// `scale`, and 1 + growth is the paper's γ. It projects every matrix of its groups, and gives the rest
-    /// an AdamW whose ε is added before v is corrected for its start and whose decay comes after the step;
-    /// here that is [`AdamW`](crate::AdamW). m and v are stored as [`GaLore`](crate::GaLore)'s, of numbers
-    /// from N(0, 1 / length of the shorter side), so that either rule can go on with the moments of the
-    /// other. pytorch_optimizer's `APOLLO` scales g in place of dx, and is another rule. torch, optax and
-    /// Optimisers.jl have no such rule.
+    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. That code
+    ///
+    /// - adds 1e-8 to ‖g‖ and to size: after a gradient of zeros its steps stay near zero for hundreds of
+    ///   calls, as they grow by a hundredth at most. Here a step after none has any length;
+    /// - has the square root of an option `scale` as α, and the paper's γ is 1 + growth;
+    /// - projects every matrix of its groups. The rest gets an AdamW whose ε is added before v is corrected
+    ///   for its start, and whose decay comes after the step. Here that is [`AdamW`](crate::AdamW).
+    ///
+    /// m and v are stored as [`GaLore`](crate::GaLore)'s, of numbers from N(0, 1 / length of the shorter
+    /// side), so that either rule can go on with the moments of the other. pytorch_optimizer's `APOLLO`
+    /// scales g in place of dx, and is another rule. torch, optax and Optimisers.jl have no such rule.
     pub struct APOLLO: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
@@ -73,7 +77,7 @@ crate::hyper_parameters! {
         rank: u64 = 256 => range::at_least_one,
         /// After how many steps these are others.
         interval: u64 = 200 => range::at_least_one,
-        /// α: the size of scaled steps, beside those of vectors.
+        /// α: the size of scaled steps, relative to those of vectors.
         alpha: f64 = 1.0 => range::non_negative,
         /// By what part a step may be longer than the one before; infinity if it may be of any length.
         growth: f64 = 0.01 => any_part,
@@ -115,8 +119,8 @@ impl APOLLO {
         scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
     }
 
-    /// By what steps of this length are multiplied, so that they are not much longer than those before, whose
-    /// length becomes theirs.
+    /// The factor for steps of this length, so that they are not much longer than the steps before. `size`
+    /// becomes the new length.
     fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
         let most = (&*size * (1.0 + self.growth))?;
         let is_longer = (length.gt(&most)? * size.gt(0.0)?)?;
@@ -129,7 +133,7 @@ impl Rule for APOLLO {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = with_moments(x, self.matrix, self.rank)?;
         match self.matrix.dims(x.shape()) {
-            // None of a parameter that another rank has.
+            // Empty for a parameter that another rank has.
             Some([count, ..]) => state.with_slot(Slot::zeros("size"), x, (count.min(x.elem_count()), 1, 1)),
             None => Ok(state),
         }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::numbers::{Eigen, eigen, orthonormal};
 
-/// What becomes of each matrix of a stack, in f64 on the host. Where there is nothing, it is NaN.
+/// Applies `decompose` to each matrix of a stack, in f64 on the host. Where it returns `None` there is NaN.
 fn each(stack: &Tensor, decompose: impl Fn(Vec<f64>, usize) -> Option<Vec<f64>> + Sync) -> Candle<Tensor> {
     let (_, n, _) = stack.dims3()?;
     let numbers = stack.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
@@ -26,8 +26,8 @@ pub(crate) fn eigenvectors(stack: &Tensor) -> Candle<Tensor> {
     back(&rows.t()?.contiguous()?, stack)
 }
 
-/// A basis brought nearer to the eigenvectors by one product with its matrix, from the largest estimate of an
-/// eigenvalue on; and the places where its vectors were.
+/// A basis brought nearer to the eigenvectors by one product with its matrix, the largest estimate of an
+/// eigenvalue first; and the places where its vectors were.
 pub(crate) fn nearer(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, Tensor)> {
     let product = stack.matmul(basis)?;
     let order = descending(&(basis * &product)?.sum(1)?)?;
@@ -59,9 +59,9 @@ pub(crate) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<
     let halves = each(stack, |matrix, n| {
         let Eigen { values, mut vectors } = eigen(matrix, n)?;
         for (vector, value) in vectors.chunks_exact_mut(n).zip(values) {
-            // Rounding can leave a small negative number of an eigenvalue of zero.
+            // Rounding can make an eigenvalue of zero a small negative number.
             let value = value.max(0.0) + epsilon;
-            // Without ε a direction that no gradient had a part in has an eigenvalue of 0, and gets no step.
+            // Without ε a direction that no gradient had has the eigenvalue 0, and gets no step.
             let half = if value > 0.0 { value.powf(-power / 2.0) } else { 0.0 };
             vector.iter_mut().for_each(|x| *x *= half);
         }

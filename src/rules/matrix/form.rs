@@ -11,18 +11,18 @@ crate::choice! {
     /// Which dimensions of a parameter are the rows and columns of its matrices.
     #[derive(Default)]
     pub enum MatrixForm {
-        /// The last two. A tensor with more is a stack of matrices, each by itself: experts that lie in one
+        /// The last two. A tensor with more is a stack of matrices, each by itself, such as experts in one
         /// tensor.
         #[default]
         Stack,
-        /// The first by all others, as one matrix: kernels of convolutions, whose rows are what makes one
-        /// output channel.
+        /// The first by all others, as one matrix: kernels of convolutions. Each row makes one output
+        /// channel.
         Flat,
     }
 }
 
 impl MatrixForm {
-    /// How many matrices there are in a shape of two dimensions or more, of how many rows and columns.
+    /// The number of matrices, of rows and of columns; `None` for fewer than two dimensions.
     pub(crate) fn dims(self, dims: &[usize]) -> Option<[usize; 3]> {
         let [outer @ .., rows, columns] = dims else { return None };
         let [first, others @ ..] = dims else { return None };
@@ -65,7 +65,7 @@ impl Matrices {
                 .with_remedy(remedy));
         };
         let total = self.parts.iter().sum::<usize>();
-        // Of a parameter that another rank has there is nothing here.
+        // Of a parameter that another rank has this one has no elements.
         if x.elem_count() == 0 {
             return Ok(());
         }
@@ -102,9 +102,9 @@ impl Matrices {
         x.reshape((count, rows, x.elem_count() / count / rows))
     }
 
-    /// What a function makes of the matrices of these tensors, of which the first has the parameter's shape
-    /// and others may have one column. It gets stacks of matrices of one shape, and returns as many that have
-    /// the shape of what it got.
+    /// Applies a function to the matrices of these tensors. The first has the parameter's shape, others may
+    /// have one column. The function gets stacks of matrices of one shape, and returns as many of these
+    /// shapes.
     pub(crate) fn map<const N: usize>(
         self,
         tensors: [&Tensor; N],
@@ -145,11 +145,11 @@ impl Matrices {
 }
 
 /// How many elements of small matrices go through a function together on the CPU: more leave the caches. The
-/// products of a matrix with more are on all threads by themselves.
+/// products of a larger matrix are on all threads by themselves.
 const TOGETHER: usize = 1 << 15;
 
-/// What a function makes of these stacks on the CPU, as if they were parameters of their own: a few small
-/// matrices at a time on each thread, one large one after the other.
+/// Applies a function to these stacks on the CPU, as if they were parameters of their own: a few small
+/// matrices at a time on each thread, large ones one after another.
 fn in_pieces<const N: usize>(stacks: [Tensor; N], function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync)) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
     let together = if stacks[0].device().is_cpu() { TOGETHER / (rows * columns) } else { count };

@@ -7,9 +7,10 @@ use super::MatrixForm;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// GaLore (Zhao et al. 2024, [arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) with random
-    /// projections: Adam on `rank` directions of the gradient at a time, for matrices whose moments would
-    /// take too much memory.
+    /// GaLore with random projections: Adam on `rank` directions of the gradient at a time.
+    ///
+    /// For matrices whose moments would take too much memory. Source: Zhao et al. 2024,
+    /// [arXiv 2403.03507](https://arxiv.org/abs/2403.03507).
     ///
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
@@ -23,8 +24,8 @@ crate::hyper_parameters! {
     /// another P; m and v go on. Its numbers are a hash of seed, path, interval and place: they are not
     /// stored, and are the same with any engine, on any rank, and after a resumed run.
     ///
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`.
-    /// Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
+    /// A matrix is the last two dimensions. A tensor with more is a stack of matrices, unless `matrix` makes
+    /// it one matrix. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
     /// [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
@@ -49,10 +50,10 @@ crate::hyper_parameters! {
     /// # Departures
     /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each
     /// interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,
-    /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)): more steps are needed, of a larger rank.
-    /// Checked against pytorch_optimizer's `GaLore` with this P, but for the decay, which is applied there
-    /// after the step, and ε, which is added there before v is corrected for its start. torch, optax and
-    /// Optimisers.jl have no such rule.
+    /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). They need more steps and a larger rank. Checked
+    /// against pytorch_optimizer's `GaLore` with this P, except that the decay is applied there after the
+    /// step, and ε is added before v is corrected for its start. torch, optax and Optimisers.jl have no such
+    /// rule.
     pub struct GaLore: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
@@ -66,7 +67,7 @@ crate::hyper_parameters! {
         rank: u64 = 128 => range::at_least_one,
         /// After how many steps there are other directions.
         interval: u64 = 200 => range::at_least_one,
-        /// α: the size of projected steps, beside those of vectors.
+        /// α: the size of projected steps, relative to those of vectors.
         alpha: f64 = 0.25 => range::non_negative,
         /// The seed of the directions.
         seed: u64 = 0 => range::any,

@@ -24,14 +24,14 @@ pub(crate) struct LowRank {
 }
 
 impl LowRank {
-    /// The shorter side of the matrices of x, if it has more elements than `rank`.
+    /// The shorter side of the matrices of x, if it is longer than `rank`.
     fn new(x: Parameter<'_>, form: MatrixForm, rank: usize) -> Option<Self> {
         let [count, rows, columns] = form.dims(x.shape())?;
         let (side, size) = if rows < columns { (Side::Left, rows) } else { (Side::Right, columns) };
         (rank < size).then_some(LowRank { side, count, other: rows.max(columns), size, rank })
     }
 
-    /// That of the state that [`with_moments`] has made for x; `None` where nothing is projected.
+    /// The projection of the state that [`with_moments`] has made for x; `None` if nothing is projected.
     pub(crate) fn of_state(rule: &impl Rule, state: &State, x: Parameter<'_>, form: MatrixForm) -> Result<Option<Self>> {
         match state.tensors.first().map(|(_, m)| m.shape()) {
             Some(shape) if shape == x.shape() => Ok(None),
@@ -88,8 +88,7 @@ const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 
 /// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
 ///
-/// The names follow from the number of dimensions alone, as those ranks need them who have nothing of a
-/// parameter.
+/// The names follow from the number of dimensions alone: ranks without a part of a parameter need them, too.
 pub(crate) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Result<State> {
     let names = if form.dims(x.shape()).is_some() { MOMENTS } else { ["m", "v"] };
     let low = LowRank::new(x, form, rank as usize);
@@ -118,8 +117,8 @@ pub(crate) struct ProjectedStep<'a> {
     pub(crate) low: Option<LowRank>,
 }
 
-/// A step of a rule whose state [`with_moments`] has begun, by a function of the gradient and all its
-/// tensors, with the decay of `adam`; all of that for a parameter without matrices.
+/// A step of a rule whose state [`with_moments`] has begun: a function of the gradient and all its tensors,
+/// with the decay of `adam`. A parameter without matrices has the whole step of `adam`.
 pub(crate) fn projected_step<'a, const N: usize>(
     rule: &'a impl Rule,
     form: MatrixForm,

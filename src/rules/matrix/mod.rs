@@ -6,34 +6,14 @@ mod low_rank;
 mod momentum;
 mod orthogonal;
 mod stack;
-
-use candle_core::{D, Result, Tensor};
+mod tensors;
 
 pub(crate) use form::Matrices;
 pub use form::MatrixForm;
 pub(crate) use momentum::momentum_step;
 pub use orthogonal::{NewtonSchulz, Products, StepScale};
 pub(crate) use orthogonal::{Orthogonal, at_most_100, orthogonal_parameters};
-
-/// The matrix of a tensor of two or more dimensions: the first by all others, or `None`. For the weights of
-/// linear and convolution layers a row is what makes one output.
-pub(crate) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
-    if x.rank() < 2 { Ok(None) } else { x.flatten_from(1).map(Some) }
-}
-
-/// The 2-norm of each row of each matrix, as columns. Squares are taken of the row divided by its largest
-/// number, so that they neither under- nor overflow.
-pub(crate) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
-    let largest = matrix.abs()?.max_keepdim(D::Minus1)?;
-    // A row of zeros is divided by 1.
-    let divisor = largest.eq(0.0)?.where_cond(&largest.ones_like()?, &largest)?;
-    matrix.broadcast_div(&divisor)?.sqr()?.sum_keepdim(D::Minus1)?.sqrt()? * largest
-}
-
-/// The 2-norm of each matrix of a stack, as a stack of matrices of one element.
-pub(crate) fn norms(stack: &Tensor) -> Result<Tensor> {
-    row_norms(&stack.reshape((stack.dim(0)?, 1, ()))?)
-}
+pub(crate) use tensors::{as_matrix, norms, row_norms};
 
 list! {
     adafactor::Adafactor, "dx' = η·rms(x)·u, u = dx / √v with v from means of rows and columns", "Shazeer & Stern 2018, arXiv 1804.04235";

@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, foreign};
 use crate::numbers::value::Arithmetic;
 
-/// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step;
-/// then the second moment, which is the other, by a function that makes the direction of both. `decay` comes
+/// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step.
+/// Then a function moves the second moment, the other tensor, and makes the direction of both. `decay` comes
 /// last.
 pub(crate) fn momentum_step<'a, A: Arithmetic>(
     rule: &impl Rule,

@@ -7,9 +7,10 @@ use super::{StepScale, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range};
 
 orthogonal_parameters! {
-    /// Muon (Jordan et al. 2024,
-    /// ["Muon: An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/)):
-    /// momentum whose singular values are all made about 1, by the iteration of Newton and Schulz.
+    /// Muon: momentum whose singular values are all made about 1.
+    ///
+    /// That is done by the iteration of Newton and Schulz. Source: Jordan et al. 2024,
+    /// ["Muon: An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
     ///
     /// ```text
     /// m   = ρ·m + (1 - ρ)·dx
@@ -20,11 +21,11 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Which matrices
-    /// The last two dimensions are rows and columns; a tensor with more is a stack of matrices, each made
+    /// The last two dimensions are rows and columns. A tensor with more is a stack of matrices, each made
     /// orthogonal by itself, with the bits that it would have alone.
     /// [`MatrixForm::Flat`](crate::MatrixForm::Flat) makes it one matrix of its first dimension by the
-    /// others: for the kernels of convolutions. `heads` cuts the rows into equal parts, `parts` into parts of
-    /// given sizes, for layers that compute several things in one product.
+    /// others, for the kernels of convolutions. Layers that compute several things in one product have their
+    /// rows cut: `heads` into equal parts, `parts` into parts of given sizes.
     ///
     /// A vector is refused at [`setup`](crate::setup). Muon is made for the matrices inside a network;
     /// vectors, the embedding and the last layer get another rule, each with its own η:
@@ -50,7 +51,7 @@ orthogonal_parameters! {
     ///
     /// # Cost
     /// It works with candle's matrix products, in the compute dtype or that of `products`, for about a
-    /// million elements or one larger parameter at a time: a step needs 28 bytes for each of these beside the
+    /// million elements or one larger parameter at a time. A step needs 28 bytes for each of these beside the
     /// state, for square matrices in F32.
     ///
     /// ```
@@ -67,15 +68,14 @@ orthogonal_parameters! {
     ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
-    /// `Muon` do not correct it, which gives m and dx other weights in the first steps; both iterate in bf16,
-    /// which is `products` here. torch takes matrices only. torch's λ is 0.1 by default. Optimisers.jl has no
+    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Both iterate in bf16,
+    /// which is `products` here. torch takes matrices only, and its λ is 0.1 by default. Optimisers.jl has no
     /// such rule.
     ///
     /// The author's code (KellerJordan/Muon) makes a matrix of a tensor of four dimensions as
-    /// `MatrixForm::Flat` does, but its scale is √max(1, height / width) of the kernel: 1 for a square one,
-    /// where it is √max(1, rows / columns) of the flat matrix here, and in timm 1.0.31 and pytorch_optimizer
-    /// 4.1.0. For [8, 4, 3, 3], a matrix of 8 rows and 36 columns, either is 1; for [64, 4, 3, 3] it is 4 / 3
-    /// here.
+    /// `MatrixForm::Flat` does. Its scale is √max(1, height / width) of the kernel: 1 for a square one. Here,
+    /// in timm 1.0.31 and in pytorch_optimizer 4.1.0 it is √max(1, rows / columns) of the flat matrix. For
+    /// [8, 4, 3, 3], a matrix of 8 rows and 36 columns, either is 1; for [64, 4, 3, 3] it is 4 / 3 here.
     pub struct Muon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,

@@ -7,8 +7,10 @@ use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, foreign, range};
 
 orthogonal_parameters! {
-    /// NorMuon (Li et al. 2025, [arXiv 2510.05491](https://arxiv.org/abs/2510.05491)): [`Muon`](crate::Muon)
-    /// with a second moment for each row, so that all neurons have steps of about one length.
+    /// NorMuon: [`Muon`](crate::Muon) with a second moment for each row.
+    ///
+    /// So all neurons have steps of about one length. Source: Li et al. 2025,
+    /// [arXiv 2510.05491](https://arxiv.org/abs/2510.05491).
     ///
     /// ```text
     /// u   = Muon's momentum with singular values of about 1
@@ -35,13 +37,13 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' code for matrices; the paper makes the root mean square of the step 0.2, which is
-    /// `scale: StepScale::MatchAdamW` but for how near the singular values come to 1. The momentum is
+    /// As the authors' code for matrices. The paper makes the root mean square of the step 0.2.
+    /// `scale: StepScale::MatchAdamW` does so, as far as the singular values come near to 1. The momentum is
     /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
     ///
     /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and
     /// one norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] these are 8 numbers. The authors' code
-    /// (zichongli5/NorMuon) makes the flat matrix orthogonal only: its second moments are of each row of each
+    /// (zichongli5/NorMuon) only makes the flat matrix orthogonal. Its second moments are of each row of each
     /// 3 × 3 window, 96 numbers, and its norms of each window.
     pub struct NorMuon, StepScale::Original, {
         /// η: the learning rate.
@@ -81,7 +83,7 @@ impl Rule for NorMuon {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().expect("NorMuon", x)?;
-        // Another `matrix` has other rows.
+        // The rows differ if `matrix` was changed.
         if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column(x)) {
             return foreign(self);
         }

@@ -1,4 +1,4 @@
-//! The nearest orthogonal matrix, about, by products alone: the iteration of Newton and Schulz.
+//! About the nearest orthogonal matrix, by products alone: the iteration of Newton and Schulz.
 
 use candle_core::{DType, Result as Candle, Tensor};
 
@@ -8,17 +8,20 @@ crate::choice! {
     /// The polynomials of the iteration of Newton and Schulz: `u = a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u`.
     #[derive(Default)]
     pub enum NewtonSchulz {
-        /// One polynomial, (3.4445, -4.775, 2.0315), that is steep at 0 and leaves singular values between
-        /// about 0.7 and 1.2: Jordan's, torch's, optax's.
+        /// One polynomial, (3.4445, -4.775, 2.0315): Jordan's, torch's, optax's.
+        ///
+        /// It is steep at 0 and leaves singular values between about 0.7 and 1.2.
         #[default]
         Jordan,
-        /// Five polynomials in turn, which leave singular values nearer to 1: those of modded-nanogpt. From
-        /// the sixth step on the last, as in timm and pytorch_optimizer; NVIDIA's `quintic` begins with the
-        /// first again.
+        /// Five polynomials in turn, which leave singular values nearer to 1: those of modded-nanogpt.
+        ///
+        /// From the sixth step on it is the last, as in timm and pytorch_optimizer; NVIDIA's `quintic` begins
+        /// with the first again.
         Quintic,
-        /// The best polynomial for each step (Amsel et al. 2025,
-        /// [arXiv 2505.16932](https://arxiv.org/abs/2505.16932)), for singular values from 0.001 on, with the
-        /// paper's margin of 1.01 for 16 bits. Eight steps reach 1 to six digits.
+        /// The best polynomial for each step, for singular values from 0.001 on.
+        ///
+        /// It has the paper's margin of 1.01 for 16 bits. Eight steps reach 1 to six digits. Source: Amsel et
+        /// al. 2025, [arXiv 2505.16932](https://arxiv.org/abs/2505.16932).
         PolarExpress,
         /// (1.5, -0.5, 0): slow and exact. Some fifteen steps where the smallest singular value is 0.01 of
         /// the norm.
@@ -60,14 +63,14 @@ impl NewtonSchulz {
         }
     }
 
-    /// What the norm of a matrix is before the first step.
+    /// The norm that a matrix gets before the first step.
     fn norm(self) -> f64 {
         if self == NewtonSchulz::PolarExpress { 1.0 / MARGIN } else { 1.0 }
     }
 }
 
 crate::choice! {
-    /// By what the step of a matrix is multiplied, by its number of rows m and of columns n.
+    /// The factor of a matrix's step, by its number of rows m and of columns n.
     #[derive(Default)]
     pub enum StepScale {
         /// √max(1, m / n): Jordan's code, torch's `original`.
@@ -75,12 +78,14 @@ crate::choice! {
         /// In optax it is √max(1, n / m), as its weights are stored with their inputs as rows.
         #[default]
         Original,
-        /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW, so that its η and λ can be
-        /// taken over (Liu et al. 2025, [arXiv 2502.16982](https://arxiv.org/abs/2502.16982)): Moonlight,
-        /// torch's `match_rms_adamw`.
+        /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW.
+        ///
+        /// So AdamW's η and λ can be taken over (Liu et al. 2025,
+        /// [arXiv 2502.16982](https://arxiv.org/abs/2502.16982)): Moonlight, torch's `match_rms_adamw`.
         MatchAdamW,
-        /// √(m / n), the spectral norm that lets η be kept when a model is made wider: torch's
-        /// `spectral_unclamped`, dion.
+        /// √(m / n), the spectral norm that lets η be kept when a model is made wider.
+        ///
+        /// It is torch's `spectral_unclamped`, and dion's.
         Spectral,
         /// 1.
         None,
@@ -106,17 +111,17 @@ crate::choice! {
         /// That of the arithmetic: F32, or F64.
         #[default]
         Compute,
-        /// BF16, as the authors' code and torch do: faster on devices with units for it. On the CPU it is
-        /// slower, as candle widens to F32 there. The polynomials are added up in F32, of coefficients that
-        /// are not rounded, and rounded once.
+        /// BF16, as the authors' code and torch do: faster on devices with units for it.
+        ///
+        /// On the CPU it is slower, as candle widens to F32 there. The polynomials are added up in F32, of
+        /// coefficients that are not rounded, and rounded once.
         BF16,
         /// F16.
         F16,
     }
 }
 
-/// How often the singular values are brought nearer to 1: a number from a file must not keep an update busy
-/// for ever.
+/// At most 100 steps of the iteration: a number from a file must not keep an update busy for ever.
 pub(crate) fn at_most_100(steps: u64) -> Option<&'static str> {
     (steps > 100).then_some("100 or less")
 }
@@ -142,7 +147,7 @@ impl Orthogonal {
             Products::BF16 => DType::BF16,
             Products::F16 => DType::F16,
         })?;
-        // The products of the smaller side.
+        // Smaller products: the iteration is on the smaller side.
         let u = if rows > columns { self.iterated(u.transpose(1, 2)?)?.transpose(1, 2)? } else { self.iterated(u)? };
         u.to_dtype(stack.dtype())
     }
@@ -161,15 +166,15 @@ impl Orthogonal {
         Ok(u)
     }
 
-    /// By what the steps of the matrices of a stack are multiplied.
+    /// The factor of the steps of a stack's matrices.
     pub(crate) fn scale(&self, stack: &Tensor) -> Candle<f64> {
         let (_, rows, columns) = stack.dims3()?;
         Ok(self.scale.of(rows, columns))
     }
 }
 
-/// [`hyper_parameters!`](crate::hyper_parameters) of a rule that makes matrices orthogonal: its own, with an
-/// `epsilon` among them, and what all such rules have.
+/// [`hyper_parameters!`](crate::hyper_parameters) of a rule that makes matrices orthogonal: its own fields,
+/// with an `epsilon` among them, and those that all such rules have.
 macro_rules! orthogonal_parameters {
     (
         $(#[$meta:meta])*
@@ -181,20 +186,19 @@ macro_rules! orthogonal_parameters {
             $(#[$meta])*
             pub struct $Rule: AdaptiveStep {
                 $($fields)*
-                /// How often the singular values are brought nearer to 1, at most 100: they stay about 1
-                /// after five, and each is three matrix products.
+                /// The steps of the iteration, at most 100. Singular values are about 1 after five. Each step
+                /// is three matrix products.
                 ns_steps: u64 = 5 => $crate::rules::matrix::at_most_100,
-                /// The polynomials by which they are.
+                /// The polynomials of the iteration.
                 coefficients: $crate::rules::matrix::NewtonSchulz = $crate::rules::matrix::NewtonSchulz::Jordan => $crate::rule::range::any,
-                /// By what a step is multiplied, by the shape of its matrix.
+                /// The factor of a step, by the shape of its matrix.
                 scale: $crate::rules::matrix::StepScale = $scale => $crate::rule::range::any,
                 /// Which dimensions are rows and columns.
                 matrix: $crate::rules::matrix::MatrixForm = $crate::rules::matrix::MatrixForm::Stack => $crate::rule::range::any,
-                /// Into how many equal parts, each a matrix of its own, the rows are cut: the heads of an
-                /// attention layer.
+                /// The number of equal parts into which rows are cut, each a matrix: the heads of attention.
                 heads: u64 = 1 => $crate::rule::range::at_least_one,
-                /// The rows of the parts, each a matrix of its own, of a fused one: those of query, key and
-                /// value, of gate and up. In place of `heads`.
+                /// The rows of each part of a fused matrix, in place of `heads`: query, key and value; gate
+                /// and up.
                 parts: $crate::rule::field::Sizes = $crate::rule::field::Sizes::default() => $crate::rule::range::any,
                 /// In which dtype the products of the iteration are.
                 products: $crate::rules::matrix::Products = $crate::rules::matrix::Products::Compute => $crate::rule::range::any,

@@ -11,18 +11,19 @@ use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, fo
 const NAMES: SideNames = [(Side::Left, ["left", "left_root"]), (Side::Right, ["right", "right_root"])];
 
 crate::hyper_parameters! {
-    /// Shampoo (Gupta, Koren and Singer 2018, [arXiv 1802.09568](https://arxiv.org/abs/1802.09568)), with the
-    /// moments and the grafting of its distributed form (Shi et al. 2023,
-    /// [arXiv 2309.06497](https://arxiv.org/abs/2309.06497)).
+    /// Shampoo, with the moments and the grafting of its distributed form.
+    ///
+    /// Source: Gupta, Koren and Singer 2018, [arXiv 1802.09568](https://arxiv.org/abs/1802.09568); the
+    /// distributed form: Shi et al. 2023, [arXiv 2309.06497](https://arxiv.org/abs/2309.06497).
     ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx,  v = β₂·v + (1 - β₂)·dx²
     /// L   = β₂·L + (1 - β₂)·dx·dxᵀ,  R = β₂·R + (1 - β₂)·dxᵀ·dx
     /// in each step whose number `interval` divides:
-    /// A   = (L / (1 - β₂ᵗ) + ε₁)^-p,  B = (R / (1 - β₂ᵗ) + ε₁)^-p      p = exponent
-    /// a   = m̂ / (√v̂ + ε₂)                                              m̂ = m / (1 - β₁ᵗ), v̂ = v / (1 - β₂ᵗ)
-    /// u   = A·m̂·B                                                      a before the first A and B
-    /// u   = u·‖a‖ / ‖u‖                                                 not without graft
+    /// A   = (L / (1 - β₂ᵗ) + ε₁)^-p,  B = (R / (1 - β₂ᵗ) + ε₁)^-p    p = exponent
+    /// a   = m̂ / (√v̂ + ε₂)                                            m̂ = m / (1 - β₁ᵗ), v̂ = v / (1 - β₂ᵗ)
+    /// u   = A·m̂·B                                                    a before the first A and B
+    /// u   = u·‖a‖ / ‖u‖                                               not without graft
     /// dx' = η·(u + λ·x)
     /// ```
     ///
@@ -30,16 +31,18 @@ crate::hyper_parameters! {
     /// matrices, whose step gets shorter. With the norm of Adam's step (`graft`) learning rates of
     /// [`AdamW`](crate::AdamW) are right.
     ///
-    /// A matrix is the last two dimensions; a tensor with more is a stack of matrices, but for `matrix`. A
-    /// side with more than `max_size` elements has no root, and the other then has twice the exponent.
-    /// Vectors and numbers, and matrices of which both sides are larger, have the step a: the diagonal form.
+    /// A matrix is the last two dimensions. A tensor with more is a stack of matrices, unless `matrix` makes
+    /// it one matrix. A side with more than `max_size` elements has no root, and the other then has twice the
+    /// exponent. Vectors and numbers, and matrices of which both sides are larger, have the step a: the
+    /// diagonal form.
     ///
     /// # What it costs
-    /// State of rows·columns parameters, in numbers of the compute dtype: 2·rows·columns + 2·(rows² +
-    /// columns²), so 6 for each parameter of a square matrix, 24 bytes in F32. A step is 2 products for each
-    /// side, 4·rows + 4·columns operations for each parameter. Every `interval` steps each side needs its
-    /// eigenvectors, on the host in F64: how long that takes stands at [`SOAP`](crate::SOAP), 0.95 s for a
-    /// side of 1024. A larger `interval` has shorter steps and older roots; 100 is usual for networks.
+    /// State of rows·columns parameters, in numbers of the compute dtype:
+    /// 2·rows·columns + 2·(rows² + columns²). That is 6 for each parameter of a square matrix, 24 bytes in
+    /// F32. A step is 2 products for each side, 4·rows + 4·columns operations for each parameter. Every
+    /// `interval` steps each side needs its eigenvectors, on the host in F64: [`SOAP`](crate::SOAP) says how
+    /// long that takes, 0.95 s for a side of 1024. A larger `interval` has shorter steps and older roots; 100
+    /// is usual for networks.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -56,12 +59,14 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// With β = (0, 1), one step per interval and no grafting it is the paper's, whose p is 1/4 and which
-    /// adds ε₁ once, at the start: so it was checked against pytorch_optimizer's `Shampoo`. There and in the
-    /// distributed form a vector has a full matrix, and each dimension of a tensor with more than two a
-    /// matrix of its own; the distributed form cuts matrices larger than 1024 into blocks. Before the first
-    /// roots, in the first `interval` - 1 steps, the step is a: the distributed form has that of its grafting
-    /// until `start_preconditioning_step`, by default its interval, and pytorch_optimizer's `Shampoo` has
-    /// roots of zeros until then, so that nothing moves. torch, optax and Optimisers.jl have no such rule.
+    /// adds ε₁ once, at the start. So it was checked against pytorch_optimizer's `Shampoo`. There and in the
+    /// distributed form a vector has a full matrix, and each dimension of a tensor with more than two has a
+    /// matrix of its own. The distributed form cuts matrices larger than 1024 into blocks.
+    ///
+    /// Before the first roots, in the first `interval` - 1 steps, the step is a. The distributed form has
+    /// that of its grafting until `start_preconditioning_step`, by default its interval. pytorch_optimizer's
+    /// `Shampoo` has roots of zeros until then, so that nothing moves. torch, optax and Optimisers.jl have no
+    /// such rule.
     pub struct Shampoo: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -148,7 +153,7 @@ impl Rule for Shampoo {
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
         let t = *calls + 1;
-        // The first roots may be late, where the interval has been made shorter.
+        // The first roots may be late, if the interval has been made shorter.
         let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
         let next_roots = *roots + u64::from(is_due);
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };

@@ -12,8 +12,9 @@ use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, fo
 const NAMES: SideNames = [(Side::Left, ["left", "left_basis"]), (Side::Right, ["right", "right_basis"])];
 
 crate::hyper_parameters! {
-    /// SOAP (Vyas et al. 2024, [arXiv 2409.11321](https://arxiv.org/abs/2409.11321)): Adam in the
-    /// eigenvectors of [`Shampoo`](crate::Shampoo)'s matrices.
+    /// SOAP: Adam in the eigenvectors of [`Shampoo`](crate::Shampoo)'s matrices.
+    ///
+    /// Source: Vyas et al. 2024, [arXiv 2409.11321](https://arxiv.org/abs/2409.11321).
     ///
     /// ```text
     /// first:  L = (1 - β₃)·dx·dxᵀ,  R = (1 - β₃)·dxᵀ·dx,  Q, S their eigenvectors, dx' = 0; then
@@ -22,20 +23,23 @@ crate::hyper_parameters! {
     /// u   = Q·((Qᵀ·m̂·S) / (√v̂ + ε))·Sᵀ                     m̂ = m / (1 - β₁ᵗ⁻¹), v̂ = v / (1 - β₂ᵗ⁻¹)
     /// dx' = η·(u + λ·x)
     /// L   = β₃·L + (1 - β₃)·dx·dxᵀ,  R = β₃·R + (1 - β₃)·dxᵀ·dx
-    /// after each `interval` such steps: Q, S = the bases of L·Q and R·S (QR decomposition), from the largest eigenvalue on
+    /// after each `interval` such steps: Q, S = the bases of L·Q and R·S (QR decomposition),
+    ///                                   from the largest eigenvalue on
     /// ```
     ///
     /// The first gradient only makes the first eigenvectors: the parameter stays. A matrix is the last two
-    /// dimensions; a tensor with more is a stack of matrices, but for `matrix`. A side with more than
-    /// `max_size` elements has no eigenvectors: Q or S is 1 there. Vectors and numbers, and matrices of which
-    /// both sides are larger, have [`AdamW`](crate::AdamW)'s step, from the second gradient on.
+    /// dimensions. A tensor with more is a stack of matrices, unless `matrix` makes it one matrix. A side
+    /// with more than `max_size` elements has no eigenvectors: Q or S is 1 there. Vectors and numbers, and
+    /// matrices of which both sides are larger, have [`AdamW`](crate::AdamW)'s step, from the second gradient
+    /// on.
     ///
     /// # What it costs
-    /// State of rows·columns parameters, in numbers of the compute dtype: 2·rows·columns + 2·(rows² +
-    /// columns²), so 6 for each parameter of a square matrix, 24 bytes in F32. A step is 3 products with each
-    /// side's basis and 1 for its mean, as many operations as 8·rows + 8·columns for each parameter. Every
-    /// `interval` steps there is a QR decomposition of each side, once eigenvectors, both on the host in F64,
-    /// a matrix in each thread. On one core of a server, for one matrix:
+    /// State of rows·columns parameters, in numbers of the compute dtype:
+    /// 2·rows·columns + 2·(rows² + columns²). That is 6 for each parameter of a square matrix, 24 bytes in
+    /// F32. A step is 3 products with each side's basis and 1 for its mean: 8·rows + 8·columns operations for
+    /// each parameter. Every `interval` steps there is a QR decomposition of each side, and once its
+    /// eigenvectors. Both are on the host in F64, a matrix in each thread. On one core of a server, for one
+    /// matrix:
     ///
     /// | side | eigenvectors | QR |
     /// | --- | --- | --- |
@@ -44,8 +48,8 @@ crate::hyper_parameters! {
     /// | 1024 | 0.95 s | 0.5 s |
     /// | 2048 | 13 s | 5.6 s |
     ///
-    /// That is why `max_size` is 1024. Means and bases want to be as precise as they are: name `m` and
-    /// `eigen_v` where [`StoreAs`](crate::StoreAs) is to make the state smaller.
+    /// That is why `max_size` is 1024. Means and bases need their precision: to make the state smaller with
+    /// [`StoreAs`](crate::StoreAs), name `m` and `eigen_v` only.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -66,13 +70,12 @@ crate::hyper_parameters! {
     /// F64. There ε is added before v is corrected for its start, the decay is applied to the parameter after
     /// the step, λ is 0.01 and `max_precond_dim` 10000, and each dimension of a tensor with more than two has
     /// a basis of its own. The paper does take a step with the first gradient. torch, optax and Optimisers.jl
-    /// have no such rule. Where a side is larger than the rank of the first gradient, some of its
-    /// eigenvectors are any that are orthogonal to the others, and another library has others.
+    /// have no such rule. If a side is larger than the rank of the first gradient, some of its eigenvectors
+    /// are arbitrary, only orthogonal to the others: another library has others.
     pub struct SOAP: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
-        /// β₁, β₂, β₃: the decays of the first and second moment, and of the means of which the eigenvectors
-        /// are.
+        /// β₁, β₂, β₃: the decays of both moments, and of the means whose eigenvectors are taken.
         beta: (f64, f64, f64) = (0.95, 0.95, 0.95) => range::three_decays,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
@@ -98,7 +101,7 @@ impl SOAP {
                 side.collect(&gradient, |mean, product| toward(mean, product, 1.0 - b3))?;
                 *side.matrix = eigenvectors(side.mean)?;
             }
-            // Not zeros: what is not finite is not to be lost.
+            // Not zeros: NaN and infinity have to show.
             return dx * 0.0;
         }
         let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.turned(&x, side.matrix));
@@ -118,7 +121,7 @@ impl SOAP {
         step.reshape(dx.shape())? * self.eta
     }
 
-    /// What a parameter without matrices has.
+    /// The step of a parameter without matrices.
     fn plain(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
         AdamW { eta: self.eta, beta: (b1, b2), lambda: self.lambda, epsilon: self.epsilon, ..AdamW::default() }

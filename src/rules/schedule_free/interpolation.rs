@@ -47,20 +47,20 @@ pub(crate) fn warm(eta: f64, t: u64, warmup_steps: u64) -> f64 {
     if warmup_steps == 0 { eta } else { eta * (t as f64 / warmup_steps as f64).min(1.0) }
 }
 
-/// A number above 0 and below 1: without x̄ in y it could not be found from y and z.
+/// A number above 0 and below 1. With 0, x̄ has no part in y, and could not be found from y and z.
 pub(crate) fn positive_decay(beta: f64) -> Option<&'static str> {
     let zero = (beta == 0.0).then_some(());
     range::decay(beta).map(|_| ()).or(zero).and(Some("a number in (0, 1)"))
 }
 
-/// [`positive_decay`] of the first.
+/// [`positive_decay`] of the first number.
 pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
     let first = positive_decay(beta.0).map(|_| ());
     range::decays(beta).map(|_| ()).or(first).and(Some("two numbers in [0, 1), the first above 0"))
 }
 
-/// z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there is one
-/// warm-up.
+/// The state: z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there
+/// is one warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
     let state = slots.into_iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
@@ -80,7 +80,7 @@ pub(crate) fn apply<'a>(rule: &impl Interpolates, state: &'a mut State, dx: Grad
     let next_largest = largest.max(eta);
     let weight = next_largest * next_largest;
     let next_weights = *weights + weight;
-    // With no learning rate so far there is nothing to average.
+    // If no learning rate was above 0 so far there is nothing to average.
     let c = if next_weights > 0.0 { weight / next_weights } else { 0.0 };
     let kernel = rule.step_at(step, eta, Interpolation { beta: rule.weight_of_mean(), c });
     let dx = dx.set_counter(t, step).set_number(largest, next_largest).set_number(weights, next_weights);

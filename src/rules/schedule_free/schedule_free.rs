@@ -4,8 +4,10 @@ use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Schedule-free AdamW (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no
-    /// learning-rate schedule, and weights to evaluate with that are not those that are trained.
+    /// Schedule-free AdamW: no learning-rate schedule.
+    ///
+    /// The weights to evaluate with are not those that are trained. Source: Defazio et al. 2024,
+    /// [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
     ///
     /// ```text
     /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
@@ -15,8 +17,8 @@ crate::hyper_parameters! {
     /// y   = β₁·x̄ + (1 - β₁)·z
     /// ```
     ///
-    /// It is computed in increments, in which x̄ does not occur, so that a parameter without anything to do
-    /// stays where it is in any precision:
+    /// It is computed in increments without x̄, so that a parameter without anything to do stays where it is
+    /// in any precision:
     ///
     /// ```text
     /// u   = η_t·(dx / (√v̂ + ε) + λ·y)
@@ -25,7 +27,7 @@ crate::hyper_parameters! {
     ///
     /// The parameter is y. The weights to evaluate with are x̄, see
     /// [`StateTree::with_averages`](crate::StateTree::with_averages). It is the last of a chain. x̄ is not
-    /// stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. Where the model is given new weights by
+    /// stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. When the model is given new weights by
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with W = 0; v, the
     /// warm-up and the largest η stay.
@@ -47,10 +49,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1), with its `r` of 0 and `weight_lr_power` of
-    /// 2, and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps with η·(t - 1) /
-    /// warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps.
-    /// Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
+    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1) with its `r` of 0 and `weight_lr_power` of 2,
+    /// and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps with
+    /// η·(t - 1) / warmup_steps, so that its first step has no length, and weighs the mean by
+    /// η·t / warmup_steps. Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
     /// [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
     pub struct ScheduleFree: AdaptiveStep {
         /// η: the learning rate.
@@ -61,7 +63,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// How many steps the learning rate takes to come to η.
+        /// In how many steps the learning rate reaches η.
         warmup_steps: u64 = 0 => range::any,
     }
 }

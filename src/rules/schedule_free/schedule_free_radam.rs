@@ -5,12 +5,14 @@ use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Schedule-free RAdam (Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682), with
-    /// the factor r of [`RAdam`](crate::RAdam)): neither a schedule nor a warm-up to choose.
+    /// Schedule-free RAdam: neither a schedule nor a warm-up to choose.
+    ///
+    /// It has the factor r of [`RAdam`](crate::RAdam). Source: Defazio et al. 2024,
+    /// [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
     ///
     /// ```text
     /// v   = β₂·v + (1 - β₂)·dx²
-    /// η_t = r·η,   u = dx / (√v̂ + ε)      where r is known, which is from the fifth step on with the default β₂
+    /// η_t = r·η,   u = dx / (√v̂ + ε)      where r is known: from the fifth step on with the default β₂
     /// η_t = 0                              before, or with silent = false: η_t = η,   u = dx
     /// w   = (largest η_t so far)²,   W = W + w,   c = w / W
     /// z   = z - η_t·(u + λ·y)
@@ -18,8 +20,8 @@ crate::hyper_parameters! {
     /// y   = β₁·x̄ + (1 - β₁)·z
     /// ```
     ///
-    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y, and what is said of x̄, z and new weights at
-    /// [`ScheduleFree`](crate::ScheduleFree) holds here, too.
+    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y. What [`ScheduleFree`](crate::ScheduleFree) says of x̄, z
+    /// and new weights holds here, too.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -39,8 +41,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As the authors' torch package, where `silent` is `silent_sgd_phase`. Checked against
-    /// pytorch_optimizer's `ScheduleFreeRAdam`, which agrees where that is on; where it is off, that has η_t
-    /// = 1. optax and Optimisers.jl have no such rule.
+    /// pytorch_optimizer's `ScheduleFreeRAdam`, which agrees with `silent` on, and has η_t = 1 with it off.
+    /// optax and Optimisers.jl have no such rule.
     pub struct ScheduleFreeRAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
@@ -50,8 +52,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// Whether the first steps, of which r is not known, do nothing; else they are those of gradient
-        /// descent.
+        /// Whether the first steps, while r is not known, do nothing. Else they are gradient descent.
         silent: bool = true => range::any,
     }
 }

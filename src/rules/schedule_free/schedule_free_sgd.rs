@@ -3,9 +3,9 @@ use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
-    /// Schedule-free gradient descent (Defazio et al. 2024,
-    /// [arXiv 2405.15682](https://arxiv.org/abs/2405.15682)): no learning-rate schedule, and the averaging
-    /// stands in for momentum.
+    /// Schedule-free gradient descent: no schedule, and averaging in place of momentum.
+    ///
+    /// Source: Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
     ///
     /// ```text
     /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
@@ -14,9 +14,9 @@ crate::hyper_parameters! {
     /// y   = β·x̄ + (1 - β)·z
     /// ```
     ///
-    /// The parameter is y, and what is said of x̄, z and new weights at [`ScheduleFree`](crate::ScheduleFree)
-    /// holds here, too. State: z, one tensor. Learning rates are larger than those of momentum with the same
-    /// β: the paper takes 10 to 50 times as much.
+    /// The parameter is y. What [`ScheduleFree`](crate::ScheduleFree) says of x̄, z and new weights holds
+    /// here, too. State: z, one tensor. Learning rates are larger than those of momentum with the same β: the
+    /// paper takes 10 to 50 times as much.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -35,9 +35,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with a warm-up and without, and as optax's
-    /// `schedule_free_sgd` without one; what optax's warm-up is stands at
-    /// [`ScheduleFree`](crate::ScheduleFree). Optimisers.jl has no such rule.
+    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with and without a warm-up, and as optax's
+    /// `schedule_free_sgd` without one. [`ScheduleFree`](crate::ScheduleFree) says what optax's warm-up is.
+    /// Optimisers.jl has no such rule.
     pub struct ScheduleFreeSGD: Step {
         /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,
@@ -45,7 +45,7 @@ crate::hyper_parameters! {
         beta: f64 = 0.9 => positive_decay,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// How many steps the learning rate takes to come to η.
+        /// In how many steps the learning rate reaches η.
         warmup_steps: u64 = 0 => range::any,
     }
 }

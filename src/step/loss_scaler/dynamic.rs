@@ -1,4 +1,4 @@
-//! How a loss scale moves, and what an overflow does besides.
+//! The movement of a loss scale, and what an overflow does to a window.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 pub struct DynamicScale {
     /// The scale at the start, above 0.
     pub initial: f64,
-    /// What the scale is multiplied by after `growth_interval` steps without overflow; at least 1.
+    /// The factor of the scale after `growth_interval` steps without overflow; at least 1.
     pub growth_factor: f64,
-    /// What it is multiplied by on overflow; in (0, 1].
+    /// The factor of the scale on overflow; in (0, 1].
     pub backoff_factor: f64,
-    /// How many steps in a row without overflow make the scale grow; at least 1.
+    /// The steps in a row without overflow after which the scale grows; at least 1.
     pub growth_interval: u64,
-    /// On which overflow the scale falls: 1 is the first. The count starts anew when the scale grows.
+    /// The overflow on which the scale falls: 1 is the first. The count starts anew when the scale grows.
     pub hysteresis: u64,
     /// The smallest scale. An overflow there is an error.
     pub floor: f64,
@@ -39,7 +39,6 @@ pub enum OnOverflow {
     /// The micro-batch does not count; the window needs one more.
     #[default]
     SkipMicroBatch,
-    /// The window is given up: what was collected is forgotten, and the next micro-batch is the first of a
-    /// new one.
+    /// The window is given up: its sum is forgotten, and the next micro-batch is the first of a new window.
     EndWindow,
 }

@@ -1,5 +1,4 @@
-//! Loss scaling: gradients that would underflow in f16 are computed from a larger loss, and divided again in
-//! the update.
+//! Loss scaling, for gradients that would underflow in f16: the loss is multiplied, the update divides.
 
 mod dynamic;
 
@@ -12,7 +11,7 @@ use crate::rule::field::FieldValue;
 
 pub use dynamic::{DynamicScale, OnOverflow};
 
-/// Multiplies losses, and divides the gradients that come of them.
+/// Multiplies losses by a scale, and divides their gradients by it.
 ///
 /// ```text
 /// loss' = s·loss                      scale
@@ -21,8 +20,8 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// 2000 steps without that:            dynamic: s = s·2
 /// ```
 ///
-/// The gradients of f16 activations vanish below 6e-8. With a scale they do not, and where one overflows
-/// instead, the step is left out and the scale made smaller. bf16 has the range of f32 and needs no scale.
+/// Gradients of f16 activations underflow below 6e-8. The scale prevents this. If a gradient overflows
+/// instead, the step is skipped and the scale made smaller. bf16 has the range of f32 and needs no scale.
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Var};
@@ -45,25 +44,24 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// ```
 ///
 /// # With accumulation
-/// Each micro-batch is scaled and updated like this. Its gradient is divided by its own scale before
-/// [`AccumGrad`](crate::AccumGrad) adds it. The scale grows only with steps that were taken, at the end of a
-/// window. A micro-batch that overflows does not count, so its window needs one more; it makes the scale
-/// smaller at once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window
-/// instead.
+/// Scale and update each micro-batch like this. Its gradient is divided by its own scale before
+/// [`AccumGrad`](crate::AccumGrad) adds it. The scale grows only with applied steps, at the end of a window.
+/// A micro-batch that overflows does not count, so its window needs one more. It makes the scale smaller at
+/// once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window instead.
 ///
 /// # With several losses or optimisers
-/// One scaler serves all of them. What belongs to one iteration goes into [`LossScaler::iteration`], where
-/// the scale stands still and then moves once, as with torch's `update` at the end. Losses that are added up
-/// for one update need nothing: each is scaled.
+/// One scaler serves all of them. Put one iteration into [`LossScaler::iteration`]: in it the scale stands
+/// still, and at its end it moves once, as with torch's `update`. Losses that are added up for one update
+/// need no iteration: scale each.
 ///
 /// # Without scaling
-/// [`LossScaler::enabled`] with `false` makes a scaler of which every call does nothing of its own, so that a
-/// loop that is written for f16 also runs in f32 or bf16.
+/// [`LossScaler::enabled`] with `false` switches the scaler off, so that a loop written for f16 also runs in
+/// f32 or bf16.
 ///
 /// # Departures
-/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own and
-/// once per window, a call of `step` without overflow counts as a good step even if nothing was applied, and
-/// the scale can fall to 0. Hysteresis, floor and its error are those of DeepSpeed's `DynamicLossScaler`.
+/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own,
+/// once per window. A call of `step` without overflow counts as a good step even if nothing was applied. The
+/// scale can fall to 0. Hysteresis, floor and its error are those of DeepSpeed's `DynamicLossScaler`.
 #[must_use = "a scaler does nothing by itself: call its `scale` and `update`"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaler {
@@ -73,18 +71,18 @@ pub struct LossScaler {
     on_overflow: OnOverflow,
     /// Steps since the scale last changed.
     good_steps: u64,
-    /// Overflows that the scale will still bear before it falls.
+    /// How many more overflows the scale tolerates before it falls.
     tolerance: u64,
     enabled: bool,
     /// The scale of the loss whose gradients come next.
     #[serde(skip)]
     pending: Option<f64>,
-    /// What the updates of an iteration have found so far; `None` outside of one.
+    /// The findings of the updates of an iteration so far; `None` outside of one.
     #[serde(skip)]
     iteration: Option<Findings>,
 }
 
-/// What moves the scale.
+/// The findings that move the scale.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Findings {
     /// The first parameter whose gradient is not finite.
@@ -93,18 +91,18 @@ struct Findings {
 }
 
 impl LossScaler {
-    /// A scale that stays.
+    /// A scaler with a fixed scale.
     pub fn fixed(scale: f64) -> Self {
         let on_overflow = OnOverflow::default();
         LossScaler { scale, dynamic: None, on_overflow, good_steps: 0, tolerance: 0, enabled: true, pending: None, iteration: None }
     }
 
-    /// A scale that starts at 65536, doubles after 2000 steps without overflow and halves on overflow.
+    /// A scaler that starts at 65536, doubles after 2000 steps without overflow and halves on overflow.
     pub fn dynamic() -> Self {
         Self::with(DynamicScale::default())
     }
 
-    /// A scale that moves as described.
+    /// A scaler whose scale moves as `dynamic` says.
     ///
     /// ```
     /// use optimisers::{DynamicScale, LossScaler};
@@ -123,10 +121,11 @@ impl LossScaler {
         self
     }
 
-    /// The same scaler, switched on or off. Off, [`scale`](LossScaler::scale) returns the loss as it is,
-    /// updates neither divide nor look for what is not finite (if
-    /// [`Update::finite_only`](crate::Update::finite_only) does not say so), no loss has to be scaled before
-    /// them, and the scale stays. A scaler is on if not said otherwise.
+    /// The same scaler, switched on or off; by default it is on.
+    ///
+    /// Off, [`scale`](LossScaler::scale) returns the loss as it is, and the scale stays. Updates need no
+    /// scaled loss before them and do not divide. They do not check that gradients are finite, unless
+    /// [`Update::finite_only`](crate::Update::finite_only) asks for it.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -145,7 +144,7 @@ impl LossScaler {
         self
     }
 
-    /// Whether it scales at all.
+    /// Whether the scaler is on.
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
@@ -157,8 +156,8 @@ impl LossScaler {
 
     /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
     ///
-    /// Where a network ends in f16 convert its output before the loss is computed: then the gradient that
-    /// goes back into f16 has the scale times the gradient of the loss, and not the scale alone.
+    /// If a network ends in f16, convert its output before the loss is computed: the gradient that enters f16
+    /// is then the scale times the gradient of the loss, and not the scale alone.
     ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
@@ -174,8 +173,10 @@ impl LossScaler {
         Ok(scaled)
     }
 
-    /// What a loss that is no tensor is to be multiplied by, in place of [`LossScaler::scale`]: the scale, or
-    /// 1 if this scaler is not [enabled](LossScaler::enabled). It counts as a scaled loss.
+    /// The factor for a loss that is no tensor, in place of [`LossScaler::scale`].
+    ///
+    /// It is the scale, or 1 if this scaler is not [enabled](LossScaler::enabled). The call counts as a
+    /// scaled loss.
     ///
     /// # Errors
     /// As [`LossScaler::scale`].
@@ -189,16 +190,17 @@ impl LossScaler {
         Ok(self.scale)
     }
 
-    /// One iteration with several losses, models or optimisers, such as those of a GAN. Inside, the scale
-    /// stands still, so every gradient is divided by the scale of its loss, whichever comes first; any number
-    /// of updates may follow a scaled loss. A step whose gradients are not finite is skipped, the others are
-    /// not. At the end the scale falls once if there was an overflow anywhere, or counts one good step if any
-    /// step was taken.
+    /// One iteration with several losses, models or optimisers, such as those of a GAN.
     ///
-    /// If `run` fails the scale does not move. An iteration in another one is part of that.
+    /// Inside, the scale stands still, so every gradient is divided by the scale of its loss, in any order.
+    /// Any number of updates may follow a scaled loss. Only a step whose gradients are not finite is skipped.
+    /// At the end the scale falls once if there was an overflow anywhere. Otherwise it counts one good step
+    /// if any step was applied.
+    ///
+    /// If `run` fails the scale does not move. An iteration inside of another is part of it.
     ///
     /// # Errors
-    /// The error of `run`; if the scale would fall below its floor.
+    /// The error of `run`. If the scale would fall below its floor.
     ///
     /// ```
     /// use candle_core::{DType::F16, Device, Var};
@@ -231,7 +233,7 @@ impl LossScaler {
         Ok(answer)
     }
 
-    /// The scale of the loss whose gradients come next; none if this is off.
+    /// The scale of the loss whose gradients come next; `None` if the scaler is off.
     pub(crate) fn of_loss(&self) -> Result<Option<f64>> {
         self.check()?;
         let unscaled = || {
@@ -243,7 +245,7 @@ impl LossScaler {
         if self.enabled { self.pending.map(Some).ok_or_else(unscaled) } else { Ok(None) }
     }
 
-    /// Takes in what became of an update with this scale, and says whether its window ends.
+    /// Takes in the outcome of an update with this scale, and returns whether its window ends.
     pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
         outcome.loss_scale = Some(scale);
         if !self.enabled {
@@ -263,7 +265,7 @@ impl LossScaler {
         Ok(outcome.overflow().is_some() && self.on_overflow == OnOverflow::EndWindow)
     }
 
-    /// Moves the scale.
+    /// Moves the scale by the findings of an update or iteration.
     fn go_on(&mut self, found: &Findings) -> Result<()> {
         match &found.overflow {
             Some(path) => self.overflowed(path),
@@ -299,7 +301,7 @@ impl LossScaler {
             self.good_steps = 0;
             self.tolerance = hysteresis.saturating_sub(1);
             let grown = self.scale * growth_factor;
-            // A loss is scaled in f32.
+            // The scale stays in the range of f32, in which losses are scaled.
             if grown <= f64::from(f32::MAX) {
                 self.scale = grown;
             }

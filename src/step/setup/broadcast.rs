@@ -12,13 +12,12 @@ use crate::ranks::{LeafParts, share};
 
 /// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
 ///
-/// Processes that make their weights at random have other ones each, which
-/// [`Setup::over`](crate::Setup::over) refuses. All ranks call this, before it. It is done in windows, so
-/// that it takes little memory beside the model.
+/// Processes with random initial weights differ, which [`Setup::over`](crate::Setup::over) refuses: call this
+/// before, on all ranks. It works in ranges of the variables, so it takes little memory.
 ///
 /// # Errors
-/// On all ranks, before anything has changed, if the models have not the same paths, shapes and dtypes, or
-/// are not on the [device](crate::Communicator::device) of a transport that has one; or if a rank has left.
+/// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, or are not on
+/// the [device](crate::Communicator::device) of a transport that has one. Also if a rank has left.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -51,7 +50,7 @@ where
     share(&world, &variables)
 }
 
-/// What has to be the same of a variable.
+/// The aspect of a variable that has to be the same on all ranks.
 fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
     world.expect_device(path, x.device())?;

@@ -1,5 +1,4 @@
-//! What the ranks of a job agree on before they divide a state: that they have the same model, with the same
-//! values, and the same rules.
+//! The agreement before a state is divided: the same model, values and rules on all ranks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,15 +10,15 @@ use crate::ranks::{Agreement, Aspect, Call, Divisible, LeafParts, StateWorld, ca
 use crate::rule::{Description, Optimiser, Parameter};
 use crate::tree::values_of;
 
-/// Variables with their optimisers; those without one are to be left out.
+/// Variables with their optimisers; those without one are left out.
 pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
 
-/// A variable with its optimiser and which rank has what of it; without one it is to be left out.
+/// A variable with its optimiser and the parts of all ranks; without an optimiser it is left out.
 pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
 
 type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 
-/// In which dtype the gradients of a parameter travel, if not in their own.
+/// The dtype in which the gradients of a parameter travel, if not their own.
 #[derive(Clone, Default)]
 pub(super) struct Wire(Option<Arc<ChooseDtype>>);
 
@@ -45,7 +44,7 @@ impl fmt::Debug for Wire {
     }
 }
 
-/// What has to be the same of a parameter.
+/// The aspects of a parameter that have to be the same on all ranks.
 fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
     let of = |what: &str| format!("{what} of {path:?}");
@@ -56,7 +55,7 @@ fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), w
         Aspect::new(of("the shape"), format!("{:?}", x.shape())),
         Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
         Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
-        // What it does not describe, too.
+        // `Debug` also shows what the description lacks.
         Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
         Aspect::new(of("the dtype on the wire"), wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}"))),
         values_of(path, &x.to_tensor()?)?,
@@ -66,7 +65,7 @@ fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), w
 /// The choices with the parts of all ranks.
 ///
 /// # Errors
-/// On all ranks, if they are not the same on all, or if one has none.
+/// On all ranks, if the choices differ between ranks, or if one rank refuses.
 pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices<'m>>) -> Result<Vec<Divided<'m>>> {
     let prepared = choices.and_then(|choices| agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new())));
     let (choices, _) = world.agree_on(Call::Setup, prepared)?;
@@ -82,7 +81,7 @@ pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<Optim
     choices.into_iter().map(with_parts).collect()
 }
 
-/// What has to be the same of the choices, if they can be divided.
+/// The agreement on the choices, if they can be divided.
 fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
     let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {

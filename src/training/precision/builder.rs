@@ -1,4 +1,4 @@
-//! What stands behind the `VarBuilder` of a policy.
+//! The `VarBuilder` of a policy.
 
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 use super::PrecisionPolicy;
 use crate::error::{Error, Result};
 
-/// Makes variables with the dtypes of a policy, at random.
+/// Makes variables with the dtypes of a policy and random values.
 struct VariablesByPolicy {
     policy: PrecisionPolicy,
     variables: VarMap,
@@ -42,8 +42,8 @@ fn locked(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
     variables.data().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The dtype to draw random numbers in: candle's CUDA devices draw no 16-bit ones, and its CPU rounds the
-/// distribution's parameters, too.
+/// The dtype to draw random numbers in. candle's CUDA devices draw none in 16 bits, and its CPU would round
+/// the distribution's parameters too.
 fn drawn_in(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
@@ -67,10 +67,10 @@ impl SimpleBackend for VariablesByPolicy {
 impl PrecisionPolicy {
     /// A builder that makes each variable in `variables` with its dtype, for any candle-nn model.
     ///
-    /// Initial values are drawn in F32 and rounded. The policy decides whatever float dtype the model asks
-    /// for; integers are not its concern. The builder's own dtype, which models use for their constants, is
-    /// that of the last pattern. A variable that `variables` has already is taken as it is, and must have the
-    /// dtype of the policy.
+    /// Initial values are drawn in F32 and rounded. The policy overrides any float dtype that the model asks
+    /// for, but not integers. The builder's own dtype, which models use for their constants, is that of the
+    /// last pattern. A variable that `variables` has already stays as it is, and must have the dtype of the
+    /// policy.
     ///
     /// Errors come out of the model's constructor. Call [`check`](PrecisionPolicy::check) when the model is
     /// built. [`Weights::load_into`](crate::Weights::load_into) gives the variables the values of files,

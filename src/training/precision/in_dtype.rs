@@ -4,11 +4,12 @@ use super::{expect_supported, run_in};
 use crate::error::Result;
 use crate::model::{Model, Visitor};
 
-/// Runs a module in a dtype: the input is converted to it, and the output back to the input's. Gradients pass
-/// through both conversions.
+/// Runs a module in a dtype: the input is converted to it, and the output back to the input's.
+///
+/// Gradients pass through both conversions.
 ///
 /// It is for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an
-/// F16 model; where a parameter has which dtype is said by a [`PrecisionPolicy`](crate::PrecisionPolicy). The
+/// F16 model. A [`PrecisionPolicy`](crate::PrecisionPolicy) says which parameter has which dtype. The
 /// module's own parameters are not converted.
 ///
 /// An input that is not floating-point (the tokens of an embedding) goes in as it is, and the output stays in
@@ -29,10 +30,10 @@ use crate::model::{Model, Visitor};
 /// ```
 ///
 /// # candle's norms
-/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation through which candle finds no
-/// gradients: neither their own parameters nor any layer before them would be trained. `LayerNorm` without a
-/// bias, `RmsNorm::forward_diff` and `ops::layer_norm_slow` are differentiable. [A page](crate::guide::cuts)
-/// has them all, and [`StateTree::require_all`](crate::StateTree::require_all) tells.
+/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation that passes no gradients on:
+/// neither their own parameters nor any layer before them would train. `LayerNorm` without a bias,
+/// `RmsNorm::forward_diff` and `ops::layer_norm_slow` are differentiable. [A page](crate::guide::cuts) has
+/// them all, and [`StateTree::require_all`](crate::StateTree::require_all) refuses such an update.
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct InDtype<M> {
@@ -44,7 +45,7 @@ impl<M> InDtype<M> {
     /// Runs `module` in `dtype`.
     ///
     /// # Errors
-    /// If `dtype` is none of F16, BF16, F32 and F64.
+    /// If `dtype` is not F16, BF16, F32 or F64.
     pub fn new(dtype: impl Into<DType>, module: M) -> Result<Self> {
         let dtype = dtype.into();
         expect_supported("InDtype", dtype)?;
@@ -69,7 +70,7 @@ impl<M: Module> Module for InDtype<M> {
     }
 }
 
-/// The module's parameters, under the paths that they have without the adaptor.
+/// The module's parameters, under their paths without the adaptor.
 impl<M: Model> Model for InDtype<M> {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.module.visit(visitor);

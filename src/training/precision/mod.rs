@@ -1,4 +1,4 @@
-//! In which dtype parameters are kept and layers compute.
+//! The dtypes of parameters and of layers' arithmetic.
 
 mod autocast;
 mod builder;
@@ -16,17 +16,17 @@ pub use policy::PrecisionPolicy;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 
-/// Refuses dtypes that parameters and layers cannot have; `place` says who asks.
+/// Refuses dtypes that parameters and layers cannot have; `place` names who asks.
 fn expect_supported(place: impl Display, got: DType) -> Result<()> {
     if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
 }
 
-/// A dtype that the program has chosen for a place that has others.
+/// The error that the program chose an unsupported dtype for `place`.
 fn unsupported(place: impl Display, got: DType, expected: &str) -> Error {
     Error::new(ErrorKind::Argument, format!("{place} asks for")).with_got(format_args!("{got:?}")).with_expected(expected)
 }
 
-/// Runs a module in a dtype, and hands its output on in another. An input that is not floating-point goes in
+/// Runs a module in a dtype, and converts its output to another. An input that is not floating-point goes in
 /// as it is.
 fn run_in(dtype: DType, module: &(impl Module + ?Sized), input: &Tensor, back: DType) -> candle_core::Result<Tensor> {
     let input = if input.dtype().is_float() { input.to_dtype(dtype)? } else { input.clone() };

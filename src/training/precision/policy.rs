@@ -6,16 +6,16 @@ use crate::model::Model;
 use crate::model::patterns::Patterns;
 use crate::step::setup::variables;
 
-/// Which dtype each parameter has, by its path: that of the first pattern that matches.
+/// The dtype of each parameter, by its path: that of the first pattern that matches.
 ///
 /// In a pattern `*` stands for any text, dots included, and `?` for one character; everything else is
 /// literal, and the whole path must match. A path that no pattern matches is an error, so the last pattern is
 /// usually `"*"`.
 ///
-/// This is how some layers of a low-precision model are kept in F32. The policy makes the `VarBuilder` that
-/// the model is built from, and an [`InDtype`](crate::InDtype) around each such layer converts at its
-/// borders. [`MixedPrecision`](crate::MixedPrecision) then keeps masters of the parameters that need one, and
-/// none of the others:
+/// Use it to keep some layers of a low-precision model in F32. The policy makes the `VarBuilder` for the
+/// model, and an [`InDtype`](crate::InDtype) around each such layer converts its input and output.
+/// [`MixedPrecision`](crate::MixedPrecision) then keeps masters of the parameters that need one, and none of
+/// the others:
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor};
@@ -46,7 +46,7 @@ use crate::step::setup::variables;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The other way round, F32 parameters in a model of which some layers compute in low precision, is
+/// For the opposite, F32 parameters and some layers that compute in low precision, use
 /// [`Autocast`](crate::Autocast).
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
@@ -59,7 +59,7 @@ impl PrecisionPolicy {
     /// A policy of patterns and their dtypes, in this order.
     ///
     /// # Errors
-    /// If a dtype is none of F16, BF16, F32 and F64.
+    /// If a dtype is not F16, BF16, F32 or F64.
     pub fn new<P: Into<String>, D: Into<DType>>(choices: impl IntoIterator<Item = (P, D)>) -> Result<Self> {
         let (patterns, dtypes): (Vec<String>, Vec<DType>) =
             choices.into_iter().map(|(pattern, dtype)| (pattern.into(), dtype.into())).unzip();
@@ -92,13 +92,14 @@ impl PrecisionPolicy {
         Ok(self.dtypes[pattern])
     }
 
-    /// Whether a model is as the policy says: every pattern decides for a parameter, and every parameter has
-    /// a pattern and its dtype. For a parameter with several paths the first pattern that matches any of them
-    /// decides.
+    /// Refuses a model that is not as the policy says.
+    ///
+    /// Every pattern has to decide for a parameter, and every parameter needs a pattern and its dtype. For a
+    /// parameter with several paths the first pattern that matches any of them decides.
     ///
     /// # Errors
-    /// If it is not; a pattern that decides for nothing is most likely mistyped. Also if two patterns that
-    /// have no path of a parameter in common ask for different dtypes of it.
+    /// If the model differs; a pattern that decides for nothing is probably mistyped. Also if two patterns
+    /// match different paths of one parameter and ask for different dtypes.
     ///
     /// ```
     /// use candle_core::{DType::{BF16, F32}, Device};

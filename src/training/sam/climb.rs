@@ -1,6 +1,9 @@
-//! The rule that moves a model up.
+//! The rule that moves a model up along its gradient.
+//!
+//! A `StateTree::scratch_tree` has it, with no state but copies of masters, and the leaves, parts and ranks
+//! of the training.
 
-// The macro makes what is public in a module that is not.
+// The macro writes `pub` in this private module.
 #![allow(unreachable_pub)]
 
 use crate::error::Result;
@@ -34,7 +37,7 @@ impl Rule for Climb {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (rho, norm) = (self.rho, Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error));
         let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
-        // Where all gradients are zero the factor is any that is finite in f32.
+        // If all gradients are zero any factor that is finite in f32 will do.
         let climbed = by_size(dx).scale_by_norm(norm, move |norms| -(rho / norms.gradient).min(f64::from(f32::MAX)));
         Ok(Flow::Step(by_size(climbed)))
     }

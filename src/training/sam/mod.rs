@@ -1,4 +1,4 @@
-//! Sharpness-aware minimisation: a step up, from where the gradient of the step down is taken.
+//! Sharpness-aware minimisation: a step up, where the gradient for the step down is taken.
 
 mod climb;
 
@@ -17,8 +17,9 @@ use crate::stores::MixedPrecision;
 use crate::tree::{Leaf, ParameterExchange, StateTree, Twins};
 use climb::Climb;
 
-/// SAM (Foret et al. 2020, [arXiv 2010.01412](https://arxiv.org/abs/2010.01412)): minimises the loss where it
-/// is largest nearby, which leads to flat minima. A step takes two gradients.
+/// SAM, sharpness-aware minimisation: minimises the largest loss nearby, which leads to flat minima.
+///
+/// Foret et al. 2020, [arXiv 2010.01412](https://arxiv.org/abs/2010.01412). A step takes two gradients.
 ///
 /// ```text
 /// x̂  = x + ρ·dx / ‖(dx of every parameter)‖₂              ascend, with the gradient at x
@@ -44,42 +45,41 @@ use climb::Climb;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// While the model is up there, the state is lent to [`Climbed`]: an update, a checkpoint or another ascent
-/// does not compile before [`restore`](Climbed::restore). If the loop is left by an error, the parameters
-/// come back by themselves. Do not write to them meanwhile: what is written is gone. What else a forward pass
-/// moves, such as BatchNorm's running statistics, moves twice.
+/// Until [`restore`](Climbed::restore) the state is borrowed by [`Climbed`]: an update, a checkpoint or
+/// another ascent does not compile. If an error leaves the loop, the parameters come back by themselves. Do
+/// not write to them meanwhile: what you write is lost. Other variables that a forward pass moves, such as
+/// BatchNorm's running statistics, move twice.
 ///
 /// # What moves
-/// - A parameter without a gradient, and one that is frozen, stays and has no part in the norm. Tied weights
-///   move once, by the sum of their gradients. Where no parameter has a gradient that is an error, as in an
-///   update.
-/// - The way is taken from the most precise copy of a parameter, its master if it has one on its device, and
-///   rounded to the parameter: what is smaller than half a unit in the last place of a bf16 is lost for most
-///   elements, and moves some by a whole one. Masters and state stay as they are.
+/// - A parameter that is frozen or has no gradient stays and has no part in the norm. Tied weights move once,
+///   by the sum of their gradients. If no parameter has a gradient that is an error, as in an update.
+/// - The ascent starts from the most precise copy of a parameter, its master if it has one on its device, and
+///   is rounded to the parameter. A move of less than half a unit in the last place of bf16 is lost for most
+///   elements, and moves some by a whole unit. Masters and state stay as they are.
 /// - Both halves of a [`Twin`](crate::Twin) move and come back.
-/// - Where all gradients are zero nothing moves. A norm that is infinite or NaN is an error, and nothing has
-///   moved.
+/// - If all gradients are zero nothing moves. A norm that is infinite or NaN is an error, before anything
+///   moves.
 ///
 /// It takes memory for a copy of all parameters, and of their masters while it ascends.
 ///
 /// # With a loss scaler
-/// Both losses are scaled, and the second update is the scaler's. A scale does not change the direction of
-/// the ascent. Where the first gradients overflow, [`ascend`](Sam::ascend) says so by an error
-/// ([`NotFinite`](crate::TensorProblem::NotFinite)); give them to
+/// Scale both losses, and let the scaler do the update. A scale does not change the direction of the ascent.
+/// If the first gradients overflow, [`ascend`](Sam::ascend) returns the error
+/// [`NotFinite`](crate::TensorProblem::NotFinite). Give these gradients to
 /// [`LossScaler::update`](crate::LossScaler::update), which skips the call and lowers the scale.
 ///
 /// # With accumulation and over ranks
 /// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over
 /// [ranks](crate::Setup::over) all call this, and ascend together by the mean of their gradients, with the
 /// weights of [`Update::weight`](crate::Update::weight): the steps are those of one process with the whole
-/// batch. That costs an exchange of gradients more. Ascending each by its own, as the paper does on several
-/// devices, needs no ranks: set up a state of [`Descent`](crate::Descent) on each that is not divided, for
-/// the ascent alone.
+/// batch. That costs one more exchange of gradients. To let each rank ascend by its own gradient, as the
+/// paper does on several devices, set up an undivided state of [`Descent`](crate::Descent) on each, for the
+/// ascent alone.
 ///
 /// # Departures
-/// pytorch_optimizer's `SAM`, with which it was compared, takes the norm in f32, adds 1e-12 to it, and adds
-/// the ascent to the parameter as it is stored. torch, optax's core and Optimisers.jl have no SAM;
-/// `optax.contrib.sam` takes the steps up with an optimiser of their own.
+/// Compared with pytorch_optimizer's `SAM`, which takes the norm in f32, adds 1e-12 to it, and adds the
+/// ascent to the parameter as it is stored. torch, optax's core and Optimisers.jl have no SAM;
+/// `optax.contrib.sam` takes the steps up with a separate optimiser.
 #[must_use = "it moves nothing until `ascend` is called"]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sam {
@@ -95,13 +95,14 @@ impl Default for Sam {
 }
 
 impl Sam {
-    /// Ascends by ρ: how far x̂ is from x, in the 2-norm of the whole model. 0.05 is usual.
+    /// SAM with ρ, the distance of x̂ from x in the 2-norm of the whole model. 0.05 is usual.
     pub fn new(rho: f64) -> Self {
         Sam { rho, is_adaptive: false }
     }
 
-    /// ASAM (Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600)): each element moves in
-    /// proportion to its size, so that the scales of layers do not matter. ρ is larger then, 0.5 to 2.
+    /// Makes it ASAM: each element moves in proportion to its size, so the scales of layers do not matter.
+    ///
+    /// Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600). ρ is larger then, 0.5 to 2.
     ///
     /// ```text
     /// x̂ = x + ρ·x²·dx / ‖(x·dx of every parameter)‖₂
@@ -112,8 +113,8 @@ impl Sam {
 
     /// Moves the model up along its gradient, until [`Climbed::restore`].
     ///
-    /// Of what [`Update`] can say it heeds the [`engine`](Update::engine), the [`weight`](Update::weight) of
-    /// this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). The rest has no part in
+    /// Of the options of [`Update`] it uses [`engine`](Update::engine), the [`weight`](Update::weight) of
+    /// this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). Others have no effect on
     /// an ascent. A [scaler](Update::scaler) stays as it is.
     ///
     /// # Errors
@@ -125,7 +126,7 @@ impl Sam {
         G: Gradients + ?Sized,
     {
         let Update { state, mut options, .. } = update;
-        // The norm is checked, also that of what overflows on its way, and masters are only read.
+        // The norm is checked instead, also for an overflow on the wire, and masters are only read.
         (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
         options.takes_overflow = true;
         let twins = Twins::of(model);
@@ -133,14 +134,14 @@ impl Sam {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        // After an error a device may have written some, or a rank may have left: all come back.
+        // Restored even after an error: a device may have written some parameters, or a rank have left.
         let mut exchanged = ParameterExchange::new(state, parameters, twins, copies);
         let outcome = Update { state: &mut scratch, options, scaler: None }.apply(model, grads).map_err(of_climb)?;
         exchanged.keep(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }
 
-    /// All that is copied before anything moves.
+    /// Copies of everything that may move, before anything moves.
     fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M, twins: &Twins) -> Result<Ascent<'m>> {
         if let Some(expected) = range::non_negative(self.rho) {
             return Err(out_of_range("Sam", "rho", self.rho, expected));
@@ -157,7 +158,8 @@ impl Sam {
         Climb { adaptive: self.is_adaptive, ..Climb::new(self.rho) }
     }
 
-    /// What moves a leaf, with its state: the rule alone, or around a copy of the parameter's master.
+    /// The optimiser that moves a leaf, and its state: the rule alone, or with a copy of the parameter's
+    /// master.
     fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<dyn Optimiser>) -> Result<(Arc<dyn Optimiser>, State)> {
         let part = leaf.own_part(x)?;
         let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
@@ -169,17 +171,17 @@ impl Sam {
     }
 }
 
-/// What is copied before an ascent.
+/// The copies and the state of an ascent.
 struct Ascent<'m> {
-    /// A state for the ascent.
+    /// A state for the ascent alone.
     scratch: StateTree,
     /// The variables, in the order of the leaves.
     parameters: Vec<Lent<'m>>,
-    /// Copies of those that may move.
+    /// Copies of the parameters that may move.
     copies: Vec<(usize, Tensor)>,
 }
 
-/// The error of the update that an ascent is, with what is to be done here.
+/// The error of an ascent's update, with the remedy for an ascent.
 fn of_climb(error: Error) -> Error {
     if error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite) {
         return error;
@@ -195,7 +197,7 @@ fn of_climb(error: Error) -> Error {
     }
 }
 
-/// A model that is where [`Sam`] has moved it to. It holds the state until its parameters are back.
+/// A model that [`Sam`] has moved up. It holds the state until the parameters are back.
 #[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, and then call `restore`"]
 #[derive(Debug)]
 pub struct Climbed<'s> {
@@ -204,21 +206,22 @@ pub struct Climbed<'s> {
 }
 
 impl Climbed<'_> {
-    /// Makes every parameter what it was, bit for bit. Over ranks each does so for itself.
+    /// Restores every parameter, bit for bit. Over ranks each does so for itself.
     ///
-    /// Without this call it happens when this is dropped, as where an error leaves the loop; an error of a
+    /// Without this call the drop restores them, for example when an error leaves the loop; an error of a
     /// device is logged then.
     ///
     /// # Errors
-    /// If a device fails: the state keeps the parameters, refuses what needs them, and the next
+    /// If a device fails: the state keeps the parameters, refuses calls that need them, and the next
     /// [`Sam::ascend`] puts them back first.
     pub fn restore(mut self) -> Result<()> {
         self.exchanged.put_back()
     }
 
-    /// The norm that the ascent was by: that of the gradients, or, if it is [adaptive](Sam::adaptive), of
-    /// their products with the parameters. `None` where that is [allowed](Update::allow_no_gradients) and
-    /// there was no gradient.
+    /// The norm of the gradients that the ascent was divided by.
+    ///
+    /// If it is [adaptive](Sam::adaptive), it is that of their products with the parameters. `None` if there
+    /// was no gradient and that is [allowed](Update::allow_no_gradients).
     pub fn norm(&self) -> Option<f64> {
         self.norm
     }

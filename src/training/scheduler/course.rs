@@ -1,4 +1,4 @@
-//! What a step of a scheduler changes: everything is found and checked, then everything is set.
+//! A step of a scheduler: all values are found and checked first, then set.
 
 use std::sync::Arc;
 
@@ -14,37 +14,37 @@ use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree,
 const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the model schedules of their own with \
      `Schedule::below` or `Schedule::select_where`, or `adjust` the leaves to one value first";
 
-/// Whether a scheduler is new.
+/// Whether a scheduler is new, and so where the leaves' own values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// The values that leaves have are their own.
+    /// The values in the leaves are their own.
     New,
-    /// The values that were their own are in the state.
+    /// The leaves' own values are their bases in the state.
     Resumed,
-    /// As [`Start::Resumed`], but a leaf that was added since has no such value.
+    /// As [`Start::Resumed`], but a leaf that was added since has no base.
     Running,
 }
 
-/// What leaves get.
+/// The values, bases and marks that leaves get.
 pub(super) struct DriveStep {
     adjustment: Adjustment<'static>,
     bases: Vec<Vec<Base>>,
     marks: Vec<Marks>,
-    /// Where a schedule has driven the leaves before.
+    /// The warning if a schedule has driven the leaves before.
     begun_anew: Option<Warning>,
 }
 
 /// The marks of a leaf's driven fields.
 type Marks = SmallVec<[DriveMark; 1]>;
 
-/// A value that a relative schedule starts from: that of the field with this index, or `None` where it is not
-/// driven by such a one any more.
+/// The base that a relative schedule multiplies, for the field with this index; `None` if it is no longer
+/// driven by one.
 type Base = (usize, Option<f64>);
 
-/// What schedules set in a leaf: the index of the field, and the bits of its value.
+/// The fields that schedules set in a leaf: index, and bits of the value.
 pub(super) type FieldValues = SmallVec<[(usize, u64); 1]>;
 
-/// What a schedule has met so far.
+/// What a schedule has found in the leaves so far.
 #[derive(Clone, Default)]
 struct DriveRecord<'s> {
     selected: Option<&'s Leaf>,
@@ -52,13 +52,13 @@ struct DriveRecord<'s> {
     /// The first leaf it schedules, with the value before.
     driven: Option<(&'s Leaf, f64)>,
     has_base: bool,
-    /// The first leaf that a schedule has driven already where this one is new, with the value before.
+    /// For a new schedule, the first leaf that another has driven already, with the value before.
     begun_anew: Option<(&'s Leaf, f64)>,
-    /// The last optimiser and what is driven in it, which the next leaf often shares.
+    /// The last optimiser and its driven fields, which the next leaf often shares.
     last: Option<(*const (), Option<DrivenFields>)>,
 }
 
-/// What a name drives in a leaf.
+/// The fields that a name drives in a leaf.
 #[derive(Clone, Debug)]
 pub(super) struct DrivenFields {
     /// The fields that are set.
@@ -86,7 +86,7 @@ impl DriveStep {
         Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, begun_anew })
     }
 
-    /// The values of this step, where those of all later steps are in range, too.
+    /// The values of this step, if those of all later steps are in range too.
     pub(super) fn whole(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let course = DriveStep::new(schedules, steps, start, state)?;
         let mut corners: Vec<u64> = schedules.iter().flat_map(|schedule| schedule.curve.corners()).filter(|step| *step > steps).collect();
@@ -112,7 +112,7 @@ impl DriveStep {
     }
 }
 
-/// What a schedule says for a step.
+/// The value of a schedule in a step, and where the schedule is.
 #[derive(Clone, Copy)]
 struct Next {
     value: f64,
@@ -127,7 +127,7 @@ impl Next {
         }
         let course = match () {
             () if !schedule.curve.rests_from(steps) => DriveCourse::Moves,
-            // Who writes a rate that is 0 from the start means it.
+            // A rate that is 0 from the start is meant, so it is no warning.
             () if value == 0.0 && schedule.name() == RATE && !schedule.curve.rests_from(0) => DriveCourse::IsOver,
             () => DriveCourse::Rests,
         };
@@ -153,13 +153,13 @@ struct Search<'s> {
 impl<'s> Search<'s> {
     fn leaf(&mut self, leaf: &'s Leaf) -> Result<(FieldValues, Vec<Base>, Marks)> {
         let (mut values, mut bases, mut marks) = (FieldValues::new(), Vec::new(), Marks::new());
-        // The schedules before, and the indices of all that their names reach.
+        // Earlier schedules, and the indices of all fields that their names reach.
         let mut before: SmallVec<[&Schedule; 1]> = SmallVec::new();
         let mut driven: SmallVec<[usize; 1]> = SmallVec::new();
         for (i, schedule) in self.schedules.iter().enumerate().filter(|(_, schedule)| schedule.selects(leaf)) {
             let met = &mut self.met[i];
             met.selected = met.selected.or(Some(leaf));
-            // A schedule for the rest means other leaves, and not what a place before it has left out.
+            // After a drive of `0.eta`, a later drive of `eta` must not touch this leaf's other members.
             if before.iter().any(|before| schedule.driven_field() == before.name()) {
                 met.has_field = true;
                 continue;
@@ -172,7 +172,7 @@ impl<'s> Search<'s> {
             met.last = Some((optimiser, found.clone()));
             let Some(DrivenFields { set, reached }) = found else { continue };
             met.has_field = true;
-            // What is a part of a learning rate is driven with it.
+            // A member's rate that is a part of a driven learning rate is driven already.
             if reached.iter().any(|field| driven.contains(field)) {
                 continue;
             }
@@ -192,13 +192,13 @@ impl<'s> Search<'s> {
         Ok((values, bases, marks))
     }
 
-    /// What a schedule makes of the value of a field, and the base that changes.
+    /// The new value of a field under a schedule, and its base if that changes.
     fn next(&mut self, index: usize, leaf: &'s Leaf, field: &RateField) -> Result<(f64, Option<Base>)> {
         let (schedule, Next { value: next, .. }) = (&self.schedules[index], self.next[index]);
         let (met, before) = (&mut self.met[index], field.rate());
         let (first, value) = *met.driven.get_or_insert((leaf, before));
         let kept = leaf.base_of(field.index);
-        // A schedule that has set no step's rate yet can be made anew, unless that multiplies.
+        // Before any step a schedule can be made anew, unless it would multiply twice.
         let has_begun = leaf.steps() > 0 || kept.is_some();
         if self.start == Start::New && leaf.mark_of(field.index).is_some() && (has_begun || schedule.is_relative) {
             met.begun_anew.get_or_insert((leaf, before));
@@ -217,7 +217,7 @@ impl<'s> Search<'s> {
         Ok((field.value_for(next).ok_or_else(refused)?, kept.map(|_| (field.index, None))))
     }
 
-    /// Refuses a relative schedule that begins anew where one has driven leaves before, and warns of another.
+    /// Refuses a relative schedule that begins anew on driven leaves, and warns of any other.
     fn begun_anew(&self, state: &StateTree) -> Result<Option<Warning>> {
         let mut warning = None;
         for ((schedule, met), Next { value: now, .. }) in self.schedules.iter().zip(&self.met).zip(&self.next) {
@@ -237,7 +237,7 @@ impl<'s> Search<'s> {
         Ok(warning)
     }
 
-    /// Refuses a schedule that drives nothing, and a relative one that has nothing to start from.
+    /// Refuses a schedule that drives nothing, and a relative one without a base.
     fn expect_effect(&self, state: &StateTree) -> Result<()> {
         for (i, (schedule, met)) in self.schedules.iter().zip(&self.met).enumerate() {
             let field = schedule.driven_field();
@@ -263,12 +263,12 @@ impl<'s> Search<'s> {
     }
 }
 
-/// Whether rates are one but for the roundings of a product that was divided before.
+/// Whether rates are equal up to the rounding of a product that was divided before.
 fn is_same_rate(a: f64, b: f64) -> bool {
     a == b || (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
 }
 
-/// What is driven by this name in a leaf; `None` if the leaf has no such field.
+/// The fields that this name drives in a leaf; `None` if the leaf has no such field.
 pub(super) fn driven_fields(name: &str, leaf: &Leaf) -> Result<Option<DrivenFields>> {
     let refused = |problem: String| Error::new(ErrorKind::Schedule, problem).at(leaf.path());
     if let Some(rates) = leaf.optimiser().rates(name) {

@@ -13,13 +13,13 @@ pub(crate) enum Curve {
         steps: u64,
         easing: Easing,
     },
-    /// The first until `at`, then the second with its own count.
+    /// The first curve until step `at`, then the second, which counts from 0.
     Joined {
         first: Box<Curve>,
         at: u64,
         second: Box<Curve>,
     },
-    /// Up and down again.
+    /// One rise and fall, as torch's `OneCycleLR`.
     OneCycle {
         peak: f64,
         steps: u64,
@@ -54,7 +54,7 @@ pub(crate) enum Easing {
 }
 
 impl Curve {
-    /// Whether the value is the same in all steps from this one on.
+    /// Whether the value no longer changes from this step on.
     pub(super) fn rests_from(&self, step: u64) -> bool {
         match *self {
             Curve::Constant(_) => true,
@@ -67,16 +67,16 @@ impl Curve {
         }
     }
 
-    /// Steps with the lowest and the highest values, among others. What grows without end has its highest
-    /// nowhere.
+    /// Steps that include those with the lowest and highest values, so that a range check needs no others. A
+    /// curve that grows without end has no highest.
     pub(super) fn corners(&self) -> Vec<u64> {
         /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
-        /// lower value, and after so many they get no longer.
+        /// lower value, and after this many they no longer grow.
         const PERIODS: u32 = 64;
         match *self {
             Curve::Constant(_) => vec![0, 1],
             Curve::InverseSquareRoot { warmup, .. } => vec![0, 1, warmup.saturating_sub(1), warmup, warmup.saturating_add(1)],
-            // Monotone; some curves have no number in their first step, or a large one in their last.
+            // Monotone, except that the first step may have no number and the last a large one.
             Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
             Curve::Joined { ref first, at, ref second } => {
                 let before = first.corners().into_iter().chain(at.checked_sub(1)).filter(|step| *step < at);
@@ -90,7 +90,7 @@ impl Curve {
                 let starts = (1..=PERIODS).map(|terms| steps.max(1) as f64 * geometric(f64::from(terms), factor.max(1.0)));
                 starts.flat_map(|start| [(start as u64).saturating_sub(1), start as u64]).chain([0]).collect()
             }
-            // A negative rate changes the sign, or makes no number of it.
+            // A negative rate changes the sign, or gives NaN.
             Curve::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1)],
         }
     }
@@ -119,8 +119,8 @@ impl Curve {
             Curve::Restarts { high, low, steps, factor } => along_cosine(high, low, part_of_period(step, steps.max(1), factor)),
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
-                // As torch counts: the top is step 0.3·steps - 1, which need not be a whole number, and the
-                // end is the last step.
+                // torch's count: the top is step 0.3·steps - 1, maybe not whole, and the end is the last
+                // step.
                 let (step, top, last) = (step as f64, 0.3 * steps as f64 - 1.0, steps as f64 - 1.0);
                 match () {
                     () if step <= top => along_cosine(first, peak, step / top),
@@ -148,17 +148,17 @@ fn along_cosine(start: f64, end: f64, part: f64) -> f64 {
     end + (start - end) * 0.5 * (1.0 + (PI * part).cos())
 }
 
-/// The product, or the largest number where that would be infinite.
+/// The product, or the largest number if it would be infinite.
 fn saturating(value: f64, factor: f64) -> f64 {
     let product = value * factor.clamp(f64::MIN, f64::MAX);
     if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
 }
 
-/// How far into its period a step is, from 0 to 1. The first period has `steps`, each other one `factor`
+/// How far into its period a step is, from 0 to 1. The first period has `steps`, each later one `factor`
 /// times as many as the one before.
 fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
-    /// What a factor such as 1.1, rounded to an f64, may delay the start of a period by: it starts at step
-    /// 331 of 100, 110 and 121.
+    /// The tolerance for the start of a period: rounding of a factor such as 1.1 delays it (100 + 110 + 121
+    /// must start at step 331).
     const DELAY: f64 = 1e-6;
     if factor <= 1.0 {
         return (step % steps) as f64 / steps as f64;
@@ -168,7 +168,7 @@ fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
     let start = |period| steps * geometric(period, factor);
     let has_begun = |period| start(period) <= step + DELAY;
     let mut period = ((step / steps * growth).min(f64::MAX).ln_1p() / growth.ln_1p()).floor();
-    // The logarithms are rounded.
+    // Rounded logarithms can be one period off.
     if !has_begun(period) {
         period -= 1.0;
     } else if has_begun(period + 1.0) {
@@ -178,10 +178,10 @@ fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
     ((step - start(period)) / length).clamp(0.0, 1.0)
 }
 
-/// `1 + factor + factor² + ...`, so many terms.
+/// `1 + factor + factor² + ...`, with `terms` terms.
 fn geometric(terms: f64, factor: f64) -> f64 {
-    /// Added up they are exact where that is possible: 65 of them are more than a u64 holds, if the factor is
-    /// a whole number, and have more digits than an f64, if it is none.
+    /// Up to this many terms are added up, which is exact if anything is. 65 terms exceed a u64 if the factor
+    /// is whole, and the digits of an f64 if it is not.
     const FEW: f64 = 64.0;
     if terms <= FEW {
         return (0..terms as u32).fold(0.0, |sum, _| sum * factor + 1.0);

@@ -17,8 +17,9 @@ use crate::step::outcome::Outcome;
 use crate::tree::StateTree;
 use course::{DriveStep, Start};
 
-/// Sets the learning rates of a state by a [`Schedule`], and advances with applied steps only: not with
-/// skipped calls, nor with micro-batches that are collected.
+/// Sets the learning rates of a state by a [`Schedule`], and advances with applied steps only.
+///
+/// Skipped calls and micro-batches that are collected do not count.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -35,9 +36,9 @@ use course::{DriveStep, Start};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A schedule gives all leaves one rate, and is refused where they have different ones. For these,
-/// [`Schedule::relative`] makes it a factor of each leaf's own rate, and several give parts of the model
-/// schedules of their own:
+/// A schedule gives all leaves one rate, and is refused if they have different rates. Then use
+/// [`Schedule::relative`], which makes it a factor of each leaf's own rate, or several schedules for parts of
+/// the model:
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
@@ -57,29 +58,26 @@ use course::{DriveStep, Start};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Rates that fall when a metric stops improving are those of [`ReduceOnPlateau`], alone or beside a relative
+/// To reduce rates when a metric stops improving, use [`ReduceOnPlateau`], alone or beside a relative
 /// schedule.
 ///
 /// # Which leaves
 /// - A leaf without the field is passed over.
-/// - A frozen leaf is driven as the others, so that it goes on at their rate when it is thawed.
-/// - A leaf that gets another optimiser is driven on: a relative schedule multiplies the new optimiser's own
-///   rate, and what one that is not relative has set stays, see
-///   [`Selection::replace`](crate::Selection::replace).
+/// - A frozen leaf is driven like the others, so that it goes on at their rate when it is thawed.
+/// - A leaf that gets another optimiser stays driven: a relative schedule multiplies the new optimiser's own
+///   rate, the rate of any other schedule stays, see [`Selection::replace`](crate::Selection::replace).
 /// - A leaf that is added later is driven from the next [`advance`](Scheduler::advance) on, or at once after
 ///   [`go_to`](Scheduler::go_to) the same step. For a relative schedule, its own rate is the one it has then.
-///   For one that is not relative it must have the rate that the others have,
-///   [`current`](Scheduler::current).
-/// - What is adjusted by hand lasts until the next step of the schedule, and is refused there if it made
-///   rates different that are one. In a chain with several learning rates the schedule sets the last one. So
-///   another one (`0.eta`) that is adjusted by hand stays: a schedule that is relative multiplies it, and one
-///   that is not makes the product what it says.
+///   For any other it must have the rate of the others, [`current`](Scheduler::current).
+/// - A rate adjusted by hand lasts until the next step of the schedule, which is refused if rates that should
+///   be one now differ. In a chain with several learning rates the schedule sets the last one. Another one
+///   (`0.eta`) adjusted by hand stays: a relative schedule multiplies it, any other sets the product.
 ///
 /// # One schedule after another
-/// The state knows what a schedule drives. [`Scheduler::new`] on it would begin anew in the middle of a run:
-/// it is refused where the schedule is relative, as the rates are not the leaves' own, and [warned
-/// of](crate::Warning::ScheduleBegunAnew) where it is not; [`Scheduler::resume`] goes on. A new schedule that
-/// is meant, as in a second phase, starts from rates that are set by hand: those are the leaves' own.
+/// The state knows what a schedule drives. [`Scheduler::new`] on it would begin anew in the middle of a run.
+/// A relative schedule is refused there, as the rates are not the leaves' own; any other is [warned
+/// of](crate::Warning::ScheduleBegunAnew). [`Scheduler::resume`] goes on. For a second phase, set the rates
+/// by hand first: those are the leaves' own.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -100,14 +98,14 @@ use course::{DriveStep, Start};
 /// ```
 ///
 /// # What is warned of
-/// Each once in the life of a state, by the update that meets it: a hundred [steps without
-/// `advance`](crate::Warning::ScheduleNotAdvanced) while the schedule would move, and a step after a schedule
-/// has [ended at a rate of 0](crate::Warning::ScheduleOver).
+/// A hundred [steps without `advance`](crate::Warning::ScheduleNotAdvanced) while the schedule would move,
+/// and a step after a schedule has [ended at a rate of 0](crate::Warning::ScheduleOver). The update that
+/// meets one warns, once in the life of a state.
 ///
 /// # Checkpoints
-/// The state keeps each leaf's own rate beside the one that a relative schedule made of it, so a checkpoint
-/// has both. After restoring, [`Scheduler::resume`] goes on from there. It takes the same schedule and the
-/// number of applied steps, which the leaves count too.
+/// The state, and so a checkpoint, keeps each leaf's own rate beside the one that a relative schedule made of
+/// it. After restoring, [`Scheduler::resume`] goes on from there. It takes the same schedule and the number
+/// of applied steps, which the leaves count too.
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
@@ -139,14 +137,14 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler at the start; sets the values of the first step. It takes a [`Schedule`] or several.
+    /// A scheduler at the start, of one [`Schedule`] or several; sets the values of the first step.
     ///
     /// # Errors
     /// If leaves have different rates and the schedule is not relative; if the field belongs to several
     /// members of a chain and is not [the learning rate](crate::Adjust::adjust); if a schedule drives
-    /// nothing, because it selects no leaf, no rule there has the field, or those before it have taken all;
-    /// if no value of the last member of a chain makes the rate right; if a
-    /// value is out of range, in this step or in a later one; if a schedule is relative and [one has
+    /// nothing, because it selects no leaf, no rule there has the field, or earlier schedules drive all; if
+    /// no value of the last member of a chain makes the rate right; if a value is out of range, in this step
+    /// or a later one; if a schedule is relative and [another has
     /// driven](Scheduler#one-schedule-after-another) the field before. Nothing changes then.
     pub fn new(schedules: impl Into<Vec<Schedule>>, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps: 0 };
@@ -154,13 +152,13 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// A scheduler after so many applied steps: for a training that goes on from a checkpoint.
+    /// A scheduler after `steps` applied steps, for a training that goes on from a checkpoint.
     ///
     /// A relative schedule goes on from the rates that it started with, which the state has kept.
     ///
     /// # Errors
-    /// As [`Scheduler::new`], but for what was driven before; also if a schedule is relative and the state
-    /// was not driven by such a one.
+    /// As [`Scheduler::new`], except that fields may have been driven before. Also if a schedule is relative
+    /// and no relative schedule has driven the state.
     pub fn resume(schedules: impl Into<Vec<Schedule>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps };
         DriveStep::whole(&scheduler.schedules, steps, Start::Resumed, state)?.commit(state);
@@ -171,8 +169,8 @@ impl Scheduler {
     /// Counts the call if it moved a parameter, and sets the values of the next step.
     ///
     /// # Errors
-    /// As [`Scheduler::new`], but for schedules that drive nothing; then neither scheduler nor state has
-    /// moved.
+    /// As [`Scheduler::new`], except that a schedule may drive nothing. Scheduler and state stay as they were
+    /// then.
     pub fn advance(&mut self, outcome: &Outcome, state: &mut StateTree) -> Result<()> {
         if outcome.has_stepped() { self.go_to(self.steps.saturating_add(1), state) } else { Ok(()) }
     }
@@ -183,7 +181,7 @@ impl Scheduler {
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
         DriveStep::new(&self.schedules, steps, Start::Running, state)?.commit(state);
-        // A schedule that goes to where the one before was has not begun anew.
+        // A schedule that is moved to the step of the one before has not begun anew.
         state.warnings.dismiss();
         self.steps = steps;
         Ok(())
@@ -194,8 +192,9 @@ impl Scheduler {
         self.steps
     }
 
-    /// What the schedule, or the first of several, says for the next step: a learning rate, or a factor of
-    /// learning rates if it is relative.
+    /// The value of the schedule, or the first of several, for the next step.
+    ///
+    /// It is a learning rate, or a factor of learning rates if the schedule is relative.
     pub fn current(&self) -> f64 {
         self.schedules.first().map_or(f64::NAN, |schedule| schedule.at(self.steps))
     }

@@ -24,8 +24,9 @@ enum Threshold {
     Absolute(f64),
 }
 
-/// Reduces learning rates when a metric, such as the loss of the evaluation, has stopped improving: torch's
-/// `ReduceLROnPlateau`.
+/// Reduces learning rates when a metric stops improving: torch's `ReduceLROnPlateau`.
+///
+/// The metric is, for example, the loss of the evaluation.
 ///
 /// ```text
 /// better:     best = metric, bad = 0          not better:  bad = bad + 1
@@ -60,22 +61,21 @@ enum Threshold {
 /// ```
 ///
 /// # Which leaves
-/// All that [`observe`](ReduceOnPlateau::observe) is given: a state, or a part of it, as in
-/// `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so that rates keep their
-/// ratios (down to `min_eta`). Frozen leaves are reduced as the others, leaves without a rate are passed
-/// over, and one that is added later starts from the rate it comes with.
+/// All that are given to [`observe`](ReduceOnPlateau::observe): a state, or a part of it, as in
+/// `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so rates keep their ratios
+/// (down to `min_eta`). Frozen leaves are reduced like the others, leaves without a rate are passed over, and
+/// a leaf that is added later starts from its own rate.
 ///
 /// # Beside a schedule
-/// Where a [relative](crate::Schedule::relative) schedule drives a leaf, what is reduced (and compared with
-/// `min_eta` and ε) is the rate that it is a factor of, [`Leaf::base`], and the rate of the moment in the
-/// same ratio: warm-up or decay go on from there. A schedule that is not relative sets its own rates at its
-/// next step, and a reduction is lost there.
+/// If a [relative](crate::Schedule::relative) schedule drives a leaf, its base rate [`Leaf::base`] is reduced
+/// (and compared with `min_eta` and ε), and the current rate in the same ratio: warm-up or decay go on from
+/// there. Any other schedule sets its own rates at its next step, and a reduction is lost.
 ///
 /// # Checkpoints
 /// Reduced rates are in the state. The best metric and the counts are here:
 /// [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
-/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) has them. Several can be saved as
-/// [notes](crate::Checkpoint::note), as it implements serde's traits.
+/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) reads them. Save several of these as
+/// [notes](crate::Checkpoint::note), by serde's traits.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -98,13 +98,13 @@ enum Threshold {
 /// ```
 ///
 /// # Over ranks
-/// Every rank observes the same metric, the mean of all: ranks with different rates are refused by the next
-/// [`update`](crate::update).
+/// Let every rank observe the same metric, the mean of all: the next [`update`](crate::update) refuses ranks
+/// with different rates.
 ///
 /// # Departures
-/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list, which here is
-/// an object for each part of the model; a relative threshold of 1 or more is accepted, with which nothing is
-/// ever an improvement of a loss; and a schedule that is a factor undoes reductions.
+/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list; here use an
+/// object for each part of the model. There, a relative threshold of 1 or more is accepted, with which no
+/// loss ever improves. There, a schedule that is a factor undoes reductions.
 #[must_use = "it changes nothing unless it is told of losses"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
@@ -118,13 +118,13 @@ pub struct ReduceOnPlateau {
     /// The hyper-parameter that is reduced.
     field: String,
     best: Option<Number>,
-    /// Observations in a row that were no improvement.
+    /// Observations in a row without improvement.
     bad: u64,
-    /// Observations for which the cooldown still lasts.
+    /// Observations that remain of the cooldown.
     cooling: u64,
 }
 
-/// What a reduction makes of a leaf.
+/// What a reduction makes of the fields of a leaf.
 type Falls = SmallVec<[Fall; 1]>;
 
 /// What a reduction makes of a field.
@@ -132,7 +132,7 @@ struct Fall {
     /// The index of the field.
     field: usize,
     value: f64,
-    /// What a relative schedule starts from, if one drives the leaf.
+    /// The base that a relative schedule multiplies, if one drives the leaf.
     base: Option<f64>,
 }
 
@@ -143,7 +143,7 @@ impl Default for ReduceOnPlateau {
 }
 
 impl ReduceOnPlateau {
-    /// Reduces learning rates with torch's defaults; before the first observation.
+    /// A plateau with torch's defaults, before the first observation.
     pub fn new() -> Self {
         ReduceOnPlateau {
             mode: Mode::Min,
@@ -160,17 +160,17 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// For a metric that is to rise, as an accuracy: torch's `mode="max"`.
+    /// For a metric that should rise, such as an accuracy: torch's `mode="max"`.
     pub fn rising(self) -> Self {
         ReduceOnPlateau { mode: Mode::Max, ..self }
     }
 
-    /// What learning rates are multiplied by; in (0, 1).
+    /// The factor of a reduction; in (0, 1).
     pub fn factor(self, factor: f64) -> Self {
         ReduceOnPlateau { factor, ..self }
     }
 
-    /// How many observations in a row may be no improvement. The next one reduces.
+    /// How many observations in a row may lack improvement. The next one reduces.
     pub fn patience(self, patience: u64) -> Self {
         ReduceOnPlateau { patience, ..self }
     }
@@ -185,7 +185,7 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { threshold: Threshold::Absolute(by), ..self }
     }
 
-    /// How many observations after a reduction are not counted, if they are no improvement.
+    /// How many observations after a reduction do not count if they lack improvement.
     pub fn cooldown(self, cooldown: u64) -> Self {
         ReduceOnPlateau { cooldown, ..self }
     }
@@ -195,21 +195,22 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { min_eta, ..self }
     }
 
-    /// A reduction by this much or less is left out.
+    /// A reduction by this or less is left out.
     pub fn epsilon(self, epsilon: f64) -> Self {
         ReduceOnPlateau { epsilon, ..self }
     }
 
     /// Reduces another hyper-parameter in place of the learning rate.
     ///
-    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in
-    /// `0.lambda`.
+    /// It has to be a real number. Give its name, or its place in a chain too, as in `0.lambda`.
     pub fn field(self, field: impl Into<String>) -> Self {
         ReduceOnPlateau { field: field.into(), ..self }
     }
 
-    /// Takes in a metric, and reduces the learning rates of these leaves (a [`StateTree`](crate::StateTree)
-    /// or a [`Selection`]) if that is due. Says whether a rate has changed.
+    /// Counts a metric, and reduces the learning rates of these leaves if that is due.
+    ///
+    /// The leaves are a [`StateTree`](crate::StateTree) or a [`Selection`]. Returns whether a rate has
+    /// changed.
     ///
     /// A metric that is NaN is no improvement.
     ///
@@ -229,7 +230,7 @@ impl ReduceOnPlateau {
         Ok(has_changed)
     }
 
-    /// Counts an observation, and says whether it reduces.
+    /// Counts an observation, and returns whether it reduces.
     fn count(&mut self, metric: f64) -> bool {
         if self.is_better(metric) {
             self.best = Some(Number(metric));
@@ -275,7 +276,7 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What a reduction would make of a field, and of the base of it that a relative schedule multiplies.
+    /// What a reduction would make of a field, and of its base, which a relative schedule multiplies.
     fn fall(&self, field: &RateField, base: Option<f64>) -> Option<Fall> {
         let own = RateField { value: base.unwrap_or(field.value), ..*field };
         let next = (own.rate() * self.factor).max(self.min_eta);
@@ -298,7 +299,7 @@ impl ReduceOnPlateau {
         Ok(())
     }
 
-    /// The best metric so far; `None` before the first, or if all were NaN or as bad as can be.
+    /// The best metric so far; `None` before the first, or if all were NaN or the worst infinity.
     pub fn best(&self) -> Option<f64> {
         self.best.map(|Number(best)| best)
     }

@@ -20,16 +20,16 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 /// assert!((schedule.at(1000) - 1e-5).abs() < 1e-12);
 /// ```
 ///
-/// A [`Scheduler`](crate::Scheduler) sets its values in a state, and counts applied steps only. By hand it is
+/// A [`Scheduler`](crate::Scheduler) sets its values in a state, and counts applied steps only. By hand, call
 /// `state.adjust(schedule.at(step))?`.
 ///
 /// # What it drives
-/// The learning rate of all leaves, which must have the same one before: one schedule for different rates
-/// would make them equal. [`relative`](Schedule::relative) makes it a factor of each leaf's own rate,
+/// The learning rate of all leaves, which must have the same rate before: one schedule would make different
+/// rates equal. [`relative`](Schedule::relative) makes it a factor of each leaf's own rate,
 /// [`field`](Schedule::field) chooses another hyper-parameter, [`below`](Schedule::below) and
-/// [`select_where`](Schedule::select_where) choose leaves. A scheduler takes one schedule or several. Of
-/// several that select a leaf the first drives it, if it drives the same field (`0.eta` and then `eta`, or
-/// the other way round, too), so a last one for all leaves drives the rest:
+/// [`select_where`](Schedule::select_where) choose leaves. A scheduler takes one schedule or several. If
+/// several select a leaf for the same field, the first drives it (`0.eta` and `eta` count as the same, in
+/// either order). So a last one for all leaves drives the rest:
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Var};
@@ -49,16 +49,16 @@ use crate::tree::{Leaf, StateTree, below, selected_path};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// With the feature `config` a schedule is also read from JSON, TOML and the like, and written: see the
-/// module `config`.
+/// With the feature `config` schedules can be read from JSON, TOML and the like, and written: see the module
+/// `config`.
 ///
-/// Counts may be as large as they can: a phase of `u64::MAX` steps lasts for ever, and what would grow beyond
-/// the largest number stays there.
+/// Any counts are accepted: a phase of `u64::MAX` steps lasts for ever, and values saturate at the largest
+/// number.
 #[must_use = "it does nothing by itself: pass it to `Scheduler::new`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     pub(crate) curve: Curve,
-    /// `None` where nobody said: the learning rate.
+    /// `None` for the default, the learning rate.
     pub(crate) field: Option<String>,
     pub(crate) is_relative: bool,
     pub(crate) leaves: LeafChoice,
@@ -88,16 +88,18 @@ impl Schedule {
         Self::along(Curve::Between { start, end, steps, easing: Easing::Power(power) })
     }
 
-    /// `end + (start - end)·(1 + cos(π·step/steps)) / 2`, then `end`: cosine annealing (Loshchilov and Hutter
-    /// 2016, [arXiv 1608.03983](https://arxiv.org/abs/1608.03983)). torch's `CosineAnnealingLR` goes up again
-    /// behind its end; that is `then` with a cosine back.
+    /// `end + (start - end)·(1 + cos(π·step/steps)) / 2`, then `end`: cosine annealing.
+    ///
+    /// Loshchilov and Hutter 2016, [arXiv 1608.03983](https://arxiv.org/abs/1608.03983). torch's
+    /// `CosineAnnealingLR` goes up again after its end; for that use `then` with a cosine back.
     pub fn cosine(start: f64, end: f64, steps: u64) -> Self {
         Self::along(Curve::Between { start, end, steps, easing: Easing::Cosine })
     }
 
-    /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end. Of the
-    /// decays that follow a constant rate this one does best in Hägele et al. 2024
-    /// ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with `end` 0).
+    /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end.
+    ///
+    /// In Hägele et al. 2024 ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with
+    /// `end` 0) it is the best decay after a constant rate.
     ///
     /// ```
     /// use optimisers::Schedule;
@@ -110,15 +112,18 @@ impl Schedule {
         Self::along(Curve::Between { start, end, steps, easing: Easing::OneMinusSquareRoot })
     }
 
-    /// Cosine annealing from `high` to `low` that starts anew after `steps`, and then each time after
-    /// `factor` (1 or more) times as many (SGDR, same paper). torch's `CosineAnnealingWarmRestarts`.
+    /// Cosine annealing from `high` to `low` with warm restarts: torch's `CosineAnnealingWarmRestarts`.
+    ///
+    /// The first period has `steps`, each later one `factor` (1 or more) times as many (SGDR, same paper as
+    /// [`cosine`](Schedule::cosine)).
     pub fn cosine_restarts(high: f64, low: f64, steps: u64, factor: f64) -> Self {
         Self::along(Curve::Restarts { high, low, steps, factor })
     }
 
-    /// From `peak / 25` up to `peak` in the first three tenths of `steps` and down to `peak / 250 000` in the
-    /// others, by cosines: torch's `OneCycleLR` with its defaults (Smith and Topin 2017,
-    /// [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
+    /// Up to `peak` and down again, by cosines: torch's `OneCycleLR` with its defaults.
+    ///
+    /// It goes from `peak / 25` to `peak` in the first three tenths of `steps`, and to `peak / 250 000` in
+    /// the others (Smith and Topin 2017, [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
     pub fn one_cycle(peak: f64, steps: u64) -> Self {
         Self::along(Curve::OneCycle { peak, steps })
     }
@@ -133,25 +138,29 @@ impl Schedule {
         Self::along(Curve::Exponential { start, rate, steps, staircase: true })
     }
 
-    /// Up linearly to `peak` in `warmup` steps, then `peak·√(warmup / step)`, as in the Transformer paper
-    /// (Vaswani et al. 2017, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)):
-    /// `peak·√warmup·min(1/√step, step·warmup^-1.5)`, and with their peak `1/√(width·warmup)`.
+    /// Up linearly to `peak` in `warmup` steps, then `peak·√(warmup / step)`.
     ///
-    /// The paper's first step is 1. Here the first rate is that of step 0, which is 0 where there is a
-    /// warm-up: under a [`Scheduler`](crate::Scheduler) the first update moves nothing.
+    /// It is the schedule of the Transformer paper (Vaswani et al. 2017, [arXiv
+    /// 1706.03762](https://arxiv.org/abs/1706.03762)), `peak·√warmup·min(1/√step, step·warmup^-1.5)`, whose
+    /// peak is `1/√(width·warmup)`.
+    ///
+    /// The paper's first step is 1. Here the first rate is that of step 0, which is 0 with a warm-up: under a
+    /// [`Scheduler`](crate::Scheduler) the first update moves nothing.
     pub fn inverse_square_root(peak: f64, warmup: u64) -> Self {
         Self::along(Curve::InverseSquareRoot { peak, warmup })
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then down linearly to `end` in `decay`:
-    /// warmup-stable-decay (Hu et al. 2024, [arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a
+    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then down linearly to `end` in `decay`.
+    ///
+    /// Warmup-stable-decay is by Hu et al. 2024 ([arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a
     /// decay along another curve see [`Schedule::warmup_stable_then`].
     pub fn warmup_stable_decay(peak: f64, end: f64, warmup: u64, stable: u64, decay: u64) -> Self {
         Self::warmup_stable_then(peak, warmup, stable, Self::linear(peak, end, decay))
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again:
-    /// the curve of one's choice from `peak` down, such as
+    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again.
+    ///
+    /// `decay` is any curve from `peak` down, such as
     /// [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or
     /// [`exponential`](Schedule::exponential).
     pub fn warmup_stable_then(peak: f64, warmup: u64, stable: u64, decay: Schedule) -> Self {
@@ -161,8 +170,8 @@ impl Schedule {
 
     /// This schedule for the first `steps`, then another, which counts from 0 again.
     ///
-    /// The whole drives what either of the two does; where both say it, what this one says. So it does not
-    /// matter for which of them [`relative`](Schedule::relative) and the like are called.
+    /// [`relative`](Schedule::relative), [`field`](Schedule::field) and the like apply to the whole,
+    /// whichever of the two they are called for; if both say it, this one decides.
     pub fn then(self, steps: u64, next: Schedule) -> Self {
         Schedule {
             curve: Curve::Joined { first: Box::new(self.curve), at: steps, second: Box::new(next.curve) },
@@ -172,29 +181,30 @@ impl Schedule {
         }
     }
 
-    /// A factor of each leaf's own rate, as that is when the [`Scheduler`](crate::Scheduler) is made.
+    /// Makes it a factor of each leaf's own rate when the [`Scheduler`](crate::Scheduler) is made.
     ///
     /// torch's `LambdaLR`: `Schedule::cosine(1.0, 0.1, steps).relative()` ends with a tenth of each rate.
     pub fn relative(self) -> Self {
         Schedule { is_relative: true, ..self }
     }
 
-    /// Another hyper-parameter in place of the learning rate.
+    /// Drives another hyper-parameter in place of the learning rate.
     ///
-    /// One of those that are real numbers, by its name, or with its place in a chain before it, as in
-    /// `0.lambda`. A name that several members of a chain have needs a place, but for `eta`, which is their
+    /// It has to be a real number. Give its name, or its place in a chain too, as in `0.lambda`. A name that
+    /// several members of a chain have needs a place, except `eta`, which is their
     /// [product](crate::Adjust::adjust).
     pub fn field(self, field: impl Into<String>) -> Self {
         Schedule { field: Some(field.into()), ..self }
     }
 
-    /// Only the leaf at `path` and those below it, in place of what was selected before.
+    /// Drives only the leaf at `path` and those below it, in place of an earlier selection.
     pub fn below(self, path: impl Into<String>) -> Self {
         Schedule { leaves: LeafChoice::Below(path.into()), ..self }
     }
 
-    /// Only the leaves for which `choose` holds, in place of what was selected before. It is asked again in
-    /// every step.
+    /// Drives only the leaves for which `choose` holds, in place of an earlier selection.
+    ///
+    /// `choose` is asked again in every step.
     pub fn select_where(self, choose: impl Fn(&Leaf) -> bool + Send + Sync + 'static) -> Self {
         Schedule { leaves: LeafChoice::Where(Arc::new(choose)), ..self }
     }

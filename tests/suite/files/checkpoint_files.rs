@@ -325,7 +325,8 @@ fn saves_at_the_same_time() {
 
 /// Runs one of these tests again, in a process of its own that sees the variable `ALONE`.
 fn alone(test: &str, program: &mut Command) {
-    let output = program.args(["--exact", &format!("checkpoint_files::{test}"), "--nocapture"]).env("ALONE", "1").output().unwrap();
+    let (_, module) = module_path!().split_once("::").expect("a module of this program");
+    let output = program.args(["--exact", &format!("{module}::{test}"), "--nocapture"]).env("ALONE", "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }

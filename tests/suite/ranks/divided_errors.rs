@@ -60,7 +60,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
         (
             "way",
             |_, state, model| Update::new(state).finite_only().apply(model, &gradients(0, 0, DType::F32)),
-            &["rank 1", "what is asked of the call", "finite_only on rank 1"],
+            &["rank 1", "what is asked of the call", "finite_only on rank"],
         ),
         (
             "changed",

@@ -39,9 +39,9 @@ fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
     let model = variables();
     let mut state = mixed(&model);
     let error = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state).expect_err("refused");
-    let flattened = "one schedule would make its eta and that of \"0\" equal";
+    let flattened = "one schedule would make its eta, 0.02, and that of \"0\", 0.0003, equal";
     is_kind(&error, ErrorKind::Schedule, &[flattened, "Schedule::relative", "Schedule::below", "adjust"]);
-    assert_eq!((error.path(), error.got(), error.expected()), (Some("1"), Some("0.02"), Some("0.0003")), "{error}");
+    assert_eq!(error.path(), Some("1"), "{error}");
     assert_eq!(rates(&state), [3e-4, 0.02], "nothing has changed");
     let resumed = Scheduler::resume(Schedule::constant(0.02), 7, &mut state).expect_err("refused");
     is_kind(&resumed, ErrorKind::Schedule, &[flattened]);
@@ -295,7 +295,7 @@ fn leaves_that_are_added_or_replaced_later_are_driven_as_documented() {
     state.add(Adam::new(8.0), &model).expect("a new leaf");
     let before = absolute.clone();
     let error = absolute.advance(&moved(), &mut state).expect_err("rates that differ");
-    is_kind(&error, ErrorKind::Schedule, &["one schedule would make its eta and that of \"0\" equal"]);
+    is_kind(&error, ErrorKind::Schedule, &["one schedule would make its eta", "and that of \"0\"", "equal"]);
     assert_eq!((error.path(), error.got()), (Some("1"), Some("8")), "{error}");
     assert_eq!((absolute.clone(), rates(&state)), (before, vec![0.75, 8.0]), "nothing has changed");
     state.adjust(absolute.current()).expect("one rate");

@@ -1,5 +1,4 @@
-//! The builders that a layer's constructor is called with: one that notes what it asks for, and one that
-//! gives it the same again.
+//! The builders for a layer's constructor: one records what it asks for, one replays that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,16 +8,15 @@ use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 
 use crate::error::{Error, ErrorKind, listed};
 
-/// What a constructor asked for, by full path.
+/// The tensors that a constructor asked for, by full path.
 #[derive(Default)]
 pub(super) struct LayerRecord {
     pub(super) tensors: BTreeMap<String, Tensor>,
-    /// Whether a tensor was there, where that was asked: the same answers make the constructor go the same
-    /// way.
+    /// Whether a tensor was there, if the constructor asked: with the same answers it does the same again.
     present: HashMap<String, bool>,
 }
 
-/// Runs a constructor with a builder that passes its requests on, always for F32, and notes them.
+/// Runs a constructor with a builder that passes its requests on, always for F32, and records them.
 pub(super) fn record<L>(
     builder: VarBuilder<'_>,
     constructor: &impl Fn(VarBuilder<'_>) -> candle_core::Result<L>,
@@ -31,7 +29,7 @@ pub(super) fn record<L>(
     Ok((layer, record))
 }
 
-/// A builder that gives what was recorded, converted to the dtype that is asked for, or else to `dtype`.
+/// A builder that returns the recorded tensors, in the dtype that is asked for, or else in `dtype`.
 pub(super) fn replay(record: &Arc<LayerRecord>, layer: &'static str, prefix: &str, dtype: DType, device: &Device) -> VarBuilder<'static> {
     let player = Player { record: record.clone(), layer };
     at(prefix, VarBuilder::from_backend(Box::new(player), dtype, device.clone()))

@@ -12,14 +12,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Model, Visitor};
 use crate::training::precision::run_in;
 
-/// A layer made by [`Autocast::layer`](crate::Autocast::layer): parameters in F32, arithmetic in the dtype of
-/// its type, input and output in the input's dtype (F32 for an input that is not floating-point).
+/// A layer made by [`Autocast::layer`](crate::Autocast::layer).
+///
+/// Its parameters are in F32, its arithmetic is in the dtype chosen for its type. The output has the input's
+/// dtype (F32 for an input that is not floating-point).
 ///
 /// # Where a kernel is missing
 /// Some layers cannot compute in some dtypes on some devices; convolutions in BF16 on the CPU are an example.
-/// The first forward pass finds out: it tries the layer forward and backward with its input, on the side. If
-/// that fails and F32 gets further, the layer computes in F32 from then on and logs a warning that says why,
-/// once. [`computes_in`](AutocastLayer::computes_in) tells.
+/// The first forward pass finds out: it first runs the layer forward and backward on its input as a trial. If
+/// that fails and F32 gets further, the layer computes in F32 from then on and logs the reason once.
+/// [`computes_in`](AutocastLayer::computes_in) returns the dtype.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
@@ -34,7 +36,7 @@ use crate::training::precision::run_in;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AutocastLayer {
-    /// The type of what the constructor makes.
+    /// The name of the type that the constructor makes.
     layer: &'static str,
     prefix: String,
     record: Arc<LayerRecord>,
@@ -88,8 +90,10 @@ impl AutocastLayer {
         Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
     }
 
-    /// The dtype that the layer computes in. Before the first forward pass it is the one that it is to
-    /// compute in, see [above](AutocastLayer#where-a-kernel-is-missing).
+    /// The dtype that the layer computes in.
+    ///
+    /// Before the first forward pass it is the intended one, see
+    /// [above](AutocastLayer#where-a-kernel-is-missing).
     pub fn computes_in(&self) -> DType {
         match &self.arithmetic {
             Computation::Plain(_) => DType::F32,
@@ -123,15 +127,15 @@ impl AutocastLayer {
             }
             DType::F32
         } else if low == SupportedPasses::Nothing {
-            // An input that does not fit, for example: it says nothing about the dtype.
+            // F32 fails as well, as with an input that does not fit: that says nothing about the dtype.
             dtype
         } else {
             *decided.get_or_init(|| dtype)
         }
     }
 
-    /// How far the layer gets with this input, and what keeps it from getting further. Nothing before the
-    /// layer takes part.
+    /// How far the layer gets with this input, and the error that stops it. The input is detached, so layers
+    /// before it take no part.
     fn supported(&self, dtype: DType, input: &Tensor) -> (SupportedPasses, Option<candle_core::Error>) {
         let output = match self.run(dtype, &input.detach()) {
             Ok(output) => output,

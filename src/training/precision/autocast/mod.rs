@@ -16,10 +16,10 @@ use crate::error::Result;
 /// Keeps all parameters in F32 and lets the layers of certain types compute in BF16 or F16.
 ///
 /// These are linear and convolution layers (`Linear`, `Conv1d`, `Conv2d`, `ConvTranspose1d`,
-/// `ConvTranspose2d`), which take most of the time and bear it best; the list can be changed. Every layer is
-/// made by [`layer`](Autocast::layer). One of a listed type converts its input and its parameters, computes,
-/// and converts its output back; one of another type computes in F32. Since the conversions are part of the
-/// graph, gradients arrive in F32, and the optimiser needs neither masters nor anything else.
+/// `ConvTranspose2d`), which take most of the time and tolerate low precision best; the list can be changed.
+/// Make every layer by [`layer`](Autocast::layer). A layer of a listed type converts its input and its
+/// parameters, computes, and converts its output back. Others compute in F32. The conversions are part of the
+/// graph, so gradients arrive in F32, and the optimiser needs no masters.
 ///
 /// F16 needs a [`LossScaler`](crate::LossScaler), BF16 does not:
 ///
@@ -50,15 +50,15 @@ use crate::error::Result;
 ///
 /// # What it costs
 /// Each forward pass reads all parameters of a listed layer and writes them anew in 16 bits, each backward
-/// pass converts their gradients, and the graph holds the copies in between. Where parameters are to take 2
+/// pass converts their gradients, and the graph holds the copies in between. If parameters should take 2
 /// bytes, use [`MixedPrecision`](crate::MixedPrecision) with a [`PrecisionPolicy`](crate::PrecisionPolicy).
-/// On the CPU candle widens BF16 matrices to F32 in order to multiply them, so there is nothing to gain but
-/// the numbers that another device would give.
+/// On the CPU candle widens BF16 matrices to F32 to multiply them, so the only gain is the numbers that
+/// another device would give.
 ///
 /// # Departures
-/// torch decides by operation, and hands low-precision outputs on to the next one; the list of types is that
-/// of DeepSpeed's `torch_autocast`. Here outputs come back in the input's dtype, so what lies between layers
-/// computes in F32.
+/// torch decides by operation, and passes low-precision outputs to the next one. Here outputs come back in
+/// the input's dtype, so operations between layers compute in F32. The list of types is that of DeepSpeed's
+/// `torch_autocast`.
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct Autocast {
@@ -67,11 +67,12 @@ pub struct Autocast {
 }
 
 impl Autocast {
-    /// Lets linear and convolution layers compute in `dtype`: BF16 or F16. With F32 every layer computes in
-    /// F32, to compare.
+    /// Lets linear and convolution layers compute in `dtype`: BF16 or F16.
+    ///
+    /// With F32 every layer computes in F32, for comparison.
     ///
     /// # Errors
-    /// If `dtype` is another one.
+    /// If `dtype` is any other.
     pub fn new(dtype: impl Into<DType>) -> Result<Self> {
         let dtype = dtype.into();
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
@@ -111,15 +112,14 @@ impl Autocast {
 
     /// Makes a layer, which computes in low precision if its type is listed.
     ///
-    /// `constructor` is called here, where it makes its variables as usual, in F32 whatever the builder's
-    /// dtype. If the type is listed, it is called again in each forward pass, with a builder that gives it
-    /// the same variables in low precision; so it should do nothing but ask for tensors, and always for the
-    /// same. A layer that remembers anything from one call to the next does not belong in the list.
+    /// `constructor` is called here and makes its variables as usual, in F32 whatever the builder's dtype. If
+    /// the type is listed, it is called again in each forward pass, with a builder that returns the same
+    /// variables in low precision. So it must only ask for tensors, and always for the same. A layer that
+    /// keeps anything between calls does not belong in the list.
     ///
     /// # Errors
-    /// If the constructor fails, if a variable exists already in another dtype than F32, and if a layer of a
-    /// listed type has running statistics, which are told by their names (`running_*`,
-    /// `num_batches_tracked`).
+    /// If the constructor fails; if a variable exists already in another dtype than F32; if a layer of a
+    /// listed type has running statistics, recognised by their names (`running_*`, `num_batches_tracked`).
     pub fn layer<L, F>(&self, builder: VarBuilder<'_>, constructor: F) -> Result<AutocastLayer>
     where
         L: Module + Send + Sync + 'static,

@@ -1,0 +1,23 @@
+//! Tensors as matrices.
+
+use candle_core::{D, Result, Tensor};
+
+/// The matrix of a tensor of two or more dimensions, the first by all others, or `None`. In linear and
+/// convolution layers each row makes one output.
+pub(crate) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
+    if x.rank() < 2 { Ok(None) } else { x.flatten_from(1).map(Some) }
+}
+
+/// The 2-norm of each row of each matrix, as columns. Squares are taken of the row divided by its largest
+/// number, so that they neither under- nor overflow.
+pub(crate) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
+    let largest = matrix.abs()?.max_keepdim(D::Minus1)?;
+    // A row of zeros is divided by 1.
+    let divisor = largest.eq(0.0)?.where_cond(&largest.ones_like()?, &largest)?;
+    matrix.broadcast_div(&divisor)?.sqr()?.sum_keepdim(D::Minus1)?.sqrt()? * largest
+}
+
+/// The 2-norm of each matrix of a stack, as a stack of matrices of one element.
+pub(crate) fn norms(stack: &Tensor) -> Result<Tensor> {
+    row_norms(&stack.reshape((stack.dim(0)?, 1, ()))?)
+}
