@@ -284,7 +284,7 @@ fn a_divisible_rule_keeps_a_number_for_each_element() {
 
 /// Two ranks that make different calls, or the same with different arguments, with the state that they share.
 fn apart(
-    optimiser: impl Optimiser + Clone + Send + Sync,
+    optimiser: impl Optimiser + Clone,
     call: impl Fn(usize, &mut StateTree, &Vars) -> Result<()> + Send + Sync + 'static,
 ) -> Vec<Error> {
     let errors = on(2, move |world| {
