@@ -1,4 +1,4 @@
-//! What a training loop needs, to be imported as a whole beside candle's own names.
+//! What a training loop needs, for a glob import beside candle's names.
 //!
 //! ```
 //! use candle_core::{DType, Device, Result, Tensor};
@@ -31,8 +31,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! It has no name that the standard library's prelude, candle-core or candle-nn have, so neither `Result` nor
-//! anything else is shadowed or ambiguous. Rules are imported by their names: candle-nn has an `AdamW` too.
+//! No name here is also one of the standard library's prelude, candle-core or candle-nn, so nothing (such as
+//! `Result`) is shadowed or ambiguous. Import rules by name: candle-nn has an `AdamW` too.
 
 pub use crate::{
     Adjust, CandleOptimizer, Checkpoint, CheckpointFile, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Rule,

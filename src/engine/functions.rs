@@ -11,7 +11,7 @@ use crate::model::lent::{Lend, Lent};
 use crate::numbers::is_supported;
 
 /// About how many elements the leaves have whose functions run at the same time.
-const AT_ONCE: usize = 1 << 20;
+const FUNCTION_BATCH: usize = 1 << 20;
 
 /// Runs these functions, each given by the index of its job and its index among the steps there.
 ///
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 1 << 20;
 /// If one of them fails.
 pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize, usize)]) -> Result<()> {
     let written = UpdateTargets::all();
-    for functions in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, AT_ONCE) {
+    for functions in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, FUNCTION_BATCH) {
         let mut views = Vec::with_capacity(2 * functions.len());
         for &(job, step) in functions.iter().filter(|(job, _)| jobs[*job].length > 0) {
             views.extend([GradientView::parameter(jobs[job]), GradientView::gradient(jobs[job], step)?]);
@@ -92,7 +92,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (left, ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.has_functions());
     dispatch::commit(engine, ready)?;
-    for mut jobs in batches(left, |job| job.length, AT_ONCE) {
+    for mut jobs in batches(left, |job| job.length, FUNCTION_BATCH) {
         loop {
             let first = |job: &Job<'_>| job.steps.iter().position(|step| matches!(step, Step::Tensor(_)));
             let next: Vec<_> = jobs.iter().enumerate().filter_map(|(index, job)| Some((index, first(job)?))).collect();

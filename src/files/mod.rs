@@ -1,5 +1,4 @@
-//! What is read from files and written to them: weights, checkpoints, torch's optimiser states,
-//! configurations.
+//! Files, read and written: weights, checkpoints, torch's optimiser states, configurations.
 
 pub(crate) mod checkpoint;
 #[cfg(feature = "config")]

@@ -15,14 +15,15 @@ use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, is_supported};
 use crate::tree::{MasterValues, WeightFiles};
 
-/// The tensors of safetensors files, by name, for parameters of whatever float dtype: values are converted,
-/// and rounded once where they must be.
+/// The tensors of safetensors files, by name, for parameters of any float dtype.
 ///
-/// Any safetensors file will do: of another library, of `VarMap::save`, or a checkpoint of this crate, of
-/// which only the parameters are used (with [`CheckpointFile::converting`](crate::CheckpointFile::converting)
-/// it gives the precise copies, too). The files stay open, and tensors are read when they are taken over; a
-/// clone shares the files. One that is changed in its place meanwhile is refused, as far as its length and
-/// its time of modification tell.
+/// Values are converted, and rounded once if needed.
+///
+/// Any safetensors file is accepted: of another library, of `VarMap::save`, or a checkpoint of this crate. Of
+/// a checkpoint only the parameters are used
+/// ([`CheckpointFile::converting`](crate::CheckpointFile::converting) also reads the precise copies). The
+/// files stay open, and tensors are read when they are used; a clone shares the files. A file that is changed
+/// in its place meanwhile is refused, as far as its length and its time of modification show.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
@@ -48,10 +49,10 @@ pub struct Weights {
     accept_non_finite: bool,
 }
 
-/// What the files are, for errors.
+/// The name of the files in errors.
 const WEIGHTS: &str = "weights";
 
-/// Variables with what they are to be.
+/// Variables with their new values.
 type Assignments<'m> = Vec<(Variable<'m>, Tensor)>;
 
 struct File {
@@ -66,11 +67,11 @@ impl std::fmt::Debug for Weights {
 }
 
 impl Weights {
-    /// Reads files, which together have the tensors of one model.
+    /// Opens files, which together have the tensors of one model.
     ///
     /// # Errors
-    /// If a file cannot be read or is not a whole safetensors file, and if two files have a tensor of the
-    /// same name.
+    /// If a file cannot be read or is not a whole safetensors file, or two files have a tensor of the same
+    /// name.
     pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
         let files: Arc<[File]> = files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
         let mut places = BTreeMap::new();
@@ -86,8 +87,9 @@ impl Weights {
         Ok(Weights { files, places: Arc::new(places), accept_non_finite: false })
     }
 
-    /// Takes over infinities and NaN as well, which are refused otherwise, and makes numbers infinite that
-    /// are too large for their parameter.
+    /// Accepts infinities and NaN, which are refused by default.
+    ///
+    /// Numbers that are too large for their parameter become infinite.
     pub fn accepting_non_finite(mut self) -> Self {
         self.accept_non_finite = true;
         self
@@ -98,17 +100,18 @@ impl Weights {
         self.places.keys().map(String::as_str)
     }
 
-    /// Gives every variable of a model the values of the tensor that has its path as name, and returns the
-    /// names that no variable has.
+    /// Gives every variable of a model the values of the tensor with its path as name.
+    ///
+    /// Returns the names that no variable has.
     ///
     /// Everything is checked and converted before the first variable is written.
     ///
-    /// Load first and set up then: a master is not changed here, and starts from the rounded parameter.
-    /// [`StateTree::set_masters`](crate::StateTree::set_masters) gives it what the files have.
+    /// Load first, then set up: this changes no master, and a new master starts from the rounded parameter.
+    /// [`StateTree::set_masters`](crate::StateTree::set_masters) sets masters to the values of the files.
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
-    /// number that is not finite or would not be. Nothing changes then.
+    /// number that is not finite, before or after rounding. Nothing changes then.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) = self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
         for (variable, values) in values {
@@ -117,7 +120,7 @@ impl Weights {
         Ok(unused)
     }
 
-    /// What `read` makes of the tensor for each variable of a model, and the names that no variable has.
+    /// The tensor that `read` returns for each variable of a model, and the names that no variable has.
     fn values<'m, M: Model + ?Sized>(
         &self,
         model: &'m M,
@@ -126,7 +129,7 @@ impl Weights {
         let mut unused: HashSet<&str> = self.names().collect();
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
-            // Tied weights are in a file under one of their paths.
+            // A file has tied weights under one of their paths.
             let name = variable.paths.iter().find(|path| self.places.contains_key(*path)).map_or(variable.path(), String::as_str);
             let value = read(name, &*variable.x)?;
             variable.paths.iter().for_each(|path| {
@@ -137,17 +140,17 @@ impl Weights {
         Ok((values, self.names().filter(|name| unused.contains(name)).map(str::to_string).collect()))
     }
 
-    /// The tensor for a parameter of this shape and dtype, as it is in the file.
+    /// The tensor for a parameter of this shape and dtype, as the file has it.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
         let read = self.check(&entry, shape, dtype).and_then(|()| {
             let tensor = entry.tensor().and_then(|tensor| file.tensors.expect_unchanged().map(|()| tensor));
-            tensor.map_err(unread)
+            tensor.map_err(read_error)
         });
         read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
 
-    /// Refuses a tensor that is not for a parameter of this shape and dtype.
+    /// Refuses a tensor that does not fit a parameter of this shape and dtype.
     fn check(&self, entry: &Entry<'_>, shape: &[usize], dtype: DType) -> Result<()> {
         const WHAT: &str = "the file's tensor";
         if entry.shape != shape {
@@ -158,7 +161,7 @@ impl Weights {
             let remedy = "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
             return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
         }
-        match entry.non_finite(0..entry.elements(), dtype).map_err(unread)?.filter(|_| !self.accept_non_finite) {
+        match entry.non_finite(0..entry.elements(), dtype).map_err(read_error)?.filter(|_| !self.accept_non_finite) {
             Some((index, value)) if value.is_finite() => Err(Error::too_large(WHAT, value, index, dtype)
                 .with_remedy("give the parameter another dtype, or, to make it infinite, call `Weights::accepting_non_finite` first")),
             Some((index, value)) => Err(Error::not_finite(WHAT, value, index)
@@ -209,7 +212,7 @@ impl File {
     fn read(path: &Path) -> Result<Self> {
         let (tensors, _) = TensorFile::open(path).map_err(|source| {
             let error = match source {
-                SafeTensorError::IoError(source) => unread(source),
+                SafeTensorError::IoError(source) => read_error(source),
                 source => not_whole(source),
             };
             error.in_file(WEIGHTS, path)
@@ -218,6 +221,6 @@ impl File {
     }
 }
 
-fn unread(source: std::io::Error) -> Error {
+fn read_error(source: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
 }

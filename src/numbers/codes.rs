@@ -30,7 +30,7 @@ const CUT: u32 = 20;
 const ONE: u32 = 0x3f8;
 
 /// A factor that lifts any number but 0 above the smallest code of all.
-const LARGE: f32 = f32::MAX;
+const LARGEST: f32 = f32::MAX;
 
 const SIZE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
@@ -183,7 +183,7 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     // 0 for 0, and no less than the smallest code for anything else. 0 goes through the hash as well: to
     // select it at the end would be a selection among bytes, which takes longer.
     let smallest = f32::from_bits(((ONE & !0xff) + 1) << CUT);
-    let least = if abs * LARGE < smallest { abs * LARGE } else { smallest };
+    let least = if abs * LARGEST < smallest { abs * LARGEST } else { smallest };
     let size = if y > least { y } else { least }.to_bits();
     let up = size.wrapping_mul(0x9e37_79b1) >> (32 - CUT);
     ((size + up).min(((ONE + 1) << CUT) - 1) >> CUT) as u8

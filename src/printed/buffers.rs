@@ -1,4 +1,4 @@
-//! The buffers that a runtime has to keep, from the state of a parameter of two elements.
+//! The buffers that a runtime has to keep, derived from the state of a parameter of two elements.
 
 use candle_core::{Device, Tensor};
 
@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
 
-/// A parameter whose elements differ, so that copies of it can be told from constants.
+/// A parameter whose elements differ, which tells copies of it from constants.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
     Ok(Tensor::from_slice(&[1f32, 2.0], 2, &Device::Cpu)?.to_dtype(dtype.into())?)
 }
@@ -26,7 +26,7 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
             _ if values == of_parameter => Some(BufferStart::Parameter),
             _ => None,
         };
-        // What belongs to the parameter itself comes first.
+        // Buffers of the store come first, then the slots of rules.
         let role = match (tensor, storage, index, name.as_str()) {
             (StateTensor { is_master: true, .. }, ..) => BufferRole::Master,
             (_, StorageKind::Split, 0, "rest") => BufferRole::LowBits,
@@ -46,7 +46,7 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
     state.tensors().into_iter().enumerate().map(describe).collect()
 }
 
-/// The full names of slots, by where they are.
+/// The full names of slots, by their addresses.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
     let place = |(name, tensor): (String, StateTensor<'_>)| (!tensor.is_master).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name));
     state.tensors().into_iter().filter_map(place).collect()

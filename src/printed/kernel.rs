@@ -5,20 +5,19 @@ use crate::numbers::DType;
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::rule::SlotFormat;
 
-/// The code of a step of one parameter, and what its function takes.
+/// The code of a step of one parameter, and the arguments of its function.
 ///
 /// One launch does a whole parameter: [`blocks`](PrintedKernel::blocks) blocks of
 /// [`threads`](PrintedKernel::threads) threads, each in one dimension, without dynamic shared memory. Equal
-/// kernels have equal sources, so functions that were compiled can be kept by those.
+/// kernels have equal sources, so compiled functions can be cached by source.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PrintedKernel {
     /// The name of the function, which is `extern "C"`.
     pub entry: &'static str,
-    /// What it takes, in this order.
+    /// The arguments of the function, in this order.
     pub arguments: Vec<KernelArgument>,
-    /// The dtype of the arithmetic and of the scalars: F64 where parameter, master or gradient is F64, else
-    /// F32.
+    /// The dtype of the arithmetic and of the scalars: F64 if parameter, master or gradient is F64, else F32.
     pub arithmetic: DType,
     /// How many threads a block has.
     pub threads: u32,
@@ -32,20 +31,21 @@ pub struct PrintedKernel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KernelArgument {
-    /// How many elements the parameter has: an `unsigned long long`.
+    /// The number of elements of the parameter: an `unsigned long long`.
     Length,
-    /// What decides the random bits of this step: an `unsigned long long`, which is
-    /// [`PrintedStep::key`](super::PrintedStep::key).
+    /// The key of this step's random bits, [`PrintedStep::key`](super::PrintedStep::key): an
+    /// `unsigned long long`.
     Key,
     /// A pointer to the first element of an array.
     Array(KernelArray),
-    /// The scalar of this index of [`PrintedStep::scalars`](super::PrintedStep::scalars), by value: a
-    /// `float`, or a `double` where the [arithmetic](PrintedKernel::arithmetic) is F64.
+    /// The scalar with this index in [`PrintedStep::scalars`](super::PrintedStep::scalars), by value: a
+    /// `float`, or a `double` if the [arithmetic](PrintedKernel::arithmetic) is F64.
     Scalar(usize),
 }
 
-/// An array that a kernel works on: as many elements as the parameter has, one after another. No two arrays
-/// of a launch may overlap.
+/// An array that a kernel works on, with an element for each of the parameter's.
+///
+/// Arrays are contiguous. No two arrays of a launch may overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelArray {
@@ -69,15 +69,14 @@ pub enum BufferRole {
     Parameter,
     /// Its gradient, which no kernel writes.
     Gradient,
-    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision), of which the parameter is the rounded
-    /// form.
+    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision); the parameter is it, rounded.
     Master,
-    /// What a bf16 lacks of an f32, of [`SplitMaster`](crate::SplitMaster): I16, or U8 of 24 bits.
+    /// The low bits of [`SplitMaster`](crate::SplitMaster), which a bf16 lacks of an f32: I16, or U8 of 24
+    /// bits.
     LowBits,
-    /// What the last rounding lost, of [`Kahan`](crate::Kahan).
+    /// The compensation of [`Kahan`](crate::Kahan): what the last rounding lost.
     Compensation,
-    /// A state tensor of a rule, by the name that it has in checkpoints: `m`, or `1.m` of the second member
-    /// of a chain.
+    /// A state tensor of a rule, by its name in checkpoints: `m`, or `1.m` of the second member of a chain.
     Slot(String),
 }
 
@@ -89,46 +88,47 @@ pub struct StateBuffer {
     pub role: BufferRole,
     /// How it is stored.
     pub format: SlotFormat,
-    /// What is in it before the first step.
+    /// Its content before the first step.
     pub start: BufferStart,
 }
 
-/// What a buffer has in it before the first step.
+/// The content of a buffer before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BufferStart {
-    /// This number in each element. All bytes of 0 are 0, in every format.
+    /// This number in each element. In every format 0 is all bytes 0.
     Number(f64),
     /// The parameter's elements, converted.
     Parameter,
 }
 
 impl PrintedKernel {
-    /// What NVRTC or nvcc has to be told besides the architecture, so that a device computes the bits of
-    /// [`update`](crate::update).
+    /// The flags for NVRTC or nvcc with which a device computes the bits of [`update`](crate::update).
+    ///
+    /// The architecture comes in addition.
     pub const CUDA_FLAGS: [&str; 5] = CUDA_FLAGS;
 
-    /// CUDA C++, complete: it includes nothing.
+    /// The source in CUDA C++, complete: it includes nothing.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The same for a C++17 compiler of the host, to test without a device.
+    /// The source for a C++17 compiler of the host, to test without a device.
     ///
-    /// Its one function takes what `cuLaunchKernel` does, the number of blocks and a pointer to the value of
-    /// each argument, and runs all threads one after another:
+    /// Its one function takes the number of blocks and a pointer to the value of each argument, like
+    /// `cuLaunchKernel`, and runs all threads one after another:
     ///
     /// ```text
     /// extern "C" void launch(unsigned int blocks, void** values);
     /// ```
     ///
-    /// It has to be compiled without contraction of products into sums (`-ffp-contract=off`), and without
-    /// `-ffast-math`. State [in 8 bits](SlotFormat::Q8) needs POSIX contexts.
+    /// Compile it with `-ffp-contract=off` (no contraction of products into sums), and without `-ffast-math`.
+    /// State [in 8 bits](SlotFormat::Q8) needs POSIX contexts.
     pub fn host_source(&self) -> &str {
         &self.host_source
     }
 
-    /// How many blocks a parameter of so many elements takes. With none there is nothing to launch.
+    /// How many blocks a parameter of `length` elements takes; for 0 launch nothing.
     pub fn blocks(&self, length: usize) -> u32 {
         length.div_ceil(self.elements_per_block) as u32
     }
@@ -140,14 +140,14 @@ impl PrintedKernel {
 }
 
 impl KernelArray {
-    /// How many bytes it takes for a parameter of so many elements.
+    /// How many bytes it takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
         bytes(self.format, length)
     }
 }
 
 impl StateBuffer {
-    /// How many bytes it takes for a parameter of so many elements.
+    /// How many bytes it takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
         bytes(self.format, length)
     }

@@ -23,14 +23,16 @@ use crate::numbers::DType;
 use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
 
-/// The steps of `optimiser` as kernels, for parameters and gradients of these dtypes (F16, BF16, F32 or F64).
+/// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
 ///
-/// The [module](mod@crate::printed) says how they are used.
+/// Each is F16, BF16, F32 or F64.
+///
+/// The [module](mod@crate::printed) shows how to use them.
 ///
 /// # Errors
 /// - A step of an element depends on other elements
 ///   ([`ErrorKind::Unsupported`]).
-/// - A hyper-parameter is out of range, or a dtype is none of those.
+/// - A hyper-parameter is out of range, or a dtype is any other.
 pub fn printed<O: Optimiser>(optimiser: O, parameter: impl Into<DType>, gradient: impl Into<DType>) -> Result<Printed> {
     let (parameter, gradient) = (parameter.into(), gradient.into());
     expect_dtypes(parameter, gradient)?;
@@ -44,37 +46,38 @@ pub fn printed<O: Optimiser>(optimiser: O, parameter: impl Into<DType>, gradient
     Ok(printed)
 }
 
-/// The steps of an optimiser as kernels: made by [`printed`](printed()), it goes along with a training.
+/// The steps of an optimiser as kernels, made by [`printed`](printed()) and advanced with a training.
 #[must_use]
 #[derive(Debug)]
 pub struct Printed {
     optimiser: Box<dyn Optimiser>,
     path: String,
-    /// A parameter of two elements, which stays as it is.
+    /// A parameter of two elements, which is never written.
     x: Tensor,
     gradient: Tensor,
-    /// Of that parameter: its counters and numbers are those of the training.
+    /// The state of that parameter; its counters and numbers are those of the training.
     state: State,
     buffers: Vec<StateBuffer>,
-    /// Of open windows.
+    /// The calls that open windows have counted.
     calls: u64,
     /// Every kernel so far, the first step's first.
     known: Vec<KnownKernel>,
 }
 
-/// A kernel, and what decides its text and its arguments.
+/// A kernel, and the trace from which it was printed.
 #[derive(Debug)]
 struct KnownKernel {
     traced: TracedKernel,
     slots: Vec<String>,
-    /// Which of the traced scalars it takes.
+    /// The indices of the traced scalars that it takes.
     scalars: Vec<usize>,
     kernel: Arc<PrintedKernel>,
 }
 
 impl Printed {
-    /// The same for the parameter of this path in the model, which random bits depend on. Parameters under
-    /// [`StochasticRounding`](crate::StochasticRounding) get one each.
+    /// The same for the parameter with this path in the model, on which random bits depend.
+    ///
+    /// Make one for each parameter under [`StochasticRounding`](crate::StochasticRounding).
     pub fn at_path(self, path: impl Into<String>) -> Self {
         Printed { path: path.into(), ..self }
     }
@@ -84,20 +87,21 @@ impl Printed {
         &self.known[0].kernel
     }
 
-    /// The buffers that a parameter has besides itself and its gradient. Not every kernel takes all of them.
+    /// The buffers that a parameter needs besides itself and its gradient. A kernel may take only some of
+    /// them.
     pub fn state(&self) -> &[StateBuffer] {
         &self.buffers
     }
 
-    /// Goes one step on: the kernel of this step, and its numbers.
+    /// Advances by one step, and returns its kernel and numbers.
     ///
     /// # Errors
-    /// If this step, unlike those before, cannot be printed. Nothing has moved then.
+    /// If this step, unlike earlier ones, cannot be printed. Nothing has moved then.
     pub fn step(&mut self) -> Result<PrintedStep> {
         self.plan(true)
     }
 
-    /// Sets the learning rate `eta` from the next step on: of a chain [the product](crate::Adjust::adjust).
+    /// Sets the learning rate `eta` from the next step on: in a chain, [the product](crate::Adjust::adjust).
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].
@@ -105,8 +109,9 @@ impl Printed {
         self.optimiser.adjust(eta)
     }
 
-    /// Sets a hyper-parameter by [its name](crate::Adjust), in all rules that have it or with a place in
-    /// front of it, from the next step on.
+    /// Sets a hyper-parameter by [its name](crate::Adjust), from the next step on.
+    ///
+    /// The name sets it in all rules that have it; with a place in front, in one.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].
@@ -119,7 +124,7 @@ impl Printed {
         PrintedProgress { counters: self.state.counters(), numbers: self.state.numbers(), calls: self.calls }
     }
 
-    /// Goes on from there, as after a restart. Hyper-parameters are not part of it.
+    /// Resumes from this progress, as after a restart. Hyper-parameters are not part of it.
     ///
     /// # Errors
     /// If these are the counters of another optimiser.
@@ -160,7 +165,7 @@ impl Printed {
         Ok(())
     }
 
-    /// The next step, after which counters and numbers move if it is to be taken.
+    /// The next step. Counters and numbers move if it is taken.
     fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;

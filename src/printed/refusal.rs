@@ -1,4 +1,4 @@
-//! What cannot be printed, and what to do instead.
+//! Refusals of optimisers that cannot be printed, with the remedy.
 
 use candle_core::Tensor;
 
@@ -20,7 +20,7 @@ pub(super) fn expect_dtypes(parameter: DType, gradient: DType) -> Result<()> {
     }
 }
 
-/// Refuses an optimiser whose step of an element depends on anything else.
+/// Refuses an optimiser whose step of an element depends on other elements.
 pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
     let refused = |needs, remedy| Err(not_elementwise(optimiser, needs, remedy));
     match optimiser.rule().kind() {
@@ -55,7 +55,7 @@ fn not_elementwise(optimiser: &dyn Optimiser, needs: &str, remedy: &'static str)
     Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy)
 }
 
-/// The rules that are not elementwise, as far as they can be told apart; else the whole.
+/// The rules that are not elementwise, if they can be told apart; else the whole optimiser.
 fn at_fault(optimiser: &dyn Optimiser) -> String {
     let listed = catalogue();
     let is_other = |name: &&str| listed.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise);

@@ -1,4 +1,4 @@
-//! What changes from step to step.
+//! A printed step, and the progress of a training.
 
 use std::sync::Arc;
 
@@ -11,36 +11,38 @@ use crate::numbers::DType;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PrintedStep {
-    /// The same in most steps; another where the rule computes something else, as at the end of a window of
-    /// [`AccumGrad`](crate::AccumGrad).
+    /// The kernel. It is the same in most steps, and another if the rule computes something else, as at the
+    /// end of a window of [`AccumGrad`](crate::AccumGrad).
     pub kernel: Arc<PrintedKernel>,
-    /// Hyper-parameters, bias corrections and whatever else the code takes by value, computed as an update
-    /// does. They are rounded to the kernel's [arithmetic](PrintedKernel::arithmetic) when they are passed.
+    /// The scalars that the code takes by value, such as hyper-parameters and bias corrections.
+    ///
+    /// They are computed as in an update, and rounded to the kernel's [arithmetic](PrintedKernel::arithmetic)
+    /// when they are passed.
     pub scalars: Vec<f64>,
-    /// What decides random bits, of [`StochasticRounding`](crate::StochasticRounding); 0 for others.
+    /// The key of the random bits of [`StochasticRounding`](crate::StochasticRounding); else 0.
     pub key: u64,
-    /// Whether the parameter moves. `false` where a gradient is only collected.
+    /// Whether the parameter moves; `false` if a gradient is only collected.
     pub moves: bool,
 }
 
-/// How far a [`Printed`](super::Printed) has come: what a program that is to be resumed has to keep besides
-/// the buffers.
+/// The progress of a [`Printed`](super::Printed), which a program keeps with the buffers to resume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PrintedProgress {
     /// The counters by their names in checkpoints, such as `t`, the number of steps taken.
     pub counters: Vec<(String, u64)>,
-    /// The numbers that a rule remembers for a parameter as a whole, such as the sum of weights of
+    /// The numbers that rules keep for a whole parameter, such as the sum of weights of
     /// [`ScheduleFree`](crate::ScheduleFree).
     pub numbers: Vec<(String, f64)>,
-    /// The calls of windows of [`AccumGrad`](crate::AccumGrad) that are open.
+    /// The calls that open windows of [`AccumGrad`](crate::AccumGrad) have counted.
     pub calls: u64,
 }
 
 impl PrintedStep {
-    /// The values of all arguments for a parameter of so many elements, each at the front of a word: what
-    /// `kernelParams` of `cuLaunchKernel` points to, one word for each.
+    /// The values of all arguments for a parameter of `length` elements, each at the front of a word.
     ///
-    /// `address` is asked for the address of each array.
+    /// `kernelParams` of `cuLaunchKernel` points to these words, one for each argument.
+    ///
+    /// `address` returns the address of each array.
     pub fn words(&self, length: usize, mut address: impl FnMut(&KernelArray) -> u64) -> Vec<u64> {
         let scalar = |value: f64| match self.kernel.arithmetic {
             DType::F64 => value.to_bits(),

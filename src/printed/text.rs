@@ -1,4 +1,4 @@
-//! The text of a kernel: what the engine prints for a leaf, with a function of plain arguments.
+//! The text of a kernel: the engine's code for a leaf, behind a function of plain arguments.
 
 use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
 use crate::engine::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code};
@@ -13,8 +13,8 @@ struct Declaration {
     name: String,
 }
 
-/// The kernel, and which of the traced scalars it takes. `x` is what the arithmetic works on, `slots` the
-/// names of the state tensors in the order of its arrays.
+/// The kernel, and the indices of the traced scalars that it takes. `x` is the role of the array that the
+/// arithmetic works on, `slots` the names of the state tensors in the order of its arrays.
 pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) -> (PrintedKernel, Vec<usize>) {
     let layout = RowLayout::new(traced);
     let declared = declared(&layout, x, slots);
@@ -31,7 +31,7 @@ pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) ->
     (kernel, layout.scalars)
 }
 
-/// What the function takes: the fields of a row, but for what it finds out by itself.
+/// The arguments of the function: the fields of a row, except those that it computes itself.
 fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declaration> {
     let new = |argument, kind: &str, name: &str| Declaration { argument, kind: kind.to_string(), name: name.to_string() };
     let mut all = Vec::new();
@@ -48,7 +48,7 @@ fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declara
             RowField::Scalars => {
                 all.extend((0..layout.scalars.len()).map(|index| new(KernelArgument::Scalar(index), "real", &format!("k{index}"))));
             }
-            // The others are of reductions.
+            // The other fields belong to reductions.
             RowField::Aligned | RowField::Chunk | RowField::Power | RowField::Unit => {}
         }
     }
@@ -72,7 +72,7 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
     }
 }
 
-/// The function that a launch calls: it makes the row of the leaf.
+/// The function that a launch calls: it fills the row of the leaf.
 fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
     let parameters: Vec<String> = declared.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
     let pointers = layout.fields.iter().filter_map(|field| if let RowField::Pointer(pointer) = field { Some(&pointer.name) } else { None });
@@ -98,7 +98,7 @@ fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
     )
 }
 
-/// The whole for the host.
+/// The whole source for the host.
 fn host(body: &str, declared: &[Declaration]) -> String {
     let waits = if body.contains("__syncthreads()") { "#define WAITS\n" } else { "" };
     let values: Vec<String> =

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::parts::LeafParts;
 
 /// How many elements a round has, over the parts of all ranks.
-const AT_ONCE: usize = 1 << 19;
+const ROUND_ELEMENTS: usize = 1 << 19;
 
 /// The fewest elements of each rank's parts in a round: smaller messages cost latency, not bandwidth.
 const LEAST: usize = 1 << 14;
@@ -26,7 +26,7 @@ pub(crate) type Round = Vec<Vec<Run>>;
 
 /// How many elements of each rank's parts a round has.
 fn at_once(ranks: usize) -> usize {
-    AT_ONCE.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
+    ROUND_ELEMENTS.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
 }
 
 /// These leaves in rounds. In each round all ranks send equally many elements, as long as they have some, so

@@ -46,5 +46,5 @@ pub(crate) use state::rows::RowSources;
 pub use state::slot::Slot;
 pub(crate) use state::storage::{StorageKind, StorageScheme};
 pub(crate) use state::transfer::Transfer;
-pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor, foreign};
+pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor, state_of_another_rule};
 pub use traits::{Describe, Describer, Rule};

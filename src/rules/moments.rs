@@ -27,19 +27,19 @@ pub(super) fn correction(beta: f64, t: u64) -> f64 {
 /// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lookahead {
+pub(super) struct NesterovWeights {
     mean: f64,
     gradient: f64,
 }
 
-impl Lookahead {
+impl NesterovWeights {
     pub(super) fn new(beta: f64, t: u64) -> Self {
-        Lookahead::weighing(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
+        NesterovWeights::weighing(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
     }
 
     /// With these weights of the mean and of the gradient.
     pub(super) fn weighing(mean: f64, gradient: f64) -> Self {
-        Lookahead { mean, gradient }
+        NesterovWeights { mean, gradient }
     }
 
     #[inline(always)]
@@ -55,12 +55,12 @@ pub(super) struct Mean {
     /// 1 - βᵗ
     correction: f64,
     /// Replaces the correction, for Nesterov's momentum.
-    lookahead: Option<Lookahead>,
+    lookahead: Option<NesterovWeights>,
 }
 
 impl Mean {
     pub(super) fn new(beta: f64, nesterov: bool, t: u64) -> Self {
-        Mean { beta, correction: correction(beta, t), lookahead: nesterov.then(|| Lookahead::new(beta, t)) }
+        Mean { beta, correction: correction(beta, t), lookahead: nesterov.then(|| NesterovWeights::new(beta, t)) }
     }
 }
 

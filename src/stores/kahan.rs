@@ -6,7 +6,7 @@ use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, foreign,
+    StorageScheme, Target, state_of_another_rule,
 };
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
@@ -77,7 +77,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let [(_, compensation)] = &state.tensors[..] else { return foreign(self) };
+        let [(_, compensation)] = &state.tensors[..] else { return state_of_another_rule(self) };
         let [x, lost] = [x.to_tensor()?, compensation.tensor()?].map(|tensor| tensor.to_dtype(candle_core::DType::F32));
         Ok((x? + lost?)?)
     }
@@ -87,13 +87,13 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     }
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let [(_, compensation)] = &mut state.tensors[..] else { return foreign(self) };
+        let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
         set_lent(x, values)?;
         Ok(compensation.set(&(values - x.to_tensor()?.to_dtype(values.dtype())?)?)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let [(_, compensation)] = own.tensors else { return foreign(self) };
+        let [(_, compensation)] = own.tensors else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Kahan(compensation)))
     }

@@ -6,7 +6,7 @@ use crate::model::lent::Lend;
 use crate::numbers::{DType, is_wider};
 use crate::rule::{
     Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind, StorageScheme,
-    Target, foreign,
+    Target, state_of_another_rule,
 };
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter for the inner rule.
@@ -109,21 +109,21 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     }
 
     fn whole(&self, state: &State, _x: &dyn Lend) -> Result<Tensor> {
-        state.master.as_ref().map_or_else(|| foreign(self), |master| Ok(master.tensor()?))
+        state.master.as_ref().map_or_else(|| state_of_another_rule(self), |master| Ok(master.tensor()?))
     }
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let Some(master) = &mut state.master else { return foreign(self) };
+        let Some(master) = &mut state.master else { return state_of_another_rule(self) };
         master.set(values)?;
         set_lent(x, &master.tensor()?)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        state.master.as_ref().map_or_else(|| foreign(self), |master| target.expect_rounded(master))
+        state.master.as_ref().map_or_else(|| state_of_another_rule(self), |master| target.expect_rounded(master))
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let Some(master) = own.master else { return foreign(self) };
+        let Some(master) = own.master else { return state_of_another_rule(self) };
         let has_gradient = !dx.is_missing();
         let x = Parameter::new(target.x).as_master(master.dtype(), master.device().is_cpu());
         let flow = rule.apply(own.of_rule, x, dx)?;

@@ -3,7 +3,9 @@ use candle_core::{Device, Tensor, Var};
 use crate::engine::{Buffer, owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
-use crate::rule::{Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, foreign};
+use crate::rule::{
+    Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, state_of_another_rule,
+};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there.
 ///
@@ -117,11 +119,11 @@ impl<O: Optimiser + Clone> Offload<O> {
     }
 
     /// The parameter as the inner optimiser knows it, and that optimiser's state.
-    fn apart<'s>(&self, state: &'s State, x: &'s dyn Lend) -> Result<(&'s dyn Lend, &'s State)> {
+    fn inner_of<'s>(&self, state: &'s State, x: &'s dyn Lend) -> Result<(&'s dyn Lend, &'s State)> {
         match (&state.staging, &state.children[..]) {
             (None, _) => Ok((x, state)),
             (Some(_), [inner]) => Ok((copy_of(state).map_or(x, |copy| copy as &dyn Lend), &inner.state)),
-            _ => foreign(self),
+            _ => state_of_another_rule(self),
         }
     }
 }
@@ -176,7 +178,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let (x, state) = self.apart(state, x)?;
+        let (x, state) = self.inner_of(state, x)?;
         self.inner.precise(state, x)
     }
 
@@ -185,7 +187,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             return self.inner.set_master(state, x, values);
         }
         let copy = copy_of(state).cloned();
-        let [inner] = &mut state.children[..] else { return foreign(self) };
+        let [inner] = &mut state.children[..] else { return state_of_another_rule(self) };
         let values = values.to_device(&Device::Cpu)?;
         match copy {
             None => self.inner.set_master(&mut inner.state, x, &values),
@@ -197,12 +199,12 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let (x, state) = self.apart(state, x)?;
+        let (x, state) = self.inner_of(state, x)?;
         self.inner.seen(state, x)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        let (x, inner) = self.apart(state, target.x)?;
+        let (x, inner) = self.inner_of(state, target.x)?;
         if let (Some(_), Some(copy)) = (&state.staging, copy_of(state)) {
             target.expect_rounded(copy)?;
         }
@@ -212,7 +214,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
-            (Some(_), false) => state.children.first().map_or_else(|| foreign(self), |inner| inner.state.copy()),
+            (Some(_), false) => state.children.first().map_or_else(|| state_of_another_rule(self), |inner| inner.state.copy()),
             (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
             (None, false) => self.inner.state_for(state, x),
         }
@@ -223,7 +225,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             return self.inner.plan(state, target, dx);
         }
         let State { master, staging, children, .. } = state;
-        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return foreign(self) };
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return state_of_another_rule(self) };
         let copy = master.as_ref().and_then(Buffer::variable);
         let has_gradient = !dx.is_missing();
         let x = copy.map_or(target.x, |copy| copy as &dyn Lend);

@@ -6,7 +6,7 @@ use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, foreign,
+    StorageScheme, Target, state_of_another_rule,
 };
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits.
@@ -99,17 +99,17 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let [(_, rest)] = &state.tensors[..] else { return foreign(self) };
+        let [(_, rest)] = &state.tensors[..] else { return state_of_another_rule(self) };
         Ok(joined(&x.to_tensor()?, rest)?)
     }
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let [(_, rest)] = &mut state.tensors[..] else { return foreign(self) };
+        let [(_, rest)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
         set_lent(x, &split(rest, values)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let [(_, rest)] = own.tensors else { return foreign(self) };
+        let [(_, rest)] = own.tensors else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Subtract).with_low_bits(rest))
     }

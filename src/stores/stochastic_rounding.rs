@@ -6,7 +6,7 @@ use crate::model::lent::Lend;
 use crate::numbers::{DType, random_key};
 use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, foreign, range,
+    StorageScheme, Target, range, state_of_another_rule,
 };
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding.
@@ -86,7 +86,7 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        let [(_, rounded)] = own.counters else { return foreign(self) };
+        let [(_, rounded)] = own.counters else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         let key = random_key(self.seed, *rounded, target.path);
         Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Stochastic(key)).counting(rounded))

@@ -104,11 +104,10 @@ impl StateTree {
         self.assign_masters(model, values.into())
     }
 
-    /// Sets every master to its parameter, after new weights were put into the model. the low-precision half
-    /// of a [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state
-    /// stays.
+    /// Sets every master to its parameter, after new weights were put into the model.
     ///
-    /// State that started as the parameter follows, and so does
+    /// State that started as the parameter follows, and so does the low-precision half of a
+    /// [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state stays.
     ///
     /// # Errors
     /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have

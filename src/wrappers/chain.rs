@@ -1,5 +1,5 @@
 use crate::error::Result;
-use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, State, foreign};
+use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, State, state_of_another_rule};
 
 /// Rules one after another: each takes the gradient as the one before left it.
 ///
@@ -108,7 +108,7 @@ impl<M: Members> Describe for OptimiserChain<M> {
 impl<M: Members> OptimiserChain<M> {
     /// Refuses a state with more or fewer members.
     fn expect_own(&self, state: &State) -> Result<()> {
-        if state.children.len() == self.0.rules().count() { Ok(()) } else { foreign(self) }
+        if state.children.len() == self.0.rules().count() { Ok(()) } else { state_of_another_rule(self) }
     }
 }
 

@@ -31,7 +31,7 @@ use sources::StridedSource;
 use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
-const LARGE: usize = 1 << 16;
+const LARGE_LEAF: usize = 1 << 16;
 
 /// How many smaller leaves a thread takes at once, if there are many. Within such a row the next leaves are
 /// fetched ahead.
@@ -93,8 +93,8 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
         // `materialise`, or the caller of `sum_to`, has made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
         // As in `for_each_leaf`.
-        let is_small = length < LARGE && rayon::current_thread_index().is_none();
-        if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE)).flatten() }
+        let is_small = length < LARGE_LEAF && rayon::current_thread_index().is_none();
+        if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
     })
 }
 
@@ -121,11 +121,11 @@ fn for_each_leaf<I: Send>(
 ) -> Result<()> {
     let total: usize = items.iter().map(&length).sum();
     // A thread of a pool that candle computes in must not wait for a lock, see `threads`.
-    if total < LARGE && rayon::current_thread_index().is_none() {
+    if total < LARGE_LEAF && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(|item| run(item, false));
     }
     threads::run(|| {
-        let is_large = |item: &I| length(item) >= LARGE;
+        let is_large = |item: &I| length(item) >= LARGE_LEAF;
         let row = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
         rows::in_rows(items, row, fetch, |item| if is_large(item) { Ok(()) } else { run(item, false) })?;
         items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))

@@ -1,5 +1,5 @@
-//! What ranks tell each other before they write one file: what has to be the same on all, and what only those
-//! know who have a part of a leaf.
+//! The agreement of ranks before they write one file: what has to be the same on all, and what only ranks
+//! with a part of a leaf know.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,29 +19,29 @@ use crate::{
 /// The whole shapes of a leaf's state tensors, in their order.
 pub(super) type WholeShapes = Vec<Vec<usize>>;
 
-/// What a rank tells that others do not know.
+/// What a rank tells the others, who do not know it.
 #[derive(Serialize, Deserialize)]
 struct RankRecord {
-    /// Where each leaf's optimiser is among those of the rank, which may share them in another way.
+    /// The index of each leaf's optimiser in the rank's list; ranks may share optimisers in different ways.
     optimisers: Vec<usize>,
-    /// The leaves of which the rank has something, by their places.
+    /// The leaves of which the rank has a part, by index.
     held: BTreeMap<usize, HeldLeaf>,
 }
 
-/// What those know of a leaf who have something of it.
+/// What only a rank with a part of a leaf knows.
 #[derive(PartialEq, Serialize, Deserialize)]
 struct HeldLeaf {
     counters: Vec<(String, u64)>,
-    /// As bits: NaN is not the same as itself.
+    /// Numbers as bits, as NaN does not equal itself.
     numbers: Vec<(String, u64)>,
     shapes: WholeShapes,
 }
 
-/// Compares what all ranks are to save, and completes the record with what others know. The result has the
-/// whole shapes of the state tensors of each leaf.
+/// Compares what all ranks save, and completes the record with what others know. Returns the whole shapes of
+/// the state tensors of each leaf.
 ///
 /// # Errors
-/// On all ranks, if one refuses, or they are not to save the same.
+/// On all ranks, if one refuses, or what they save differs.
 pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Result<(Record, Vec<WholeShapes>)> {
     if !state.is_divided() {
         return own.map(|record| (record, state.leaves().map(shapes).collect()));
@@ -70,7 +70,7 @@ pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Res
 }
 
 impl RankRecord {
-    /// What this rank tells of a record, from which is taken what those tell who have something of a leaf.
+    /// Moves out of the record what ranks with a part of a leaf tell.
     fn new(state: &StateTree, record: &mut Record) -> Self {
         let (mut held, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
         for (place, (leaf, record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
@@ -90,7 +90,7 @@ pub(super) fn same_path(path: &Path) -> Aspect {
     Aspect::new("the path to save at", format!("{path:?}"))
 }
 
-/// What has to be the same on all ranks of what they save.
+/// The aspects of a save that have to be the same on all ranks.
 fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]) -> Result<Vec<Aspect>> {
     let mut aspects = vec![same_path(path)];
     aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
@@ -116,7 +116,7 @@ fn text(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(Error::other)
 }
 
-/// What all ranks tell who have something of a leaf.
+/// What the ranks with a part of a leaf tell; all have to tell the same.
 fn held_by_all(all: &mut [RankRecord], place: usize, path: &str) -> Result<HeldLeaf> {
     let mut tellers = all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
     let unknown = || Error::new(ErrorKind::Ranks, "no rank has its state").at(path);
@@ -130,7 +130,7 @@ fn held_by_all(all: &mut [RankRecord], place: usize, path: &str) -> Result<HeldL
     }
 }
 
-/// The whole shapes of a leaf's state tensors, as far as they are known here.
+/// The whole shapes of a leaf's state tensors, if they are known here.
 fn shapes(leaf: &Leaf) -> WholeShapes {
     let tensors = leaf.state.tensors().into_iter();
     tensors.filter_map(|(_, tensor)| leaf.whole_of(tensor).map(|(whole, _)| whole.into_dims())).collect()

@@ -1,4 +1,4 @@
-//! Writing what was checked into state and model.
+//! Writing the checked values into state and model.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::rule::{StateParts, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {
-    /// Only a device can fail here, or a file that fails or is changed in this moment.
+    /// Writes everything. Only a device can fail here, or a file that fails or is changed in this moment.
     pub(super) fn assign(
         &self,
         state: &mut StateTree,
@@ -30,7 +30,7 @@ impl CheckpointFile {
             self.assign_leaf(leaf, restoration)?;
         }
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
-            // Rounded from the new master, as an update does it: in its dtype it may be rounded already.
+            // Rounded from the new master, as an update does: the master's dtype may round already.
             let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
             self.take_over(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
@@ -61,7 +61,7 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// Hands elements of an entry to `set` in windows, each with its place among them.
+    /// Passes elements of an entry to `set` in ranges, each with the index of its first.
     fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
         for window in ranges(source.elements.clone()) {
@@ -71,7 +71,7 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// The file failed after the first of it was taken over.
+    /// The error that the file failed after a part of it was taken over.
     fn halfway(&self, source: io::Error) -> Error {
         Error::new(ErrorKind::Io, "cannot take over the whole file, and a part of it has been")
             .caused_by(source)

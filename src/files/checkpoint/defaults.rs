@@ -1,17 +1,17 @@
-//! The hyper-parameters of a file, and those that the rules have by now.
+//! The hyper-parameters of a file, compared with those of the rules.
 
 use crate::rule::field::{FieldValue, Literal};
 use crate::rule::{Describe, Description, FieldDescription, MemberDescription};
 
-/// What a [restored](crate::CheckpointFile::restore) state has that its file does not say.
+/// What a [restored](crate::CheckpointFile::restore) state has that its file lacks.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Restored {
-    /// The hyper-parameters that the file lacks, because it was written before their rules had them.
+    /// The hyper-parameters that the file lacks, because it is older than they are.
     pub defaults: Vec<DefaultTaken>,
 }
 
-/// A hyper-parameter that a file lacks, and that has its default now.
+/// A hyper-parameter that a file lacks, so that it got its default.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DefaultTaken {
@@ -40,7 +40,7 @@ pub(super) struct OtherFields<'r> {
     pub(super) saved: &'r Description,
 }
 
-/// The hyper-parameters of an optimiser in their order, with what a file says of the same rules.
+/// The hyper-parameters of an optimiser in order, each with the value of the file.
 pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) -> Result<Vec<FieldMatch<'r>>, OtherFields<'r>> {
     let mut all = Vec::new();
     for (own, saved) in MemberDescription::all(optimiser).into_iter().zip(saved.all()) {

@@ -1,4 +1,4 @@
-//! Reading a checkpoint: its structure, before anything is taken over.
+//! Opening a checkpoint: its structure, before anything is taken over.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::files::tensor_file::{Entry, TensorFile, Texts, not_whole};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::scheduler::ReduceOnPlateau;
 
-/// A checkpoint that was read and found whole: format, version and checksum are right. What fits which state
-/// is checked when it is restored.
+/// An open checkpoint whose format, version and checksum are right.
 ///
-/// It holds the file's description and the open file, from which tensors are read when they are taken over,
-/// so that memory is needed for the state alone. If another file takes the place of this one meanwhile, as
-/// when it is saved anew, the one that was opened is still read; on Windows it cannot be replaced before this
-/// is dropped. A file that is changed in its place after it was opened is refused, as far as its length and
-/// its time of modification tell.
+/// Whether it fits a state is checked when it is restored.
+///
+/// It holds the file's description and the open file. Tensors are read when they are taken over, so only the
+/// state needs memory. If the file is replaced meanwhile, as by a new save, the one that was opened is still
+/// read; on Windows it cannot be replaced before this is dropped. A file that is changed in its place after
+/// it was opened is refused, as far as its length and its time of modification show.
 #[must_use = "reading a checkpoint changes nothing: call one of its `restore` methods"]
 #[derive(Debug)]
 pub struct CheckpointFile {
@@ -32,7 +32,7 @@ pub struct CheckpointFile {
 }
 
 impl CheckpointFile {
-    /// Reads a file.
+    /// Opens a file and compares its checksum.
     ///
     /// # Errors
     /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or
@@ -41,8 +41,7 @@ impl CheckpointFile {
         Self::read(path.as_ref(), true)
     }
 
-    /// Reads a file that was changed since it was saved, by a program that writes safetensors files. The
-    /// checksum is not compared.
+    /// Opens a file that another program has edited; the checksum is not compared.
     ///
     /// # Errors
     /// As [`CheckpointFile::open`].
@@ -65,7 +64,7 @@ impl CheckpointFile {
 
     fn parse(path: &Path, file: Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Result<Self> {
         let (tensors, texts) = file.map_err(|source| match source {
-            SafeTensorError::IoError(source) => unread(source),
+            SafeTensorError::IoError(source) => read_error(source),
             source => not_whole(source),
         })?;
         let description = texts.optimisers.ok_or_else(|| {
@@ -79,7 +78,7 @@ impl CheckpointFile {
         }
         let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;
         if verify {
-            let found = checksum(&tensors).map_err(unread)?.unwrap_or_else(|| "in another place".to_string());
+            let found = checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
                 return Err(Error::new(ErrorKind::File, "the file was damaged or edited: it has the checksum")
                     .with_got(found)
@@ -91,22 +90,23 @@ impl CheckpointFile {
         Ok(CheckpointFile { path, tensors, record, convert: false, accept_non_finite: false })
     }
 
-    /// Allows a state or model of other dtypes than the file's: tensors are converted, rounded once where
-    /// that is needed.
+    /// Allows a state or model of other dtypes than the file's.
+    ///
+    /// Tensors are converted, and rounded once if needed.
     ///
     /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the
     /// precise copy in the state or model. So a run can go on in another precision: from bf16 with f32
     /// masters to all f32, or back, or with masters in f64.
     ///
-    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with [`Offload`](crate::Offload)
-    /// or without. From and to other wrappers, such as [`Kahan`](crate::Kahan), restore the state as it is
-    /// and [replace](crate::Selection::replace) the rule then.
+    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with or without
+    /// [`Offload`](crate::Offload). From and to other stores, such as [`Kahan`](crate::Kahan), restore the
+    /// state as it is, then [replace](crate::Selection::replace) the rule.
     pub fn converting(mut self) -> Self {
         self.convert = true;
         self
     }
 
-    /// Takes over infinities and NaN as well, which are refused otherwise.
+    /// Accepts infinities and NaN, which are refused by default.
     pub fn accepting_non_finite(mut self) -> Self {
         self.accept_non_finite = true;
         self
@@ -125,7 +125,7 @@ impl CheckpointFile {
         self.checked(self.record.scaler.as_ref(), LossScaler::check)
     }
 
-    /// What drove learning rates by a metric, if it was saved along.
+    /// The [`ReduceOnPlateau`](crate::ReduceOnPlateau) that was saved along.
     ///
     /// # Errors
     /// If one of its numbers is out of range.
@@ -146,13 +146,12 @@ impl CheckpointFile {
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
     ///
     /// # Errors
-    /// If its dtype is none of candle's, or the file cannot be read any more or was changed after it had been
-    /// opened.
+    /// If candle lacks its dtype, or the file can no longer be read or was changed after it was opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         DType::try_from(entry.dtype)?;
         let read = entry.tensor().and_then(|tensor| self.tensors.expect_unchanged().map(|()| tensor));
-        read.map(Some).map_err(|source| unread(source).in_file("checkpoint", &self.path))
+        read.map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
@@ -165,12 +164,12 @@ impl CheckpointFile {
     }
 }
 
-/// The file cannot be read, or not any more.
-pub(super) fn unread(source: std::io::Error) -> Error {
+/// The error that the file cannot, or can no longer, be read.
+pub(super) fn read_error(source: std::io::Error) -> Error {
     failed("read the file")(source)
 }
 
-/// Where the checksum stands in what comes before a file's tensors.
+/// Where the checksum is in the bytes before a file's tensors.
 pub(super) fn checksum_place(head: &[u8]) -> Option<Range<usize>> {
     let before = head.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
     let start = before + BEFORE_CHECKSUM.len();
@@ -178,7 +177,7 @@ pub(super) fn checksum_place(head: &[u8]) -> Option<Range<usize>> {
     (place.end <= head.len()).then_some(place)
 }
 
-/// The checksum of a file as it is, if there is a place for one.
+/// The checksum of the file's bytes, if the file has a place for one.
 fn checksum(file: &TensorFile) -> std::io::Result<Option<String>> {
     let mut sum = crc32fast::Hasher::new();
     let mut buffer = Vec::new();

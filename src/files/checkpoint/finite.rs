@@ -1,9 +1,9 @@
-//! Which numbers of a tensor are not finite, seen while its bytes are on their way to a file.
+//! A watch for numbers that are not finite, over bytes on their way to a file.
 
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, DType, is_supported};
 
-/// What the bytes of a tensor mean.
+/// The encoding of the bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     /// Numbers of a dtype.
@@ -22,13 +22,13 @@ pub(super) struct NonFinite {
     pub(super) value: f64,
 }
 
-/// Looks at the bytes of a tensor, or of a part of one, for the first number that is not finite.
+/// Finds the first number that is not finite in the bytes of a tensor, or a part of one.
 #[derive(Debug)]
 pub(super) struct Watch {
     encoding: Encoding,
-    /// The index of the number at which the next bytes begin, or of the first of their record.
+    /// The index of the next number, or of the first number of the next record.
     next: usize,
-    /// The beginning of a number or record whose other bytes come next.
+    /// The beginning of a number or record that is not whole yet.
     held: Vec<u8>,
     pub(super) found: Option<(usize, f64)>,
 }
@@ -88,7 +88,7 @@ impl Watch {
 
 fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
     let numbers = bytes.as_chunks::<N>().0;
-    // A fold without an early exit, so that the compiler makes vectors of it.
+    // A fold without an early exit, so that the compiler vectorises it.
     if !numbers.iter().fold(false, |found, bytes| found | is_bad(*bytes)) {
         return None;
     }
@@ -98,7 +98,7 @@ fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: 
 impl NonFinite {
     const WORDS: usize = 3;
 
-    /// The findings as one process tells them to another: their count, the findings, then `rest`.
+    /// The findings for another process: their count, the findings, then `rest`.
     pub(super) fn to_bytes(found: &[NonFinite], rest: &[u8]) -> Vec<u8> {
         let words = found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
         let words = std::iter::once(found.len() as u64).chain(words);
@@ -124,7 +124,7 @@ impl NonFinite {
 mod tests {
     use super::*;
 
-    /// What is found in these bytes, in pieces of so many.
+    /// The first number that is not finite in these bytes, read in pieces of `at_once` bytes.
     fn found(encoding: Encoding, element: usize, bytes: &[u8], at_once: usize) -> Option<(usize, f64)> {
         let mut watch = Watch::new(encoding, element);
         bytes.chunks(at_once).for_each(|bytes| watch.see(bytes));

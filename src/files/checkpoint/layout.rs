@@ -1,5 +1,5 @@
-//! Where everything stands in a file. It follows from names, shapes and dtypes, so that whoever knows these
-//! can write or read any part.
+//! The layout of a file. It follows from names, shapes and dtypes, so whoever knows these can write or read
+//! any part.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{LARGEST_HEADER, not_whole};
 use crate::numbers::DType;
 
-/// What a file says of a tensor.
+/// The entry of a tensor in the header.
 #[derive(Debug)]
 pub(super) struct EntryInfo {
     pub(super) name: String,
@@ -22,7 +22,7 @@ pub(super) struct EntryInfo {
     pub(super) shape: Vec<usize>,
 }
 
-/// Where everything stands in a file.
+/// The place of everything in a file.
 #[derive(Debug)]
 pub(super) struct FileLayout {
     /// All bytes before the tensors, with zeros in the place of the checksum.
@@ -35,12 +35,12 @@ pub(super) struct FileLayout {
     pub(super) length: u64,
 }
 
-/// What a file says besides its tensors.
+/// The metadata of a file.
 #[derive(Clone, Copy)]
 pub(crate) enum Remarks<'r> {
-    /// That they are weights, so nothing.
+    /// Nothing, for plain weights.
     Nothing,
-    /// What a checkpoint says.
+    /// The description of a checkpoint.
     Checkpoint(&'r Record),
     /// A text under a name.
     #[cfg_attr(not(feature = "torch"), allow(dead_code))]
@@ -48,14 +48,14 @@ pub(crate) enum Remarks<'r> {
 }
 
 impl EntryInfo {
-    /// The widest come first, so that all are aligned; as the safetensors library orders them.
+    /// The order of the safetensors library: the widest first, so that all are aligned.
     pub(super) fn in_file_order(&self, other: &Self) -> Ordering {
         other.dtype.size_in_bytes().cmp(&self.dtype.size_in_bytes()).then_with(|| self.name.cmp(&other.name))
     }
 }
 
 impl FileLayout {
-    /// The layout of a file of these tensors, which are in the order of the file.
+    /// The layout of a file of these tensors, given in file order.
     pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Result<Self> {
         let mut names = HashSet::from(["__metadata__"]);
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
@@ -88,7 +88,7 @@ impl FileLayout {
         Ok(FileLayout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
     }
 
-    /// The bytes of some elements of a tensor, in row-major order.
+    /// The range of bytes of some elements of a tensor, in row-major order.
     pub(super) fn place(&self, entry: usize, elements: &Range<usize>) -> Range<u64> {
         let (start, width) = self.entries[entry];
         let byte = |element: usize| start + (element * width) as u64;
@@ -96,7 +96,7 @@ impl FileLayout {
     }
 }
 
-/// What comes before the tensors: the length of the header, and the header.
+/// The bytes before the tensors: the length of the header, and the header.
 fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<u8>> {
     let description = match remarks {
         Remarks::Nothing => None,

@@ -2,9 +2,9 @@
 //!
 //! The file has an entry for each state tensor, named by the parameter's path and the tensor's name:
 //! `encoder.0.weight/1.m` is the first moment of the second rule of a chain, `encoder.0.weight/master` a
-//! master copy. A model saved along has its variables under their own paths, so `VarMap::load` and other
-//! tools read them from the same file. Everything else (counters, hyper-parameters, notes) is JSON in the
-//! file's metadata, under the key `optimisers`.
+//! master copy. A model that is saved along has its variables under their own paths, so `VarMap::load` and
+//! other tools can read them. Everything else (counters, hyper-parameters, notes) is JSON in the file's
+//! metadata, under the key `optimisers`.
 
 mod agreement;
 mod assign;
@@ -71,8 +71,8 @@ impl StateTree {
     /// Takes over a saved state, strictly: see [`CheckpointFile::restore`].
     ///
     /// # Errors
-    /// If the file cannot be read or does not fit; nothing changes then. Over [ranks](crate::Setup::over)
-    /// what one cannot read is an error on all.
+    /// If the file cannot be read or does not fit; nothing changes then. Over [ranks](crate::Setup::over) an
+    /// error on one is an error on all.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<Restored> {
         self.settle(Call::Load, CheckpointFile::open(path))?.restore(self)
     }

@@ -1,5 +1,5 @@
-//! Pieces of a file. Each is written to its place, in any order, with a checksum of its own, from which that
-//! of the whole file follows.
+//! Pieces of a file, written in any order, each with a checksum; the checksum of the whole follows from
+//! these.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -19,13 +19,13 @@ pub(super) struct FilePiece {
 }
 
 impl FilePiece {
-    /// Pieces as they are told to another process.
+    /// The bytes of pieces, for another process.
     pub(super) fn to_bytes(pieces: &[FilePiece]) -> Vec<u8> {
         let words = |piece: &FilePiece| [piece.start, piece.length].map(u64::to_le_bytes).concat();
         pieces.iter().flat_map(|piece| words(piece).into_iter().chain(piece.crc.to_le_bytes())).collect()
     }
 
-    /// What [`FilePiece::to_bytes`] has made.
+    /// Reads the bytes of [`FilePiece::to_bytes`].
     pub(super) fn from_bytes(bytes: &[u8]) -> Vec<FilePiece> {
         let piece = |[a, b, c, d, e]: [[u8; 4]; 5]| {
             let word = |low: [u8; 4], high: [u8; 4]| u64::from(u32::from_le_bytes(low)) | u64::from(u32::from_le_bytes(high)) << 32;
@@ -49,19 +49,19 @@ impl<'f> PieceWriter<'f> {
         PieceWriter { out: BufWriter::new(file), position: 0, written: Vec::new() }
     }
 
-    /// Has `fill` write the bytes of a place.
+    /// Lets `fill` write the bytes of a place.
     pub(super) fn write(&mut self, place: Range<u64>, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         self.write_watched(place, None, fill)
     }
 
-    /// The same before the eyes of a watch.
+    /// [`PieceWriter::write`], with a watch over the bytes.
     pub(super) fn write_watched(
         &mut self,
         place: Range<u64>,
         watch: Option<&mut Watch>,
         fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> io::Result<()> {
-        // A run of pieces goes through the buffer as one.
+        // Without a seek between neighbours, which go through the buffer as one.
         if place.start != self.position {
             self.out.seek(SeekFrom::Start(place.start))?;
             self.position = place.start;
@@ -77,7 +77,7 @@ impl<'f> PieceWriter<'f> {
         Ok(())
     }
 
-    /// The pieces, all of which are in the file now.
+    /// Flushes, and returns the pieces.
     pub(super) fn finish(mut self) -> io::Result<Vec<FilePiece>> {
         self.out.flush()?;
         Ok(self.written)
@@ -92,7 +92,7 @@ pub(super) fn join(mut file: &File, layout: &FileLayout, pieces: Vec<FilePiece>)
     written.map_err(failed("write the checksum"))
 }
 
-/// The checksum of the file that these pieces are.
+/// The checksum of the file that these pieces make up.
 fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
     pieces.sort_unstable();
     let mut sum = crc32fast::Hasher::new();
@@ -107,7 +107,7 @@ fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
     if end == length { Ok(sum.finalize()) } else { Err(io::Error::other(format!("they end at byte {end} of {length}"))) }
 }
 
-/// Passes on what is written, counts it, sums it up and shows it to a watch.
+/// A writer that passes bytes on, counts them, and gives them to checksum and watch.
 struct SummingWriter<'w, W> {
     out: W,
     sum: crc32fast::Hasher,
@@ -117,7 +117,7 @@ struct SummingWriter<'w, W> {
 
 impl<W: Write> Write for SummingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In pieces that are still in the cache when they are read again.
+        // In pieces that stay in the cache, as checksum and watch read them again.
         let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
         self.sum.update(&bytes[..written]);
         if let Some(watch) = &mut self.watch {

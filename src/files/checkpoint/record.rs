@@ -1,4 +1,4 @@
-//! What a checkpoint says about a state besides its tensors.
+//! The description of a state in a checkpoint: everything but its tensors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -19,19 +19,19 @@ pub(super) const FORMAT: u64 = 1;
 /// The key of the description in the file's metadata.
 pub(super) const KEY: &str = "optimisers";
 
-/// The checksum of a file whose checksum is not known yet: eight digits.
+/// The placeholder for a checksum that is not known yet: eight digits.
 pub(super) const NO_CHECKSUM: &str = "00000000";
 
-/// What comes right before the checksum in the file: the description is a JSON text inside a JSON text, and
-/// the checksum comes before anything that a user can name.
+/// The bytes right before the checksum. The description is JSON inside a JSON text, and the checksum comes
+/// before any name of the user's.
 pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
 
-/// The description makes no sense, for a reason that is a clause.
+/// The error that the description is damaged, for a reason that is a clause.
 pub(super) fn damaged(reason: impl Display) -> Error {
     Error::new(ErrorKind::File, format!("the description of the state is damaged: {reason}"))
 }
 
-/// The description cannot be read or written.
+/// The error that the description cannot be read or written.
 pub(super) fn damaged_by(cause: serde_json::Error) -> Error {
     Error::new(ErrorKind::File, "the description of the state is damaged").caused_by(cause)
 }
@@ -52,7 +52,7 @@ pub(crate) struct Record {
     version: String,
     /// CRC-32 of the whole file with zeros in this place, in hexadecimal digits.
     pub(super) checksum: String,
-    /// Texts of the user's.
+    /// Notes of the user.
     pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub(crate) struct Record {
     pub(super) norms: NormHistories,
 }
 
-/// What of the user's goes into the file beside state and model.
+/// What the user adds to state and model.
 #[derive(Debug, Default)]
 pub(super) struct CheckpointExtras {
     pub(super) notes: BTreeMap<String, String>,
@@ -88,7 +88,7 @@ impl Record {
 }
 
 impl CheckpointExtras {
-    /// Refuses numbers that could not be read again.
+    /// Refuses numbers that JSON could not hold.
     pub(super) fn check(&self) -> Result<()> {
         self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
         self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)
@@ -97,7 +97,7 @@ impl CheckpointExtras {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LeafRecord {
-    /// A place in [`Record::optimisers`].
+    /// The index in [`Record::optimisers`].
     pub(super) optimiser: usize,
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
@@ -110,7 +110,7 @@ pub(super) struct LeafRecord {
     pub(super) waited: u64,
     /// Whether a gradient went into an accumulator.
     pub(super) received: bool,
-    /// What relative schedules multiply, by the places of the fields.
+    /// The bases of relative schedules, by the places of the fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) bases: Vec<(String, Number)>,
     /// The places of the fields that schedules drive, each with the factor of a relative one.
@@ -128,7 +128,7 @@ impl Record {
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
-            // Leaves that share an optimiser go on sharing it.
+            // Leaves that share an optimiser share its description.
             let place = *places.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
                 optimisers.push(Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)));
                 optimisers.len() - 1
@@ -152,7 +152,7 @@ impl Record {
 
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
-        // Other optimisers may have a tensor of that name.
+        // A rule's own tensor may have that name too.
         let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),

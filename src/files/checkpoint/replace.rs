@@ -1,4 +1,4 @@
-//! Replacing a file: whatever happens meanwhile, there is what was there before, or all that is new.
+//! Replacing a file as a whole: whatever happens, the path has the old file or the new one.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -9,12 +9,12 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A file that is to take the place of the one at a path. Dropped before, it leaves nothing.
+/// A new file for a path. If it is dropped before `put`, it leaves nothing.
 #[derive(Debug)]
 pub(super) struct NewFile {
     temporary: NamedTempFile,
     target: PathBuf,
-    /// Those of the file there.
+    /// The permissions of the file that is replaced.
     permissions: Option<Permissions>,
 }
 
@@ -34,16 +34,16 @@ impl NewFile {
     /// The name by which other processes can [open](open_shared) the file.
     pub(super) fn shared_name(&self) -> String {
         if cfg!(windows) {
-            // Locks keep others from writing there.
+            // On Windows a lock keeps other processes from writing.
             let _ = self.file().unlock();
         }
         self.temporary.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Flushes the file to the disk, and puts it into the place of what is there.
+    /// Flushes the file to the disk, and renames it to the path.
     pub(super) fn put(self) -> Result<()> {
         let NewFile { temporary, target, permissions } = self;
-        // No reason not to save where a file system has none.
+        // Best effort: some file systems have no permissions.
         let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
         temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
         temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
@@ -52,7 +52,7 @@ impl NewFile {
     }
 }
 
-/// The new file for `path` that another process has made.
+/// Opens the new file for `path` that another process has made.
 pub(super) fn open_shared(path: &Path, name: &str) -> Result<File> {
     let opened = File::options().write(true).open(folder(&without_links(path)).join(name));
     let opened = opened.map_err(failed("open the temporary file of rank 0"));
@@ -63,9 +63,9 @@ pub(super) fn failed(action: &str) -> impl Fn(io::Error) -> Error {
     move |source| Error::new(ErrorKind::Io, format!("cannot {action}")).caused_by(source)
 }
 
-/// Where links lead to, whether there is a file yet or not: a link stays a link.
+/// The target of symbolic links, whether it exists or not: a link stays a link.
 fn without_links(path: &Path) -> PathBuf {
-    /// The most links that are followed, as many as in Linux.
+    /// The most links that are followed, as in Linux.
     const LINKS: usize = 40;
     let mut target = path.to_path_buf();
     for _ in 0..LINKS {
@@ -77,20 +77,20 @@ fn without_links(path: &Path) -> PathBuf {
     target
 }
 
-/// The file at a path that is to be replaced; `None` where there is none.
+/// The file at a path that is to be replaced, if there is one.
 fn present(target: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(target) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
         Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // A folder on the way that is none, say: making the temporary file tells more.
+        // No error here: making the temporary file fails with a better one.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// A locked temporary file beside `target`, with the permissions of the file there, as far as it can be
-/// written then, or of a new file.
+/// A locked temporary file beside `target`. It has the permissions of the file there, if it stays writable
+/// with them, or those of a new file.
 fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     let folder = folder(target);
@@ -103,17 +103,17 @@ fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTe
         builder.permissions(Permissions::from_mode(present.map_or(0o666, |present| present.mode() | 0o200)));
     }
     let temporary = builder.tempfile_in(&folder)?;
-    // The lock shows others that it is in use; no reason not to save where a file system has none.
+    // The lock shows others that the file is in use. Best effort: some file systems have no locks.
     let _ = temporary.as_file().try_lock();
     Ok(temporary)
 }
 
 const SUFFIX: &str = ".partial";
 
-/// How many letters and digits a temporary file has between prefix and suffix.
+/// The random characters of a temporary file's name.
 const RANDOM: usize = 6;
 
-/// How the names of a file's temporary files begin; short enough for any file system.
+/// The prefix of the names of temporary files; short enough for any file system.
 fn prefix(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     format!(".{}.", name.chars().take(50).collect::<String>())
@@ -124,7 +124,7 @@ fn is_temporary(name: &str, prefix: &str) -> bool {
     random.is_some_and(|random| random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
-/// Removes temporary files of saves that were killed: nobody has them locked, and nobody has just made them.
+/// Removes temporary files of saves that were killed: not locked, and not made just now.
 fn remove_abandoned(folder: &Path, prefix: &str) {
     const JUST: Duration = Duration::from_secs(60);
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -135,7 +135,7 @@ fn remove_abandoned(folder: &Path, prefix: &str) {
         let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
         let is_old = metadata.is_file() && age.is_some_and(|age| age > JUST);
         if is_old && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            // It is not needed; if it cannot be removed, saving goes on.
+            // Best effort: a file that cannot be removed does not stop the save.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -145,7 +145,7 @@ fn folder(target: &Path) -> PathBuf {
     target.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Makes the rename last; only Unix needs and allows it, and not every file system can.
+/// Makes the rename durable. Only Unix needs and allows it, and not every file system can.
 fn sync_folder(target: &Path) -> io::Result<()> {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     if !cfg!(unix) {

@@ -1,4 +1,4 @@
-//! What state and model take over from a file: everything is checked, and nothing written.
+//! The plan of a restore: everything that state and model take over is checked, nothing written.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
-use super::file::{CheckpointFile, unread};
+use super::file::{CheckpointFile, read_error};
 use super::record::{LeafRecord, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, listed};
@@ -18,19 +18,19 @@ use crate::rule::{Description, Optimiser, StateTensor};
 use crate::rule::{Difference, Extent, difference};
 use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
 
-/// Counts of calls that nobody makes, and that the calls after would overflow.
+/// The largest count that is accepted: nobody makes as many calls, and larger counts could overflow.
 const TOO_MANY: u64 = u64::MAX / 2;
 
-/// What a count is to be.
+/// The expectation for a count, in errors.
 const MOST: &str = "a number of calls that can be made";
 
-/// What to do where a file does not fit the model.
+/// The remedy if a file does not fit the model.
 const PASS_THE_MODEL: &str = "pass the model that it was saved with";
 
-/// What state and model take over.
+/// The values that state and model take over.
 pub(super) struct Restoration {
     pub(super) leaves: Vec<LeafRestoration>,
-    /// Where the model's variables take their values from, in their order.
+    /// The source of each variable of the model, in their order.
     pub(super) variables: Vec<EntryPart>,
     pub(super) restored: Restored,
 }
@@ -41,10 +41,10 @@ pub(super) struct EntryPart {
     pub(super) elements: Range<usize>,
 }
 
-/// What a leaf takes over.
+/// The values that a leaf takes over.
 pub(super) struct LeafRestoration {
     pub(super) optimiser: Arc<dyn Optimiser>,
-    /// Where the state's tensors take their values from, in their order.
+    /// The source of each state tensor, in their order.
     pub(super) tensors: Vec<EntryPart>,
     pub(super) counters: Vec<u64>,
     pub(super) numbers: Vec<f64>,
@@ -59,8 +59,7 @@ pub(super) struct LeafRestoration {
 /// The optimisers with the hyper-parameters of the file.
 #[derive(Default)]
 struct Optimisers {
-    /// By the optimiser of the state and the place in the file, so that leaves that share one go on sharing
-    /// it.
+    /// By the optimiser of the state and the index in the file, so that leaves that share one still do.
     known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
     restored: Restored,
 }
@@ -71,7 +70,7 @@ impl CheckpointFile {
     }
 
     fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
-        self.expect_unchanged().map_err(unread)?;
+        self.expect_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
             return Err(extra(path, "state"));
@@ -93,7 +92,7 @@ impl CheckpointFile {
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
-        self.expect_unchanged().map_err(unread)?;
+        self.expect_unchanged().map_err(read_error)?;
         Ok(Restoration { leaves: plans, variables: sources, restored: optimisers.restored })
     }
 
@@ -147,8 +146,8 @@ impl CheckpointFile {
         })
     }
 
-    /// The leaf's optimiser with the hyper-parameters of the file, and the defaults of those that it lacks,
-    /// which are noted down.
+    /// The leaf's optimiser with the hyper-parameters of the file. Those that the file lacks get their
+    /// defaults, noted in `restored`.
     fn check_optimiser(&self, leaf: &Leaf, saved: &Description, restored: &mut Restored) -> Result<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path(), dyn_clone::clone_box(leaf.optimiser()));
         let own = Description::of(&mut *optimiser);
@@ -190,7 +189,7 @@ impl CheckpointFile {
         Ok(Arc::from(optimiser))
     }
 
-    /// Where the leaf's tensors take their values from.
+    /// The source of each of the leaf's tensors, checked.
     fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Result<Vec<EntryPart>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
@@ -216,7 +215,7 @@ impl CheckpointFile {
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
             let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
-            // What another rank has, it checks.
+            // An empty range for another rank's part, which that rank checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
             let checked = self.check_entry(&source, shape.as_ref().map(candle_core::Shape::dims), tensor.stored_dtype());
@@ -227,7 +226,7 @@ impl CheckpointFile {
         Ok(sources)
     }
 
-    /// Where the variables take their values from.
+    /// The source of each variable, checked.
     fn check_model(&self, variables: &BTreeMap<String, Lent<'_>>) -> Result<Vec<EntryPart>> {
         let saved = self.record.model.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::File, "the file has no model, only optimiser state")
@@ -249,10 +248,10 @@ impl CheckpointFile {
         checked.collect()
     }
 
-    /// Whether the parameters in the file are their masters rounded, where both are taken over as they are.
+    /// Refuses parameters in the file that are not their masters rounded, if both are taken over as they are.
     /// Each rank looks at its part.
     fn check_masters(&self, state: &StateTree) -> Result<()> {
-        // Where no gradient has come, others may move the parameter.
+        // Before the first gradient, code outside of updates may move the parameter.
         let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
         for (path, leaf) in leaves {
             let part = state.leaf(path).map_or(0..0, Leaf::part);
@@ -271,11 +270,11 @@ impl CheckpointFile {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
         [&master, &parameter].into_iter().try_for_each(|entry| candle_core::DType::try_from(entry.dtype).map(drop))?;
-        // Of two that have other lengths one has another shape than the state or the model, which says more.
+        // Different lengths are reported by the shape check; compare only the common prefix here.
         let elements = master.elements().min(parameter.elements());
         for window in ranges(part.start..part.end.min(elements)) {
             let start = window.start;
-            let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(unread)?;
+            let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(read_error)?;
             if let Some(found) = difference(&tensors.0, &tensors.1, Extent::Whole)? {
                 return Ok(Some(Difference { index: start + found.index, ..found }));
             }
@@ -283,7 +282,7 @@ impl CheckpointFile {
         Ok(None)
     }
 
-    /// Whether every tensor in the file is one that its description names.
+    /// Refuses a file with a tensor that its description does not name.
     fn check_complete(&self) -> Result<()> {
         let tensors = self.record.leaves.iter().flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
         let mut named: HashSet<String> = tensors.collect();
@@ -296,8 +295,8 @@ impl CheckpointFile {
         }
     }
 
-    /// Whether an entry has this shape, where it is known here, and can become this dtype, and these of its
-    /// elements are fit to be taken over.
+    /// Refuses an entry of another shape, if the shape is known here, or of a dtype that does not convert.
+    /// Its elements here have to be finite.
     fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&[usize]>, dtype: DType) -> Result<()> {
         let entry = self.entry(name).ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
         if let Some(shape) = shape.filter(|shape| entry.shape != *shape) {
@@ -308,7 +307,7 @@ impl CheckpointFile {
         if found != Some(dtype) && !convertible {
             return Err(other_dtype(name, entry.dtype, dtype));
         }
-        match entry.non_finite(elements.clone(), dtype).map_err(unread)? {
+        match entry.non_finite(elements.clone(), dtype).map_err(read_error)? {
             None => Ok(()),
             _ if self.accept_non_finite => Ok(()),
             Some((index, value)) if value.is_finite() => Err(Error::too_large(in_file(name), value, index, dtype)
@@ -317,13 +316,13 @@ impl CheckpointFile {
         }
     }
 
-    /// Refuses blocks of codes with a scale that is negative, and numbers that are not finite.
+    /// Refuses records of codes with a negative scale or a number that is not finite.
     fn check_records(&self, EntryPart { entry: name, elements }: &EntryPart, code: Code) -> Result<()> {
-        const AT_ONCE: usize = 1 << 10;
+        const RECORDS_READ: usize = 1 << 10;
         let Some(entry) = self.entry(name) else { return Ok(()) };
         let rows = elements.start / RECORD..elements.end / RECORD;
-        for first in rows.clone().step_by(AT_ONCE) {
-            let records = entry.part(first * RECORD..rows.end.min(first + AT_ONCE) * RECORD).map_err(unread)?;
+        for first in rows.clone().step_by(RECORDS_READ) {
+            let records = entry.part(first * RECORD..rows.end.min(first + RECORDS_READ) * RECORD).map_err(read_error)?;
             let records: Vec<u8> = records.to_vec1()?;
             for ((block, scale), record) in (first..).zip(scales(&records)).zip(records.as_chunks().0) {
                 if scale.is_finite() && scale.is_sign_negative() {
@@ -338,12 +337,12 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion a
-    /// parameter that others have moved, as no gradient came, is its own.
+    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion it is
+    /// the parameter itself if that was moved outside of updates before any gradient.
     fn precise(&self, path: &str) -> Result<String> {
         let mut leaf = self.record.leaves.get(path);
         if let Some(free) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
-            // All ranks have to choose alike, so each looks at all of it.
+            // All ranks have to choose alike, so each compares the whole.
             match self.stale(path, free, 0..usize::MAX) {
                 Err(error) if error.kind() == ErrorKind::Io => return Err(error),
                 Ok(Some(_)) => leaf = None,
@@ -355,19 +354,19 @@ impl CheckpointFile {
     }
 }
 
-/// A parameter that the file lacks.
+/// The error that the file lacks a parameter.
 fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
     let available = listed(available.map(String::as_str)).join(", ");
     Error::new(ErrorKind::Model, "the file lacks it; it has:").with_got(available).with_remedy(PASS_THE_MODEL).at(path)
 }
 
-/// A parameter that the file has, and the state or model lacks.
+/// The error that the file has a parameter that the state or model lacks.
 fn extra(path: &str, place: &str) -> Error {
     let problem = format!("the file has it, and the {place} lacks it");
     Error::new(ErrorKind::Model, problem).with_remedy(PASS_THE_MODEL).at(path)
 }
 
-/// A tensor of the file, for messages.
+/// The name of a tensor of the file in errors.
 fn in_file(entry: &str) -> String {
     format!("the file's {entry:?}")
 }
@@ -386,7 +385,7 @@ fn not_finite(entry: &str, value: f64, element: usize) -> Error {
     Error::not_finite(in_file(entry), value, element).with_remedy(remedy)
 }
 
-/// What relative schedules multiply, by the indices of the fields.
+/// The bases of relative schedules, by the indices of the fields.
 fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Result<Vec<(usize, f64)>> {
     let places = if record.bases.is_empty() { Vec::new() } else { optimiser.places() };
     let base = |(name, Number(base)): &(String, Number)| {
@@ -396,7 +395,7 @@ fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Re
     record.bases.iter().map(base).collect()
 }
 
-/// The marks of the fields that schedules drive. How far each schedule is, it says itself when it goes on.
+/// The marks of the fields that schedules drive. Each schedule sets its course itself when it goes on.
 fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Result<Vec<DriveMark>> {
     let places = if record.driven.is_empty() { Vec::new() } else { optimiser.places() };
     let mark = |(name, factor): &(String, Option<Number>)| {
@@ -408,7 +407,7 @@ fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> R
     record.driven.iter().map(mark).collect()
 }
 
-/// Checks that the file has the names that are expected, in their order.
+/// Refuses a file without the expected names, in their order.
 fn same_names<'n>(
     path: &str,
     saved: &Description,
@@ -426,7 +425,7 @@ fn other_names<'n>(
     found: impl Iterator<Item = &'n String>,
     expected: Vec<String>,
 ) -> Error {
-    // Enough to see the difference, however many there are.
+    // Enough names to show the difference.
     let found: Vec<&String> = found.take(expected.len() + 20).collect();
     Error::new(ErrorKind::OtherRule, format!("the file is of another version of the rule: its {saved} has the {what}"))
         .with_got(format_args!("{found:?}"))

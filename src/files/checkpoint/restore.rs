@@ -1,4 +1,4 @@
-//! Taking a checkpoint over: everything is checked, by all ranks, then everything is written.
+//! Restoring a checkpoint: all ranks check everything, then everything is written.
 
 use candle_core::Var;
 
@@ -11,30 +11,29 @@ use crate::ranks::{Agreement, Aspect, Call};
 use crate::tree::{StateTree, Twins};
 
 impl CheckpointFile {
-    /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen. The model
-    /// stays as it is.
+    /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen.
     ///
-    /// The state has to be set up with the same rules for the same parameters as the saved one, with any
-    /// hyper-parameters. Everything is checked before anything is changed, and after that the state continues
-    /// bit for bit as the saved one would have.
+    /// The model stays as it is. The state has to be set up with the same rules for the same parameters as
+    /// the saved one; hyper-parameters may differ. Everything is checked before anything is changed. The
+    /// state then continues bit for bit as the saved one would have.
     ///
-    /// A hyper-parameter that the file lacks, because it was written before the rule had it, gets its
-    /// default, and the answer names it. One that the rule lacks is an error.
+    /// A hyper-parameter that the file lacks, because the file is older, gets its default, and the answer
+    /// names it. A hyper-parameter that the rule lacks is an error.
     ///
-    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over
-    /// what it has a part of. How many ranks wrote the file, or whether it was one process, does not matter.
-    /// What one rank refuses is an error on all, before anything has changed on any.
+    /// Over [ranks](crate::Setup::over) all call this with the same file, and each takes over its parts. It
+    /// does not matter how many ranks wrote the file. If one rank refuses, all get an error, before anything
+    /// has changed on any.
     ///
-    /// Where the model's names have changed since, [rename](StateTree::rename) the state's to the old ones,
+    /// If the model's names have changed since, [rename](StateTree::rename) the state's to the old ones,
     /// restore, and rename them back.
     ///
     /// # Errors
-    /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype is another;
-    /// if a hyper-parameter is out of range or a number is not finite; if the model has averages in place of
-    /// its parameters; if the file cannot be read any more, or was changed after it had been opened. Nothing
-    /// changes then, unless the file fails, is cut or is changed in the moment in which it is taken over: the
-    /// message says then that the state has to be restored again. What cannot be seen is a change in place of
-    /// the same length that leaves the time of modification.
+    /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype differs; if
+    /// a hyper-parameter is out of range or a number is not finite; if the model has averages in place of its
+    /// parameters; if the file can no longer be read, or was changed after it was opened. Nothing changes
+    /// then, unless the file fails, is cut or is changed in the very moment in which it is taken over: the
+    /// error then says that the state has to be restored again. A change in place that keeps length and time
+    /// of modification is not noticed.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         self.take_over_all(state, None::<&Var>)
     }
@@ -42,7 +41,7 @@ impl CheckpointFile {
     /// [`CheckpointFile::restore`], and the model's variables as well.
     ///
     /// # Errors
-    /// As [`CheckpointFile::restore`]; also if the file has no model, or the model is not the state's or the
+    /// As [`CheckpointFile::restore`]. Also if the file has no model, or the model is not the state's or the
     /// file's.
     pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Restored> {
         self.take_over_all(state, Some(model))
@@ -64,7 +63,7 @@ impl CheckpointFile {
         state.settle(Call::Restored, restored)
     }
 
-    /// What has to be the same on all ranks, in words.
+    /// The file and options in words, which have to be the same on all ranks.
     fn words(&self, with_model: bool) -> String {
         let options =
             [(with_model, "with the model"), (self.convert, "converting"), (self.accept_non_finite, "accepting what is not finite")];

@@ -19,10 +19,10 @@ use crate::step::loss_scaler::LossScaler;
 use crate::training::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 
-/// What is to be saved: a state, and the model and notes with it.
+/// A checkpoint to be saved: a state, and the model and notes with it.
 ///
-/// Model and state in one file belong together: no crash can leave a new model beside an old state. Notes
-/// hold what else a training program needs to go on, such as the step or the place in the data.
+/// Model and state in one file stay together: no crash can leave a new model beside an old state. Notes hold
+/// anything else that a program needs to go on, such as the step or the place in the data.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -67,9 +67,10 @@ impl<'s> Checkpoint<'s> {
         Checkpoint { state, model: None, extras: CheckpointExtras::default() }
     }
 
-    /// Saves the variables of `model`, the state's, as well: all of them, those without a leaf and those of
-    /// integer dtype too. Each is saved under the path that its leaf has; one without a leaf that has several
-    /// paths, under the first in sorted order.
+    /// Saves the variables of the state's model as well.
+    ///
+    /// These are all variables, also those without a leaf or of integer dtype. Each is saved under the path
+    /// of its leaf, or, without a leaf, under the first of its paths in sorted order.
     pub fn model<M: Model + ?Sized>(mut self, model: &'s M) -> Self {
         self.model = Some(variables(self.state, model));
         self
@@ -81,7 +82,7 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Saves what drives learning rates by a metric, with its best metric and counts.
+    /// Saves a [`ReduceOnPlateau`](crate::ReduceOnPlateau), with its best metric and counts.
     pub fn plateau(mut self, plateau: &ReduceOnPlateau) -> Self {
         self.extras.plateau = Some(plateau.clone());
         self
@@ -93,27 +94,25 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Writes the file. Of a state that is divided among [ranks](crate::Setup::over) all ranks call this,
-    /// with the same of everything.
+    /// Writes the file. Over [ranks](crate::Setup::over) all call this, with the same arguments.
     ///
     /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever
-    /// happens meanwhile, `path` has either what it had before or the new checkpoint, whole. Nothing of the
-    /// size of the state is copied in memory. A symbolic link stays one, and a file that is replaced hands
-    /// its permissions on; not its owner and access lists, and hard links keep the old file.
+    /// happens, `path` has either the old file or the whole new checkpoint. Nothing of the size of the state
+    /// is copied in memory. A symbolic link stays one. The new file gets the permissions of the old one, but
+    /// not its owner and access lists; hard links keep the old file.
     ///
     /// # Over ranks
-    /// Each rank writes what it has the state of, and that part of the parameters, to its place in one file,
-    /// in a folder that all see. The file is byte for byte the one that a single process would write: any
-    /// number of ranks restores from it, and so does one process. Variables of the model without a leaf are
-    /// those of the first rank. What fails on one rank is an error on all, and so are other notes, another
-    /// loss scaler, plateau, path or model on one of them.
+    /// Each rank writes its parts of state and parameters to their places in one file, in a folder that all
+    /// see. The file is byte for byte the one that a single process would write: any number of ranks can
+    /// restore from it. Variables without a leaf are those of rank 0. A failure on one rank is an error on
+    /// all, and so are notes, a loss scaler, a plateau, a path or a model that differ on one of them.
     ///
     /// # Warnings
     /// A state or model with numbers that are infinite or NaN is saved, but
     /// [`restore`](crate::CheckpointFile::restore) refuses the file unless the program
     /// [accepts](crate::CheckpointFile::accepting_non_finite) such numbers. So `save` returns a
-    /// [warning](Warning::NotFinite) then, on all ranks, and the log has it. Keep an older file that is still
-    /// finite. `save` looks at the numbers while it writes them, so that the check needs no pass of its own.
+    /// [warning](Warning::NotFinite) then, on all ranks, and logs it. Keep an older file that is still
+    /// finite. The numbers are checked while they are written, without a pass of their own.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -131,8 +130,8 @@ impl<'s> Checkpoint<'s> {
     /// # Errors
     /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or
     /// of the plateau is out of range, two tensors would have the same name in the file, or the file system
-    /// fails. What was at `path` is still there then, unless all that failed is the flush of the folder: the
-    /// message says that the new file is in its place.
+    /// fails. The old file is still at `path` then, unless only the flush of the folder failed: the error
+    /// then says that the new file is in place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let Checkpoint { state, model, extras } = self;
@@ -153,16 +152,16 @@ impl<'s> Checkpoint<'s> {
 
 fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
     state.expect_parameters()?;
-    // JSON has no numbers for what is not finite: it could not be read again.
+    // JSON has no infinity or NaN, so such numbers could not be read again.
     extras.check()
 }
 
 impl StateTree {
-    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names, which
-    /// `VarMap::load`, torch and other tools read. It is written as a [checkpoint](crate::Checkpoint::save)
-    /// is: the file has what it had before, or all that is new. Over [ranks](crate::Setup::over) all call
-    /// this, and each writes its parts. It returns the same [warning](Warning::NotFinite) of numbers that are
-    /// infinite or NaN.
+    /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names.
+    ///
+    /// `VarMap::load`, torch and other tools read it. Like a [checkpoint](crate::Checkpoint::save) it
+    /// replaces an old file as a whole, and the same [warning](Warning::NotFinite) is returned for numbers
+    /// that are infinite or NaN. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the file system fails.
@@ -174,7 +173,7 @@ impl StateTree {
     }
 }
 
-/// Warns of what is not finite in a file that was written.
+/// Warns of numbers that are not finite in a file that was written.
 pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
     found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
     let warning = found.first().map(|(entry, index, value)| {
@@ -185,8 +184,7 @@ pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning
     warning.into_iter().collect()
 }
 
-/// The model's variables. Those that have a leaf are under its path, whatever has been renamed since it was
-/// made.
+/// The model's variables. One with a leaf is under the leaf's path, even after a rename.
 pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Lent<'m>>> {
     let parameters = state.parameters(model)?;
     let paths: HashMap<Identity, &str> = parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();

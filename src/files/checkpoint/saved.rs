@@ -1,4 +1,4 @@
-//! What of a state and a model goes into a file, and which of it this rank writes.
+//! The tensors of a file, and the parts that this rank writes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::model::lent::{Lent, write_lent};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
-/// A tensor in the file, or the part of it that is written here.
+/// A tensor in the file, and the part of it that this rank writes.
 pub(crate) struct SavedTensor<'s> {
     pub(super) entry: EntryInfo,
     /// The elements that are written here, in row-major order.
@@ -29,7 +29,7 @@ enum PartValues<'s> {
 }
 
 impl<'s> SavedTensor<'s> {
-    /// Of what has a leaf, everybody writes the own part, and rank 0 all of what has none.
+    /// A variable of the model: each rank writes its part of one with a leaf, rank 0 all of one without.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
         let (part, values) = match state.leaf(path) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
@@ -64,7 +64,7 @@ impl<'s> SavedTensor<'s> {
         SavedTensor { entry, part, values: PartValues::State(tensor) }
     }
 
-    /// What the bytes mean that are written.
+    /// The encoding of the bytes that are written.
     pub(super) fn encoding(&self) -> Encoding {
         let code = if let PartValues::State(tensor) = &self.values { tensor.code() } else { None };
         code.map_or(Encoding::Numbers(self.entry.dtype), Encoding::Records)

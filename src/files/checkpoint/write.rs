@@ -1,5 +1,4 @@
-//! Writing a file: all ranks write their parts of it, and rank 0 puts it into its place when all of it is
-//! there.
+//! Writing a file: all ranks write their parts, then rank 0 renames it into place.
 
 use std::path::Path;
 
@@ -13,13 +12,12 @@ use crate::error::{Error, Result};
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::tree::StateTree;
 
-/// Writes a file of these tensors, of which each rank has its parts, and of what it says besides. Without
-/// other ranks all of it is written here.
+/// Writes a file of these tensors and its metadata. Each rank writes its parts.
 ///
-/// The result has the first number of each tensor that is infinite or NaN, on all ranks.
+/// Returns, on all ranks, the first number of each tensor that is infinite or NaN.
 ///
 /// # Errors
-/// On all ranks. What was at `path` is still there, unless all that failed is the flush of the folder.
+/// On all ranks. The old file is still at `path`, unless only the flush of the folder failed.
 pub(crate) fn write(
     state: &StateTree,
     path: &Path,
@@ -41,16 +39,16 @@ pub(crate) fn write(
 /// The name of a tensor that is not finite, and the first number that is not.
 pub(crate) type NonFiniteEntry = (String, usize, f64);
 
-/// A file that has its name, and nothing in it yet.
+/// A new file: its layout, and the tensors to write.
 struct NewCheckpoint<'s> {
     tensors: Vec<SavedTensor<'s>>,
     layout: FileLayout,
-    /// `None` where it is another rank's.
+    /// The file itself; `None` on other ranks than 0.
     new: Option<NewFile>,
 }
 
 impl<'s> NewCheckpoint<'s> {
-    /// Rank 0 begins the file, and tells the others its name. All have the same before the tensors.
+    /// Rank 0 makes the file and tells the others its name. All ranks compare the bytes before the tensors.
     fn new(
         state: &StateTree,
         path: &Path,
@@ -68,7 +66,7 @@ impl<'s> NewCheckpoint<'s> {
         Ok((NewCheckpoint { tensors, layout, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
     }
 
-    /// Writes this rank's parts, and tells what was written.
+    /// Writes this rank's parts, and returns the message about them.
     fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
         let NewCheckpoint { tensors, layout, new } = self;
         let opened;
@@ -93,13 +91,13 @@ impl<'s> NewCheckpoint<'s> {
         }
         let pieces = out.finish().map_err(failed("write the tensors"))?;
         if new.is_none() {
-            // Rank 0 may be on another machine, from which it cannot flush what is written here.
+            // Rank 0 may be on another machine, where it cannot flush this rank's writes.
             file.sync_all().map_err(failed("flush the file to the disk"))?;
         }
         Ok(NonFinite::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
     }
 
-    /// The first of each tensor, by name.
+    /// The first finding of each tensor, by name.
     fn named(&self, mut found: Vec<NonFinite>) -> Vec<NonFiniteEntry> {
         found.sort_by_key(|found| (found.entry, found.index));
         found.dedup_by_key(|found| found.entry);
@@ -107,7 +105,7 @@ impl<'s> NewCheckpoint<'s> {
         found.into_iter().filter_map(name).collect()
     }
 
-    /// Rank 0 puts the file into its place.
+    /// Rank 0 joins the checksums and renames the file into place.
     fn finish(self, pieces: Vec<FilePiece>) -> Result<()> {
         let Some(new) = self.new else { return Ok(()) };
         join(new.file(), &self.layout, pieces)?;

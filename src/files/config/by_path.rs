@@ -1,4 +1,4 @@
-//! The optimisers of a state as a configuration by path.
+//! Writing the optimisers of a state as a configuration by path.
 
 use std::collections::HashSet;
 
@@ -12,19 +12,19 @@ use crate::model::patterns::Patterns;
 use crate::rule::Description;
 use crate::tree::StateTree;
 
-/// Parameters with one optimiser, or left out.
+/// The parameters that share an optimiser, or are left out.
 struct PathGroup<'s> {
     optimiser: Data,
-    /// The paths of each.
+    /// The paths of each parameter.
     parameters: Vec<Vec<&'s str>>,
 }
 
 /// A pattern that may match several parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Candidate<'s> {
-    /// `*.bias`, of which this is `.bias`.
+    /// `.bias` for the pattern `*.bias`.
     EndsWith(&'s str),
-    /// `encoder.*`, of which this is `encoder.`.
+    /// `encoder.` for the pattern `encoder.*`.
     StartsWith(&'s str),
 }
 
@@ -44,7 +44,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The optimiser of each leaf: one for all, or by path, with as few patterns as are easily found.
+/// The optimiser of each leaf: one for all, or by path, with few patterns.
 ///
 /// # Errors
 /// If a path has a `*` or `?` that would match others.
@@ -53,7 +53,7 @@ pub(super) fn by_path(state: &StateTree) -> Result<Data> {
     if let [only] = &mut groups[..] {
         return Ok(std::mem::replace(&mut only.optimiser, Data::Nothing));
     }
-    // What most have is for all others.
+    // The optimiser of most parameters gets the last pattern, `*`.
     let most = groups.iter().map(|group| group.parameters.len()).max().unwrap_or_default();
     let last = groups.iter().position(|group| group.parameters.len() == most).filter(|_| most > 1);
     let mut choices = Vec::new();
@@ -105,7 +105,7 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
         if wild.iter().any(|pattern| pattern.first(paths).is_some()) {
             continue;
         }
-        // One character is the least that can stand for a star.
+        // `?` matches the star of the path, and the fewest other texts.
         let pattern = paths[0].replace('*', "?");
         if pattern.contains('?') {
             let matching = Patterns::new(vec![pattern.clone()]);
@@ -124,7 +124,7 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
     Ok(patterns)
 }
 
-/// Patterns by last names, then by modules from the outermost on, without signs that mean others.
+/// Patterns by last names, then by modules from the outermost on; paths with `*` or `?` give none.
 fn candidates<'s>(parameters: &[Vec<&'s str>]) -> Vec<Candidate<'s>> {
     let paths = || parameters.iter().flatten().copied().filter(|path| !path.contains(['*', '?']));
     let ends = paths().filter_map(|path| path.rfind('.').map(|dot| Candidate::EndsWith(&path[dot..])));

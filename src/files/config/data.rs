@@ -1,7 +1,7 @@
-//! What a text holds, before it is known to mean an optimiser.
+//! The data of a text, before it is known to mean an optimiser.
 //!
-//! It is built as it is read, in memory of a small multiple of the text's. A part does not know its length
-//! before it is whole, and is cut to it then.
+//! It is built while it is read, and takes a small multiple of the text's memory: each list and table is
+//! shrunk to its length once it is whole.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,18 +22,18 @@ pub(super) enum Data {
     Flag(bool),
     Count(u64),
     Real(Number),
-    /// The text "inf" too: whether it stands for a number is known by where it stands.
+    /// Also the text "inf": only its place says whether it is a number.
     Text(Box<str>),
     List(Box<[Data]>),
     Table(Entries),
 }
 
-/// Keys with their values, in order; a key that occurs twice is kept, to be reported.
+/// Keys with their values, in order. Repeated keys are kept, to be reported.
 pub(super) type Entries = Box<[(Box<str>, Data)]>;
 
-/// Data by what it can be in a configuration.
+/// Data in the two forms that a configuration has.
 pub(super) enum NameOrList {
-    /// A name and the table under it, which a name alone leaves empty.
+    /// A name and the table under it, empty for a name alone.
     Named(Box<str>, Data),
     List(Box<[Data]>),
     Other(Data),
@@ -60,7 +60,7 @@ impl Data {
         }
     }
 
-    /// Refuses what could not be read again.
+    /// Refuses data that is nested too deep to be read again.
     pub(super) fn expect_shallow(&self) -> Result<()> {
         let depth = self.depth();
         if depth <= DEEPEST {
@@ -141,7 +141,7 @@ impl Data {
     }
 }
 
-/// The order of keys does not count: some formats do not keep it.
+/// The order of keys does not count, as some formats do not keep it.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -157,7 +157,7 @@ impl PartialEq for Data {
     }
 }
 
-/// Whether these keys have the same values, in whatever order they are.
+/// Whether these keys have the same values, in any order.
 pub(super) fn are_same<K: Ord, V: PartialEq>(one: &[(K, V)], other: &[(K, V)]) -> bool {
     let sorted = |entries: &[(K, V)]| {
         let mut places: Vec<usize> = (0..entries.len()).collect();
@@ -168,13 +168,13 @@ pub(super) fn are_same<K: Ord, V: PartialEq>(one: &[(K, V)], other: &[(K, V)]) -
     one.len() == other.len() && pairs.all(|(own, others)| one[own] == other[others])
 }
 
-/// What a text stands for where a number or a name can be.
+/// The number or name that a text stands for.
 fn read<'t, T: Deserialize<'t>>(text: &'t str) -> Option<T> {
     let text: value::StrDeserializer<'_, value::Error> = text.into_deserializer();
     T::deserialize(text).ok()
 }
 
-/// The place of the first key that there was before.
+/// The index of the first repeated key.
 fn repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
     let mut seen = HashSet::new();
     keys.position(|key| !seen.insert(key))
@@ -206,15 +206,14 @@ impl Serialize for Data {
     }
 }
 
-/// Not derived: a derived one keeps every part as it is until it knows which kind it is, and each of its
-/// parts once more.
+/// Not derived: a derived one buffers every part until it knows the variant, and each nested part once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         DataVisitor { room: DEEPEST }.deserialize(deserializer)
     }
 }
 
-/// How deep data may be nested. No optimiser is, and what reads, shows or drops data goes down to its end.
+/// How deep data may be nested, more than any optimiser needs: reading, showing and dropping recurse.
 const DEEPEST: usize = 64;
 
 /// Reads data that is nested at most `room` deep.
@@ -224,7 +223,7 @@ struct DataVisitor {
 }
 
 impl DataVisitor {
-    /// What reads the parts.
+    /// The visitor for the parts.
     fn inside<E: de::Error>(self) -> std::result::Result<Self, E> {
         let room = self.room.checked_sub(1).ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
         Ok(DataVisitor { room })

@@ -1,18 +1,17 @@
-//! What may stand where in a configuration. The names of rules and fields are not looked at here, they are
-//! the registry's.
+//! The grammar of a configuration. The registry checks the names of rules and fields.
 
 use super::data::{Data, Entries, NameOrList, are_same};
 use super::place::Place;
 use crate::error::{Error, Result};
 
-/// The key of the rule that another is around.
+/// The key of the rule inside of another.
 pub(super) const INNER: &str = "inner";
-/// The key of the rule that takes the place of another.
+/// The key of the rule that another falls back to.
 pub(super) const FALLBACK: &str = "fallback";
-/// The key of rules that are held by number.
+/// The key of a list of rules.
 pub(super) const MEMBERS: &str = "members";
 
-/// The optimiser whose table is what it is around.
+/// The optimiser whose table is the optimiser inside.
 pub(super) const OFFLOAD: &str = "Offload";
 
 pub(super) const BY_PATH: &str = "ByPath";
@@ -27,10 +26,10 @@ pub(super) enum Form {
     ByPath(Vec<PatternEntry>),
 }
 
-/// What the parameters get whose paths match a pattern; `None` leaves them out.
+/// A pattern, and the optimiser of the parameters that match; `None` leaves them out.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PatternEntry {
-    /// Of the pattern.
+    /// The place of the pattern.
     pub(super) place: Place,
     pub(super) pattern: String,
     pub(super) optimiser: Option<OptimiserForm>,
@@ -43,12 +42,12 @@ pub(super) enum OptimiserForm {
     Chain(Vec<OptimiserForm>),
 }
 
-/// An optimiser by its name, with what is not to have its default.
+/// An optimiser by its name, with the values that are given.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
     pub(super) place: Place,
     pub(super) name: Box<str>,
-    /// What it holds, by keys.
+    /// The rules that it holds, by key.
     pub(super) parts: Vec<(&'static str, PartForm)>,
     /// Its settings and fields.
     pub(super) values: Entries,
@@ -191,7 +190,7 @@ impl Named {
         self.values.iter().cloned().chain(parts).collect()
     }
 
-    /// Its place, for what is in its table.
+    /// The place of its table.
     pub(super) fn inside(&self) -> Place {
         self.place.key(&self.name)
     }
@@ -214,7 +213,7 @@ impl Named {
         }
     }
 
-    /// This, the one that it is around, and so on, as far as they are around a single rule with a name.
+    /// This, the rule inside, the rule inside of that, and so on, as long as each holds a single named rule.
     pub(super) fn spine(&self) -> Vec<&Named> {
         let mut spine = vec![self];
         let mut named = self;

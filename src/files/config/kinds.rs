@@ -1,4 +1,4 @@
-//! How optimisers are made of what a configuration says.
+//! The kinds of optimisers that a configuration can name, and how each is made.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::{
     wrappers::{Cautious, DecoupledDecay, Fallback},
 };
 
-/// Where a way to store parameters belongs.
+/// Where a store belongs, for errors.
 const AROUND: &str = "decides how the parameter is stored and goes around the whole rule or list";
-/// Where `Offload` belongs.
+/// Where `Offload` belongs, for errors.
 const OUTERMOST: &str = "decides where the state of a whole optimiser is and goes around it, once";
 
-/// How state tensors are stored.
+/// The formats of state tensors.
 const FORMATS: [SlotFormat; 5] =
     [SlotFormat::Q8, SlotFormat::Dtype(F16), SlotFormat::Dtype(BF16), SlotFormat::Dtype(F32), SlotFormat::Dtype(F64)];
 
@@ -29,7 +29,7 @@ const FORMATS: [SlotFormat; 5] =
 #[derive(Clone)]
 pub(super) struct OptimiserKind {
     pub(super) example: Description,
-    /// The settings of all that it makes.
+    /// The settings that every optimiser of this kind has.
     pub(super) fixed: Vec<(String, Setting)>,
     /// The fields that have no defaults.
     needed: &'static [&'static str],
@@ -38,11 +38,11 @@ pub(super) struct OptimiserKind {
 
 #[derive(Clone)]
 pub(super) enum Make {
-    /// A copy of this rule. It knows of which type the rule inside is, if there is one.
+    /// A copy of this rule, whose type fixes the type of the rule inside, if there is one.
     Copy(Box<dyn Rule>),
     /// A rule, made of others.
     Rule(Arc<Maker<dyn Rule>>),
-    /// An optimiser that is no rule, and where it belongs.
+    /// An optimiser that is not a rule, and where it belongs.
     Optimiser(Arc<Maker<dyn Optimiser>>, &'static str),
 }
 
@@ -53,18 +53,18 @@ impl OptimiserKind {
         OptimiserKind { fixed: example.settings.clone(), example, needed: &[], make }
     }
 
-    /// Copies of a rule.
+    /// A kind of copies of a rule.
     pub(super) fn of_copies(rule: Box<dyn Rule>) -> Self {
         OptimiserKind::new(Description::of(&mut rule.clone()), Make::Copy(rule))
     }
 
-    /// Rules around another.
+    /// A kind of rules around another.
     pub(super) fn of_wrappers<R: Rule>(make: impl Fn(Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
         let example = Description::of(&mut make(any_rule()));
         OptimiserKind::new(example, Make::Rule(Arc::new(move |given| Ok(Box::new(make(given.rule(INNER)?))))))
     }
 
-    /// Rules that hold two others.
+    /// A kind of rules that hold two others.
     pub(super) fn of_pairs<R: Rule>(make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
         let example = Description::of(&mut make(any_rule(), any_rule()));
         let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Rule>> {
@@ -74,7 +74,7 @@ impl OptimiserKind {
         OptimiserKind::new(example, Make::Rule(Arc::new(make)))
     }
 
-    /// Ways to store parameters.
+    /// A kind of stores.
     fn of_stores<O: Optimiser>(make: impl Fn(Box<dyn Rule>) -> O + Send + Sync + 'static) -> Self {
         let example = Description::of(&mut make(any_rule()));
         let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Optimiser>> { Ok(Box::new(make(given.rule(INNER)?))) };
@@ -85,14 +85,13 @@ impl OptimiserKind {
         OptimiserKind { needed, ..self }
     }
 
-    /// What it makes has this setting, of which it says nothing.
+    /// The kind with a setting that its optimisers do not describe.
     fn with_setting(mut self, name: &str, setting: Setting) -> Self {
         self.fixed.push((name.to_string(), setting));
         self
     }
 
-    /// Whether the other makes the same: optimisers of one kind and with one setting, with the same rules
-    /// inside if these are known.
+    /// Whether both make the same: one name, the same settings, and the same rules inside if these are known.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let is_copy = |of: &Self| matches!(of.make, Make::Copy(_));
         let are_copies = is_copy(self) && is_copy(other);
@@ -106,19 +105,19 @@ impl OptimiserKind {
 
     /// Refuses keys that the tables of an optimiser and of the rules inside do not have.
     pub(super) fn expect_keys(&self, spine: &[&Named]) -> Result<()> {
-        // A copy knows what it holds by number.
+        // A copy has its members already, so these keys are not taken.
         let is_taken = |key: &String| !matches!(self.make, Make::Copy(_)) || !matches!(&**key, MEMBERS | FALLBACK);
         let mut tables = self.example.spine().into_iter().zip(spine);
         tables.try_for_each(|(example, named)| named.expect_keys(keys(example).into_iter().filter(is_taken).collect()))
     }
 
-    /// Whether what it makes has the settings that are given.
+    /// Whether its optimisers have the settings that are given.
     pub(super) fn has_settings_of(&self, named: &Named) -> bool {
         let is_said = |name: &String| self.example.settings.iter().any(|(own, _)| own == name);
         are_settings_of(&self.fixed, is_said, named)
     }
 
-    /// Whether the rules inside of what it makes are those that are given.
+    /// Whether the rules inside of its optimisers are those that are given.
     pub(super) fn is_around_rules_of(&self, named: &Named) -> bool {
         let (examples, given) = (self.example.spine(), named.spine());
         let is_same =
@@ -127,8 +126,8 @@ impl OptimiserKind {
     }
 }
 
-/// Whether these settings are those that are given. A switch that is not given is off; another is what it is
-/// where optimisers do not say it.
+/// Whether these settings are those that are given. A switch that is not given is off; any other setting may
+/// be left out if optimisers do not describe it.
 fn are_settings_of(settings: &[(String, Setting)], is_said: impl Fn(&String) -> bool, named: &Named) -> bool {
     settings.iter().all(|(name, setting)| match named.value(name) {
         Some(data) => *data == Data::from(setting),
@@ -179,7 +178,7 @@ fn any_rule() -> Box<dyn Rule> {
     Box::new(Adam::default())
 }
 
-/// Both ways to be cautious with a rule.
+/// `Cautious` around a rule, scaled and unscaled.
 fn cautious<R: Elementwise + Default>() -> [OptimiserKind; 2] {
     let scaled = Cautious::new(R::default());
     [scaled.clone(), scaled.unscaled()].map(|rule| OptimiserKind::of_copies(Box::new(rule)))
@@ -190,7 +189,7 @@ pub(super) fn incomplete(named: &Named, known: &Description) -> Error {
     named.inside().expected(format!("a table such as {}", example(known)), &Data::Table(named.table()))
 }
 
-/// What a configuration gives for an optimiser that is to be made.
+/// The table of an optimiser that is to be made.
 pub(super) struct OptimiserTable<'t> {
     pub(super) named: &'t Named,
     pub(super) example: &'t Description,
@@ -205,7 +204,7 @@ impl OptimiserTable<'_> {
         incomplete(self.named, self.example)
     }
 
-    /// Refuses that a field without default is missing.
+    /// Refuses a table that lacks a field without default.
     pub(super) fn expect_needed(&self, kind: &OptimiserKind) -> Result<()> {
         let is_missing = kind.needed.iter().any(|field| self.named.value(field).is_none());
         if is_missing { Err(self.incomplete()) } else { Ok(()) }
@@ -227,7 +226,7 @@ impl OptimiserTable<'_> {
         }
     }
 
-    /// Both rules that are held by number.
+    /// Both rules of the list of members.
     fn pair(&self) -> Result<[Box<dyn Rule>; 2]> {
         let Some(PartForm::Several(members)) = self.named.part(MEMBERS) else { return Err(self.incomplete()) };
         let [first, second] = &members[..] else { return Err(self.incomplete()) };

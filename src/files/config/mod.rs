@@ -1,5 +1,6 @@
-//! Optimisers and schedules as JSON, TOML or any other self-describing format of serde, both ways. Needs the
-//! feature `config`.
+//! Optimisers and schedules in JSON, TOML and other self-describing formats of serde, read and written.
+//!
+//! Needs the feature `config`.
 //!
 //! An [`OptimiserConfig`] is a value like any other in a program's configuration:
 //!
@@ -49,15 +50,15 @@
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!
 //! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
-//! written without a point; infinity is `"inf"` where the format has no word for it. A pair is a list of two
-//! numbers, a [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing.
-//! Rules and wrappers of your own are named in the same way once a [`Registry`] knows them, by
-//! [one line](Registry::with_wrapper) each; one that holds several has them as `"members"`.
+//! written without a point; write infinity as `"inf"` if the format has no word for it. A pair is a list of
+//! two numbers, a [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing.
+//! Rules and wrappers of your own are named in the same way once they are in a [`Registry`], by [one
+//! line](Registry::with_wrapper) each. A rule that holds several has them as `"members"`.
 //!
 //! # The way back
 //!
 //! [`OptimiserConfig::of`] writes any optimiser that was built in code, and [`OptimiserConfig::of_state`] the
-//! choices of a closure, by path. Both are read again.
+//! choices of a closure, by path. Both can be read again.
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -73,7 +74,7 @@
 //!
 //! # Schedules
 //!
-//! A [`Schedule`](crate::Schedule) is the name of its constructor over the names of its arguments:
+//! A [`Schedule`](crate::Schedule) is written as the name of its constructor over the names of its arguments:
 //!
 //! | JSON | Meaning |
 //! | --- | --- |
@@ -86,7 +87,7 @@
 //! | `{"WarmupStableThen": {"peak": 1e-3, "warmup": 100, "stable": 700, "decay": ...}}` | [`warmup_stable_then`](crate::Schedule::warmup_stable_then) another schedule |
 //! | `{"Then": {"first": ..., "steps": 100, "next": ...}}` | [`then`](crate::Schedule::then) |
 //!
-//! Each can have `"relative": true`, a `"field"` and a path that it is `"below"`. What chooses leaves by a
+//! Each can have `"relative": true`, a `"field"` and a path that it is `"below"`. A choice of leaves by a
 //! [function](crate::Schedule::select_where) cannot be written. A list is several schedules of one
 //! [`Scheduler`](crate::Scheduler):
 //!
@@ -158,21 +159,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. Where
-//! a parameter has several paths and each has a pattern of its own, with another optimiser and with no path
-//! in common, that is an error, too. [`ClipGlobalNorm`] takes one norm over all parameters that have it,
-//! whichever pattern they got it from.
+//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. It is
+//! also an error if two patterns match different paths of one parameter and give it different optimisers.
+//! [`ClipGlobalNorm`] takes one norm over all parameters that have it, whichever pattern they got it from.
 //!
 //! # Speed
 //!
-//! What is built here is as fast as what is written in code. A chain hands the engine the same list of steps
-//! whether its members are a tuple or boxed, so every chain of elementwise rules, of any length, in any
-//! order, nested, and inside `MixedPrecision`, is one fused pass over memory. [`ClipNorm`](crate::ClipNorm)
-//! and [`ClipGlobalNorm`] cost one more read of the gradients, as they do everywhere.
+//! An optimiser that is built here is as fast as one in code. A chain plans the same list of steps whether
+//! its members are a tuple or boxed. So every chain of elementwise rules, of any length, in any order,
+//! nested, and inside `MixedPrecision`, is one fused pass over memory. [`ClipNorm`](crate::ClipNorm) and
+//! [`ClipGlobalNorm`] cost one more read of the gradients, as they do everywhere.
 //!
 //! # Errors
 //!
-//! An error says where in the configuration it is, what is there, and what could be:
+//! An error names the place in the configuration, what is there, and what could be:
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -183,8 +183,8 @@
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! What cannot be an optimiser whatever rules there are (a number, a key that occurs twice) is refused as the
-//! text is read; names, types, ranges and what stands where when the optimiser is built.
+//! Data that can be no optimiser, whatever the rules (a number, a repeated key), is refused when the text is
+//! read. Names, types, ranges and places are checked when the optimiser is built.
 //!
 //! [`ClipGlobalNorm`]: crate::ClipGlobalNorm
 
@@ -242,10 +242,10 @@ impl From<OptimiserConfig> for Data {
 impl OptimiserConfig {
     /// An optimiser that was built in code, with all its hyper-parameters.
     ///
-    /// What is built of it again has the same rules, settings and hyper-parameters. Defaults are written,
+    /// An optimiser built from it has the same rules, settings and hyper-parameters. Defaults are written
     /// too, so that nothing depends on a [`Registry`]; only a switch that is off is left out. A rule that the
-    /// registry does not have, such as [`Cautious`](crate::Cautious) around another rule than `Adam`,
-    /// `AdamW`, `NAdam` and `Lion`, is an error when it is built.
+    /// registry lacks, such as [`Cautious`](crate::Cautious) around another rule than `Adam`, `AdamW`,
+    /// `NAdam` and `Lion`, is an error when it is built.
     ///
     /// # Errors
     /// If lists and tables would be more than 64 deep, or a rule's kind or field has a
@@ -266,16 +266,15 @@ impl OptimiserConfig {
         Self::of_data(written(&Description::of(&mut *dyn_clone::clone_box(optimiser))))
     }
 
-    /// The optimisers that the leaves of a state have, with the hyper-parameters that they have now.
+    /// The optimisers of the leaves of a state, with their current hyper-parameters.
     ///
-    /// Where all have the same one and none was left out, it is that one. Else it is a choice by path: by
-    /// patterns such as `*.bias` and `encoder.*` where these match no parameter with another optimiser, by
-    /// whole paths where they do, and with `*` for what most parameters have.
-    /// [`setup`](OptimiserConfig::setup) with the same model makes leaves with the same optimisers, and
-    /// leaves the same parameters out.
+    /// If all have the same and none was left out, it is that optimiser. Else it is a choice by path: by
+    /// patterns such as `*.bias` and `encoder.*` if these match no parameter with another optimiser, else by
+    /// whole paths, and `*` for the optimiser of most parameters. [`setup`](OptimiserConfig::setup) with the
+    /// same model makes leaves with the same optimisers, and leaves the same parameters out.
     ///
     /// # Errors
-    /// As [`OptimiserConfig::of`]; and if a path has a `*` or a `?` and no pattern tells it from others.
+    /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and no pattern tells it from others.
     ///
     /// ```
     /// use candle_core::{DType::F32, Device, Var};
@@ -310,11 +309,11 @@ impl OptimiserConfig {
         OptimiserConfig::try_from(data)
     }
 
-    /// The optimiser, of the rules of this crate. For more rules see [`Registry::optimiser`].
+    /// The optimiser, made of the rules of this crate. For more rules see [`Registry::optimiser`].
     ///
     /// # Errors
-    /// If a rule or a field is unknown, a value is of the wrong type or out of range, or the configuration is
-    /// one by path, which needs the model.
+    /// If a rule or a field is unknown, or a value is of the wrong type or out of range. If the configuration
+    /// is by path, which needs the model.
     ///
     /// ```
     /// use optimisers::config::OptimiserConfig;
@@ -333,8 +332,8 @@ impl OptimiserConfig {
     /// [`Registry::setup`].
     ///
     /// # Errors
-    /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup); if a parameter matches no pattern, and
-    /// if a pattern decides for no parameter.
+    /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup). Also if a parameter matches no pattern,
+    /// or a pattern decides for no parameter.
     pub fn setup<M: Model + ?Sized>(&self, model: &M) -> Result<StateTree> {
         Registry::default().setup(self, model)
     }

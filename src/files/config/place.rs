@@ -1,12 +1,11 @@
-//! Where in a configuration something stands.
+//! Places in a configuration, for errors.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. It shares its beginning with
-/// the paths of all that stands there.
+/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. Places share their beginnings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Place(Option<Arc<PlaceEnd>>);
 
@@ -28,12 +27,12 @@ impl Place {
         Place(Some(Arc::new(PlaceEnd { before: self.clone(), step })))
     }
 
-    /// The value of a key of the table here.
+    /// The place of a key in the table here.
     pub(super) fn key(&self, key: &str) -> Place {
         self.then(PlaceStep::Key(key.into()))
     }
 
-    /// A member of the list here.
+    /// The place of a member of the list here.
     pub(super) fn index(&self, index: usize) -> Place {
         self.then(PlaceStep::Index(index))
     }
@@ -48,7 +47,7 @@ impl Place {
         self.error(Error::new(ErrorKind::Configuration, "got").with_got(got).with_expected(expected))
     }
 
-    /// The error that what is here belongs elsewhere, by what it does.
+    /// The error that `name` belongs elsewhere, because of what it does.
     pub(super) fn misplaced(&self, name: &str, does: &str) -> Error {
         self.error(Error::new(ErrorKind::Configuration, format!("{name} cannot stand here: it {does}")))
     }

@@ -75,11 +75,12 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Adds a rule under its [kind](crate::Describer::kind), with the values that it has as defaults. It
-    /// takes the place of one like it.
+    /// Adds a rule under its [kind](crate::Describer::kind), with its values as defaults.
     ///
-    /// A rule that is around another of a certain type is found by both kinds and by its settings. So a
-    /// configuration can say `{"Cautious": {"inner": "MyRule", "unscaled": true}}`, which this adds:
+    /// It replaces a rule like it.
+    ///
+    /// A rule around another of a certain type is found by both kinds and by its settings. So a configuration
+    /// can have `{"Cautious": {"inner": "MyRule", "unscaled": true}}`, once such a rule is added as here:
     ///
     /// ```
     /// use optimisers::config::{OptimiserConfig, Registry};
@@ -95,18 +96,19 @@ impl Registry {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// `Offload`, `ByPath` and `LeaveOut` are no names of rules, nor `inner`, `fallback` and `members` of
-    /// fields: they have a meaning in every configuration.
+    /// `Offload`, `ByPath` and `LeaveOut` cannot be names of rules, nor `inner`, `fallback` and `members`
+    /// names of fields: they have a meaning in every configuration.
     #[must_use]
     pub fn with(self, rule: impl Rule) -> Self {
         self.with_kind(OptimiserKind::of_copies(Box::new(rule)))
     }
 
-    /// Adds a rule around another, which `make` puts there: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
+    /// Adds a rule around another, made by `make`: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
     ///
-    /// The defaults of its fields are those with which `make` makes it. It is called with any rule, here
-    /// already, and the rule says what it is around by [`Describer::holds`](crate::Describer::holds). Several
-    /// that differ in their [settings](crate::Describer::setting) are added one by one.
+    /// The defaults of its fields are the values that `make` gives them. `make` is called here already, with
+    /// some rule, and later with any. The rule describes the rule inside by
+    /// [`Describer::holds`](crate::Describer::holds). Add rules that differ in their
+    /// [settings](crate::Describer::setting) one by one.
     ///
     /// ```
     /// use optimisers::config::{OptimiserConfig, Registry};
@@ -146,7 +148,7 @@ impl Registry {
 
     /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
     ///
-    /// As [`with_wrapper`](Registry::with_wrapper); the rule says what it holds by
+    /// As [`with_wrapper`](Registry::with_wrapper), but the rule describes both by
     /// [`Describer::member`](crate::Describer::member) or [`alternative`](crate::Describer::alternative).
     #[must_use]
     pub fn with_pair<R: Rule>(self, make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
@@ -279,7 +281,7 @@ fn other_settings(of_name: &[&OptimiserKind], named: &Named) -> Error {
     incomplete(named, &of_name[0].example)
 }
 
-/// The error that the rule inside is not one of those that are known there.
+/// The error that no kind has this rule inside.
 fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
     let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());
     let known: Vec<String> = known.map(Description::to_string).collect();
@@ -288,8 +290,7 @@ fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
     named.inside().key(INNER).expected(expected, &got)
 }
 
-/// The optimiser with the fields that a configuration gives it, and the rules inside, as far as these are
-/// named.
+/// The optimiser with the fields that a configuration gives it and the named rules inside.
 fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> {
     let members = MemberDescription::all(&mut optimiser);
     let (mut before, mut values, mut given) = (Vec::new(), Vec::new(), Vec::new());
@@ -315,7 +316,7 @@ fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> 
         filled.check().map(|()| filled)
     };
     with(&values).map_err(|error| {
-        // A field is at fault that is refused for the same reason without the others.
+        // A field is at fault if it alone is refused for the same reason.
         let is_same = |values: &[FieldValue]| with(values).is_err_and(|alone| alone.to_string() == error.to_string());
         let is_at_fault = |(index, _): &&(usize, Place)| {
             let mut alone = before.clone();

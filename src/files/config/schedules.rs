@@ -1,4 +1,4 @@
-//! Schedules as data: each by the name of its constructor, with the names of its arguments.
+//! Schedules as data: the name of the constructor, with the names of the arguments.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
@@ -12,7 +12,7 @@ const RELATIVE: &str = "relative";
 const FIELD: &str = "field";
 const BELOW: &str = "below";
 
-/// What every schedule can have besides.
+/// Keys that every schedule can have.
 const COMMON: [&str; 3] = [RELATIVE, FIELD, BELOW];
 
 /// A kind of schedule.
@@ -127,7 +127,7 @@ fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
     }
 }
 
-/// The peak and the steps of a warm-up, if the curve is one that stays at its peak until `at`.
+/// The peak and the steps of a warm-up, if the curve then stays at its peak until `at`.
 fn warmup_and_hold(curve: &Curve, at: u64) -> Option<(f64, u64)> {
     let Curve::Joined { first, at: warmup, second } = curve else { return None };
     let Curve::Constant(peak) = **second else { return None };
@@ -170,12 +170,12 @@ fn read(data: Data, place: &Place) -> Result<Schedule> {
     Ok(schedule)
 }
 
-/// A factor by which periods get longer.
+/// The range of the factor by which periods get longer.
 fn at_least_one(value: f64) -> Option<&'static str> {
     (!(value >= 1.0 && value.is_finite())).then_some("a finite number of 1 or more")
 }
 
-/// What a configuration gives for a schedule that is to be made; all arguments are there.
+/// The arguments of a schedule that is to be made; all are there.
 struct Arguments {
     place: Place,
     entries: Entries,
@@ -186,7 +186,7 @@ impl Arguments {
         self.entries.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
     }
 
-    /// What any schedule can have.
+    /// The value of a key that every schedule can have.
     fn common<'a, T>(&'a self, key: &str, expected: &str, read: fn(&'a Data) -> Option<T>) -> Result<Option<T>> {
         let Some(data) = self.value(key) else { return Ok(None) };
         read(data).map(Some).ok_or_else(|| self.place.key(key).expected(expected, data))
@@ -212,7 +212,7 @@ impl Arguments {
         self.argument(key, |data| if let Data::Count(count) = data { Ok(*count) } else { Err("a count") })
     }
 
-    /// Another schedule, once.
+    /// Takes the nested schedule of a key.
     fn schedule(&mut self, key: &str) -> Result<Schedule> {
         let value = self.entries.iter_mut().find(|(known, _)| **known == *key);
         let data = value.map_or(Data::Nothing, |(_, value)| std::mem::replace(value, Data::Nothing));

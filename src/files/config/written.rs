@@ -1,4 +1,4 @@
-//! Optimisers as configurations.
+//! Writing optimisers as configurations.
 
 use super::data::{Data, Entries};
 use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD};
@@ -11,7 +11,7 @@ const CHAIN: &str = "OptimiserChain";
 /// The kind whose rules have keys of their own: `inner`, `fallback` and `except`.
 const CHOICE: &str = "Fallback";
 
-/// The optimiser with all its values, but for switches that are off and lists that are empty.
+/// The optimiser with all its values, except switches that are off and empty lists.
 pub(super) fn written(description: &Description) -> Data {
     let inner = description.inner.as_deref();
     match (&*description.kind, inner) {
@@ -24,7 +24,7 @@ pub(super) fn written(description: &Description) -> Data {
     }
 }
 
-/// The table under its name, with no more than the names of the rules inside.
+/// The table under its name, with only the names of the rules inside.
 pub(super) fn example(description: &Description) -> Data {
     Data::Table(entries(description, |part| Data::Text(part.kind.as_str().into())))
 }
@@ -51,7 +51,7 @@ enum HeldRules<'d> {
     Several(&'d [Description]),
 }
 
-/// What a rule holds, by key.
+/// The rules that a rule holds, by key.
 fn parts(description: &Description) -> Vec<(&'static str, HeldRules<'_>)> {
     use HeldRules::{One, Several};
     let members = match &description.members[..] {
@@ -62,7 +62,7 @@ fn parts(description: &Description) -> Vec<(&'static str, HeldRules<'_>)> {
     description.inner.as_deref().map(|inner| (INNER, One(inner))).into_iter().chain(members).collect()
 }
 
-/// What may stand in the table under its name.
+/// The keys of the table under its name.
 pub(super) fn keys(description: &Description) -> Vec<String> {
     let values = description.settings.iter().map(|(name, _)| name).chain(description.fields.iter().map(|(name, _)| name));
     let parts = parts(description).into_iter().map(|(key, _)| key.to_string());
@@ -94,7 +94,7 @@ impl From<&Literal> for Data {
     }
 }
 
-/// A number, or the text that it is read from.
+/// A number, or the text for it (`"inf"`).
 impl From<Number> for Data {
     fn from(Number(value): Number) -> Self {
         let word = match value {

@@ -1,7 +1,6 @@
-//! The header of a safetensors file, read without taking much more memory than it has itself, whatever it
-//! claims.
+//! The header of a safetensors file, read in little more memory than its own length, whatever it claims.
 //!
-//! The library's own way keeps every value twice on the way, and a short text can stand for many values.
+//! The library itself buffers every value twice, and a short text can stand for many values.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,7 +15,7 @@ use super::source::Source;
 /// The largest header in bytes that the safetensors libraries read.
 pub(crate) const LARGEST_HEADER: usize = 100_000_000;
 
-/// Where the tensors are, and what else the file says.
+/// The places of the tensors, and the texts of the metadata.
 pub(super) struct Header {
     pub(super) tensors: Metadata,
     /// Where the tensors begin in the file.
@@ -30,7 +29,7 @@ struct HeaderParts {
     texts: Texts,
 }
 
-/// The texts of a file; others than ours are passed over.
+/// The texts of a file's metadata; others than ours are passed over.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Texts {
     /// The description of a state, under the name that a checkpoint gives it.
@@ -50,7 +49,7 @@ impl Header {
         if length > LARGEST_HEADER as u64 {
             return Err(SafeTensorError::HeaderTooLarge);
         }
-        // Before there is memory for it.
+        // Checked before memory is allocated for it.
         let data = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
         let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
         let HeaderParts { mut tensors, texts } = serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
@@ -66,7 +65,7 @@ impl Header {
     }
 }
 
-/// Whether the strides of this shape can be counted. Where there are no elements it may claim any lengths.
+/// Whether the strides of this shape fit `usize`. A shape without elements may claim any lengths.
 fn has_strides(shape: &[usize]) -> bool {
     shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
 }

@@ -1,5 +1,4 @@
-//! A safetensors file: what it has, with nothing taken on trust. Tensors are read when they are asked for, by
-//! position.
+//! A safetensors file. Its header is checked, nothing is trusted; tensors are read by position when needed.
 
 mod header;
 mod source;
@@ -40,13 +39,13 @@ impl TensorFile {
         Self::of(Source::Memory(bytes))
     }
 
-    /// As [`TensorFile::open`], for what is open.
+    /// As [`TensorFile::open`], for an open source.
     pub(crate) fn of(source: Source) -> Result<(Self, Texts), SafeTensorError> {
         let Header { tensors, end: start, texts } = Header::read(&source)?;
         Ok((TensorFile { source, start, tensors }, texts))
     }
 
-    /// All bytes before the tensors. `buffer` is where they are put unless they are in memory.
+    /// All bytes before the tensors; in `buffer`, unless they are in memory.
     pub(crate) fn head<'b>(&'b self, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         self.source.read(0, self.start, buffer)
     }
@@ -57,7 +56,7 @@ impl TensorFile {
     }
 
     /// Refuses a file that was changed in its place after it was opened, as far as its length and its time of
-    /// modification tell.
+    /// modification show.
     pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
         self.source.expect_unchanged()
     }
@@ -70,7 +69,7 @@ impl TensorFile {
     pub(crate) fn entry(&self, name: &str) -> Option<Entry<'_>> {
         let info = self.tensors.info(name)?;
         let (start, end) = info.data_offsets;
-        // Both are within the file: the library has checked them.
+        // The library has checked that both are within the file.
         let (start, length) = ((self.start + start) as u64, end - start);
         Some(Entry { dtype: info.dtype, shape: &info.shape, source: &self.source, start, length })
     }
@@ -81,25 +80,25 @@ pub(crate) struct Entry<'f> {
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: &'f [usize],
     source: &'f Source,
-    /// Where its bytes begin in the file, and how many there are.
+    /// Where its bytes begin in the file.
     start: u64,
     length: usize,
 }
 
 impl<'f> Entry<'f> {
-    /// As many numbers as `shape` says, from this byte of a file on.
+    /// The entry of a tensor of this shape from byte `start` on.
     #[cfg(feature = "torch")]
     pub(crate) fn at(source: &'f Source, start: u64, dtype: safetensors::Dtype, shape: &'f [usize]) -> Self {
         let length = shape.iter().product::<usize>() * dtype.bitsize().div_ceil(8);
         Entry { dtype, shape, source, start, length }
     }
 
-    /// How many elements it has. The shape of an empty one may claim any lengths.
+    /// How many elements it has. The shape of an empty tensor may claim any lengths.
     pub(crate) fn elements(&self) -> usize {
         self.length / self.dtype.bitsize().div_ceil(8)
     }
 
-    /// All of it, on the CPU.
+    /// The whole tensor, on the CPU.
     pub(crate) fn tensor(&self) -> io::Result<Tensor> {
         self.made(self.source.read(self.start, self.length, &mut Vec::new())?, self.shape)
     }
@@ -110,7 +109,7 @@ impl<'f> Entry<'f> {
         self.made(self.read(elements, &mut Vec::new())?, &[length])
     }
 
-    /// The bytes of these elements. `buffer` is where they are put unless they are in memory.
+    /// The bytes of these elements; in `buffer`, unless they are in memory.
     fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         if elements.start > elements.end || elements.end > self.elements() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("elements {elements:?} of {}", self.elements())));
@@ -130,8 +129,7 @@ impl<'f> Entry<'f> {
         candle_core::DType::try_from(self.dtype).ok().map(DType::from)
     }
 
-    /// The first of these numbers that is infinite or NaN, or is rounded to infinity in `dtype`, with its
-    /// place.
+    /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.
     pub(crate) fn non_finite(&self, elements: Range<usize>, dtype: DType) -> io::Result<Option<(usize, f64)>> {
         fn first<const N: usize>(bytes: &[u8], dtype: DType, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();
@@ -160,7 +158,7 @@ fn swapped(bytes: &[u8], width: usize) -> Vec<u8> {
     bytes.chunks(width.max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
 }
 
-/// It is no safetensors file, or its head cannot be written as that of one.
+/// The error that a file is not a whole safetensors file, or cannot be written as one.
 pub(crate) fn not_whole(source: SafeTensorError) -> Error {
     Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
         .caused_by(source)

@@ -1,4 +1,4 @@
-//! Where the bytes of a file are read from, by position.
+//! The source of a file's bytes, read by position.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,18 +10,18 @@ use std::time::SystemTime;
 #[derive(Debug)]
 pub(crate) enum Source {
     Memory(Vec<u8>),
-    /// An open file. It stays the same one if another takes its name.
+    /// An open file. It stays the same file if another takes its name.
     File {
         file: Mutex<File>,
         opened: Stamp,
     },
 }
 
-/// What changes with a file that is changed in its place.
+/// What shows that a file was changed in its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     length: u64,
-    /// `None` where the file system does not say.
+    /// `None` if the file system does not say.
     modified: Option<SystemTime>,
 }
 
@@ -52,7 +52,7 @@ impl Source {
         }
     }
 
-    /// So many bytes from a position on. `buffer` is where they are put unless they are in memory.
+    /// `length` bytes from `start` on; in `buffer`, unless they are in memory.
     pub(crate) fn read<'b>(&'b self, start: u64, length: usize, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         match self {
             Source::Memory(bytes) => {
@@ -71,7 +71,7 @@ impl Source {
 
     /// Hands over all bytes from a position on, piece by piece.
     pub(super) fn stream(&self, start: u64, mut visit: impl FnMut(&[u8])) -> io::Result<()> {
-        /// In bytes; pieces that stay in the cache.
+        /// The bytes of a piece, which stays in the cache.
         const PIECE: usize = 1 << 20;
         let mut buffer = Vec::new();
         let Range { mut start, end } = start..self.length();
@@ -83,7 +83,7 @@ impl Source {
         Ok(())
     }
 
-    /// Refuses a file whose length or time of modification is another than when it was opened.
+    /// Refuses a file whose length or time of modification has changed since it was opened.
     pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
         let Source::File { file, opened } = self else { return Ok(()) };
         let found = Stamp::of(&file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?);

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use super::content::{StoredTensor, StridedRun};
 use crate::files::tensor_file::{Entry, Source};
 
-/// How such a file begins.
+/// The first bytes of a zip archive.
 pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
 
 /// An archive, and where its records are.
@@ -16,7 +16,7 @@ pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
 pub(super) struct Archive {
     source: Source,
     records: HashMap<String, ArchiveRecord>,
-    /// Not after `torch.serialization.set_crc32_options(False)`, which makes all of them 0.
+    /// `false` after `torch.serialization.set_crc32_options(False)`, which makes all checksums 0.
     has_checksums: bool,
 }
 
@@ -28,7 +28,7 @@ struct ArchiveRecord {
     crc: u32,
 }
 
-/// A number of so many bytes at a place.
+/// The `N` bytes of a number at a place.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> io::Result<[u8; N]> {
     bytes.get(at..).and_then(|rest| rest.first_chunk().copied()).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
@@ -49,7 +49,7 @@ fn damaged(reason: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason.into())
 }
 
-/// So many bytes at a place that the file names, which may lie outside of it.
+/// `length` bytes at a place that the file names, which may lie outside of it.
 fn bytes_at(source: &Source, start: u64, length: u64) -> io::Result<Vec<u8>> {
     if start.checked_add(length).is_none_or(|end| end > source.length()) {
         return Err(damaged("it ends before what its directory names"));
@@ -88,12 +88,12 @@ impl Archive {
         &self.source
     }
 
-    /// The name of the first record that ends so.
+    /// The first record name, in sorted order, with this end.
     pub(super) fn find(&self, end: &str) -> Option<&str> {
         self.records.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()
     }
 
-    /// Where the bytes of a record begin in the file, and how many there are.
+    /// Where a record begins in the file, and its length in bytes.
     pub(super) fn place(&self, name: &str) -> io::Result<(u64, u64)> {
         let record = self.records.get(name).ok_or_else(|| damaged(format!("it has no record {name:?}")))?;
         let head = bytes_at(&self.source, record.header, 30)?;
@@ -107,7 +107,7 @@ impl Archive {
         }
     }
 
-    /// The run of numbers that a tensor has its elements in.
+    /// The run of numbers that contains a tensor's elements.
     pub(super) fn entry<'f>(&'f self, stored: &StoredTensor, strided: &'f StridedRun) -> io::Result<Entry<'f>> {
         let (start, length) = self.place(&stored.place)?;
         let width = stored.dtype.size_in_bytes();
@@ -131,9 +131,9 @@ impl Archive {
         bytes_at(&self.source, start, length)
     }
 
-    /// Refuses a record that is not what was written.
+    /// Refuses a record whose checksum is wrong.
     pub(super) fn verify(&self, name: &str) -> io::Result<()> {
-        /// In bytes; pieces that stay in the cache.
+        /// The bytes of a piece, which stays in the cache.
         const PIECE: u64 = 1 << 20;
         let (start, length) = self.place(name)?;
         let (mut sum, mut buffer) = (crc32fast::Hasher::new(), Vec::new());
@@ -150,14 +150,14 @@ impl Archive {
 
 /// Where the directory begins in the file, and its bytes.
 fn directory(source: &Source) -> io::Result<(u64, u64)> {
-    /// Of what ends a directory, without and with the longest comment.
+    /// The length of the end record of a directory, without and with the longest comment.
     const END: (u64, u64) = (22, 22 + 65535);
     let tail = source.length().min(END.1);
     let start = source.length() - tail;
     let bytes = bytes_at(source, start, tail)?;
     let last = bytes.len().checked_sub(END.0 as usize).ok_or_else(|| damaged("it is cut"))?;
     let end = (0..=last).rev().find(|at| bytes[*at..].starts_with(b"PK\x05\x06")).ok_or_else(|| damaged("it is cut"))?;
-    // Before it stands where a larger one is, if there is one.
+    // The ZIP64 locator, if any, lies directly before the end record.
     let locator = end.checked_sub(20).filter(|at| bytes[*at..].starts_with(b"PK\x06\x07"));
     match locator {
         Some(at) => {
@@ -172,7 +172,7 @@ fn directory(source: &Source) -> io::Result<(u64, u64)> {
 }
 
 impl ArchiveRecord {
-    /// What the directory says of one, from its entry and the extra fields in it.
+    /// A record, from its entry in the directory and the extra fields there.
     fn of(entry: &[u8], mut extra: &[u8]) -> io::Result<Self> {
         let [stored, length, header] = [u32_at(entry, 20)?, u32_at(entry, 24)?, u32_at(entry, 42)?];
         let mut wide: &[u8] = &[];
@@ -183,7 +183,7 @@ impl ArchiveRecord {
             }
             extra = extra.get(end..).unwrap_or_default();
         }
-        // The field has those that do not fit 32 bits, in the order of a zip file.
+        // The ZIP64 field has the numbers that do not fit 32 bits, in the order of the format.
         let mut at = 0;
         let mut whole = |short: u32| -> io::Result<u64> {
             if short != u32::MAX {

@@ -1,4 +1,4 @@
-//! Where the numbers of a file are read from, in either format.
+//! The container of a file's numbers, in either format.
 
 use std::io;
 
@@ -44,8 +44,8 @@ impl Container {
         number.map(Some).map_err(io::Error::other)
     }
 
-    /// The first number that is not finite in `dtype`, or is negative, where that is asked for; with its
-    /// place among those that are stored.
+    /// The first number that is not finite in `dtype` or, if asked for, negative; with its index among the
+    /// stored numbers.
     pub(super) fn unfit(
         &self,
         stored: &StoredTensor,
@@ -67,7 +67,7 @@ impl Container {
         Ok(None)
     }
 
-    /// Refuses a record that is not what was written.
+    /// Refuses a record whose checksum is wrong.
     fn verify(&self, stored: &StoredTensor) -> io::Result<()> {
         if let Container::Archive(archive) = self { archive.verify(&stored.place) } else { Ok(()) }
     }

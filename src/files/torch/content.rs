@@ -1,4 +1,4 @@
-//! What a file has of an optimiser, whatever its format.
+//! The content of a file: the state of torch's optimiser, in either format.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,23 +8,23 @@ use serde_json::{Map, Value};
 use super::objects::damaged;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Everything but the numbers of tensors, which stay in the file.
+/// The state of an optimiser; the numbers of its tensors stay in the file.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     /// The hyper-parameters of each group, by torch's names.
     pub(super) groups: Vec<Map<String, Value>>,
-    /// In the order of the groups.
+    /// The parameters, in the order of the groups.
     pub(super) parameters: Vec<TorchParameter>,
     /// The names of the parameters, if they are known.
     pub(super) names: Option<Vec<String>>,
 }
 
-/// What torch has of one parameter.
+/// torch's state of one parameter.
 #[derive(Debug)]
 pub(super) struct TorchParameter {
-    /// Its place in [`Content::groups`].
+    /// The index in [`Content::groups`].
     pub(super) group: usize,
-    /// By torch's names.
+    /// The entries, by torch's names.
     pub(super) entries: BTreeMap<String, StateEntry>,
 }
 
@@ -33,27 +33,27 @@ pub(super) struct TorchParameter {
 pub(super) enum StateEntry {
     Number(f64),
     Tensor(StoredTensor),
-    /// Something else, in words.
+    /// Anything else, in words.
     Other(String),
 }
 
-/// Where the numbers of a tensor are.
+/// The place, dtype and shape of a tensor in the file.
 #[derive(Debug)]
 pub(super) struct StoredTensor {
     /// The tensor of a safetensors file, or the record of an archive.
     pub(super) place: String,
-    /// Which elements of the record; a safetensors file has no such thing.
+    /// The elements of the record; `None` in a safetensors file.
     pub(super) strided: Option<StridedRun>,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
 }
 
-/// Which elements of a run of numbers a tensor has.
+/// The elements of a run of numbers that belong to a tensor.
 #[derive(Debug)]
 pub(super) struct StridedRun {
     pub(super) offset: usize,
     pub(super) strides: Vec<usize>,
-    /// From the first element to behind the last. As a shape.
+    /// The length from the first element to the last, as a shape.
     pub(super) span: [usize; 1],
 }
 
@@ -72,18 +72,18 @@ impl StridedRun {
     }
 }
 
-/// The groups of a file with the parameters that each names.
+/// The groups of a file, each with its parameters.
 pub(super) struct NamedGroups<K> {
     pub(super) groups: Vec<(Map<String, Value>, Vec<K>)>,
 }
 
 impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
-    /// The content of a file whose state has these parameters.
+    /// The content of a file, from its groups and the state of each parameter.
     pub(super) fn with_state(self, mut state: HashMap<K, BTreeMap<String, StateEntry>>) -> Result<Content> {
         let mut content = Content::default();
         for (group, (settings, keys)) in self.groups.into_iter().enumerate() {
             for key in keys {
-                // One that no step has moved has no state in torch.
+                // torch has no state of a parameter before its first step.
                 let entries = state.remove(&key).unwrap_or_default();
                 content.parameters.push(TorchParameter { group, entries });
             }

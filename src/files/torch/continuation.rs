@@ -1,4 +1,4 @@
-//! What a state takes over from torch: everything is checked, and nothing written.
+//! The plan of a restore from torch: everything that a state takes over is checked, nothing written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -16,35 +16,35 @@ use crate::tree::{Leaf, StateTree};
 const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
 const ACCEPT: &str = "to take it over all the same call `TorchState::accepting_non_finite` first";
 
-/// The entry that counts steps.
+/// The entry with the count of steps.
 pub(super) const STEP: &str = "step";
 
-/// Counts of steps that nobody makes, and that f64 holds exactly.
+/// The least count of steps that is refused: 2⁵³, up to which f64 is exact.
 const TOO_MANY: f64 = 9_007_199_254_740_992.0;
 
-/// What the leaves take over, in their order.
+/// What all leaves take over, in their order.
 pub(super) struct Continuation<'c> {
     pub(super) leaves: Vec<LeafContinuation<'c>>,
-    /// The parameters that have no state yet in torch.
+    /// The parameters of which torch has no state yet.
     pub(super) unmoved: Vec<String>,
 }
 
 /// What a leaf takes over.
 pub(super) struct LeafContinuation<'c> {
-    /// Where its state tensors get their values from, each with what these are multiplied by. None are zeros.
+    /// The source of each state tensor, with the factor of its values; `None` for zeros.
     pub(super) tensors: Vec<(String, Option<(&'c StoredTensor, f64)>)>,
     pub(super) counter: String,
     pub(super) step: Option<u64>,
     /// Whether torch has no state of it yet.
     is_unmoved: bool,
     pub(super) wanted: WantedFields,
-    /// The place of the learning rate's field.
+    /// The place of the field of the learning rate.
     pub(super) rate: Option<String>,
     /// The base and the factor of a schedule that has driven it.
     pub(super) drive: Option<(f64, f64)>,
 }
 
-/// A file against a state.
+/// The comparison of a file with a state.
 pub(super) struct Check<'c> {
     pub(super) content: &'c Content,
     pub(super) container: &'c Container,
@@ -95,7 +95,7 @@ impl<'c> Check<'c> {
         let (wanted, rate) = comparison.check()?;
         let drive = comparison.drive()?;
         let scale = |slot: &TorchSlot| slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
-        // Where torch has no state, it would start from zeros. Adagrad's is there from the start.
+        // Without a state torch would start from zeros. Adagrad has a state from the start.
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, entries)?, scale(slot))) };
@@ -117,7 +117,7 @@ impl<'c> Check<'c> {
         Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, rate, drive })
     }
 
-    /// The tensor of a slot, when all of its numbers are fit to be taken over.
+    /// The tensor of a slot, after a check of its numbers.
     fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, entries: &'c BTreeMap<String, StateEntry>) -> Result<&'c StoredTensor> {
         let what = format!("{} in the file", slot.key);
         let no_tensor = |got: &dyn Display| {
@@ -135,7 +135,7 @@ impl<'c> Check<'c> {
         }
         let dtype =
             leaf.state.tensors().into_iter().find(|(name, _)| *name == slot.slot).map_or(DType::F32, |(_, tensor)| stored_in(tensor));
-        match self.container.unfit(stored, dtype, !self.accepts_non_finite, slot.is_square).map_err(unread)? {
+        match self.container.unfit(stored, dtype, !self.accepts_non_finite, slot.is_square).map_err(read_error)? {
             None => Ok(stored),
             Some((element, value)) if slot.is_square && value < 0.0 => Err(Error::new(ErrorKind::File, format!("{what} is"))
                 .with_got(value)
@@ -149,7 +149,7 @@ impl<'c> Check<'c> {
     fn step(&self, entry: &StateEntry) -> Result<u64> {
         let number = match entry {
             StateEntry::Number(number) => Some(*number),
-            StateEntry::Tensor(stored) => self.container.number(stored).map_err(unread)?,
+            StateEntry::Tensor(stored) => self.container.number(stored).map_err(read_error)?,
             StateEntry::Other(_) => None,
         };
         let got = || match entry {
@@ -162,13 +162,13 @@ impl<'c> Check<'c> {
     }
 }
 
-/// The dtype of a state tensor's numbers, which have the range of F32 where they are in 8 bits.
+/// The dtype of a state tensor's numbers; those in 8 bits have the range of F32.
 fn stored_in(tensor: StateTensor<'_>) -> DType {
     if tensor.code().is_some() { DType::F32 } else { tensor.stored_dtype() }
 }
 
-/// The error of reading: of a file that is not what it was or what it says, or of the file system.
-pub(super) fn unread(source: std::io::Error) -> Error {
+/// The error of reading: the file has changed or is damaged, or the file system fails.
+pub(super) fn read_error(source: std::io::Error) -> Error {
     failed("cannot read the file", source)
 }
 

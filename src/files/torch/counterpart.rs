@@ -1,5 +1,5 @@
-//! What a leaf is to torch: which of its rules has the state of an optimiser there, and what its
-//! hyper-parameters are called there.
+//! The counterpart of a leaf in torch: the optimiser that one of its rules corresponds to, and torch's names
+//! of state and hyper-parameters.
 
 use std::fmt::Display;
 
@@ -13,30 +13,31 @@ use crate::tree::Leaf;
 /// The rules that have a counterpart.
 const RULES: &str = "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion";
 
-/// The learning rate that a group began with, which torch's schedulers note down in it.
+/// The key with the learning rate that a group began with, written by torch's schedulers.
 pub(super) const INITIAL_RATE: &str = "initial_lr";
 
-/// A hyper-parameter of torch's.
+/// A hyper-parameter of torch.
 #[derive(Clone, Debug)]
 pub(super) struct TorchSetting {
     pub(super) key: &'static str,
     pub(super) value: FieldValue,
-    /// The field here that has it. `None` if the definition of the rule has, or a rule that is not there.
+    /// The field here that has it; `None` if the rule fixes the value, or the rule that would have it is not
+    /// there.
     pub(super) place: Option<String>,
 }
 
-/// A state tensor of torch's.
+/// A state tensor of torch.
 #[derive(Clone, Debug)]
 pub(super) struct TorchSlot {
     pub(super) key: &'static str,
     /// The state tensor here.
     pub(super) slot: String,
-    /// Whether this one is torch's times the learning rate, and with which sign.
+    /// For a velocity, which is torch's times the learning rate: the sign.
     pub(super) velocity: Option<f64>,
     pub(super) is_square: bool,
 }
 
-/// What a leaf is to torch.
+/// The counterpart of a leaf in torch.
 #[derive(Debug)]
 pub(super) struct Counterpart {
     pub(super) kind: &'static str,
@@ -45,31 +46,31 @@ pub(super) struct Counterpart {
     pub(super) counter: String,
     /// Whether torch's state has the step.
     pub(super) has_step: bool,
-    /// All but learning rate and weight decay.
+    /// All settings but learning rate and weight decay.
     pub(super) settings: Vec<TorchSetting>,
-    /// What the learning rate is the product of, with the places of the fields.
+    /// The factors of the learning rate, with the places of their fields.
     rates: Vec<(String, f64)>,
-    /// Which of these is the one to adjust: the last `eta`.
+    /// The index of the one to adjust: the last `eta`.
     rate: usize,
-    /// How many of these are in a velocity.
+    /// How many of these a velocity contains.
     inner: usize,
-    /// What a relative schedule multiplies in the field of the learning rate.
+    /// The base that a relative schedule multiplies in the field of the learning rate.
     base: Option<f64>,
-    /// λ of the decay in the gradient, and of the decay beside it.
+    /// The weight decay in the gradient, and the decoupled one.
     pub(super) decay: [Decay; 2],
-    /// Whether there are two ways to decay in torch.
+    /// Whether torch has both kinds of decay for it.
     pub(super) decay_has_kinds: bool,
 }
 
-/// A weight decay, and the field that has it.
+/// A weight decay, and the place of its field.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Decay {
     pub(super) lambda: f64,
     pub(super) place: Option<String>,
 }
 
-/// The definition of a counterpart: kind, rule, state tensors with torch's names first, fields with torch's
-/// names first.
+/// The definition of a counterpart: torch's kind, the rule, and pairs of names, torch's first, of state
+/// tensors and fields.
 struct Definition {
     kind: &'static str,
     slots: &'static [(&'static str, &'static str)],
@@ -131,7 +132,7 @@ fn definition(rule: &str) -> Option<Definition> {
     })
 }
 
-/// The member with the state, and the one behind it that has the velocity of torch's RMSprop.
+/// The member with the state, and the member behind it with the velocity of torch's RMSprop.
 struct FoundRule<'m> {
     members: &'m [MemberDescription],
     own: usize,
@@ -171,8 +172,8 @@ impl<'m> FoundRule<'m> {
         &self.members[self.own]
     }
 
-    /// What the learning rate is the product of: those of the rule, of a velocity behind it, and the factors
-    /// after them.
+    /// The factors of the learning rate: those of the rule, of a velocity behind it, and of the members after
+    /// them.
     fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
         let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
         for (i, member) in self.members.iter().enumerate().skip(self.own) {
@@ -193,7 +194,7 @@ impl<'m> FoundRule<'m> {
         (rates, rate, inner)
     }
 
-    /// The decay in the gradient, by a member in front, and the one beside it, by the rule or a wrapper.
+    /// The decay in the gradient, by a member in front, and the decoupled decay, by the rule or a wrapper.
     fn decay(&self, path: &str) -> Result<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
@@ -322,24 +323,24 @@ impl Counterpart {
         Some((place, if is_same { *own } else { learning_rate / others }))
     }
 
-    /// What torch's velocity is multiplied by here, where the field of the learning rate has this value.
+    /// The factor of torch's velocity here, if the field of the learning rate has this value.
     pub(super) fn velocity_scale(&self, field: f64) -> f64 {
         let rates = self.rates.iter().enumerate().map(|(i, (_, rate))| if i == self.rate { field } else { *rate });
         rates.take(self.inner).product()
     }
 
-    /// The place of the learning rate's field.
+    /// The place of the field of the learning rate.
     pub(super) fn rate_place(&self) -> Option<&str> {
         self.rates.get(self.rate).map(|(place, _)| place.as_str())
     }
 
-    /// The learning rate of which a relative schedule has made that of now.
+    /// The learning rate from which a relative schedule made the current one.
     fn initial_rate(&self) -> Option<f64> {
         let rates = |base| self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { base } else { *rate });
         self.base.map(|base| rates(base).product())
     }
 
-    /// Of the learning rate's field, as it is.
+    /// The current value of the field of the learning rate.
     pub(super) fn own_rate(&self) -> f64 {
         self.rates.get(self.rate).map_or(0.0, |(_, rate)| *rate)
     }
@@ -364,7 +365,7 @@ impl Counterpart {
         ]);
         group.extend(self.initial_rate().map(|rate| (INITIAL_RATE.to_string(), json!(rate))));
         if self.decay_has_kinds {
-            // Without any decay either is right: what the rule would have.
+            // Without any decay both kinds are right; this is the rule's own.
             let decouples = decoupled != 0.0 || coupled == 0.0 && self.decay[1].place.is_some();
             group.insert("decoupled_weight_decay".to_string(), decouples.into());
         }
@@ -387,12 +388,12 @@ impl Counterpart {
     }
 }
 
-/// Whether two hyper-parameters are the same, one of which may have been an f32.
+/// Whether two hyper-parameters are the same, up to a rounding of either to f32.
 pub(super) fn same(a: f64, b: f64) -> bool {
     a == b || f64::from(a as f32) == b || f64::from(b as f32) == a
 }
 
-/// Refuses a state that the rule did not make so.
+/// Refuses a state with other tensors than the rule makes.
 fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
     let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);

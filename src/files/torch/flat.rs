@@ -1,5 +1,5 @@
-//! The layout in a safetensors file: a tensor `<parameter>/<entry>` for each entry of the state, and the
-//! groups as JSON.
+//! The flat container, a safetensors file: a tensor `<parameter>/<entry>` for each entry of the state, and
+//! the groups as JSON.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use super::objects::{damaged, stateless};
 use crate::error::Result;
 use crate::files::tensor_file::{TensorFile, Texts};
 
-/// The name of the text that has the groups.
+/// The key of the groups in the metadata.
 pub(super) const GROUPS: &str = "param_groups";
 
 /// The key of a group's parameters.

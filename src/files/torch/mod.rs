@@ -1,15 +1,14 @@
-//! From and to torch: a run can change over in the middle, in either direction. Needs the feature `torch`.
+//! Optimiser states from and to torch: a run can change over in the middle. Needs the feature `torch`.
 //!
-//! [`TorchState`] reads what `optimizer.state_dict()` has into a [`StateTree`](crate::StateTree) by the names
-//! of the parameters, and [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. The parameters
-//! themselves go through [`Weights`](crate::Weights) and
+//! [`TorchState`] reads the content of `optimizer.state_dict()` into a [`StateTree`](crate::StateTree), by
+//! the names of the parameters. [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. For the
+//! parameters themselves use [`Weights`](crate::Weights) and
 //! [`StateTree::save_masters`](crate::StateTree::save_masters).
 //!
 //! # From torch
 //!
-//! Either of two files will do. One is a safetensors file with an entry `<parameter>/<key>` for each tensor
-//! of the state and with the groups, in which names are in the place of the numbers of parameters, as JSON in
-//! its metadata:
+//! There are two kinds of file. One is a safetensors file with an entry `<parameter>/<key>` for each tensor
+//! of the state. Its metadata has the groups as JSON, with names in place of parameter numbers:
 //!
 //! ```python
 #![doc = include_str!("save_state.py")]
@@ -17,16 +16,16 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! The other is what `torch.save` writes: a `state_dict` anywhere in a dict, such as a checkpoint of a whole training. It numbers the parameters, so their
-//! names are saved along, or given here ([`TorchState::named`]):
+//! The other is a file of `torch.save`: a `state_dict` anywhere in a dict, such as a checkpoint of a whole
+//! training. It numbers the parameters, so save their names along, or give them here ([`TorchState::named`]):
 //!
 //! ```python
 //! names = [name for name, _ in model.named_parameters()]   # as they were passed to the optimiser
 //! torch.save({"optimizer": optimizer.state_dict(), "param_names": names}, "optimizer.pt")
 //! ```
 //!
-//! Neither is needed where the optimiser was made with `model.named_parameters()`, which torch saves, nor for the dicts by names of
-//! `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`.
+//! Neither is needed if the optimiser was made with `model.named_parameters()`, as torch saves these names,
+//! nor for the dicts by names of `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -58,7 +57,8 @@
 //!
 //! # To torch
 //!
-//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. An optimiser over the same parameters, in whatever groups, takes it over:
+//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. Any optimiser
+//! over the same parameters can load it, whatever its groups:
 //!
 //! ```python
 #![doc = include_str!("load_state.py")]
@@ -68,12 +68,11 @@
 //!
 //! # With a scheduler
 //!
-//! torch's schedulers leave the rate that each group began with in it, as `initial_lr`. It becomes the
-//! [base](crate::Leaf::base) of the leaves, so that a run goes on in the middle of its schedule: take the
-//! hyper-parameters over, as the rates of the file are those of the moment, and resume with torch's
-//! `last_epoch`, the number of steps that its scheduler has made. `LambdaLR` is a
-//! [relative](crate::Schedule::relative) schedule, and so is `CosineAnnealingLR` down to 0. One that ends above
-//! 0 is a [`Schedule`](crate::Schedule) for each group.
+//! torch's schedulers write the rate that each group began with into it, as `initial_lr`. It becomes the
+//! [base](crate::Leaf::base) of the leaves, so that a run goes on in the middle of its schedule. Take the
+//! hyper-parameters over, as the file has the current rates, and resume with torch's `last_epoch`, the number
+//! of steps of its scheduler. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is
+//! `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each group.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -99,8 +98,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The other way, [`save_torch`](crate::StateTree::save_torch) writes the base of the leaves that a relative
-//! schedule drives as `initial_lr`. The scheduler is made after the state is loaded, and sets the rates of
+//! In the other direction, [`save_torch`](crate::StateTree::save_torch) writes the base of leaves under a
+//! relative schedule as `initial_lr`. Make torch's scheduler after loading the state; it sets the rates of
 //! step `last_epoch + 1`:
 //!
 //! ```python
@@ -123,30 +122,37 @@
 //! | `Adagrad` | [`AdaGrad`](crate::AdaGrad) | `sum` → `sum_of_squares`, `step` → `t` | `lr` → `eta`, `eps` → `epsilon`, `weight_decay` as in `Adam` |
 //! | `Lion` (lion-pytorch, pytorch_optimizer) | [`Lion`](crate::Lion) | `exp_avg` → `m` | `lr` → `eta`, `betas` → `beta`, `weight_decay` → `lambda` |
 //!
-//! The rule may be anywhere in a chain and inside wrappers, as long as it is the only one with a counterpart. What else is in the chain (clipping, averages) has no part in this: torch
-//! does it outside of the optimiser. Of what it does inside there are:
+//! The rule may be anywhere in a chain and inside wrappers, as long as it is the only one with a counterpart.
+//! Other members of the chain (clipping, averages) are ignored: torch has these outside of the optimiser.
+//! Inside of its optimisers torch also has:
 //!
 //! - `maximize`: a [`Scale`](crate::Scale) with a negative factor in front.
-//! - A `lr` that is a product: a `Descent` behind the rule is multiplied in. torch has the learning rate outside of SGD's velocity, so it is rescaled with a schedule there, and keeps
-//!   the old rates here. `Momentum` with η = 1 and `Descent` behind it is torch's to the letter.
+//! - A `lr` that is a product: a `Descent` behind the rule is multiplied in. torch has the learning rate
+//!   outside of SGD's velocity: there a schedule rescales the whole velocity, here it keeps the old rates.
+//!   `Momentum` with η = 1 and `Descent` behind it is exactly torch's.
 //! - [`DecoupledDecay`](crate::DecoupledDecay), for Adam and Lion.
 //!
-//! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are not looked at;
-//! nor is `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what
-//! differs, are `dampening`, `lr_decay`, and what else is switched on and unknown here; `couple = false` of `AdamW` and
-//! a corrected `DecoupledDecay` where there is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
+//! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are ignored; so is
+//! `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what differs,
+//! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; `couple = false`
+//! of `AdamW` and a corrected `DecoupledDecay` if there is a decay; a `WeightDecay` behind the rule; the rule
+//! [`AMSGrad`](crate::AMSGrad), which has no bias correction.
 //!
-//! torch does not save which class an optimiser has. It is told by its hyper-parameters; `Adam` and `AdamW` by `decoupled_weight_decay`, and before torch 2.7, which
-//! has introduced it, by the rule here.
+//! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
+//! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.
 //!
-//! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are. Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not
-//! told to torch.
+//! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are.
+//! Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not written.
 //!
 //! # Precision
 //!
-//! torch keeps a state in the parameter's dtype, and converts it to that on loading. Here moments are in F32 for 16-bit parameters, or in what [`StoreAs`](crate::StoreAs) says. A parameter
-//! under [`MixedPrecision`](crate::MixedPrecision) has the moments of its master: they are those of a run in torch whose parameters are in F32 and whose arithmetic is under `autocast`, and
-//! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) gives the masters that run's parameters unrounded. Moments of a torch model in bf16 are taken over as they are; the other way torch rounds them.
+//! torch keeps a state in the parameter's dtype, and converts it to that on loading. Here moments are in F32
+//! for 16-bit parameters, or as [`StoreAs`](crate::StoreAs) says. A parameter under
+//! [`MixedPrecision`](crate::MixedPrecision) has the moments of its master. They correspond to a run in torch
+//! with parameters in F32 and arithmetic under `autocast`;
+//! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) sets the
+//! masters to that run's parameters, unrounded. Moments of a torch model in bf16 are taken over as they are;
+//! in the other direction torch rounds them.
 
 mod archive;
 mod container;
@@ -170,13 +176,13 @@ use objects::damaged;
 use super::tensor_file::{Source, TensorFile};
 use crate::error::{Error, Result};
 
-/// The state of torch's optimiser in a file, see [the module](self).
+/// A file with the state of torch's optimiser, see [the module](self).
 ///
-/// It holds the open file, from which tensors are read when they are taken over. One that is changed in its
-/// place meanwhile is refused, as far as its length and its time of modification tell.
+/// It holds the open file; tensors are read when they are taken over. A file that is changed in its place
+/// meanwhile is refused, as far as its length and its time of modification show.
 ///
-/// A pickle is read by candle, which makes no more of it than dicts, lists and numbers, and runs nothing. Its
-/// recursion is as deep as the pickle's: take files that you trust.
+/// candle reads a pickle: it makes only dicts, lists and numbers of it, and runs nothing. Its recursion is as
+/// deep as the pickle's: use files that you trust.
 #[must_use = "reading a state changes nothing: call `restore`"]
 #[derive(Debug)]
 pub struct TorchState {
@@ -188,20 +194,22 @@ pub struct TorchState {
 }
 
 impl TorchState {
-    /// Reads a file: a safetensors file with the names of [this module](self), or one of `torch.save` with
-    /// one `state_dict` of an optimiser anywhere in it.
+    /// Opens a safetensors file, or a file of `torch.save`, as [the module](self) describes them.
+    ///
+    /// A file of `torch.save` has to have exactly one `state_dict` of an optimiser, anywhere in it.
     ///
     /// # Errors
-    /// If it cannot be read, is of another format or damaged, or has no state of an optimiser or several.
+    /// If it cannot be read, has another format, is damaged, or has no state of an optimiser or several.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::read(path.as_ref(), Source::open(path.as_ref()), None)
     }
 
-    /// Reads one of several states in a file of `torch.save`: the keys on the way to it with dots between,
-    /// and the places in lists, as in `optimizers.0`.
+    /// Opens one of several states in a file of `torch.save`.
+    ///
+    /// `place` has the keys on the way to it, and indices in lists, with dots between: `optimizers.0`.
     ///
     /// # Errors
-    /// As [`TorchState::open`]; if there is none at this place.
+    /// As [`TorchState::open`]. Also if there is no state at this place.
     pub fn open_at(path: impl AsRef<Path>, place: &str) -> Result<Self> {
         Self::read(path.as_ref(), Source::open(path.as_ref()), Some(place))
     }
@@ -215,20 +223,20 @@ impl TorchState {
     }
 
     fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
-        let read = source.map_err(continuation::unread).and_then(|source| parse(source, at));
+        let read = source.map_err(continuation::read_error).and_then(|source| parse(source, at));
         let (container, content) = read.map_err(|error| in_file(path, error))?;
         Ok(TorchState { path: path.to_path_buf(), container, content, takes_over: false, accepts_non_finite: false })
     }
 
-    /// Names the parameters in the order in which torch's optimiser has them: that of its groups, so of
-    /// `model.named_parameters()` where all were passed at once.
+    /// Names the parameters in the order of torch's optimiser.
+    ///
+    /// That is the order of its groups, or of `model.named_parameters()` if all were passed at once.
     pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.content.names = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Gives every parameter the name that `rename` makes of its own: torch's wrappers put `module.` or
-    /// `_orig_mod.` in front.
+    /// Renames every parameter by `rename`: torch's wrappers put `module.` or `_orig_mod.` in front.
     ///
     /// # Errors
     /// If the parameters have no names yet.
@@ -244,8 +252,7 @@ impl TorchState {
         Ok(self)
     }
 
-    /// Takes the hyper-parameters over, too, where a field here has them. Otherwise one that differs is an
-    /// error.
+    /// Also takes over the hyper-parameters that a field here has. By default one that differs is an error.
     ///
     /// After the restore a schedule goes on with [`Scheduler::resume`](crate::Scheduler::resume), see [the
     /// module](self#with-a-scheduler).
@@ -254,13 +261,13 @@ impl TorchState {
         self
     }
 
-    /// Takes over infinities and NaN as well, which are refused otherwise.
+    /// Accepts infinities and NaN, which are refused by default.
     pub fn accepting_non_finite(mut self) -> Self {
         self.accepts_non_finite = true;
         self
     }
 
-    /// The names of the parameters in their order, if the file or [`TorchState::named`] says them.
+    /// The names of the parameters in their order, if the file has them or [`TorchState::named`] gave them.
     pub fn names(&self) -> Option<&[String]> {
         self.content.names.as_deref()
     }
@@ -273,7 +280,7 @@ fn in_file(path: &Path, error: Error) -> Error {
 fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
     let mut buffer = Vec::new();
     let is_archive =
-        source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::unread)? == MAGIC;
+        source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::read_error)? == MAGIC;
     if is_archive {
         let archive = Archive::read(source).map_err(damaged)?;
         let content = pickled::content(&archive, at)?;

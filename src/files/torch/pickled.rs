@@ -1,4 +1,4 @@
-//! The files of `torch.save`: a pickle that names records of numbers, read by candle.
+//! The container of `torch.save`: a pickle, read by candle, that names records of numbers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,13 +14,13 @@ use crate::error::{Error, ErrorKind, Result};
 
 type Pairs = [(Object, Object)];
 
-/// The end of the name of an archive's pickle. Records of numbers stand beside it.
+/// The end of the name of an archive's pickle. Records of numbers are beside it.
 const PICKLE: &str = "data.pkl";
 
-/// The key of the names in an optimiser's groups, and of a list of all beside the optimiser.
+/// The key of the names in an optimiser's groups, and of a list of all names beside the optimiser.
 const NAMES: &str = "param_names";
 
-/// The state of the optimiser at a place in the file, or of the only one.
+/// The state of the optimiser at a place in the file, or of the only optimiser.
 pub(super) fn content(archive: &Archive, at: Option<&str>) -> Result<Content> {
     let pickle = archive.find(PICKLE).ok_or_else(|| damaged("it has no record \"data.pkl\""))?;
     let folder = pickle.strip_suffix(PICKLE).unwrap_or_default();
@@ -53,7 +53,7 @@ pub(super) fn content(archive: &Archive, at: Option<&str>) -> Result<Content> {
     Ok(Content { names: state.names.or(beside), ..state })
 }
 
-/// The states of optimisers in an object, with their places: the keys and numbers on the way, with dots.
+/// The states of optimisers in an object, with their places: keys and indices, with dots between.
 fn find<'o>(place: &str, object: &'o Object, found: &mut Vec<(String, &'o Pairs)>) {
     let inside = |name: String| if place.is_empty() { name } else { format!("{place}.{name}") };
     match object {
@@ -94,7 +94,7 @@ fn integer(object: &Object) -> Option<i64> {
     }
 }
 
-/// A hyper-parameter. One that JSON has no value for is its description.
+/// A hyper-parameter as JSON, or its description if JSON has no value for it.
 fn value(object: &Object) -> Value {
     match object {
         Object::None => Value::Null,
@@ -108,7 +108,7 @@ fn value(object: &Object) -> Value {
     }
 }
 
-/// What an object is, in words.
+/// The kind of an object, in words.
 fn kind(object: &Object) -> String {
     match object {
         Object::Dict(_) => "a dict".to_string(),
@@ -123,10 +123,10 @@ fn kind(object: &Object) -> String {
     }
 }
 
-/// Makes of the objects of an archive what a [`Content`] has.
+/// Makes a [`Content`] of the objects of an archive.
 struct Reader<'a> {
     archive: &'a Archive,
-    /// What the names of the archive's records begin with.
+    /// The prefix of the names of the archive's records.
     folder: &'a str,
 }
 
@@ -158,7 +158,7 @@ impl Reader<'_> {
         Ok(Content { names: own_names.then_some(names), ..NamedGroups { groups }.with_state(state)? })
     }
 
-    /// A hyper-parameter; a tensor of one number stands for it where a graph captures the optimiser.
+    /// A hyper-parameter. If a CUDA graph captures the optimiser, it is a tensor of one number.
     fn setting(&self, object: &Object) -> Result<Value> {
         match self.tensor(object) {
             Some(StoredTensor { strided: Some(strided), place, dtype, shape }) if strided.span == [1] => {
@@ -176,7 +176,7 @@ impl Reader<'_> {
         for (key, object) in pairs {
             let Object::Unicode(key) = key else { return Err(damaged("an entry of a parameter's state has no name")) };
             let entry = match object {
-                // SGD has such a velocity before the first step.
+                // SGD's velocity before the first step.
                 Object::None => continue,
                 Object::Float(number) => StateEntry::Number(*number),
                 object => match (integer(object), self.tensor(object)) {
@@ -210,12 +210,12 @@ impl Reader<'_> {
     }
 }
 
-/// How many elements there are from the first to the last of a tensor.
+/// The length of the run from the first element of a tensor to the last.
 fn span(shape: &[usize], strides: &[usize]) -> Option<usize> {
     if shape.len() != strides.len() {
         return None;
     }
-    // The number of elements has to be one, too: strides of 0 take no room.
+    // The number of elements has to fit as well: strides of 0 take no room.
     let elements = shape.iter().try_fold(1usize, |elements, length| elements.checked_mul(*length))?;
     if elements == 0 {
         return Some(0);
@@ -235,7 +235,7 @@ fn dtype(storage: &str) -> Option<DType> {
     })
 }
 
-/// By what an optimiser's state knows its parameters.
+/// The key of a parameter in an optimiser's state.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum ParameterKey {
     Number(i64),

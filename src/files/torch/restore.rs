@@ -1,11 +1,11 @@
-//! Taking torch's state over: everything is checked, by all ranks, then everything is written.
+//! Restoring torch's state: all ranks check everything, then everything is written.
 
 use candle_core::{DType, Device, Tensor};
 
 use super::TorchState;
 use super::container::Container;
 use super::content::StoredTensor;
-use super::continuation::{Check, Continuation, LeafContinuation, failed, unread};
+use super::continuation::{Check, Continuation, LeafContinuation, failed, read_error};
 use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
@@ -15,27 +15,27 @@ use crate::rule::{StateParts, reached};
 use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
 
 impl TorchState {
-    /// Takes over the state of torch's optimiser: its tensors and counts of steps, and the hyper-parameters
-    /// where [that is asked for](TorchState::taking_over_fields), which are compared otherwise. The model
-    /// stays as it is, and so does the state of other rules of a chain.
+    /// Takes over the state of torch's optimiser: its tensors and counts of steps.
     ///
-    /// The state has to be [set up](crate::setup) with rules that are the counterparts of torch's, and to
-    /// have the parameters of the file, no more and no fewer. Returns the paths of those that torch has no
-    /// state of, because no step has moved them: they start from zeros here, as they would there.
+    /// Hyper-parameters are compared, or [taken over](TorchState::taking_over_fields) too. The model stays as
+    /// it is, and so does the state of other rules of a chain.
     ///
-    /// What torch's schedulers note down as `initial_lr` becomes the [base](crate::Leaf::base) of the
-    /// learning rate, from which a relative schedule [goes on](crate::Scheduler::resume).
+    /// The state has to be [set up](crate::setup) with counterparts of torch's optimisers, and to have
+    /// exactly the parameters of the file. Returns the paths of parameters of which torch has no state,
+    /// because no step has moved them: they start from zeros here, as they would there.
     ///
-    /// Tensors are converted to the dtype of the state's, rounded once where that is needed.
+    /// The `initial_lr` of torch's schedulers becomes the [base](crate::Leaf::base) of the learning rate,
+    /// from which a relative schedule [goes on](crate::Scheduler::resume).
     ///
-    /// Over [ranks](crate::Setup::over) it is called by all, with the same file, of which each takes over
-    /// what it has a part of.
+    /// Tensors are converted to the dtypes of the state, and rounded once if needed.
+    ///
+    /// Over [ranks](crate::Setup::over) all call this with the same file, and each takes over its parts.
     ///
     /// # Errors
-    /// If the file has or lacks a parameter or an entry; if a shape, an optimiser or a hyper-parameter is
-    /// another; if a number is not finite, a second moment negative or a step no count; if the model has
-    /// averages in place of its parameters. Nothing changes then, unless the file fails in the moment in
-    /// which it is taken over: the message says then that the state has to be restored again.
+    /// If the file lacks a parameter or an entry, or has one too many; if a shape, an optimiser or a
+    /// hyper-parameter differs; if a number is not finite, a second moment negative or a step not a count; if
+    /// the model has averages in place of its parameters. Nothing changes then, unless the file fails in the
+    /// very moment in which it is taken over: the error then says that the state has to be restored again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.expect_parameters().and_then(|()| {
             let check = Check {
@@ -45,7 +45,7 @@ impl TorchState {
                 accepts_non_finite: self.accepts_non_finite,
             };
             let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
-            self.container.expect_unchanged().map_err(|source| self.refused(unread(source)))?;
+            self.container.expect_unchanged().map_err(|source| self.refused(read_error(source)))?;
             Ok(continuation)
         });
         let continuation = state.settle(Call::Torch, planned)?;
@@ -91,8 +91,8 @@ impl TorchState {
 }
 
 impl LeafContinuation<'_> {
-    /// Makes what the file says of a schedule that of the learning rate; other fields that were set are no
-    /// schedule's.
+    /// Marks the learning rate as driven by the schedule of the file. Other fields that were set lose their
+    /// marks.
     fn mark(&self, leaf: &mut Leaf) {
         self.wanted.iter().for_each(|(place, _)| leaf.unmark(place));
         let Some(place) = &self.rate else { return };
@@ -109,7 +109,8 @@ impl LeafContinuation<'_> {
     }
 }
 
-/// The fields to set, tried on copies. Leaves that are to have the same share what they shared.
+/// The fields to set, tried on copies. Leaves that shared an optimiser and get the same fields still share
+/// one.
 fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
     let mut settings: Vec<&'p WantedFields> = Vec::new();
     let mut which = Vec::with_capacity(continuation.leaves.len());
@@ -122,7 +123,7 @@ fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Resu
     Adjustment::new(state.leaves.iter(), settings.collect(), |leaf| which[leaf])
 }
 
-/// The numbers of a tensor, in their dtype unless they are multiplied.
+/// The numbers of a tensor, times `scale`; without a factor in their own dtype.
 fn values(container: &Container, stored: &StoredTensor, scale: f64) -> std::io::Result<Tensor> {
     let tensor = container.tensor(stored)?;
     if scale == 1.0 {

@@ -1,4 +1,4 @@
-//! Writing a state as torch's.
+//! Writing a state in torch's form.
 
 use std::path::Path;
 
@@ -18,17 +18,18 @@ use crate::rule::{Description, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
-    /// Writes the state to a safetensors file as the state of torch's optimiser, see [`torch`](crate::torch).
-    /// It is written as a [checkpoint](crate::Checkpoint::save) is: the file has what it had before, or all
-    /// that is new. Over [ranks](crate::Setup::over) all call this, and each writes its parts. It returns the
-    /// same [warning](Warning::NotFinite) of numbers that are infinite or NaN.
+    /// Writes the state to a safetensors file as the state of torch's optimiser.
+    ///
+    /// The module [`torch`](crate::torch) describes the file. Like a [checkpoint](crate::Checkpoint::save) it
+    /// replaces an old file as a whole, and the same [warning](Warning::NotFinite) is returned for numbers
+    /// that are infinite or NaN. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
     ///
     /// The model is not in it. [`StateTree::save_masters`] writes the parameters in their full precision.
     ///
     /// # Errors
-    /// If a parameter's rule has no counterpart in torch, or its hyper-parameters say what torch's cannot; if
-    /// parameters are trained as by different optimisers of torch's; if the file system fails. What was at
-    /// `path` is still there then.
+    /// If a parameter's rule has no counterpart in torch, or hyper-parameters that torch cannot express; if
+    /// parameters would need different optimisers in torch; if the file system fails. The old file is still
+    /// at `path` then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let own = described(self).map_err(|error| in_file(path, error));
@@ -42,7 +43,7 @@ impl StateTree {
     }
 }
 
-/// The optimiser of each leaf, which all ranks need the same.
+/// The optimiser of each leaf, which has to be the same on all ranks.
 fn optimisers(state: &StateTree) -> Vec<Aspect> {
     let optimiser = |leaf: &Leaf| {
         let description = Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser));
@@ -51,7 +52,7 @@ fn optimisers(state: &StateTree) -> Vec<Aspect> {
     if state.is_divided() { state.leaves().map(optimiser).collect() } else { Vec::new() }
 }
 
-/// What each leaf is to torch, and the groups of parameters with the same hyper-parameters.
+/// The counterpart of each leaf, and the groups of parameters with the same hyper-parameters.
 fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
     let counterparts = state.leaves().map(Counterpart::of).collect::<Result<Vec<_>>>()?;
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
@@ -89,7 +90,7 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
         tensors.push(saved(leaf, own, slot, *tensor)?);
     }
     if own.has_step {
-        // Only those who have something of a leaf know how many steps it has made.
+        // Only ranks with a part of a leaf know how many steps it has made.
         let part = leaf.part();
         let is_written = if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
         let step = leaf.counters().into_iter().find(|(name, _)| *name == own.counter).map_or(0, |(_, count)| count);
@@ -110,7 +111,7 @@ fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateT
     }
 }
 
-/// A count of steps in torch's dtype for it, in which torch itself does not count beyond 2²⁴.
+/// A count of steps in torch's dtype, f32, in which torch itself counts no further than 2²⁴.
 fn number(step: u64) -> Result<Tensor> {
     Ok(Tensor::from_vec(vec![step as f32], (), &Device::Cpu)?)
 }

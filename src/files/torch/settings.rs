@@ -1,4 +1,4 @@
-//! The hyper-parameters of a group of torch's, against those of a leaf here.
+//! The hyper-parameters of a group in torch, compared with those of a leaf here.
 
 use serde_json::{Map, Value};
 
@@ -6,13 +6,13 @@ use super::counterpart::{Counterpart, INITIAL_RATE, TorchSetting, same};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 
-/// Fields of a leaf's optimiser that are to be set.
+/// Fields of a leaf's optimiser to set.
 pub(super) type WantedFields = Vec<(String, FieldValue)>;
 
-/// Hyper-parameters of torch's that are about how it computes, not what.
+/// Hyper-parameters of torch that are about how it computes, not what.
 const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
 
-/// What the optimiser of a group is, by its hyper-parameters: torch does not save the name.
+/// The optimiser of a group, told by its hyper-parameters: torch does not save the name.
 fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     let has = |key: &str| group.contains_key(key);
     match () {
@@ -43,7 +43,7 @@ fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
     match group.get(key) {
         None | Some(Value::Null) => Ok(false),
         Some(Value::Bool(flag)) => Ok(*flag),
-        // As in Python.
+        // A number counts as a bool, as in Python.
         Some(Value::Number(number)) => Ok(number.as_f64() != Some(0.0)),
         Some(_) => Err(unfit(group, key, "True or False")),
     }
@@ -57,7 +57,7 @@ fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
     }
 }
 
-/// The value of the group in the type of that here. Where torch has had none from the start, it is 0 or
+/// The value of the group, in the type of the value here. A key that older versions of torch lack is 0 or
 /// false.
 fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Result<FieldValue> {
     Ok(match value {
@@ -75,7 +75,7 @@ fn same_values(a: FieldValue, b: FieldValue) -> bool {
     }
 }
 
-/// A group of a file and a leaf here.
+/// The comparison of a group of a file with a leaf here.
 pub(super) struct GroupComparison<'c> {
     pub(super) rule: String,
     pub(super) group: &'c Map<String, Value>,
@@ -85,7 +85,7 @@ pub(super) struct GroupComparison<'c> {
 }
 
 impl GroupComparison<'_> {
-    /// The fields that are to be set, and the value of the learning rate's then.
+    /// The fields to set, and the value of the learning rate's field then.
     pub(super) fn check(&self) -> Result<(WantedFields, f64)> {
         let GroupComparison { group, own, .. } = *self;
         self.check_kind()?;
@@ -103,7 +103,7 @@ impl GroupComparison<'_> {
         Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
     }
 
-    /// What torch's scheduler has multiplied, as the base of the learning rate's field, and the factor.
+    /// The base of the learning rate's field and the factor, as torch's scheduler has them.
     pub(super) fn drive(&self) -> Result<Option<(f64, f64)>> {
         let GroupComparison { group, own, .. } = self;
         if !group.contains_key(INITIAL_RATE) {
@@ -152,7 +152,7 @@ impl GroupComparison<'_> {
             .with_remedy(format!("set up {remedy}")))
     }
 
-    /// Compares a hyper-parameter, or notes down what its field becomes.
+    /// Compares a hyper-parameter, or adds the new value of its field to `wanted`.
     fn compare(
         &self,
         key: &str,
@@ -177,7 +177,7 @@ impl GroupComparison<'_> {
         Err(differs.with_remedy(remedy))
     }
 
-    /// The weight decay, which torch has in the gradient or beside the step.
+    /// Compares the weight decay, which torch has in the gradient or decoupled from it.
     fn check_decay(&self, wanted: &mut WantedFields) -> Result<()> {
         let GroupComparison { group, own, .. } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
@@ -185,7 +185,7 @@ impl GroupComparison<'_> {
             "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
             "Lion" => true,
             "Adam" if group.contains_key("decoupled_weight_decay") => flag(group, "decoupled_weight_decay")?,
-            // Older files do not tell Adam from AdamW: it is as the rule here has it.
+            // Older files do not tell Adam from AdamW: the rule here decides.
             "Adam" => own.decay[1].place.is_some() && own.decay[0].lambda == 0.0,
             _ => false,
         };
@@ -197,7 +197,7 @@ impl GroupComparison<'_> {
         Ok(())
     }
 
-    /// Refuses what is switched on in torch and means nothing here.
+    /// Refuses options that are switched on in torch and unknown here.
     fn check_others(&self) -> Result<()> {
         let known = |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
         let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);

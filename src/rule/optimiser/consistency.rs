@@ -96,7 +96,7 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
         (true, true, Some(sample)) if extent == Extent::Sample => on_cpu(master, parameter, sample.runs()),
         (true, true, _) => on_cpu(master, parameter, whole),
         (false, _, _) if extent == Extent::Sample => Ok(None),
-        (_, _, Some(sample)) => apart(master, parameter, sample),
+        (_, _, Some(sample)) => compare_across_devices(master, parameter, sample),
         (_, _, None) => {
             let here = |of: &dyn Lend| -> Result<Tensor> { Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?) };
             on_cpu(&here(master)?, &here(parameter)?, whole)
@@ -137,7 +137,7 @@ pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
 }
 
 /// [`difference`] in a sample, if not both are on the CPU.
-fn apart(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
+fn compare_across_devices(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
     let (master, parameter) = (sample.taken("master", master)?, sample.taken("parameter", parameter)?);
     let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
     Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
@@ -247,13 +247,13 @@ mod tests {
             let values: Vec<f32> = (0..length).map(|i| (i % 4096) as f32).collect();
             let master = tensor(values.clone(), DType::F32);
             for dtype in [DType::F32, DType::F16] {
-                assert_eq!(apart(&master, &tensor(values.clone(), dtype), sample).expect("a comparison"), None);
+                assert_eq!(compare_across_devices(&master, &tensor(values.clone(), dtype), sample).expect("a comparison"), None);
                 for index in [0, places[places.len() / 2], length - 1] {
                     let mut changed = values.clone();
                     changed[index] = -3.0;
                     let parameter = tensor(changed, dtype);
                     let expected = Difference { index, parameter: -3.0, master: (index % 4096) as f64 };
-                    assert_eq!(apart(&master, &parameter, sample).expect("a comparison"), Some(expected), "{length}");
+                    assert_eq!(compare_across_devices(&master, &parameter, sample).expect("a comparison"), Some(expected), "{length}");
                     for extent in [Extent::Sample, Extent::First, Extent::Whole] {
                         assert_eq!(difference(&master, &parameter, extent).expect("a comparison"), Some(expected), "{extent:?}");
                     }

@@ -12,7 +12,7 @@ use super::description::rates::Rates;
 use super::state::ChildPlace;
 use super::{
     Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, foreign,
+    StorageScheme, Target, state_of_another_rule,
 };
 use crate::engine::{Epilogue, Operand, set_lent};
 use crate::error::Result;
@@ -134,7 +134,7 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
         match self.store_of(target.x.dtype())? {
             Some(store) => match OwnState::of(state) {
                 Some(own) => store.plan_stored(self.rule(), own, target, dx),
-                None => foreign(self),
+                None => state_of_another_rule(self),
             },
             None => {
                 let flow = self.rule().apply(state, Parameter::new(target.x), dx)?;

@@ -306,7 +306,7 @@ impl Child {
 
 /// The error for a state whose layout is not that of `rule`. The rule cannot go on from it, and the bare
 /// gradient would be a step of another size.
-pub(crate) fn foreign<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
+pub(crate) fn state_of_another_rule<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
     Err(not_made_by(&rule.name()))
 }
 

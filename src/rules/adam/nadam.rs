@@ -1,4 +1,4 @@
-use crate::rules::moments::{Lookahead, correction, decayed};
+use crate::rules::moments::{NesterovWeights, correction, decayed};
 use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
 
@@ -44,7 +44,7 @@ pub struct NAdamScalars {
     eta: f64,
     beta: (f64, f64),
     epsilon: f64,
-    lookahead: Lookahead,
+    lookahead: NesterovWeights,
     /// β₂ / (1 - β₂ᵗ)
     scale: f64,
 }
@@ -59,7 +59,7 @@ impl Elementwise for NAdam {
 
     fn scalars(&self, t: u64) -> NAdamScalars {
         let NAdam { eta, beta, epsilon } = *self;
-        NAdamScalars { eta, beta, epsilon: above_zero(epsilon), lookahead: Lookahead::new(beta.0, t), scale: beta.1 / correction(beta.1, t) }
+        NAdamScalars { eta, beta, epsilon: above_zero(epsilon), lookahead: NesterovWeights::new(beta.0, t), scale: beta.1 / correction(beta.1, t) }
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 use super::adam::AdamScalars;
-use crate::rules::moments::Lookahead;
+use crate::rules::moments::NesterovWeights;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, state_of_another_rule, range};
 use crate::numbers::value::Value;
 
 crate::hyper_parameters! {
@@ -67,7 +67,7 @@ impl NAdamW {
 struct NAdamWStep {
     adam: AdamScalars,
     eta: f64,
-    lookahead: Lookahead,
+    lookahead: NesterovWeights,
     /// η·λ
     decay: f64,
 }
@@ -90,7 +90,7 @@ impl Rule for NAdamW {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
-        let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else { return foreign(self) };
+        let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else { return state_of_another_rule(self) };
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
         }
@@ -102,7 +102,7 @@ impl Rule for NAdamW {
         let kernel = NAdamWStep {
             adam: AdamScalars::new(self.eta, self.beta, self.epsilon, step),
             eta: self.eta,
-            lookahead: Lookahead::weighing(next / (1.0 - next_product * next), (1.0 - now) / (1.0 - next_product)),
+            lookahead: NesterovWeights::weighing(next / (1.0 - next_product * next), (1.0 - now) / (1.0 - next_product)),
             decay: self.eta * self.lambda,
         };
         Ok(Flow::Step(dx.set_counter(t, step).set_number(product, next_product).map(kernel, Slots(tensors))))

@@ -1,6 +1,6 @@
 use crate::rules::moments::{correction, decayed};
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, foreign, range};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, state_of_another_rule, range};
 use crate::numbers::value::{Value, above_zero};
 
 crate::hyper_parameters! {
@@ -133,7 +133,7 @@ impl Rule for Prodigy {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
         let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
-            return foreign(self);
+            return state_of_another_rule(self);
         };
         let (d, r, next) = (*d, *r, *t + 1);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;

@@ -2,7 +2,7 @@ use super::adam::AdamScalars;
 use super::adamw::AdamW;
 use crate::error::Result;
 use crate::rule::{
-    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, foreign, range,
+    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, state_of_another_rule, range,
 };
 use crate::numbers::value::Value;
 
@@ -103,7 +103,7 @@ impl Rule for StableAdamW {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, numbers, .. } = state.parts();
         if slots.len() != 2 {
-            return foreign(self);
+            return state_of_another_rule(self);
         }
         let (dx, t) = dx.next_step(counters)?;
         let surprise = Surprise { adam: AdamScalars::new(1.0, self.beta, self.epsilon, t), floor: self.epsilon * self.epsilon };

@@ -1,7 +1,7 @@
 use super::lion::Lion;
 use crate::rules::mars::{corrected, last_gradient};
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, foreign, range};
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, state_of_another_rule, range};
 
 crate::hyper_parameters! {
     /// MARS in the form of Lion: the sign of a mean of gradients with less variance.
@@ -63,7 +63,7 @@ impl Rule for MarsLion {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let Some((last, momentum)) = slots.split_at(1) else { return foreign(self) };
+        let Some((last, momentum)) = slots.split_at(1) else { return state_of_another_rule(self) };
         Ok(Flow::Step(corrected(dx, self.gamma, self.beta, last).step_of(&self.signum(), t, momentum)))
     }
 

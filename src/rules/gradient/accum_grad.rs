@@ -1,5 +1,5 @@
 use crate::error::Result;
-use crate::rule::{Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, foreign, range};
+use crate::rule::{Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, state_of_another_rule, range};
 use super::window_sum::{WindowSum, slots};
 
 crate::hyper_parameters! {
@@ -138,9 +138,9 @@ impl Rule for AccumGrad {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, .. } = state;
         let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
-            return foreign(self);
+            return state_of_another_rule(self);
         };
-        let Some(sum) = WindowSum::of(*received, self.order, self.n, tensors) else { return foreign(self) };
+        let Some(sum) = WindowSum::of(*received, self.order, self.n, tensors) else { return state_of_another_rule(self) };
         let (dx, ends) = dx.ends_window(self.n);
         let own = match self.average {
             _ if dx.is_missing() => 0,
@@ -172,9 +172,9 @@ impl Rule for AccumGrad {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
-        let [calls, received, weight] = &mut state.counters[..] else { return foreign(self) };
+        let [calls, received, weight] = &mut state.counters[..] else { return state_of_another_rule(self) };
         if WindowSum::of(received.1, self.order, self.n, &mut state.tensors).is_none() {
-            return foreign(self);
+            return state_of_another_rule(self);
         }
         state.tensors.iter_mut().try_for_each(|(_, sum)| sum.fill_zero())?;
         [calls, received, weight].into_iter().for_each(|(_, count)| *count = 0);

@@ -4,7 +4,7 @@ use crate::rules::moments::toward;
 use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;
-use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, state_of_another_rule, range};
 use crate::numbers::value::above_zero;
 
 crate::hyper_parameters! {
@@ -127,7 +127,7 @@ impl Rule for Adafactor {
         if let [(_, of_rows), _] = &state.tensors[..]
             && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape() != rows)
         {
-            return foreign(self);
+            return state_of_another_rule(self);
         }
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))

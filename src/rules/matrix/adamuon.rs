@@ -93,12 +93,12 @@ impl AdaMuon {
 
 impl Rule for AdaMuon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        self.matrices().expect("AdaMuon", x)?;
+        self.matrices().check_shape("AdaMuon", x)?;
         State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("orthogonal_v").second_moment()])
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.matrices().expect("AdaMuon", x)?;
+        self.matrices().check_shape("AdaMuon", x)?;
         let momentum = |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t));
         let decay = WeightDecay::new(self.eta * self.lambda);
         momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)

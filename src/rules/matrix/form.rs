@@ -54,7 +54,7 @@ pub(crate) struct Matrices {
 
 impl Matrices {
     /// Refuses a parameter that is not made of such matrices.
-    pub(crate) fn expect(self, rule: &str, x: Parameter<'_>) -> Result<()> {
+    pub(crate) fn check_shape(self, rule: &str, x: Parameter<'_>) -> Result<()> {
         let Some([_, rows, _]) = self.form.dims(x.shape()) else {
             let remedy = format!(
                 "give vectors and numbers to another rule, as `{rule}::with_fallback(AdamW::new(3e-4))` does, or choose one with `setup_with`"

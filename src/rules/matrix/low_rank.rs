@@ -10,7 +10,7 @@ use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;
 use crate::numbers::{gaussian, random_key};
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, foreign};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule};
 
 /// Which side of its matrices a state has projected, and to how many dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -37,9 +37,9 @@ impl LowRank {
             Some(shape) if shape == x.shape() => Ok(None),
             Some(shape) if let [_, rows, columns] = *shape => {
                 let found = LowRank::new(x, form, rows.min(columns)).filter(|found| *shape == found.shape());
-                found.map_or_else(|| foreign(rule), |found| Ok(Some(found)))
+                found.map_or_else(|| state_of_another_rule(rule), |found| Ok(Some(found)))
             }
-            _ => foreign(rule),
+            _ => state_of_another_rule(rule),
         }
     }
 
@@ -136,7 +136,7 @@ pub(crate) fn projected_step<'a, const N: usize>(
     }
     let path = dx.path();
     let stepped = dx.through(slots.0, false, move |_, dx, tensors| {
-        let Ok(tensors) = tensors.try_into() else { return foreign(rule) };
+        let Ok(tensors) = tensors.try_into() else { return state_of_another_rule(rule) };
         Ok(step(ProjectedStep { t, path, low }, &dx, tensors)?)
     });
     Ok(Flow::Step(stepped.step_of(&WeightDecay::new(adam.eta * adam.lambda), t, Slots::none())))

@@ -3,7 +3,7 @@
 use candle_core::{Result as Candle, Tensor};
 
 use crate::error::Result;
-use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, foreign};
+use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, state_of_another_rule};
 use crate::numbers::value::Arithmetic;
 
 /// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step.
@@ -18,7 +18,7 @@ pub(crate) fn momentum_step<'a, A: Arithmetic>(
     decay: &impl Elementwise,
 ) -> Result<Flow<'a>> {
     let State { tensors, counters, .. } = state;
-    let [m, v] = &mut tensors[..] else { return foreign(rule) };
+    let [m, v] = &mut tensors[..] else { return state_of_another_rule(rule) };
     let (dx, t) = dx.next_step(Counters(counters))?;
     let momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
     let function = |_: &Tensor, u: Tensor, slots: &mut [Tensor]| Ok(direction(&u, &mut slots[0])?);

@@ -100,14 +100,14 @@ impl Muon {
 
 impl Rule for Muon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        self.matrices().expect("Muon", x)?;
+        self.matrices().check_shape("Muon", x)?;
         State::for_slots(x, &[Slot::zeros("m")])
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        self.matrices().expect("Muon", x)?;
+        self.matrices().check_shape("Muon", x)?;
         let momentum = dx.map(Mean::new(self.rho, self.nesterov, t), slots);
         let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
         Ok(Flow::Step(direction.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))

@@ -4,7 +4,7 @@ use crate::rules::moments::{Mean, toward};
 use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
-use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, state_of_another_rule, range};
 
 orthogonal_parameters! {
     /// NorMuon: [`Muon`](crate::Muon) with a second moment for each row.
@@ -76,16 +76,16 @@ impl NorMuon {
 
 impl Rule for NorMuon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        self.matrices().expect("NorMuon", x)?;
+        self.matrices().check_shape("NorMuon", x)?;
         let column = self.matrices().column(x);
         State::for_slots(x, &[Slot::zeros("m")])?.with_slot(Slot::zeros("orthogonal_row_v").second_moment(), x, column)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.matrices().expect("NorMuon", x)?;
+        self.matrices().check_shape("NorMuon", x)?;
         // The rows differ if `matrix` was changed.
         if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column(x)) {
-            return foreign(self);
+            return state_of_another_rule(self);
         }
         let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);
         let decay = WeightDecay::new(self.eta * self.lambda);

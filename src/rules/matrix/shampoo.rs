@@ -6,7 +6,7 @@ use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::{MatrixForm, norms};
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule, range};
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_root"]), (Side::Right, ["right", "right_root"])];
 
@@ -149,7 +149,7 @@ impl Rule for Shampoo {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
+        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return state_of_another_rule(self) };
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
         let t = *calls + 1;
@@ -158,7 +158,7 @@ impl Rule for Shampoo {
         let next_roots = *roots + u64::from(is_due);
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Some((moments, others)) = tensors.split_first_chunk_mut() else { return foreign(self) };
+            let Some((moments, others)) = tensors.split_first_chunk_mut() else { return state_of_another_rule(self) };
             Ok(self.step(t, is_due, next_roots > 0, &dx, moments, &mut SideStep::all(&sides, others))?)
         });
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))

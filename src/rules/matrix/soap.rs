@@ -7,7 +7,7 @@ use super::stack::{Side, SideNames, SideStep, with_sides};
 use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, foreign, range};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule, range};
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_basis"]), (Side::Right, ["right", "right_basis"])];
 
@@ -139,7 +139,7 @@ impl Rule for SOAP {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return foreign(self) };
+        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return state_of_another_rule(self) };
         let Parts { slots, counters, .. } = state.parts();
         let (dx, calls) = dx.next_step(counters)?;
         let t = calls - 1;
@@ -148,7 +148,7 @@ impl Rule for SOAP {
         }
         let decay = if t == 0 { 0.0 } else { self.eta * self.lambda };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Some((moments, others)) = tensors.split_first_chunk_mut() else { return foreign(self) };
+            let Some((moments, others)) = tensors.split_first_chunk_mut() else { return state_of_another_rule(self) };
             Ok(self.step(t, &dx, moments, &mut SideStep::all(&sides, others))?)
         });
         Ok(Flow::Step(step.step_of(&WeightDecay::new(decay), t, Slots::none())))

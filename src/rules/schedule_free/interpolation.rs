@@ -2,7 +2,7 @@
 //! mean x̄ of where z has been.
 
 use crate::error::Result;
-use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, foreign, range};
+use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, state_of_another_rule, range};
 use crate::numbers::value::{Arithmetic, Value};
 
 /// Where y lies, and what z weighs in the mean.
@@ -70,7 +70,7 @@ pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> 
 pub(crate) fn apply<'a>(rule: &impl Interpolates, state: &'a mut State, dx: Gradient<'a>) -> Result<Flow<'a>> {
     let State { tensors, counters, numbers, .. } = state;
     let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
-        return foreign(rule);
+        return state_of_another_rule(rule);
     };
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
@@ -101,7 +101,7 @@ impl Arithmetic for Extrapolation {
 }
 
 pub(crate) fn evaluation<'s>(rule: &impl Interpolates, state: &'s State) -> Result<Option<Evaluation<'s>>> {
-    let Some(z) = Evaluation::slot(state, "z") else { return foreign(rule) };
+    let Some(z) = Evaluation::slot(state, "z") else { return state_of_another_rule(rule) };
     let beta = rule.weight_of_mean();
     Ok(Some(z.map(Extrapolation((1.0 - beta) / beta))))
 }
