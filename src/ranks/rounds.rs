@@ -8,7 +8,7 @@ use super::parts::LeafParts;
 const ROUND_ELEMENTS: usize = 1 << 19;
 
 /// The fewest elements of each rank's parts in a round: smaller messages cost latency, not bandwidth.
-const LEAST: usize = 1 << 14;
+const LEAST_PER_RANK: usize = 1 << 14;
 
 /// Large parts are cut at multiples of this, counted from their first element: parts of vectors would be
 /// slow.
@@ -26,7 +26,7 @@ pub(crate) type Round = Vec<Vec<Run>>;
 
 /// How many elements of each rank's parts a round has.
 fn at_once(ranks: usize) -> usize {
-    ROUND_ELEMENTS.div_ceil(ranks).max(LEAST).next_multiple_of(ALIGNED)
+    ROUND_ELEMENTS.div_ceil(ranks).max(LEAST_PER_RANK).next_multiple_of(ALIGNED)
 }
 
 /// These leaves in rounds. In each round all ranks send equally many elements, as long as they have some, so

@@ -30,14 +30,14 @@ pub(crate) struct RankGradients<'w> {
 
 /// Buffers that are kept from one round to the next.
 #[derive(Default)]
-struct Carried {
+struct ExchangeBuffers {
     /// This rank's gradients of the leaves of a round, as vectors. One that is not contiguous is copied once,
     /// not for each of its runs.
     own: HashMap<usize, Tensor>,
     inbox: Inbox,
 }
 
-impl Carried {
+impl ExchangeBuffers {
     /// Prepares the gradients of the next round, and drops those no longer needed.
     fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
         let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
@@ -58,7 +58,7 @@ impl Carried {
 }
 
 /// The gradients that all ranks have sent for a run of this rank's part.
-struct Arrived {
+struct ReceivedRun {
     leaf: usize,
     /// Elements, counted from the first of the part.
     elements: Range<usize>,
@@ -120,9 +120,9 @@ impl<'w> RankGradients<'w> {
         let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
         let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
-        let mut carried = Carried::default();
+        let mut carried = ExchangeBuffers::default();
         for round in self.rounds(&wanted) {
-            for Arrived { leaf, elements, gradients } in self.exchange(&round, jobs, &mut carried)? {
+            for ReceivedRun { leaf, elements, gradients } in self.exchange(&round, jobs, &mut carried)? {
                 let Some(job) = &jobs[leaf] else { continue };
                 let x = &self.leaves[leaf].x;
                 let part = x.part(elements.clone())?;
@@ -162,10 +162,10 @@ impl<'w> RankGradients<'w> {
 
     /// Commits all jobs; those in `left` range by range, as their gradients come.
     pub(crate) fn commit<'a>(&self, engine: Engine, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
-        let mut carried = Carried::default();
+        let mut carried = ExchangeBuffers::default();
         for round in self.rounds(left) {
             let arrived = self.exchange(&round, jobs, &mut carried)?;
-            let piece = |Arrived { leaf, elements, gradients }| {
+            let piece = |ReceivedRun { leaf, elements, gradients }| {
                 let length = self.leaves[leaf].parts.own().len();
                 let (is_last, is_all) = (elements.end == length, elements.len() == length);
                 let gradients = gradients.into_iter().map(Lent::Tensor).collect();
@@ -185,7 +185,7 @@ impl<'w> RankGradients<'w> {
 
     /// Sends this rank's gradients of a round to the ranks that have the parts. Returns those received for
     /// this rank's parts.
-    fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut Carried) -> Result<Vec<Arrived>> {
+    fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut ExchangeBuffers) -> Result<Vec<ReceivedRun>> {
         let (ranks, me) = (0..self.world.size(), self.world.rank());
         carried.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
         let to_rank = |rank: usize| {
@@ -212,7 +212,7 @@ impl<'w> RankGradients<'w> {
                 let values = moved(&values, self.leaves[leaf].x.device())?;
                 gradients.push(weighted(values, self.contributions[rank].weight, compute)?);
             }
-            Ok(Arrived { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
+            Ok(ReceivedRun { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
         };
         round[me].iter().map(of_run).collect()
     }

@@ -34,10 +34,11 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("optimizer.safetensors");
-//! // What the snippet above writes after 7 steps. let [m, v] = [[0.5f32, -0.5], [0.25, 0.25]].map(|values|
-//! Tensor::new(&values, &Device::Cpu)); let step = Tensor::new(7f32, &Device::Cpu)?; let tensors =
-//! HashMap::from([("fc.bias/exp_avg", m?), ("fc.bias/exp_avg_sq", v?), ("fc.bias/step", step)]); let groups =
-//! r#"[{"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "amsgrad": false, "maximize": false,
+//! // What the snippet above writes after 7 steps.
+//! let [m, v] = [[0.5f32, -0.5], [0.25, 0.25]].map(|values| Tensor::new(&values, &Device::Cpu));
+//! let step = Tensor::new(7f32, &Device::Cpu)?;
+//! let tensors = HashMap::from([("fc.bias/exp_avg", m?), ("fc.bias/exp_avg_sq", v?), ("fc.bias/step", step)]);
+//! let groups = r#"[{"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.01, "amsgrad": false, "maximize": false,
 //!     "decoupled_weight_decay": true, "params": ["fc.bias"]}]"#;
 //! let metadata = HashMap::from([("param_groups".to_string(), groups.to_string())]);
 //! safetensors::serialize_to_file(tensors, Some(metadata), &path)?;
@@ -84,17 +85,17 @@
 //! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups.
 //! let group = |lr: f64, name: &str| {
 //!     format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0)
-//! }; let metadata =
-//! HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
+//! };
+//! let metadata = HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
 //! safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
 //!
-//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0],
-//! &Device::Cpu).expect("a variable")))); let mut state = setup(Descent::new(0.5), &model)?;
-//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?; let mut scheduler =
-//! Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
+//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
+//! let mut state = setup(Descent::new(0.5), &model)?;
+//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
+//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
-//! scheduler.go_to(10, &mut state)?; assert_eq!(state.leaves().map(|leaf|
-//! leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
+//! scheduler.go_to(10, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -103,8 +104,8 @@
 //! step `last_epoch + 1`:
 //!
 //! ```python
-//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors") scheduler =
-//! CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1) # `steps` is what `Scheduler::steps` was
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
+//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
 //! ```
 //!
 //! # What is what
