@@ -73,6 +73,7 @@ pub use model::lent::{Lend, MemoryMut, MemoryRef, View};
 pub use model::slices::{GradientSlices, ParameterSlices};
 pub use model::{Model, Visitor};
 pub use numbers::value;
+#[doc(no_inline)]
 pub use numbers::value::Arithmetic;
 pub use numbers::{DType, OtherDType, Shape};
 #[cfg(feature = "printed")]

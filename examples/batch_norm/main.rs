@@ -1,5 +1,6 @@
-//! BatchNorm's running statistics for averages of the weights, as torch's `optim.swa_utils.update_bn`. Training moves the statistics by themselves, so an average
-//! of weights has none of its own, and with those of the training it may evaluate badly.
+//! BatchNorm's running statistics for averages of the weights, as torch's `optim.swa_utils.update_bn`.
+//! Training moves the statistics by themselves, so an average of weights has none of its own, and with those
+//! of the training it may evaluate badly.
 //!
 //! Run with `cargo run --release --example batch_norm`.
 
@@ -30,8 +31,8 @@ fn statistics(norm: &BatchNorm) -> Result<[Var; 2]> {
     Ok([Var::from_tensor(norm.running_mean())?, Var::from_tensor(norm.running_var())?])
 }
 
-/// Makes the statistics of a layer the means over these batches; `forward` runs the model in training mode. Every batch
-/// counts the same, and the layer runs once for each.
+/// Makes the statistics of a layer the means over these batches; `forward` runs the model in training mode.
+/// Every batch counts the same, and the layer runs once for each.
 fn estimate(norm: &BatchNorm, batches: &[Tensor], forward: impl Fn(&Tensor) -> Result<Tensor>) -> Result<()> {
     let [mean, variance] = statistics(norm)?;
     let mut sums = [mean.zeros_like()?, variance.zeros_like()?];

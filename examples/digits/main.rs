@@ -1,7 +1,8 @@
 //! Trains a small network on handwritten digits four times, from the same weights and with the same batches:
 //!
 //! - `f32`: everything in f32, with a rule of this crate;
-//! - `bf16+master`: parameters, activations and gradients in bf16, the rule on f32 masters (`MixedPrecision`);
+//! - `bf16+master`: parameters, activations and gradients in bf16, the rule on f32 masters
+//!   (`MixedPrecision`);
 //! - `f16+master`: the same in f16;
 //! - `bf16`: everything in bf16 with candle-nn's AdamW, the way it is done without this crate.
 //!
@@ -42,11 +43,12 @@ use variant::{RuleName, VARIANTS};
 
 /// Trains a network on handwritten digits in f32, bf16 and f16, with and without f32 masters, and compares.
 ///
-/// The last variant, `bf16`, always is candle-nn's AdamW on bf16 parameters, whatever the rule; with `--rule adamw` it has the same
-/// hyper-parameters as the others.
+/// The last variant, `bf16`, always is candle-nn's AdamW on bf16 parameters, whatever the rule; with
+/// `--rule adamw` it has the same hyper-parameters as the others.
 ///
-/// With --ranks 2 two threads train each variant together, and with `mpirun -n 2 digits --ranks mpi` two processes: both have a half of each batch. The means over the
-/// halves are rounded on their own, so losses are those of one rank but for rounding; threads and processes have the same bits.
+/// With --ranks 2 two threads train each variant together, and with `mpirun -n 2 digits --ranks mpi` two
+/// processes: both have a half of each batch. The means over the halves are rounded on their own, so losses
+/// are those of one rank but for rounding; threads and processes have the same bits.
 #[derive(Parser)]
 struct Args {
     /// How often to go through the training images
@@ -65,7 +67,8 @@ struct Args {
     #[arg(long, allow_negative_numbers = true)]
     eta: Option<f64>,
 
-    /// Who shares the images of each batch and the optimiser's state: so many threads, or `mpi`, the processes that `mpirun` has started
+    /// Who shares the images of each batch and the optimiser's state: so many threads, or `mpi`, the
+    /// processes that `mpirun` has started
     #[arg(long, default_value = "1")]
     ranks: Ranks,
 

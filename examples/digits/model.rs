@@ -16,7 +16,8 @@ pub(crate) struct Mlp {
     output: Linear,
 }
 
-// All that the optimiser needs to know: which fields have parameters. Their paths are `hidden.weight`, `hidden.bias` and so on.
+// All that the optimiser needs to know: which fields have parameters. Their paths are `hidden.weight`,
+// `hidden.bias` and so on.
 model!(Mlp { hidden, output });
 
 impl Mlp {

@@ -111,7 +111,8 @@ impl Trainer {
         Trainer::Optimisers(Box::new(state))
     }
 
-    /// Moves the network's parameters by one step along the mean gradient of all ranks' images, of which this rank has so many.
+    /// Moves the network's parameters by one step along the mean gradient of all ranks' images, of which this
+    /// rank has so many.
     pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore, images: usize) -> Result<()> {
         match self {
             Trainer::Optimisers(state) => Update::new(state).weight(images as u64).apply(mlp, grads).map(|_outcome| ()),

@@ -1,4 +1,5 @@
-//! Saving a run and going on with it: one file with the parameters, the optimiser's state, and notes on the run.
+//! Saving a run and going on with it: one file with the parameters, the optimiser's state, and notes on the
+//! run.
 
 use std::error::Error;
 use std::path::Path;
@@ -28,7 +29,8 @@ struct Run<'a> {
     text: String,
 }
 
-/// Writes the run as it is now; all ranks call it. The file is replaced as a whole, so an interruption leaves the former one.
+/// Writes the run as it is now; all ranks call it. The file is replaced as a whole, so an interruption leaves
+/// the former one.
 pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
     let run = Run { settings, ranks: trainer.world.size(), text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)

@@ -20,7 +20,8 @@ struct Row {
     bytes: f64,
 }
 
-/// Trains with every rule and this many seeds, and prints a table in Markdown. A rule that diverges has the loss NaN.
+/// Trains with every rule and this many seeds, and prints a table in Markdown. A rule that diverges has the
+/// loss NaN.
 pub(crate) fn compare(settings: &Settings, seeds: u64, text: &Text, device: &Device, world: &World) -> Result<(), Box<dyn Error>> {
     let say = |line: String| {
         if world.is_first() {

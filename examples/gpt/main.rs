@@ -1,8 +1,9 @@
-//! Trains a small transformer, character by character, on this crate's own sources or on a text of yours, and lets it write some.
+//! Trains a small transformer, character by character, on this crate's own sources or on a text of yours, and
+//! lets it write some.
 //!
-//! Its matrices are bf16 (or f16, or f32), its norms f32: a model of mixed dtypes under one optimiser, `MixedPrecision` around
-//! `ClipGlobalNorm` and a rule, with a learning rate that follows a schedule. The run is saved every so often, and one that was
-//! interrupted goes on as if it had not been, to the last bit.
+//! Its matrices are bf16 (or f16, or f32), its norms f32: a model of mixed dtypes under one optimiser,
+//! `MixedPrecision` around `ClipGlobalNorm` and a rule, with a learning rate that follows a schedule. The run
+//! is saved every so often, and one that was interrupted goes on as if it had not been, to the last bit.
 //!
 //! Run with `cargo run --release --example gpt`; start reading at `trainer.rs`.
 
@@ -53,23 +54,26 @@ use trainer::Trainer;
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
-/// Trains a small transformer, character by character, on this crate's sources or another text, and lets it write some.
+/// Trains a small transformer, character by character, on this crate's sources or another text, and lets it
+/// write some.
 ///
-/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the numbers of one. So do the processes of
-/// `mpirun -n 2 gpt --micro-batches 8 --ranks mpi`, on one machine or on several that share their files.
+/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the numbers of one.
+/// So do the processes of `mpirun -n 2 gpt --micro-batches 8 --ranks mpi`, on one machine or on several that
+/// share their files.
 ///
-/// Ctrl-C saves the run and stops; a second Ctrl-C stops at once. With --resume and the same options it goes on, and ends with the same
-/// numbers as if it had not been interrupted.
+/// Ctrl-C saves the run and stops; a second Ctrl-C stops at once. With --resume and the same options it goes
+/// on, and ends with the same numbers as if it had not been interrupted.
 ///
-/// candle gets one thread beside those of its matrix products; CANDLE_NUM_THREADS in the environment can give it more, which pays with wide
-/// networks on idle processors.
+/// candle gets one thread beside those of its matrix products; CANDLE_NUM_THREADS in the environment can give
+/// it more, which pays with wide networks on idle processors.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     settings: Settings,
 
-    /// Who shares the micro-batches and the optimiser's state: so many threads, or `mpi`, the processes that `mpirun` has started. Their number must divide
-    /// that of the micro-batches. With any power of two of ranks a run ends with the same parameters, bit for bit
+    /// Who shares the micro-batches and the optimiser's state: so many threads, or `mpi`, the processes that
+    /// `mpirun` has started. Their number must divide that of the micro-batches. With any power of two of
+    /// ranks a run ends with the same parameters, bit for bit
     #[arg(long, default_value = "1")]
     ranks: Ranks,
 
@@ -101,12 +105,14 @@ struct Args {
     #[arg(long)]
     stop_at: Option<usize>,
 
-    /// Trains with each rule (or that of --rule) and so many seeds, and prints what came of it as a table; nothing is saved
+    /// Trains with each rule (or that of --rule) and so many seeds, and prints what came of it as a table;
+    /// nothing is saved
     #[arg(long, conflicts_with_all = ["resume", "overwrite", "stop_at", "seed", "figures"], value_parser = clap::value_parser!(u64).range(1..))]
     compare: Option<u64>,
 
-    /// Writes the norms of each parameter, its gradient and its update to this file, as comma-separated values, in every tenth step. A run
-    /// that is resumed appends, and steps after its last checkpoint stand twice
+    /// Writes the norms of each parameter, its gradient and its update to this file, as comma-separated
+    /// values, in every tenth step. A run that is resumed appends, and steps after its last checkpoint stand
+    /// twice
     #[arg(long)]
     figures: Option<PathBuf>,
 
@@ -133,8 +139,8 @@ fn main() -> ExitCode {
     ranks::on_each(args.ranks, |rank, ranks| Start::new(&args, rank, ranks), |start, world| rank(&args, start, world))
 }
 
-/// candle's own threads wait for each other in a loop after each operation. With networks as small as these they gain nothing, and where
-/// other programs keep the processor busy they take ten times as long.
+/// candle's own threads wait for each other in a loop after each operation. With networks as small as these
+/// they gain nothing, and where other programs keep the processor busy they take ten times as long.
 #[allow(unsafe_code)]
 fn give_candle_one_thread() {
     const THREADS: &str = "CANDLE_NUM_THREADS";
@@ -216,7 +222,8 @@ fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Er
     Ok(code)
 }
 
-/// What becomes true when the user wants to stop, by Ctrl-C, SIGTERM or SIGHUP. A second time ends the program at once.
+/// What becomes true when the user wants to stop, by Ctrl-C, SIGTERM or SIGHUP. A second time ends the
+/// program at once.
 fn on_ctrl_c() -> Result<Arc<AtomicBool>, ctrlc::Error> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let seen = interrupted.clone();

@@ -25,8 +25,8 @@ pub(crate) struct Size {
 
 /// A decoder-only transformer as GPT-2, with RmsNorm and without biases.
 ///
-/// Its matrices are parameters of the dtype it was made with, and its matrix products take operands of that dtype. What is between the
-/// products is in F32: sums, norms with their parameters, softmax, logits.
+/// Its matrices are parameters of the dtype it was made with, and its matrix products take operands of that
+/// dtype. What is between the products is in F32: sums, norms with their parameters, softmax, logits.
 pub(crate) struct Gpt {
     characters: Embedding,
     positions: Embedding,
@@ -35,8 +35,8 @@ pub(crate) struct Gpt {
     logits: Linear,
 }
 
-// All that the optimiser needs to know: which fields have parameters (`..` says that others have none). Their paths are `characters.weight`,
-// `blocks.0.attention.query.weight` and so on.
+// All that the optimiser needs to know: which fields have parameters (`..` says that others have none). Their
+// paths are `characters.weight`, `blocks.0.attention.query.weight` and so on.
 model!(Gpt { characters, positions, blocks, norm, logits });
 
 struct Block {
@@ -84,7 +84,8 @@ impl Gpt {
         self.characters.embeddings().device()
     }
 
-    /// The logits of what comes after each of the characters `(windows, length)`: `(windows * length, characters)`.
+    /// The logits of what comes after each of the characters `(windows, length)`:
+    /// `(windows * length, characters)`.
     pub(crate) fn forward(&self, characters: &Tensor) -> Result<Tensor> {
         let (windows, length) = characters.dims2()?;
         let mask = causal_mask(length, characters.device())?;
@@ -142,13 +143,15 @@ fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     operand(a)?.matmul(&operand(b)?)?.to_dtype(DType::F32)
 }
 
-/// `layer` on `x` in the dtype of its weight. candle-nn's `forward` wants `x` in that dtype and leaves the result in it.
+/// `layer` on `x` in the dtype of its weight. candle-nn's `forward` wants `x` in that dtype and leaves the
+/// result in it.
 fn apply(layer: &Linear, x: &Tensor) -> Result<Tensor> {
     let weight = layer.weight();
     product(x, &weight.t()?, weight.dtype())
 }
 
-/// Rows of `embedding` in F32. They are widened first: so their gradients, of which a frequent character has hundreds, are summed in F32.
+/// Rows of `embedding` in F32. They are widened first: so their gradients, of which a frequent character has
+/// hundreds, are summed in F32.
 fn look_up(embedding: &Embedding, rows: &Tensor) -> Result<Tensor> {
     Embedding::new(embedding.embeddings().to_dtype(DType::F32)?, embedding.hidden_size()).forward(rows)
 }

@@ -29,8 +29,8 @@ pub(crate) struct Settings {
     #[arg(long, default_value_t = 64, value_parser = size())]
     pub(crate) context: usize,
 
-    /// The dtype of matrices and matrix products; norms and sums are in f32. On the CPU bf16 takes a fifth more time than f32, and f16,
-    /// which gets loss scaling, twice as much
+    /// The dtype of matrices and matrix products; norms and sums are in f32. On the CPU bf16 takes a fifth
+    /// more time than f32, and f16, which gets loss scaling, twice as much
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     pub(crate) dtype: Precision,
 
@@ -139,7 +139,8 @@ impl Settings {
         self.rule.unwrap_or(RuleName::Adamw)
     }
 
-    /// Learning rates rise in a line and fall as a cosine. A rule for matrices and the one beside it have each their own.
+    /// Learning rates rise in a line and fall as a cosine. A rule for matrices and the one beside it have
+    /// each their own.
     pub(crate) fn schedule(&self) -> Schedule {
         let (steps, warm_up) = (self.steps as u64, self.warm_up as u64);
         let rise = Schedule::linear(1.0 / (warm_up as f64 + 1.0), 1.0, warm_up);

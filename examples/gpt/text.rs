@@ -90,8 +90,8 @@ impl Text {
         numbers.iter().filter_map(|number| self.vocabulary.get(*number as usize)).collect()
     }
 
-    /// The windows to train on in a step, cut into micro-batches. They depend on nothing but the settings and the step, so a resumed run sees what
-    /// it would have seen, and all ranks together see what one would.
+    /// The windows to train on in a step, cut into micro-batches. They depend on nothing but the settings and
+    /// the step, so a resumed run sees what it would have seen, and all ranks together see what one would.
     pub(crate) fn train_batches(&self, settings: &Settings, step: usize) -> impl Iterator<Item = Result<Batch>> {
         let Settings { seed, batch: windows, context, micro_batches, .. } = *settings;
         let mut random = Random::new(seed ^ ((step as u64 + 1) << 32));

@@ -19,7 +19,8 @@ use crate::text::{Batch, Text};
 /// The largest norm of all gradients together.
 const OMEGA: f64 = 1.0;
 
-/// A rank's run between two steps. All that later steps depend on is in here, so this is what a checkpoint keeps.
+/// A rank's run between two steps. All that later steps depend on is in here, so this is what a checkpoint
+/// keeps.
 pub(crate) struct Trainer {
     pub(crate) world: World,
     pub(crate) gpt: Gpt,
@@ -33,7 +34,8 @@ pub(crate) struct Trainer {
 
 /// What trains a parameter, with so many micro-batches per step on each rank.
 fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Box<dyn Optimiser> {
-    // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all micro-batches, however they are shared.
+    // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all
+    // micro-batches, however they are shared.
     let collect = (micro_batches > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
     // Weight decay is for matrices; it would pull the norms' factors to zero.
     let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
@@ -52,7 +54,8 @@ impl Trainer {
         let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
         let micro_batches = settings.micro_batches / world.size();
         let mut state = world.setup().setup_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
-        // A parameter without a gradient is an error, and not one that is never trained: several of candle's operations cut the graph.
+        // A parameter without a gradient is an error, and not one that is never trained: several of candle's
+        // operations cut the graph.
         state.require_all();
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
         let scaler = if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
@@ -74,7 +77,8 @@ impl Trainer {
         Ok(self.world.of_all([u8::from(own)])?.into_iter().any(|[own]| own != 0))
     }
 
-    /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ... The figures are of all ranks together, where they are wanted.
+    /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ... The figures are of all
+    /// ranks together, where they are wanted.
     pub(crate) fn step(
         &mut self,
         settings: &Settings,

@@ -1,6 +1,9 @@
-//! Trains a small network on handwritten digits without candle: parameters are vectors of bf16, gradients vectors of f32, and the forward and backward pass are
-//! loops. The optimiser keeps f32 masters of the parameters, and works on the vectors where they lie.
+//! Trains a small network on handwritten digits without candle: parameters are vectors of bf16, gradients
+//! vectors of f32, and the forward and backward pass are loops. The optimiser keeps f32 masters of the
+//! parameters, and works on the vectors where they lie.
 //!
+//! It shows that a program with tensors of its own has all that candle's have: masters, clipping by the
+//! global norm, a schedule. The loss falls and the accuracy comes to that of the digits example with candle.
 //! Run with `cargo run --release --example plain`.
 
 #[path = "../support/digits.rs"]
@@ -46,6 +49,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(eta)));
     let mut state = setup(MixedPrecision::new(DType::F32, rule), &network.lend()?)?;
+    println!(
+        "{} parameters in vectors of bf16, trained on {} handwritten digits without candle; accuracy is on {} others",
+        state.elements(),
+        train.len(),
+        test.len()
+    );
     let batch = batch as usize;
     let steps = epochs * train.len().div_ceil(batch) as u64;
     let mut scheduler = Scheduler::new(Schedule::cosine(eta, 0.0, steps), &mut state)?;
@@ -62,6 +71,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         println!("epoch {epoch}: loss {:.4}, accuracy {:.4}", total / train.len() as f32, network.accuracy(&test));
     }
-    println!("{} parameters in bf16, {} bytes of state", state.elements(), state.bytes());
+    println!("{} bytes of state for {} parameters: an f32 master and two moments each", state.bytes(), state.elements());
     Ok(())
 }

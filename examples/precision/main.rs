@@ -1,5 +1,6 @@
-//! Trains two problems with every way this crate has to keep low-precision parameters, from the same weights (rounded to the
-//! dtype), with the same batches and the same AdamW, and compares what is reached and what it costs:
+//! Trains two problems with every way this crate has to keep low-precision parameters, from the same weights
+//! (rounded to the dtype), with the same batches and the same AdamW, and compares what is reached and what it
+//! costs:
 //!
 //! - `digits`: the network of the digits example;
 //! - `regression`: a linear model whose steps are too small for bf16 on its own.
@@ -41,7 +42,8 @@ use problem::Problem;
 use regression::Regression;
 use train::Study;
 
-/// Compares the ways to keep parameters in low precision: f32 masters, a twin model, split masters, Kahan's summation, stochastic rounding.
+/// Compares the ways to keep parameters in low precision: f32 masters, a twin model, split masters, Kahan's
+/// summation, stochastic rounding.
 #[derive(Parser)]
 struct Args {
     /// How often to go through the training images
@@ -71,6 +73,10 @@ struct Args {
     /// Where to write the picture of the distances from f32
     #[arg(long, default_value = "precision-distance.png", value_parser = picture::png_path)]
     distance_out: PathBuf,
+
+    /// Ends with a line for each run that programs can read
+    #[arg(long)]
+    machine: bool,
 }
 
 fn main() -> ExitCode {
@@ -98,8 +104,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     plot::loss_curves(first, args)?;
     println!("loss curves: {}", args.out.display());
     plot::distances(first, args)?;
-    println!("distances: {}\n", args.distance_out.display());
-    first.into_iter().try_for_each(report::results)?;
+    println!("distances: {}", args.distance_out.display());
+    if args.machine {
+        println!();
+        first.into_iter().try_for_each(report::results)?;
+    }
     if args.seeds > 1 {
         [&digits, &regressions].into_iter().for_each(|studies| report::spread(studies));
     }

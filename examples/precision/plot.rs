@@ -96,7 +96,8 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// From a little below all values to a little above them. What is 0, as the distance of f32 from itself, is on no logarithmic scale.
+/// From a little below all values to a little above them. What is 0, as the distance of f32 from itself, is
+/// on no logarithmic scale.
 fn range(all: &[Vec<f32>]) -> Range<f64> {
     let values = || all.iter().flat_map(|values| points(values)).map(|(_, value)| value).filter(|value| *value > 0.0);
     let low = values().fold(1.0, f64::min);

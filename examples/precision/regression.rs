@@ -1,7 +1,7 @@
 //! A linear regression that takes thousands of small steps.
 //!
-//! The weights to find are up to 1 large and AdamW moves a weight by the learning rate at most. Above 0.25 neighbouring bf16 numbers are at
-//! least 0.002 apart, so each such step alone is rounded away.
+//! The weights to find are up to 1 large and AdamW moves a weight by the learning rate at most. Above 0.25
+//! neighbouring bf16 numbers are at least 0.002 apart, so each such step alone is rounded away.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, loss::mse};
@@ -27,7 +27,8 @@ pub(crate) struct Regression {
 }
 
 impl Regression {
-    /// Draws the weights to find, and samples. They are computed on the CPU, so that they are the same on every device.
+    /// Draws the weights to find, and samples. They are computed on the CPU, so that they are the same on
+    /// every device.
     pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed ^ SAMPLE_STREAM);
         let weights = random.variable((FEATURES, TARGETS), 1.0, DType::F32, &Device::Cpu)?.detach();

@@ -28,7 +28,8 @@ pub(crate) fn results(study: &Study) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What several seeds have come to: means and standard deviations of the losses, and of what they are above those of the first variant with the same seed.
+/// What several seeds have come to: means and standard deviations of the losses, and of what they are above
+/// those of the first variant with the same seed.
 pub(crate) fn spread(studies: &[Study]) {
     let Some(first) = studies.first() else { return };
     println!("\n{}, {} seeds: last losses, and those above {}'s of the same seed", first.title, studies.len(), first.runs[0].variant.title);

@@ -41,7 +41,8 @@ impl Run {
         self.losses.last().copied().unwrap_or(f32::NAN)
     }
 
-    /// How far the weights are from those of another run after each epoch, as a part of the way that the other has gone.
+    /// How far the weights are from those of another run after each epoch, as a part of the way that the
+    /// other has gone.
     pub(crate) fn distances(&self, other: &Run) -> Result<Vec<f32>> {
         let size = |a: &Tensor, b: &Tensor| (a - b)?.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
         let Some(start) = other.weights.first() else { return Ok(Vec::new()) };

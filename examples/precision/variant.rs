@@ -117,7 +117,8 @@ enum Method {
 }
 
 impl<N: Model> Trainer<N> {
-    /// Moves the parameters by one step against the gradient of the loss, and returns how long the optimiser took.
+    /// Moves the parameters by one step against the gradient of the loss, and returns how long the optimiser
+    /// took.
     pub(crate) fn step(&mut self, loss: &Tensor) -> Result<Duration> {
         let Trainer { network, state, method } = self;
         let grads = match method {

@@ -1,8 +1,9 @@
-//! A program with buffers of its own: ten steps of AdamW on bf16 parameters with f32 masters, by the kernel that this crate prints and nothing else of it. The C++
-//! compiler of the system takes the place of CUDA's.
+//! A program with buffers of its own: ten steps of AdamW on bf16 parameters with f32 masters, by the kernel
+//! that this crate prints and nothing else of it. The C++ compiler of the system takes the place of CUDA's.
 //!
 //! ```text
-//! cargo run --release --example printed
+//! cargo run --release --features printed --example printed               # its arguments, and ten steps
+//! cargo run --release --features printed --example printed -- --source   # and the kernel
 //! ```
 //!
 //! At the end parameters and masters are compared with those of `update`, bit by bit.
@@ -19,6 +20,7 @@ use std::process::{Command, Stdio};
 
 use candle_core::DType::{BF16, F32};
 use candle_core::{Device, Tensor, Var};
+use clap::Parser;
 use half::bf16;
 use libloading::{Library, Symbol};
 use optimisers::printed::{BufferRole, BufferStart, Printed, PrintedKernel, PrintedStep, printed};
@@ -26,6 +28,14 @@ use optimisers::{AdamW, MixedPrecision, setup, update};
 
 const ELEMENTS: usize = 100_003;
 const STEPS: u32 = 10;
+
+/// Ten steps of AdamW by a printed kernel.
+#[derive(Parser)]
+struct Args {
+    /// Prints the kernel
+    #[arg(long)]
+    source: bool,
+}
 
 type Launch = unsafe extern "C" fn(blocks: u32, values: *const *const c_void);
 
@@ -84,7 +94,8 @@ impl Parameter {
             role => self.state.get_mut(role).map_or(0, |state| state.as_mut_ptr() as u64),
         });
         let values: Vec<*const c_void> = words.iter().map(|word| std::ptr::from_ref(word).cast()).collect();
-        // SAFETY: the library has a function of this type, and the words are the values of its arguments: addresses of as many elements as they say.
+        // SAFETY: the library has a function of this type, and the words are the values of its arguments:
+        // addresses of as many elements as they say.
         unsafe {
             let launch: Symbol<'_, Launch> = library.get(b"launch\0")?;
             launch(step.kernel.blocks(self.x.len()), values.as_ptr());
@@ -106,8 +117,12 @@ fn expected() -> Result<(Vec<bf16>, Vec<f32>), Box<dyn Error>> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let Args { source } = Args::parse();
     let mut adamw = printed(optimiser(), BF16, BF16)?;
-    println!("{}\n", adamw.kernel().source());
+    if source {
+        println!("{}\n", adamw.kernel().source());
+    }
+    println!("AdamW on bf16 parameters with f32 masters as one kernel, {}; its arguments:", adamw.kernel().entry);
     for argument in &adamw.kernel().arguments {
         println!("{argument:?}");
     }
@@ -124,6 +139,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (x, master) = expected()?;
     let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
     assert!(parameter.x == x && parameter.state[&BufferRole::Master].iter().zip(&master).all(is_same), "other bits");
-    println!("\n{STEPS} steps of {ELEMENTS} elements: the bits of `update`");
+    println!("\n{STEPS} steps of {ELEMENTS} elements: parameters and masters have the bits that `update` gives");
     Ok(())
 }

@@ -1,16 +1,22 @@
-//! Paints an image with round Gaussians, as Gaussian splatting does in three dimensions: every so often Gaussians that do nothing are removed, and those that are
-//! pulled about most are split in two. Adam's moments follow their Gaussians by row, in plain vectors.
+//! Paints an image with round Gaussians, as Gaussian splatting does in three dimensions: every so often
+//! Gaussians that do nothing are removed, and those that are pulled about most are split in two. Adam's
+//! moments follow their Gaussians by row, in plain vectors.
 //!
-//! Run with `cargo run --release --example splats`.
+//! Run with `cargo run --release --example splats`. It writes the image and what was painted into
+//! `splats.png`.
 
+#[path = "../support/picture.rs"]
+mod picture;
+mod plot;
 mod scene;
 
 use std::error::Error;
+use std::path::PathBuf;
 
 use clap::Parser;
 use optimisers::{Adam, setup_with, update};
 
-use scene::{Splats, image};
+use scene::{SIDE, Splats, image};
 
 /// Paints an image with Gaussians whose number changes.
 #[derive(Parser)]
@@ -26,6 +32,10 @@ struct Args {
     /// Gaussians per side of the image at the start
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=32))]
     side: u64,
+
+    /// Where to write the picture: the image, what was painted, and where the Gaussians are
+    #[arg(long, default_value = "splats.png", value_parser = picture::png_path)]
+    out: PathBuf,
 }
 
 /// Gaussians that are fainter are removed.
@@ -36,8 +46,10 @@ const SHRINK: f32 = 1.6;
 const APART: f32 = 0.01;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let Args { steps, every, side } = Args::parse();
+    let Args { steps, every, side, out } = Args::parse();
+    picture::check_writable(&out)?;
     let image = image();
+    println!("{SIDE} by {SIDE} pixels, painted with Gaussians; the signal-to-noise ratio says how well, and 20 dB is an error of a tenth");
     let mut splats = Splats::grid(side as usize);
     let mut state = setup_with(&splats.lend()?, |path, _| Some(Adam::new(if path.ends_with("means") { 0.004 } else { 0.02 })))?;
     let mut pulled = vec![0.0; splats.len()];
@@ -47,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let of_means = gradients.means.chunks_exact(2);
         pulled.iter_mut().zip(of_means).for_each(|(pulled, of_mean)| *pulled += of_mean[0].hypot(of_mean[1]));
         if step % every == 0 {
-            println!("step {step}: {} Gaussians, {:.2} dB", splats.len(), -10.0 * error.log10());
+            println!("step {step}: {} Gaussians, {:.2} dB", splats.len(), decibels(error));
             if step < steps {
                 let rows = change(&mut splats, &pulled);
                 state.resize_rows("splats", &splats.lend()?, &rows)?;
@@ -55,10 +67,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
+    let (error, _) = splats.error(&image);
+    plot::paintings(&image, &splats, decibels(error), &out)?;
+    println!("picture: {}", out.display());
     Ok(())
 }
 
-/// Removes faint Gaussians and splits the half of the others that is pulled about more. Says which row each comes from: a half begins with the moments of the whole.
+/// The ratio of the brightest light to a mean squared error.
+fn decibels(error: f32) -> f32 {
+    -10.0 * error.log10()
+}
+
+/// Removes faint Gaussians and splits the half of the others that is pulled about more. Says which row each
+/// comes from: a half begins with the moments of the whole.
 fn change(splats: &mut Splats, pulled: &[f32]) -> Vec<Option<usize>> {
     let mut kept: Vec<usize> = (0..splats.len()).filter(|&row| splats.weights[row].abs() > FAINT).collect();
     kept.sort_by(|&a, &b| pulled[a].total_cmp(&pulled[b]));

@@ -5,7 +5,8 @@ use optimisers::{GradientSlices, ParameterSlices};
 /// Pixels per side.
 pub(crate) const SIDE: usize = 32;
 
-/// What each Gaussian has: a place, the logarithm of its radius, and how bright it is. Lengths are in sides of the image.
+/// What each Gaussian has: a place, the logarithm of its radius, and how bright it is. Lengths are in sides
+/// of the image.
 #[derive(Default)]
 pub(crate) struct Splats {
     /// `(n, 2)`: x and y.
@@ -73,10 +74,8 @@ impl Splats {
         let mut gradients = Splats::zeros(self.len());
         let mut error = 0.0;
         for (pixel, expected) in image.iter().enumerate() {
-            let at = [pixel % SIDE, pixel / SIDE].map(|i| (i as f32 + 0.5) / SIDE as f32);
-            let touched: Vec<Touch> = (0..self.len()).filter_map(|splat| self.touch(splat, at)).collect();
-            let light: f32 = touched.iter().map(|touch| self.weights[touch.splat] * touch.height).sum();
-            let difference = light - expected;
+            let touched = self.touched(pixel);
+            let difference = self.light(&touched) - expected;
             error += difference * difference / image.len() as f32;
             for Touch { splat, height, away: [x, y] } in touched {
                 let of_height = 2.0 * difference / image.len() as f32 * height;
@@ -89,6 +88,21 @@ impl Splats {
             }
         }
         (error, gradients)
+    }
+
+    /// The image that the Gaussians make.
+    pub(crate) fn painted(&self) -> Vec<f32> {
+        (0..SIDE * SIDE).map(|pixel| self.light(&self.touched(pixel))).collect()
+    }
+
+    /// The Gaussians that are seen in a pixel.
+    fn touched(&self, pixel: usize) -> Vec<Touch> {
+        let at = [pixel % SIDE, pixel / SIDE].map(|i| (i as f32 + 0.5) / SIDE as f32);
+        (0..self.len()).filter_map(|splat| self.touch(splat, at)).collect()
+    }
+
+    fn light(&self, touched: &[Touch]) -> f32 {
+        touched.iter().map(|touch| self.weights[touch.splat] * touch.height).sum()
     }
 
     fn touch(&self, splat: usize, [x, y]: [f32; 2]) -> Option<Touch> {

@@ -71,7 +71,8 @@ where
     let has_legend = curves.iter().any(|curve| curve.label.is_some());
     for Curve { points, colour, width, discs: (from, radius), label } in curves {
         let stroke = colour.stroke_width(width);
-        // Piece by piece: plotters gives the sharp corners of a thick line long spikes. Discs fill the gaps between the pieces.
+        // Piece by piece: plotters gives the sharp corners of a thick line long spikes. Discs fill the gaps
+        // between the pieces.
         let series = chart.draw_series(points.windows(2).map(|piece| PathElement::new(piece.to_vec(), stroke)))?;
         if let Some(label) = label {
             series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], stroke));

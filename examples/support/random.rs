@@ -1,4 +1,5 @@
-//! Seeded random numbers for the examples: candle's own generator cannot be seeded on the CPU, and a run must be repeatable.
+//! Seeded random numbers for the examples: candle's own generator cannot be seeded on the CPU, and a run must
+//! be repeatable.
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 pub(crate) struct Random(u64);

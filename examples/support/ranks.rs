@@ -1,4 +1,5 @@
-//! The ranks of a run: threads of this process, or the processes of an MPI job, that train one model together, each on data of its own.
+//! The ranks of a run: threads of this process, or the processes of an MPI job, that train one model
+//! together, each on data of its own.
 
 use std::error::Error;
 use std::ops::Deref;
@@ -108,8 +109,8 @@ pub(crate) fn options<A: Parser>() -> A {
 
 /// Runs a program on each rank, and returns what is to be the exit code. What goes wrong is said once.
 ///
-/// `prepare` refuses what can be refused before there is anything to do together. It is told a rank and the number of ranks, and called once in each process: for
-/// all ranks that are threads of it.
+/// `prepare` refuses what can be refused before there is anything to do together. It is told a rank and the
+/// number of ranks, and called once in each process: for all ranks that are threads of it.
 pub(crate) fn on_each<P: Sync>(
     ranks: Ranks,
     prepare: impl FnOnce(usize, usize) -> Result<P, Box<dyn Error>>,
@@ -126,7 +127,8 @@ pub(crate) fn on_each<P: Sync>(
     })
 }
 
-/// What the first rank returns. If any fails, what they say about it: those that wait for one that has left say so.
+/// What the first rank returns. If any fails, what they say about it: those that wait for one that has left
+/// say so.
 fn on_threads(count: usize, run: impl Fn(World) -> Result<ExitCode, Box<dyn Error>> + Sync) -> Result<ExitCode, Box<dyn Error>> {
     let run = |world| run(World::Threads(world)).map_err(|error| error.to_string());
     let results: Vec<Result<ExitCode, String>> = std::thread::scope(|scope| {
@@ -140,7 +142,8 @@ fn on_threads(count: usize, run: impl Fn(World) -> Result<ExitCode, Box<dyn Erro
     }
 }
 
-/// What this process's rank returns. A failure that not all ranks have at once ends the whole job here, as others may be waiting for this rank.
+/// What this process's rank returns. A failure that not all ranks have at once ends the whole job here, as
+/// others may be waiting for this rank.
 #[cfg(feature = "mpi")]
 fn on_processes<P>(
     prepare: impl FnOnce(usize, usize) -> Result<P, Box<dyn Error>>,
@@ -153,7 +156,8 @@ fn on_processes<P>(
         let errors = world.bytes_of_all(own.as_bytes())?.into_iter().filter(|error| !error.is_empty());
         match (prepared, all_said(errors.map(|error| String::from_utf8_lossy(&error).into_owned()))) {
             (Ok(prepared), None) => run(&prepared, world.clone()).inspect_err(|_| {
-                // Most errors are the same on all ranks. The first says its own, and ends the job before the others are here.
+                // Most errors are the same on all ranks. The first says its own, and ends the job before the
+                // others are here.
                 if !world.is_first() {
                     std::thread::sleep(std::time::Duration::from_secs(5));
                 }

@@ -241,20 +241,20 @@ mod tests {
             let world = world(&own);
             let one = |rank: usize, call| if own.rank() == rank { call } else { Call::Update };
             let unlike = [one(1, Call::Plan), one(0, Call::Commit), if own.rank() == 0 { Call::Update } else { Call::Reduce }];
-            let told = unlike.map(|call| fine(&world, call)).to_vec();
+            let texts = unlike.map(|call| fine(&world, call)).to_vec();
             let refuses = world.agree(one(2, Call::Setup), if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) });
             let refusal = refuses.unwrap_err();
             assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
             let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
             assert_eq!(refusal.to_string(), unread, "nobody reads the reason of a refusal of something else");
-            (told, fine(&world, Call::Update))
+            (texts, fine(&world, Call::Update))
         });
-        let told = [
+        let texts = [
             format!("rank 1 called the plan of an update, and rank 0 update; {ADVICE}"),
-            format!("rank 1 called update, and rank 0 the end of an update; {ADVICE}"),
-            format!("rank 1 called the sums of an update, and rank 0 update; {ADVICE}"),
+            format!("rank 0 called the end of an update, and rank 1 update; {ADVICE}"),
+            format!("rank 0 called update, and rank 1 the sums of an update; {ADVICE}"),
         ];
-        assert_eq!(all, vec![(told.to_vec(), "fine".to_string()); 3]);
+        assert_eq!(all, vec![(texts.to_vec(), "fine".to_string()); 3]);
     }
 
     #[test]
@@ -274,10 +274,11 @@ mod tests {
         });
         let [first, second] = all[0].2.clone();
         assert_ne!(first, second);
-        let unlike = |rank: usize, theirs: &str, ours: &str| {
-            (ErrorKind::Ranks, Some(rank), format!("rank {rank} called {theirs}, and rank 0 {ours}; {ADVICE}"))
+        let unlike = |(odd, theirs): (usize, &str), (usual, ours): (usize, &str)| {
+            (ErrorKind::Ranks, Some(odd), format!("rank {odd} called {theirs}, and rank {usual} {ours}; {ADVICE}"))
         };
-        let swapped = [unlike(2, &second, &first), unlike(2, &first, &second), unlike(1, "update of a new state", &first)];
+        let swapped =
+            [unlike((2, &second), (0, &first)), unlike((2, &first), (0, &second)), unlike((0, &first), (1, "update of a new state"))];
         for (before, unlike, states, after) in &all {
             assert_eq!((before, after), (&["fine"; 3].map(str::to_string), &["fine"; 2].map(str::to_string)));
             assert_eq!((unlike, states), (&swapped, &all[0].2));

@@ -13,7 +13,8 @@ use crate::Error;
 
 /// Runs a function on the parameters that require gradients or that are `known`, and their gradients.
 ///
-/// Parameters move out of the module first and back at the end, whatever the function says. So their memory has one owner.
+/// Parameters move out of the module first and back at the end, whatever the function says. So their memory
+/// has one owner.
 pub(crate) fn lend<M: Module, T>(
     module: &mut M,
     gradients: Option<GradientsParams>,
@@ -28,7 +29,8 @@ pub(crate) fn lend<M: Module, T>(
 
 fn take<M: Module>(module: &mut M, gradients: Option<GradientsParams>, known: &HashSet<String>) -> Vec<Parameter> {
     let mut take = Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), known, taken: Vec::new() };
-    // The module without its parameters takes the place of the one with them, whose handles would be others of the same memory.
+    // The module without its parameters takes the place of the one with them, whose handles would be others
+    // of the same memory.
     *module = module.clone().map(&mut take);
     take.taken.into_iter().map(Taken::into_parameter).collect()
 }

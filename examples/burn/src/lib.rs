@@ -1,7 +1,9 @@
-//! The rules of [`optimisers`] for burn's modules on the CPU: [`ModuleOptimizer`] stands where burn's own stands.
+//! The rules of [`optimisers`] for burn's modules on the CPU: [`ModuleOptimizer`] stands where burn's own
+//! stands.
 //!
-//! A step moves the parameters out of the module, lends their memory to the update, and moves them back. No element is copied, unless somebody else holds a
-//! parameter's tensor (a clone of the module, say) or a gradient is not contiguous.
+//! A step moves the parameters out of the module, lends their memory to the update, and moves them back. No
+//! element is copied, unless somebody else holds a parameter's tensor (a clone of the module, say) or a
+//! gradient is not contiguous.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -55,14 +57,16 @@ pub enum Error {
     },
 }
 
-/// An optimiser for one module: state for each parameter that required gradients at the start, by its path (`hidden.weight`).
+/// An optimiser for one module: state for each parameter that required gradients at the start, by its path
+/// (`hidden.weight`).
 #[derive(Debug)]
 pub struct ModuleOptimizer {
     state: StateTree,
 }
 
 impl ModuleOptimizer {
-    /// State for a module, with any rule, chain and way of storing: `MixedPrecision::new(F32, AdamW::new(1e-3))` keeps f32 masters of bf16 parameters.
+    /// State for a module, with any rule, chain and way of storing:
+    /// `MixedPrecision::new(F32, AdamW::new(1e-3))` keeps f32 masters of bf16 parameters.
     ///
     /// # Errors
     /// If the module has no parameter that requires gradients, or one of a dtype that is no float.
@@ -76,7 +80,8 @@ impl ModuleOptimizer {
     /// One step, in place. Parameters without a gradient stay as they are.
     ///
     /// # Errors
-    /// If the module is another than that of [`ModuleOptimizer::new`], or has a new parameter to train; and whatever the rules refuse. Nothing has changed then.
+    /// If the module is another than that of [`ModuleOptimizer::new`], or has a new parameter to train; and
+    /// whatever the rules refuse. Nothing has changed then.
     pub fn step<M: Module>(&mut self, module: &mut M, gradients: GradientsParams) -> Result<Outcome, Error> {
         let known = self.paths();
         lend(module, Some(gradients), &known, |parameters, gradients| update(&mut self.state, parameters, gradients))
@@ -92,7 +97,8 @@ impl ModuleOptimizer {
         &mut self.state
     }
 
-    /// Writes the state and its parameters to one file, at once or not at all. What is not trained (frozen layers, running statistics) is for burn's `save_file`.
+    /// Writes the state and its parameters to one file, at once or not at all. What is not trained (frozen
+    /// layers, running statistics) is for burn's `save_file`.
     ///
     /// It returns a warning where something in it is infinite or NaN.
     ///

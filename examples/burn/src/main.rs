@@ -1,5 +1,5 @@
-//! Trains a network on handwritten digits with burn's AdamW and with this crate's, in f32 and on bf16 parameters with f32 masters, in turns. Run with
-//! `cargo run --release`.
+//! Trains a network on handwritten digits with burn's AdamW and with this crate's, in f32 and on bf16
+//! parameters with f32 masters, in turns. Run with `cargo run --release`.
 
 #[path = "../../support/digits.rs"]
 mod digits;

@@ -1,4 +1,5 @@
-//! The convolutional network of burn's guide, for images of 8 x 8 pixels and without dropout, so that runs can be compared.
+//! The convolutional network of burn's guide, for images of 8 x 8 pixels and without dropout, so that runs
+//! can be compared.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};

@@ -49,7 +49,7 @@ use course::{DriveStep, Start};
 ///     Some(if x.rank() == 2 { Box::new(Muon::new(0.02)) } else { Box::new(AdamW::new(3e-4)) })
 /// })?;
 /// let refused = Scheduler::new(Schedule::constant(0.02), &mut state).unwrap_err();
-/// assert_eq!((refused.kind(), refused.got(), refused.expected()), (ErrorKind::Schedule, Some("0.02"), Some("0.0003")));
+/// assert_eq!((refused.kind(), refused.path()), (ErrorKind::Schedule, Some("1")));
 ///
 /// let half = Schedule::constant(0.5).relative();
 /// let scheduler = Scheduler::new(half, &mut state)?;
