@@ -75,6 +75,10 @@
 //! of steps of its scheduler. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is
 //! `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each group.
 //!
+//! A schedule with another number of steps than torch's is not noticed: compare
+//! [`Leaf::learning_rate`](crate::Leaf::learning_rate) with the file's `lr`. Files without `initial_lr`, so without
+//! a scheduler, have no base: `adjust` to the rate of step 0, then `Scheduler::new` and `go_to`.
+//!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
 //! use optimisers::{Descent, Schedule, Scheduler, setup, torch::TorchState};
