@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use safetensors::SafeTensorError;
 
-use super::tensor_file::{Entry, TensorFile, not_whole};
+use super::tensor_file::{Entry, TensorFile, open_error, read_error};
 use crate::engine::{rounded, set_lent};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::model::lent::Lend;
@@ -210,17 +209,7 @@ impl<'v> From<&'v Weights> for MasterValues<'v> {
 
 impl File {
     fn read(path: &Path) -> Result<Self> {
-        let (tensors, _) = TensorFile::open(path).map_err(|source| {
-            let error = match source {
-                SafeTensorError::IoError(source) => read_error(source),
-                source => not_whole(source),
-            };
-            error.in_file(WEIGHTS, path)
-        })?;
+        let (tensors, _) = TensorFile::open(path).map_err(|source| open_error(source).in_file(WEIGHTS, path))?;
         Ok(File { path: path.to_path_buf(), tensors })
     }
-}
-
-fn read_error(source: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
 }

@@ -146,7 +146,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
             let of = |what: &str| format!("{what} of {:?}", leaf.path());
             match place % EACH {
                 0 => Aspect::new(format!("the name of parameter {}", place / EACH), format!("{:?}", leaf.path())),
-                1 => Aspect::of_words(of("the optimiser"), Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)).words()),
+                1 => leaf.optimiser_aspect(),
                 2 => {
                     let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
                     let may_wait = if leaf.waiting.is_allowed { ", allowed to have no gradient" } else { "" };

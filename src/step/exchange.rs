@@ -15,10 +15,8 @@ use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
-use crate::{
-    ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds},
-    tree::Leaf,
-};
+use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
+use crate::tree::Leaf;
 
 /// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.
 pub(crate) struct RankGradients<'w> {

@@ -13,11 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::Lent;
 use crate::ranks::Call;
+use crate::ranks::KeptSums;
 use crate::rule::{LeafNorms, Progress, Windows};
-use crate::{
-    ranks::KeptSums,
-    tree::{Leaf, LimitedNorms, NormOutlier, StateTree, Twins},
-};
+use crate::tree::{Leaf, LimitedNorms, NormOutlier, StateTree, Twins};
 
 /// Applies a step to these parameters, which are in the order of the leaves.
 pub(crate) fn step(

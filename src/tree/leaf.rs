@@ -9,8 +9,8 @@ use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
-use crate::ranks::{Held, LeafParts, can_be_cut};
-use crate::rule::{FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
+use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
+use crate::rule::{Description, FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -364,6 +364,12 @@ impl Leaf {
     /// The bytes that the state tensors take.
     pub fn bytes(&self) -> usize {
         self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
+    }
+
+    /// Its optimiser, as what ranks need the same.
+    pub(crate) fn optimiser_aspect(&self) -> Aspect {
+        let description = Description::of(&mut *dyn_clone::clone_box(&*self.optimiser));
+        Aspect::of_words(format!("the optimiser of {:?}", self.path()), description.words())
     }
 }
 

@@ -6,8 +6,7 @@ use super::StateTree;
 use crate::engine::set_part;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::ranks::share;
-use crate::ranks::{Agreement, Call, Communicator, StateWorld};
+use crate::ranks::{Agreement, Call, Communicator, StateWorld, share};
 
 impl StateTree {
     /// The ranks among which the state is [divided](crate::Setup::over), if it is.

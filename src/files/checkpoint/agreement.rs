@@ -8,13 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ranks::Held;
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::rule::Description;
 use crate::rule::field::Number;
-use crate::{
-    ranks::Held,
-    tree::{Leaf, StateTree},
-};
+use crate::tree::{Leaf, StateTree};
 
 /// The whole shapes of a leaf's state tensors, in their order.
 pub(super) type WholeShapes = Vec<Vec<usize>>;

@@ -7,9 +7,8 @@ use candle_core::{DType, Tensor};
 use safetensors::SafeTensorError;
 
 use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged_by};
-use super::replace::failed;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::tensor_file::{Entry, TensorFile, Texts, not_whole};
+use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::scheduler::ReduceOnPlateau;
 
@@ -63,10 +62,7 @@ impl CheckpointFile {
     }
 
     fn parse(path: &Path, file: Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Result<Self> {
-        let (tensors, texts) = file.map_err(|source| match source {
-            SafeTensorError::IoError(source) => read_error(source),
-            source => not_whole(source),
-        })?;
+        let (tensors, texts) = file.map_err(open_error)?;
         let description = texts.optimisers.ok_or_else(|| {
             let problem = "a safetensors file without optimiser state (its metadata has no \"optimisers\")";
             Error::new(ErrorKind::File, problem).with_remedy("for plain weights use `Weights`")
@@ -162,11 +158,6 @@ impl CheckpointFile {
     pub(super) fn expect_unchanged(&self) -> std::io::Result<()> {
         self.tensors.expect_unchanged()
     }
-}
-
-/// The error that the file cannot, or can no longer, be read.
-pub(super) fn read_error(source: std::io::Error) -> Error {
-    failed("read the file")(source)
 }
 
 /// Where the checksum is in the bytes before a file's tensors.

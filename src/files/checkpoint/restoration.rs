@@ -6,10 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
-use super::file::{CheckpointFile, read_error};
+use super::file::CheckpointFile;
 use super::record::{LeafRecord, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, listed};
+use crate::files::tensor_file::read_error;
 use crate::model::lent::Lent;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::numbers::{Code, DType, ranges};

@@ -164,3 +164,16 @@ pub(crate) fn not_whole(source: SafeTensorError) -> Error {
         .caused_by(source)
         .with_remedy("take an older file, or make it anew")
 }
+
+/// The error that a file cannot be read.
+pub(crate) fn read_error(source: io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
+}
+
+/// The error that a file cannot be opened as a safetensors file.
+pub(crate) fn open_error(source: SafeTensorError) -> Error {
+    match source {
+        SafeTensorError::IoError(source) => read_error(source),
+        source => not_whole(source),
+    }
+}

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
 use crate::numbers::elem_count;
 use crate::ranks::{Agreement, Aspect, Call};
-use crate::rule::{Description, StateTensor};
+use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
@@ -45,11 +45,7 @@ impl StateTree {
 
 /// The optimiser of each leaf, which has to be the same on all ranks.
 fn optimisers(state: &StateTree) -> Vec<Aspect> {
-    let optimiser = |leaf: &Leaf| {
-        let description = Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser));
-        Aspect::of_words(format!("the optimiser of {:?}", leaf.path()), description.words())
-    };
-    if state.is_divided() { state.leaves().map(optimiser).collect() } else { Vec::new() }
+    if state.is_divided() { state.leaves().map(Leaf::optimiser_aspect).collect() } else { Vec::new() }
 }
 
 /// The counterpart of each leaf, and the groups of parameters with the same hyper-parameters.
