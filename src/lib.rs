@@ -93,7 +93,7 @@ pub use rule::{
 pub use rules::listed::*;
 pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use step::figures::LeafFigures;
-pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
+pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow, ScaledGradients, ScaledLoss};
 pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
 pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};

@@ -238,7 +238,7 @@ impl Case {
         let (mut scaler, loss) = (LossScaler::fixed(scale), Tensor::new(0f32, &self.device)?);
         Ok(self.timed(move || {
             let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
-            scaler.scale(&loss).expect("the loss of a benchmark");
+            let _ = scaler.scale(&loss).expect("the loss of a benchmark");
             Update::new(state).engine(engine).scaler(&mut scaler).apply(model, grads).expect("the step of a benchmark");
         }))
     }

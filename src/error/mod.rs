@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use kind::{ErrorKind, TensorProblem};
-pub(crate) use names::{listed, meant, one_of};
+pub(crate) use names::{joined, listed, meant, one_of};
 pub(crate) use tensors::FLOATS;
 
 /// The result of this crate's functions. With a second argument it is the standard library's: `use
@@ -223,7 +223,7 @@ impl Error {
             let remedy = self.0.remedy.unwrap_or_default();
             let remedy = format!(
                 "{remedy}. This came up during the call, and {} had moved before: take model and state from a checkpoint",
-                moved.join(", ")
+                joined(&moved)
             );
             self.0.remedy = Some(remedy.into());
         }

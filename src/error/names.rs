@@ -15,7 +15,12 @@ impl Error {
 
 /// The available names, as what an error expected.
 pub(crate) fn one_of(available: &[String]) -> String {
-    if available.is_empty() { "none".to_string() } else { format!("one of: {}", available.join(", ")) }
+    if available.is_empty() { "none".to_string() } else { format!("one of: {}", joined(available)) }
+}
+
+/// Names in a sentence. The empty one, the path of a model that is a single variable, is in quotes.
+pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
+    names.iter().map(|name| if name.as_ref().is_empty() { "\"\"" } else { name.as_ref() }).collect::<Vec<_>>().join(", ")
 }
 
 /// At most `LISTED` names, for messages that say what exists.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::cuts::advice;
+use super::joined;
 
 /// Something that is no error, but hurts a training. Its `Display` says the remedy.
 ///
@@ -126,6 +127,28 @@ pub enum Warning {
         /// The steps that the parameters have made.
         steps: u64,
     },
+    /// A schedule that finds other values than it gives in its step.
+    ///
+    /// The scheduler was made before the [restore](crate::CheckpointFile::restore), was
+    /// [resumed](crate::Scheduler::resume) at another step than the file has, or is another schedule than the
+    /// one before. It goes on by its own step. Values that were set with
+    /// [`adjust`](crate::StateTree::adjust) are meant.
+    ScheduleMismatch {
+        /// The first parameter.
+        path: String,
+        /// The hyper-parameter.
+        field: String,
+        /// Whether the numbers are factors of the parameter's own value: the schedule is relative.
+        is_factor: bool,
+        /// The value that the schedule has found.
+        found: f64,
+        /// Its own value in the step.
+        expected: f64,
+        /// The step of the scheduler.
+        step: u64,
+        /// The steps that the parameters have made.
+        steps: u64,
+    },
     /// A schedule that is not [advanced](crate::Scheduler::advance).
     ScheduleNotAdvanced {
         /// The first parameter that it drives.
@@ -158,7 +181,7 @@ impl fmt::Display for Warning {
                 f,
                 "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
                  `Selection::allow_missing` says that it is meant",
-                paths.join(", "),
+                joined(paths),
                 advice()
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
@@ -176,7 +199,7 @@ impl fmt::Display for Warning {
                     "{}, as they have no master: {}. `MixedPrecision::new(F32, ..)`, `Kahan` or `StochasticRounding` around the rule keeps such \
                      steps; `Selection::allow_low_precision` says that it is meant",
                     lost.collect::<Vec<_>>().join(", and "),
-                    paths.join(", ")
+                    joined(paths)
                 )
             }
             Warning::WrongOrder { path, rule, faults } => {
@@ -200,10 +223,18 @@ impl fmt::Display for Warning {
                 "a schedule begins anew where one has driven {field} before: that of {path:?} goes from {before} to {now}. \
                  `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} steps); `adjust` {field} before `Scheduler::new` to say that it is meant"
             ),
+            Warning::ScheduleMismatch { path, field, is_factor, found, expected, step, steps } => write!(
+                f,
+                "{}{field} of {path:?} is {found}, and its schedule gives {expected} in step {step}. Either the schedule or the step is another than before: \
+                 after a restore call `Scheduler::resume` with the schedule of the run and the number that its `Scheduler::steps` was (this state counts \
+                 {steps} steps); `adjust` {field} before it to say that it is meant",
+                if *is_factor { "the factor of " } else { "" }
+            ),
             Warning::ScheduleNotAdvanced { path, field, steps } => write!(
                 f,
                 "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: call \
-                 `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are epochs, which are longer)"
+                 `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are epochs, which are longer), and \
+                 `Scheduler::resume` after a restore; `adjust` {field} to say that it stays"
             ),
             Warning::ScheduleOver { path, field } => write!(
                 f,
@@ -294,9 +325,12 @@ impl Warnings {
         }
     }
 
-    /// Drops the warning that the next update would have met: it is no fault.
-    pub(crate) fn dismiss(&mut self) {
-        if self.pending.take().is_some() {
+    /// Drops the warning about a schedule of these fields that the next update would have met: it is no fault.
+    pub(crate) fn dismiss(&mut self, is_field: impl Fn(&str) -> bool) {
+        if let Some(Warning::ScheduleBegunAnew { field, .. } | Warning::ScheduleMismatch { field, .. }) = &self.pending
+            && is_field(field)
+        {
+            self.pending = None;
             self.look_again();
         }
     }

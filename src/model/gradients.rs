@@ -36,7 +36,8 @@ use crate::error::{Error, ErrorKind, Result};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no collection of gradients",
     label = "not gradients",
-    note = "pass what `loss.backward()?` returns, a map from paths to tensors, or a list of pairs: `&[(\"weight\", gradient)]`"
+    note = "pass what `loss.backward()?` returns, a map from paths to tensors, or a list of pairs: `&[(\"weight\", gradient)]`; \
+            for memory of your own, such as a `Vec<f32>`, write `GradientSlices`"
 )]
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
@@ -59,6 +60,14 @@ pub trait Gradients: Sync {
     /// If two gradients have the same path.
     fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
         Ok(None)
+    }
+
+    /// The scale of the loss that these are the gradients of, if they know one.
+    ///
+    /// An update divides by it only with the [`LossScaler`](crate::LossScaler) that has scaled the loss, and
+    /// refuses such gradients without. The default is `None`: they know nothing of a scale.
+    fn loss_scale(&self) -> Option<f64> {
+        None
     }
 }
 

@@ -31,7 +31,8 @@ use lent::Lend;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
     label = "not a model",
-    note = "for a struct write `optimisers::model!(Net {{ hidden, output }});` with its fields, or pass the `VarMap` that its variables came from"
+    note = "for a struct write `optimisers::model!(Net {{ hidden, output }});` with its fields, or pass the `VarMap` that its variables came from; \
+            for memory of your own, such as a `Vec<f32>`, write `ParameterSlices`"
 )]
 pub trait Model {
     /// Shows every tensor to the visitor.

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::loss_scaler::LossScaler;
+use super::loss_scaler::{LossScaler, expect_unscaled};
 use crate::engine::{Engine, Sources, expect_gradient};
 use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
@@ -59,9 +59,13 @@ pub(crate) struct UpdateCall {
 }
 
 impl UpdateCall {
-    /// A call, with the loss scale of the scaler, if there is one.
-    pub(crate) fn new(options: UpdateOptions, scaler: Option<&LossScaler>) -> Result<Self> {
-        let scale = scaler.map_or(Ok(None), LossScaler::of_loss)?;
+    /// A call, with the loss scale of the scaler, if there is one. `known` is the scale that the gradients
+    /// know.
+    pub(crate) fn new(options: UpdateOptions, scaler: Option<&LossScaler>, known: Option<f64>) -> Result<Self> {
+        let scale = match scaler {
+            Some(scaler) => scaler.of_loss(known)?,
+            None => expect_unscaled(known).map(|()| None)?,
+        };
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
         Ok(UpdateCall { options, loss_scale: scale.unwrap_or(1.0), weight: options.weight, divisor: 1, calls: 0, norms: 0 })
     }

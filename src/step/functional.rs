@@ -58,7 +58,7 @@ impl<'s> Update<'s, &'s StateTree> {
         grads: &G,
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
         let Update { state, options, scaler } = self;
-        let call = UpdateCall::new(options, scaler.as_deref())?;
+        let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale())?;
         state.expect_whole("`Update::functional`")?;
         expect_known(state, grads)?;
         let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(call, state, parameters, grads))?;

@@ -3,7 +3,7 @@
 use super::paths::Paths;
 use crate::error::cuts::advice;
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, listed};
+use crate::error::{Error, ErrorKind, joined, listed};
 use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
 
@@ -43,7 +43,7 @@ impl Missing {
         let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
         let (missing, leaves) = (self.refused.len(), state.len());
         Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
-            .with_got(paths.join(", "))
+            .with_got(joined(&paths))
             .with_remedy(format!(
                 "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
                  `Selection::allow_missing`; nothing was changed. {}",

@@ -227,9 +227,20 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`]; with a [scaler](Update::scaler) also as [`LossScaler::update`].
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
+        let loss_scale = grads.loss_scale();
+        self.apply_scaled(model, grads, loss_scale)
+    }
+
+    /// Applies the step to gradients that know this scale of their loss; with `None` their scale does not
+    /// matter.
+    pub(crate) fn apply_scaled<M, G>(self, model: &M, grads: &G, loss_scale: Option<f64>) -> Result<Outcome>
+    where
+        M: Model + ?Sized,
+        G: Gradients + ?Sized,
+    {
         let Update { state, options, scaler } = self;
         let found = || {
-            let call = UpdateCall::new(options, scaler.as_deref())?;
+            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
             let map = grads.indexed()?;
             let (parameters, twins) = state.pairs(model)?;
             if !twins.is_empty() {

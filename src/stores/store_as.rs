@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use crate::error::Result;
 use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, has_no};
 
@@ -98,7 +100,10 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         };
         for (name, format) in named {
             if state.store_as(Some(name), *format)? == 0 {
-                let available: Vec<String> = state.tensors().into_iter().map(|(name, _)| name).collect();
+                // A name stands without the place of its member.
+                let own = |name: String| name.rsplit('.').next().map(str::to_string);
+                let available: BTreeSet<String> = state.tensors().into_iter().filter_map(|(name, _)| own(name)).collect();
+                let available: Vec<String> = available.into_iter().collect();
                 return Err(has_no(&self.inner.name(), "state tensor", name, &available));
             }
         }

@@ -263,9 +263,14 @@ impl fmt::Display for Audit {
         for [path, shape, dtype, reach] in &rows {
             writeln!(f, "{path:<0$}  {shape:<1$}  {dtype:<2$}  {reach}", widths[0], widths[1], widths[2])?;
         }
-        let unreached = self.unreached().count();
-        if unreached > 0 {
-            let cuts = silent_cuts();
+        let (unreached, cuts) = (self.unreached().count(), silent_cuts());
+        if unreached > 0 && unreached == self.variables.len() {
+            writeln!(
+                f,
+                "The loss reaches none of the {unreached} variables. Pass the model that the loss was computed with; if this is it, something \
+                 cuts the graph. {cuts}."
+            )?;
+        } else if unreached > 0 {
             writeln!(
                 f,
                 "The loss does not reach {unreached} of {} variables. Where it depends on them something cuts the graph. {cuts}.",
@@ -280,7 +285,7 @@ impl fmt::Display for Audit {
                 f,
                 "If the matrix is several in one, such as queries, keys and values, something cuts the graph behind these rows. (Not so if the model \
                  cannot use them yet, as queries and keys for a single position.) {}.",
-                silent_cuts()
+                cuts
             )?;
         }
         for (shape, dtype) in &self.outside {

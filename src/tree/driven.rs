@@ -133,7 +133,9 @@ impl StateTree {
             for mark in &leaf.driven {
                 let steps = leaf.steps.saturating_sub(mark.since);
                 match mark.course {
-                    DriveCourse::Moves if steps >= FORGOTTEN => forgotten = forgotten.or(Some((leaf, mark.field, steps))),
+                    DriveCourse::Moves | DriveCourse::Restored if steps >= FORGOTTEN => {
+                        forgotten = forgotten.or(Some((leaf, mark.field, steps)))
+                    }
                     DriveCourse::IsOver if steps > 0 => over = over.or(Some((leaf, mark.field))),
                     _ => {}
                 }

@@ -21,4 +21,6 @@ pub(crate) enum DriveCourse {
     Rests,
     /// It has ended at a learning rate of 0.
     IsOver,
+    /// Nobody knows: a file has the value, and no schedule has gone on since.
+    Restored,
 }

@@ -45,6 +45,11 @@ pub fn a_loss(scaler: &mut LossScaler, loss: &Tensor) {
     scaler.scale(loss);
 }
 
+pub fn a_scaled_loss(scaler: &mut LossScaler, loss: &Tensor) -> Result<()> {
+    scaler.scale(loss)?;
+    Ok(())
+}
+
 pub fn gradients(accumulator: &mut Accumulator, _: &GradStore) {
     accumulator.take();
 }

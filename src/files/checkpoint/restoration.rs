@@ -403,7 +403,7 @@ fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> R
         let factor = factor.map(|Number(factor)| factor);
         let field = places.iter().position(|place| place == name).filter(|_| factor.is_none_or(f64::is_finite));
         let wrong = || damaged(format_args!("{factor:?} is what a schedule says of {name:?}")).at(path);
-        field.map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Rests }).ok_or_else(wrong)
+        field.map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Restored }).ok_or_else(wrong)
     };
     record.driven.iter().map(mark).collect()
 }

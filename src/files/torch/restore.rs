@@ -104,7 +104,7 @@ impl LeafContinuation<'_> {
         let Some((field, _)) = reached(leaf.optimiser(), place).first().copied() else { return };
         leaf.set_base(field, self.drive.map(|(base, _)| base));
         if let Some((_, factor)) = self.drive {
-            leaf.set_mark(DriveMark { field, factor: Some(factor), since: leaf.steps(), course: DriveCourse::Rests });
+            leaf.set_mark(DriveMark { field, factor: Some(factor), since: leaf.steps(), course: DriveCourse::Restored });
         }
     }
 }

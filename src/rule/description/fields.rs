@@ -15,7 +15,7 @@ use crate::rule::traits::{Describe, Holder, Rule};
 /// only this block is compiled for each type of rule.
 impl<R: Describe + Clone> Adjust for R {
     fn name(&self) -> String {
-        Description::of(&mut self.clone()).to_string()
+        name(&mut self.clone())
     }
 
     fn fields(&self) -> Vec<(&'static str, FieldValue)> {
@@ -31,7 +31,7 @@ impl<R: Describe + Clone> Adjust for R {
     }
 
     fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        describe::set_fields(self, values).map_err(|refusal| refused(self, refusal))
+        set_all(self, values)
     }
 
     fn check(&self) -> Result<()> {
@@ -63,7 +63,7 @@ impl<R: Describe + Clone> Adjust for R {
         let mut adjusted = self.clone();
         for (field, value) in values {
             if !adjusted.set_field(field, value)? {
-                return Err(has_no(&self.name(), "field", field, &available(self, field)));
+                return Err(has_no_field(self, field));
             }
         }
         adjusted.check()?;
@@ -76,6 +76,16 @@ impl<R: Describe + Clone> Holder for R {
     fn visit_held(&self, show: &mut dyn FnMut(ChildPlace, &mut dyn Rule)) {
         describe::visit_held(&mut self.clone(), show);
     }
+}
+
+/// See [`Adjust::name`].
+fn name(rule: &mut dyn Describe) -> String {
+    Description::of(rule).to_string()
+}
+
+/// See [`Adjust::set_fields`].
+fn set_all(rule: &mut dyn Describe, values: &[FieldValue]) -> Result<()> {
+    describe::set_fields(rule, values).map_err(|refusal| refused(rule, refusal))
 }
 
 /// See [`Adjust::field`]. `copy` is a copy of `rule`, because describing needs `&mut`.
@@ -116,6 +126,11 @@ fn refused(rule: &mut dyn Describe, refusal: Refusal) -> Error {
             .with_expected(format_args!("one of: {available}"))
             .with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"),
     }
+}
+
+/// The error for a field that a rule does not have.
+fn has_no_field(rule: &dyn Adjust, field: &str) -> Error {
+    has_no(&rule.name(), "field", field, &available(rule, field))
 }
 
 /// The error for a name that a rule does not have: of a field, or of a state tensor.

@@ -29,6 +29,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise.
     /// torch and Optimisers.jl have no counterpart.

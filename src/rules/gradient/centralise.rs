@@ -25,6 +25,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// optax's `centralize` is the same with strength 1. torch and Optimisers.jl have no counterpart.
     pub struct Centralise {

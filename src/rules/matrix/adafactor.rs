@@ -40,6 +40,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for
     /// bf16 that is 0.008. Here it is 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx²,

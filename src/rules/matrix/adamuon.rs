@@ -35,6 +35,10 @@ orthogonal_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// As the paper's second version. Its momentum is a sum, whose sign is the same except with Nesterov's:
     /// there the momentum is corrected for its start, see [`Muon`](crate::Muon). The first version, which

@@ -52,6 +52,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. That code
     ///

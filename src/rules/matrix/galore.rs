@@ -47,6 +47,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each
     /// interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,

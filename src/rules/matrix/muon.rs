@@ -66,6 +66,10 @@ orthogonal_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
     /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Both iterate in bf16,

@@ -36,6 +36,10 @@ orthogonal_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// As the authors' code for matrices. The paper makes the root mean square of the step 0.2.
     /// `scale: StepScale::MatchAdamW` does so, as far as the singular values come near to 1. The momentum is

@@ -57,6 +57,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// With β = (0, 1), one step per interval and no grafting it is the paper's, whose p is 1/4 and which
     /// adds ε₁ once, at the start. So it was checked against pytorch_optimizer's `Shampoo`. There and in the

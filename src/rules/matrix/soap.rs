@@ -65,6 +65,10 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// # Bits
+    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen.
+    ///
     /// # Departures
     /// As the authors' code does it, checked against pytorch_optimizer's `SOAP` with its QR decomposition in
     /// F64. There ε is added before v is corrected for its start, the decay is applied to the parameter after

@@ -1,6 +1,7 @@
 //! Loss scaling, for gradients that would underflow in f16: the loss is multiplied, the update divides.
 
 mod dynamic;
+mod scaled;
 
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 
 pub use dynamic::{DynamicScale, OnOverflow};
+pub use scaled::{ScaledGradients, ScaledLoss};
 
 /// Multiplies losses by a scale, and divides their gradients by it.
 ///
@@ -161,16 +163,15 @@ impl LossScaler {
     ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
-    #[must_use = "`backward` is to be called on this loss, and not on the one that was passed"]
-    pub fn scale(&mut self, loss: &Tensor) -> Result<Tensor> {
+    pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss> {
         self.check()?;
         if !self.enabled {
-            return Ok(loss.clone());
+            return Ok(ScaledLoss::new(loss.clone(), None));
         }
         let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
         let scaled = (wide * self.scale)?;
         self.pending = Some(self.scale);
-        Ok(scaled)
+        Ok(ScaledLoss::new(scaled, self.pending))
     }
 
     /// The factor for a loss that is no tensor, in place of [`LossScaler::scale`].
@@ -233,16 +234,27 @@ impl LossScaler {
         Ok(answer)
     }
 
-    /// The scale of the loss whose gradients come next; `None` if the scaler is off.
-    pub(crate) fn of_loss(&self) -> Result<Option<f64>> {
+    /// The scale of the loss whose gradients come next; `None` if the scaler is off. `known` is the scale that
+    /// the gradients know.
+    pub(crate) fn of_loss(&self, known: Option<f64>) -> Result<Option<f64>> {
         self.check()?;
+        if !self.enabled {
+            return expect_unscaled(known).map(|()| None);
+        }
         let unscaled = || {
             Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
                 "call `scale` on the loss before `backward`, once per update; several updates of one iteration go into \
                  `LossScaler::iteration`",
             )
         };
-        if self.enabled { self.pending.map(Some).ok_or_else(unscaled) } else { Ok(None) }
+        let pending = self.pending.ok_or_else(unscaled)?;
+        match known {
+            Some(known) if known != pending => Err(Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by")
+                .with_got(known)
+                .with_expected(format_args!("{pending}, as the last loss that this scaler has scaled"))
+                .with_remedy("use the gradients of the loss that was scaled last, with the scaler that has scaled it")),
+            _ => Ok(Some(pending)),
+        }
     }
 
     /// Takes in the outcome of an update with this scale, and returns whether its window ends.
@@ -331,6 +343,18 @@ impl LossScaler {
             () if self.good_steps >= growth_interval => refuse("good_steps", self.good_steps.into(), "a count below growth_interval"),
             () if self.tolerance >= hysteresis => refuse("tolerance", self.tolerance.into(), "a count below hysteresis"),
             () => Ok(()),
+        }
+    }
+}
+
+/// Refuses gradients that know the scale of their loss, in an update that would not divide by it.
+pub(crate) fn expect_unscaled(known: Option<f64>) -> Result<()> {
+    match known {
+        None => Ok(()),
+        Some(scale) => {
+            Err(Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale).with_remedy(
+                "call `scaler.update(&mut state, &model, &grads)`, or give the update its scaler with `Update::scaler`: both divide by it",
+            ))
         }
     }
 }

@@ -136,7 +136,8 @@ impl Sam {
         };
         // Restored even after an error: a device may have written some parameters, or a rank have left.
         let mut exchanged = ParameterExchange::new(state, parameters, twins, copies);
-        let outcome = Update { state: &mut scratch, options, scaler: None }.apply(model, grads).map_err(of_climb)?;
+        let ascent = Update { state: &mut scratch, options, scaler: None };
+        let outcome = ascent.apply_scaled(model, grads, None).map_err(of_climb)?;
         exchanged.keep(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }

@@ -21,8 +21,8 @@ pub(super) enum Start {
     New,
     /// The leaves' own values are their bases in the state.
     Resumed,
-    /// As [`Start::Resumed`], but a leaf that was added since has no base.
-    Running,
+    /// As [`Start::Resumed`], but a leaf that was added since has no base. The values are those of this step.
+    Running(u64),
 }
 
 /// The values, bases and marks that leaves get.
@@ -30,8 +30,10 @@ pub(super) struct DriveStep {
     adjustment: Adjustment<'static>,
     bases: Vec<Vec<Base>>,
     marks: Vec<Marks>,
-    /// The warning if a schedule has driven the leaves before.
-    begun_anew: Option<Warning>,
+    /// The warning if another schedule, or another step of it, has driven the leaves before.
+    warning: Option<Warning>,
+    /// The fields whose warnings this step corrects, if it is not a first one.
+    corrected: Vec<String>,
 }
 
 /// The marks of a leaf's driven fields.
@@ -54,6 +56,8 @@ struct DriveRecord<'s> {
     has_base: bool,
     /// For a new schedule, the first leaf that another has driven already, with the value before.
     begun_anew: Option<(&'s Leaf, f64)>,
+    /// For any other, the first leaf whose value is not the schedule's, with that value.
+    mismatch: Option<(&'s Leaf, f64)>,
     /// The last optimiser and its driven fields, which the next leaf often shares.
     last: Option<(*const (), Option<DrivenFields>)>,
 }
@@ -69,8 +73,9 @@ pub(super) struct DrivenFields {
 
 impl DriveStep {
     pub(super) fn new(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
-        let mut search = Search { schedules, start, next: Vec::new(), met: vec![DriveRecord::default(); schedules.len()] };
-        search.next = schedules.iter().map(|schedule| Next::of(schedule, steps)).collect::<Result<_>>()?;
+        let next = schedules.iter().map(|schedule| Next::of(schedule, steps)).collect::<Result<_>>()?;
+        let before = if let Start::Running(before) = start { before } else { steps };
+        let mut search = Search { schedules, start, before, next, met: vec![DriveRecord::default(); schedules.len()] };
         let mut values = Vec::with_capacity(state.len());
         let (mut bases, mut marks) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
         for leaf in state.leaves() {
@@ -79,11 +84,12 @@ impl DriveStep {
             bases.push(of_bases);
             marks.push(of_marks);
         }
-        if start != Start::Running {
+        if !matches!(start, Start::Running(_)) {
             search.expect_effect(state)?;
         }
-        let begun_anew = search.begun_anew(state)?;
-        Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, begun_anew })
+        let warning = search.begun_anew(state)?.or_else(|| search.mismatch(state));
+        let driven = schedules.iter().filter(|_| start != Start::New).map(|schedule| schedule.driven_field().to_string());
+        Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, warning, corrected: driven.collect() })
     }
 
     /// The values of this step, if those of all later steps are in range too.
@@ -106,7 +112,9 @@ impl DriveStep {
             marks.into_iter().for_each(|mark| leaf.set_mark(mark));
         }
         self.adjustment.commit(&mut state.leaves);
-        if let Some(warning) = self.begun_anew {
+        // A schedule that is moved to the right step is no fault any more.
+        state.warnings.dismiss(|field| self.corrected.iter().any(|corrected| corrected == field));
+        if let Some(warning) = self.warning {
             state.warnings.put_off(warning);
         }
     }
@@ -146,6 +154,8 @@ pub(super) fn adjustment<'l>(values: &[FieldValues], leaves: impl Iterator<Item 
 struct Search<'s> {
     schedules: &'s [Schedule],
     start: Start,
+    /// The step whose values the leaves are expected to have, unless the schedules are new.
+    before: u64,
     next: Vec<Next>,
     met: Vec<DriveRecord<'s>>,
 }
@@ -203,6 +213,15 @@ impl<'s> Search<'s> {
         if self.start == Start::New && leaf.mark_of(field.index).is_some() && (has_begun || schedule.is_relative) {
             met.begun_anew.get_or_insert((leaf, before));
         }
+        if self.start != Start::New
+            && let Some(mark) = leaf.mark_of(field.index)
+        {
+            let expected = schedule.at(self.before);
+            // Of a rate that is a product, another member may have been adjusted by hand.
+            let found = if schedule.is_relative { mark.factor } else { field.others.is_none().then_some(before) };
+            let mismatch = found.filter(|found| !is_about(*found, expected) && !is_about(*found, next));
+            met.mismatch = met.mismatch.or(mismatch.map(|found| (leaf, found)));
+        }
         if schedule.is_relative {
             met.has_base |= kept.is_some();
             let base = kept.filter(|_| self.start != Start::New).unwrap_or(field.value);
@@ -237,6 +256,21 @@ impl<'s> Search<'s> {
         Ok(warning)
     }
 
+    /// Warns of leaves whose values are those of another schedule, or of another step.
+    fn mismatch(&self, state: &StateTree) -> Option<Warning> {
+        let met = self.schedules.iter().zip(&self.met);
+        let (schedule, leaf, found) = met.filter_map(|(schedule, met)| met.mismatch.map(|(leaf, found)| (schedule, leaf, found))).next()?;
+        Some(Warning::ScheduleMismatch {
+            path: leaf.path().to_string(),
+            field: schedule.driven_field().to_string(),
+            is_factor: schedule.is_relative,
+            found,
+            expected: schedule.at(self.before),
+            step: self.before,
+            steps: state.leaves().map(Leaf::steps).max().unwrap_or(0),
+        })
+    }
+
     /// Refuses a schedule that drives nothing, and a relative one without a base.
     fn expect_effect(&self, state: &StateTree) -> Result<()> {
         for (i, (schedule, met)) in self.schedules.iter().zip(&self.met).enumerate() {
@@ -266,6 +300,11 @@ impl<'s> Search<'s> {
 /// Whether rates are equal up to the rounding of a product that was divided before.
 fn is_same_rate(a: f64, b: f64) -> bool {
     a == b || (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
+}
+
+/// Whether values are equal but for the arithmetic of another program.
+fn is_about(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * a.abs().max(b.abs()) + 1e-12
 }
 
 /// The fields that this name drives in a leaf; `None` if the leaf has no such field.

@@ -98,9 +98,13 @@ use course::{DriveStep, Start};
 /// ```
 ///
 /// # What is warned of
-/// A hundred [steps without `advance`](crate::Warning::ScheduleNotAdvanced) while the schedule would move,
-/// and a step after a schedule has [ended at a rate of 0](crate::Warning::ScheduleOver). The update that
-/// meets one warns, once in the life of a state.
+/// - A hundred [steps without `advance`](crate::Warning::ScheduleNotAdvanced) while the schedule would move,
+///   or without any scheduler after a restore.
+/// - A step after a schedule has [ended at a rate of 0](crate::Warning::ScheduleOver).
+/// - Values that are [not the schedule's](crate::Warning::ScheduleMismatch) at its step: it was made before
+///   the restore, resumed at another step, or is another schedule.
+///
+/// The update that meets one warns, once in the life of a state.
 ///
 /// # Checkpoints
 /// The state, and so a checkpoint, keeps each leaf's own rate beside the one that a relative schedule made of
@@ -162,7 +166,6 @@ impl Scheduler {
     pub fn resume(schedules: impl Into<Vec<Schedule>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps };
         DriveStep::whole(&scheduler.schedules, steps, Start::Resumed, state)?.commit(state);
-        state.warnings.dismiss();
         Ok(scheduler)
     }
 
@@ -180,9 +183,7 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
-        DriveStep::new(&self.schedules, steps, Start::Running, state)?.commit(state);
-        // A schedule that is moved to the step of the one before has not begun anew.
-        state.warnings.dismiss();
+        DriveStep::new(&self.schedules, steps, Start::Running(self.steps), state)?.commit(state);
         self.steps = steps;
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::rule::RATE;
 use crate::tree::{Leaf, StateTree, below, selected_path};
 
-/// A learning rate, or another hyper-parameter, as a function of the number of applied steps, from 0 on.
+/// A learning rate, or another hyper-parameter, as a function of the applied steps, from 0 on.
 ///
 /// ```
 /// use optimisers::Schedule;
@@ -150,7 +150,7 @@ impl Schedule {
         Self::along(Curve::InverseSquareRoot { peak, warmup })
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then down linearly to `end` in `decay`.
+    /// Linearly up to `peak` in `warmup` steps, `peak` for `stable`, linearly down to `end` in `decay`.
     ///
     /// Warmup-stable-decay is by Hu et al. 2024 ([arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a
     /// decay along another curve see [`Schedule::warmup_stable_then`].
@@ -158,7 +158,7 @@ impl Schedule {
         Self::warmup_stable_then(peak, warmup, stable, Self::linear(peak, end, decay))
     }
 
-    /// Up linearly to `peak` in `warmup` steps, `peak` for `stable`, then `decay`, which counts from 0 again.
+    /// Linearly up to `peak` in `warmup` steps, `peak` for `stable`, then `decay` from its step 0 on.
     ///
     /// `decay` is any curve from `peak` down, such as
     /// [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or

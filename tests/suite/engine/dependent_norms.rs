@@ -277,7 +277,7 @@ fn frozen_leaves_and_scaled_losses() {
         let mut scaler = LossScaler::fixed(1024.0);
         take_answered();
         for grads in &steps {
-            scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+            let _ = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
             Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&model, grads).expect("an update");
         }
         (snapshot(&model, &state), take_answered())

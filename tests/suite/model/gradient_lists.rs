@@ -70,7 +70,7 @@ fn a_path_that_a_list_has_twice_is_refused() {
     let functional: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
     assert!(is_refused(Update::functional(&state).apply(&functional, &twice).expect_err("refused")));
     let mut scaler = LossScaler::fixed(2.0);
-    scaler.scale(&gradient).expect("a loss");
+    let _ = scaler.scale(&gradient).expect("a loss");
     assert!(is_refused(Update::new(&mut state).scaler(&mut scaler).apply(&model, &twice).expect_err("refused")));
     assert_eq!(snapshot(&model, &state), before);
 }

@@ -187,7 +187,7 @@ fn an_overflow_on_one_rank_is_one_on_all() {
         let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
         let mut scaler = LossScaler::dynamic();
         // The gradients stand for those of this loss.
-        scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
+        let _ = scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
         let before = snapshot(&model, &state);
         let mut bad = gradients(0, 0, DType::F32);
         if world.rank() == 2 {
@@ -197,7 +197,7 @@ fn an_overflow_on_one_rank_is_one_on_all() {
         let skipped = scaler.update(&mut state, &model, &bad).expect("an update");
         assert_eq!(skipped.status, not_finite("2"));
         assert_same(&[snapshot(&model, &state)], &[before], "nothing moves");
-        scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
+        let _ = scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
         let stepped = scaler.update(&mut state, &model, &gradients(2, 0, DType::F32)).expect("an update");
         assert_eq!(stepped.status, Status::Stepped);
         scaler.current()

@@ -204,7 +204,7 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
         let outcome = Update::new(&mut state).finite_only().apply(&model, &large).expect("a skipped call");
         assert_eq!(outcome.status, not_finite("2"));
         let mut scaler = LossScaler::dynamic();
-        scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
+        let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
         let outcome = scaler.update(&mut state, &model, &large).expect("a skipped call");
         assert_eq!((outcome.status, scaler.current()), (not_finite("2"), 32_768.0));
         assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), "nothing has moved");

@@ -222,7 +222,7 @@ fn windows_that_are_ended_begin_together() {
     let mut scaler = LossScaler::with(fixed).on_overflow(OnOverflow::EndWindow);
     let mut micro = |state: &mut StateTree, gradient: f64| {
         let scale = scaler.current();
-        scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
+        let _ = scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
         let grads: Grads = model.keys().map(|path| (path.clone(), of(&[gradient * scale], DType::F64))).collect();
         let outcome = scaler.update(state, &model, &grads).expect("an update");
         (outcome.status, outcome.applied)

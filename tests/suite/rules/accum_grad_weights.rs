@@ -162,7 +162,7 @@ fn a_window_that_is_given_up_leaves_the_loss_scale() {
     let mut state = setup_with(&x, |path, _| Some(choose(path))).expect("a state");
     let mut scaler = LossScaler::dynamic();
     let mut call = |first: f64| {
-        scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
+        let _ = scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
         let scale = scaler.current();
         let grads = grads([first, 1.0].map(|gradient| Some(of(&[gradient * scale], DType::F32))));
         let outcome = scaler.update(&mut state, &x, &grads).expect("an update");

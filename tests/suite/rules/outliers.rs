@@ -228,7 +228,7 @@ fn a_loss_scaler_comes_first() {
     let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, ..DynamicScale::default() });
     let mut step = |norm: f64| {
         let scale = scaler.current();
-        scaler.scale(&constant(1.0, 1, DType::F32)).expect("a loss");
+        let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a loss");
         let gradients = grads([Some(constant(norm * scale, 1, DType::F16))]);
         let outcome = scaler.update(&mut state, &x, &gradients).expect("an update");
         (outcome, scaler.current(), good_steps(&scaler))

@@ -118,7 +118,7 @@ fn a_scaler_and_a_weighted_mean_take_an_empty_call() {
     let mut scaler = LossScaler::fixed(4.0);
     let gradient = random(5, &[3], DType::F32, &Device::Cpu);
     for (gradients, weight) in [(vec![("0", (&gradient * 4.0).expect("scaled"))], 3), (vec![], 100)] {
-        scaler.scale(&gradient).expect("a loss");
+        let _ = scaler.scale(&gradient).expect("a loss");
         let update = Update::new(&mut state).allow_no_gradients().weight(weight);
         update.scaler(&mut scaler).apply(&model, &gradients).expect("an update");
     }

@@ -150,7 +150,7 @@ fn the_gradient_is_the_one_that_makes_the_step() {
         let mut scaler = LossScaler::fixed(1024.0);
         for (number, weight) in [(1.0, 1), (2.0, 2), (6.0, 5)] {
             let step = |state: &mut StateTree, scaler: &mut LossScaler| {
-                scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
+                let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
                 let update = Update::new(state).weight(weight).with_figures();
                 update.scaler(scaler).apply(&model, &grads([Some(constant(1024.0 * number, 4, DType::F32))])).expect("an update")
             };

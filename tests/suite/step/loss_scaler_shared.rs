@@ -1,9 +1,9 @@
 //! One loss scaler for several models, a scaler that is off, and what can be read of one.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Descent, DynamicScale, ErrorKind, LossScaler, MixedPrecision, OnOverflow, OptimiserChain, Outcome, Result, StateTree,
-    Status, Update, setup,
+    AccumGrad, Accumulator, Descent, DynamicScale, ErrorKind, Gradients, LossScaler, MixedPrecision, OnOverflow, OptimiserChain, Outcome,
+    Result, Sam, StateTree, Status, Update, setup, update,
 };
 use serde_json::json;
 
@@ -295,4 +295,52 @@ fn the_functional_form_skips_what_is_not_finite_and_keeps_masters() {
     is_kind(&error, ErrorKind::Changed, &["its master"]);
     let (_, next, _) = Update::functional(&state).keep_masters().apply(&changed, &[("0", of(1.0))]).expect("an update");
     assert_eq!(values(&next["0"]), [0.5], "from the master");
+}
+
+#[test]
+fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
+    let x = Var::new(2f32, &Device::Cpu).expect("a variable");
+    let loss = || x.sqr().expect("a loss");
+    let mut state = setup(Descent::new(0.25), &x).expect("a state");
+    let mut scaler = LossScaler::with(quick());
+    let gradients = |scaler: &mut LossScaler| scaler.scale(&loss()).and_then(|loss| Ok(loss.backward()?)).expect("gradients");
+
+    let scaled = gradients(&mut scaler);
+    assert_eq!((scaled.get(&x).map(values), scaled.loss_scale()), (Some(vec![32.0]), Some(8.0)));
+    // Nobody would divide.
+    let mut off = LossScaler::dynamic().enabled(false);
+    let refused = [
+        update(&mut state, &x, &scaled),
+        Update::new(&mut state).finite_only().apply(&x, &scaled),
+        Update::functional(&state).apply(&optimisers::trainables(&x).expect("parameters"), &scaled).map(|(.., outcome)| outcome),
+        off.update(&mut state, &x, &scaled),
+    ];
+    for refused in refused {
+        let error = refused.expect_err("refused");
+        is_kind(&error, ErrorKind::LossScale, &["multiplied by 8", "`Update::scaler`"]);
+        assert_eq!(error.got(), Some("8"));
+    }
+    assert_eq!((values(&x), state.leaf("").map(|leaf| leaf.steps())), (vec![2.0], Some(0)), "nothing has moved");
+    // An ascent and a sum do not mind.
+    Sam::new(0.5).ascend(Update::new(&mut state), &x, &scaled).and_then(|climbed| climbed.restore()).expect("an ascent");
+    let mut sum = Accumulator::new(DType::F32, &x).expect("an accumulator");
+    sum.add(&scaled).expect("a sum");
+    assert_eq!(values(&sum.take().expect("a mean")[""]), [32.0]);
+    scaler.update(&mut state, &x, &scaled).expect("an update");
+    assert_eq!(values(&x), [1.0]);
+
+    // Gradients that are older than the scale.
+    let old = gradients(&mut scaler);
+    scaler.update(&mut state, &x, &old).expect("an update, and the scale grows");
+    let _newer = gradients(&mut scaler);
+    let error = scaler.update(&mut state, &x, &old).expect_err("refused");
+    is_kind(&error, ErrorKind::LossScale, &["multiplied by 8", "expected 16"]);
+
+    // Those of a scaler that is off know no scale, and those of a sum of losses neither.
+    assert_eq!(gradients(&mut off).loss_scale(), None);
+    update(&mut state, &x, &gradients(&mut off)).expect("an update");
+    let losses = [scaler.scale(&loss()).expect("a loss"), scaler.scale(&loss()).expect("a loss")];
+    let sum = (&*losses[0] + &*losses[1]).and_then(|sum| sum.backward()).expect("gradients");
+    scaler.update(&mut state, &x, &sum).expect("an update");
+    assert_eq!(gradients(&mut scaler).into_store().get(&x).map(values), Some(vec![0.0]));
 }

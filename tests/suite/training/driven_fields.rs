@@ -338,3 +338,81 @@ fn marks_stay_with_their_leaves() {
     assert_eq!(state.leaf("1").and_then(|leaf| leaf.base("eta")), Some(0.5));
     is_kind(&Scheduler::new(drive(), &mut state).expect_err("begun anew"), ErrorKind::Schedule, &["would multiply the eta"]);
 }
+
+/// The warning about a schedule of 40 steps in a state of 20, whose value it finds.
+fn mismatch(found: f64, expected: f64, step: u64, is_factor: bool) -> Warning {
+    Warning::ScheduleMismatch { path: "0".to_string(), field: "eta".to_string(), is_factor, found, expected, step, steps: 20 }
+}
+
+#[test]
+fn a_schedule_that_finds_other_values_than_its_own_is_warned_of() {
+    for is_relative in [false, true] {
+        let relative = |schedule: Schedule| if is_relative { schedule.relative() } else { schedule };
+        let of_length = |steps| relative(Schedule::cosine(1.0, 0.0, steps));
+        let (model, schedule) = (variables(), || of_length(40));
+        let mut saved = setup(Adam::new(1.0), &model).expect("a state");
+        let mut scheduler = Scheduler::new(schedule(), &mut saved).expect("a scheduler");
+        run(&model, &mut saved, &mut scheduler, 20);
+        let file = file_of(Checkpoint::new(&saved));
+        let restored = |state: &mut StateTree| open(&file).and_then(|file| file.restore(state)).expect("a restore");
+        let fresh = || setup(Adam::new(1.0), &model).expect("a state");
+
+        // A scheduler that was made before the restore begins at its own step.
+        let mut early = fresh();
+        let mut scheduler = Scheduler::new(schedule(), &mut early).expect("a scheduler");
+        restored(&mut early);
+        let mut moved = early.clone();
+        assert_eq!(run(&model, &mut early.clone(), &mut scheduler.clone(), 1), [], "the call before `advance`");
+        let expected = Warning::ScheduleMismatch {
+            steps: 21,
+            path: "0".to_string(),
+            field: "eta".to_string(),
+            is_factor: is_relative,
+            found: schedule().at(20),
+            expected: 1.0,
+            step: 0,
+        };
+        assert_eq!(run(&model, &mut early, &mut scheduler, 2), std::slice::from_ref(&expected));
+        assert_eq!(run(&model, &mut early, &mut scheduler, 5), [], "once");
+        let said = expected.to_string();
+        assert!(["\"0\"", "in step 0", "`Scheduler::resume`", "21 steps", "`adjust`"].iter().all(|part| said.contains(part)), "{said}");
+        assert_eq!(said.starts_with("the factor of eta"), is_relative, "{said}");
+        // It may be moved to its place.
+        let mut scheduler = Scheduler::new(schedule(), &mut fresh()).expect("a scheduler");
+        scheduler.go_to(20, &mut moved).expect("its place");
+        assert_eq!(run(&model, &mut moved, &mut scheduler, 5), []);
+
+        // Another step, another length; and the same.
+        for (steps, length) in [(0, 40), (19, 40), (20, 400), (20, 40)] {
+            let mut state = fresh();
+            restored(&mut state);
+            let mut scheduler = Scheduler::resume(of_length(length), steps, &mut state).expect("a scheduler");
+            let expected = mismatch(schedule().at(20), of_length(length).at(steps), steps, is_relative);
+            let expected = if (steps, length) == (20, 40) { Vec::new() } else { vec![expected] };
+            assert_eq!(run(&model, &mut state, &mut scheduler, 15), expected, "step {steps} of {length}");
+        }
+        // A rate that was set by hand is meant.
+        let mut meant = fresh();
+        restored(&mut meant);
+        meant.adjust(0.125).expect("a rate");
+        let resumed = Scheduler::resume(Schedule::cosine(0.25, 0.0, 400), 20, &mut meant).expect("a scheduler");
+        assert_eq!((resumed.steps(), meant.warnings()), (20, &[][..]));
+    }
+}
+
+#[test]
+fn a_restored_state_without_a_scheduler_is_warned_of_once() {
+    let model = variables();
+    let mut saved = setup(Adam::new(1.0), &model).expect("a state");
+    let mut scheduler = Scheduler::new(Schedule::cosine(1.0, 0.0, 4000), &mut saved).expect("a scheduler");
+    run(&model, &mut saved, &mut scheduler, 20);
+    let mut state = setup(Adam::new(1.0), &model).expect("a state");
+    open(&file_of(Checkpoint::new(&saved))).and_then(|file| file.restore(&mut state)).expect("a restore");
+    let mut meant = state.clone();
+    let met: Vec<Warning> = (0..210).flat_map(|_| step(&model, &mut state).warnings).collect();
+    assert_eq!(met, [Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "eta".to_string(), steps: 100 }]);
+    assert!(met[0].to_string().contains("`Scheduler::resume` after a restore"), "{}", met[0]);
+    // A rate that was set by hand is meant.
+    meant.adjust(0.125).expect("a rate");
+    assert_eq!((0..210).map(|_| step(&model, &mut meant).warnings.len()).sum::<usize>(), 0);
+}

@@ -259,7 +259,7 @@ impl Case {
             (None, false) => update.apply(model, &grads),
             (None, true) => apply_in_slices(model, &grads, |model, grads| update.apply(model, grads)),
             (Some(scaler), false) => {
-                scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+                let _ = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
                 update.scaler(scaler).apply(model, &grads)
             }
             (Some(scaler), true) => {

@@ -1,0 +1,104 @@
+//! A scaled loss and its gradients. They know their scale, so that it is neither forgotten nor divided by
+//! twice.
+
+use std::ops::Deref;
+
+use candle_core::Tensor;
+use candle_core::backprop::GradStore;
+
+use crate::model::gradients::{GradientMap, Gradients};
+use crate::model::lent::Lend;
+
+/// A loss that [`LossScaler::scale`](crate::LossScaler::scale) has multiplied by the scale.
+///
+/// It can be read as a tensor. Its own [`backward`](ScaledLoss::backward) returns gradients that know the
+/// scale. Losses that are computed further, such as a sum of two, are tensors, and their gradients do not
+/// know it.
+#[must_use = "`backward` is to be called on this loss, and not on the one that was passed"]
+#[derive(Clone, Debug)]
+pub struct ScaledLoss {
+    loss: Tensor,
+    /// `None` if the scaler is off.
+    scale: Option<f64>,
+}
+
+impl ScaledLoss {
+    pub(super) fn new(loss: Tensor, scale: Option<f64>) -> Self {
+        ScaledLoss { loss, scale }
+    }
+
+    /// The gradients of this loss, for [`LossScaler::update`](crate::LossScaler::update).
+    ///
+    /// # Errors
+    /// As candle's `Tensor::backward`.
+    pub fn backward(&self) -> candle_core::Result<ScaledGradients> {
+        Ok(ScaledGradients { store: self.loss.backward()?, scale: self.scale })
+    }
+}
+
+impl Deref for ScaledLoss {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.loss
+    }
+}
+
+/// The gradients of a [`ScaledLoss`], which an update takes only with the scaler.
+///
+/// [`update`](crate::update) without it would take them for the gradients of the loss, and returns an error.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{ErrorKind, Descent, LossScaler, setup, update};
+///
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let mut scaler = LossScaler::fixed(1024.0);
+/// let grads = scaler.scale(&x.sqr()?)?.backward()?;
+/// let refused = update(&mut state, &x, &grads).unwrap_err();
+/// assert_eq!((refused.kind(), refused.got()), (ErrorKind::LossScale, Some("1024")));
+///
+/// scaler.update(&mut state, &x, &grads)?;
+/// assert_eq!(x.to_vec0::<f32>()?, 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ScaledGradients {
+    store: GradStore,
+    scale: Option<f64>,
+}
+
+impl ScaledGradients {
+    /// The gradient of the scaled loss with respect to a variable.
+    pub fn get(&self, x: &Tensor) -> Option<&Tensor> {
+        self.store.get(x)
+    }
+
+    /// The store of candle, which knows no scale.
+    pub fn into_store(self) -> GradStore {
+        self.store
+    }
+}
+
+impl Gradients for ScaledGradients {
+    fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
+        self.store.gradient(path, x)
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        self.store.paths()
+    }
+
+    fn by_path(&self) -> bool {
+        self.store.by_path()
+    }
+
+    fn indexed(&self) -> crate::Result<Option<GradientMap<'_>>> {
+        self.store.indexed()
+    }
+
+    fn loss_scale(&self) -> Option<f64> {
+        self.scale
+    }
+}
