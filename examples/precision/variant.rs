@@ -122,7 +122,7 @@ impl<N: Model> Trainer<N> {
     pub(crate) fn step(&mut self, loss: &Tensor) -> Result<Duration> {
         let Trainer { network, state, method } = self;
         let grads = match method {
-            Method::Scaled(scaler) => scaler.scale(loss)?.backward()?,
+            Method::Scaled(scaler) => scaler.scale(loss)?.backward()?.into_store(),
             Method::Update | Method::Twin(_) => loss.backward()?,
         };
         // A GPU is still at work when the calls have returned.
