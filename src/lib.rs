@@ -52,6 +52,7 @@ mod rule;
 pub mod rules;
 mod step;
 mod stores;
+mod tensors;
 mod training;
 mod tree;
 mod wrappers;

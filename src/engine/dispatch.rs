@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use candle_core::{Device, Tensor};
-
 #[cfg(any(feature = "cuda", feature = "emulate"))]
 use super::device;
 use super::kernel::ChunkTotals;
@@ -15,6 +13,7 @@ use super::route::{Engine, Route, warn_once};
 use super::{Isa, cpu, reference};
 use crate::error::{Error, Result};
 use crate::model::lent::Lend;
+use crate::tensors::{Device, Tensor};
 
 /// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
 macro_rules! on_backend {

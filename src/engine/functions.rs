@@ -1,6 +1,5 @@
 //! Functions of whole tensors: run some leaves at a time, because their inputs and results take memory.
 
-use candle_core::Tensor;
 use smallvec::smallvec;
 
 use super::memory::{Buffer, UpdateTargets, WrittenStorages, unshared};
@@ -9,6 +8,7 @@ use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::is_supported;
+use crate::tensors::Tensor;
 
 /// About how many elements the leaves have whose functions run at the same time.
 const FUNCTION_BATCH: usize = 1 << 20;
@@ -53,7 +53,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
     let TensorStep { function, slots, .. } = *step;
     let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute.into()) } else { slot.tensor() };
-    let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<candle_core::Result<Vec<_>>>()?;
+    let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<crate::tensors::Result<Vec<_>>>()?;
     // A graph that leads back to the parameter would keep everything that is computed.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if expect_gradient(job.path, &x, &result).is_err() {

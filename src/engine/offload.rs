@@ -12,14 +12,13 @@
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
-use candle_core::{Device, Tensor};
-
 use super::pieces::{Piece, comes_in_pieces, commit_pieces};
 use super::plan::{Job, OffloadTarget, Sources};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent};
+use crate::tensors::{Device, Tensor};
 
 /// The elements of a batch: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;

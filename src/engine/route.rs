@@ -2,10 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::Device;
-
 use super::Isa;
 use crate::error::warning::Warning;
+use crate::tensors::Device;
 
 /// The engine that carries a step out.
 ///

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use super::tensor_file::{Entry, TensorFile, open_error, read_error};
 use crate::engine::{rounded, set_lent};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::model::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, is_supported};
+use crate::tensors::Tensor;
 use crate::tree::{MasterValues, WeightFiles};
 
 /// The tensors of safetensors files, by name, for parameters of any float dtype.

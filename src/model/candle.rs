@@ -1,8 +1,11 @@
-//! [`Model`] for candle's variables and layers.
+//! [`Model`] for candle's variables and layers, and [`Gradients`] for what its backward pass returns.
 
+use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{BatchNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Embedding, LayerNorm, Linear, PReLU, RmsNorm, VarMap};
 
+use super::gradients::Gradients;
+use super::lent::Lend;
 use super::{Model, Visitor};
 
 impl Model for Tensor {
@@ -67,5 +70,20 @@ impl Model for BatchNorm {
             visitor.child("weight", weight);
             visitor.child("bias", bias);
         }
+    }
+}
+
+/// Gradients by variable, as a backward pass returns them.
+impl Gradients for GradStore {
+    fn gradient(&self, _path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
+        self.get(x.tensor()?).map(|gradient| gradient as &dyn Lend)
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        std::iter::empty()
+    }
+
+    fn by_path(&self) -> bool {
+        false
     }
 }

@@ -4,11 +4,9 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
 
-use candle_core::Tensor;
-use candle_core::backprop::GradStore;
-
 use super::lent::Lend;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tensors::Tensor;
 
 /// Gradients of a model's parameters.
 ///
@@ -111,20 +109,6 @@ pub(crate) fn looked_up<G: Gradients + ?Sized, T>(grads: &G, run: impl FnOnce(&d
     match grads.indexed()? {
         Some(map) => run(&map),
         None => run(&grads),
-    }
-}
-
-impl Gradients for GradStore {
-    fn gradient(&self, _path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
-        self.get(x.tensor()?).map(|gradient| gradient as &dyn Lend)
-    }
-
-    fn paths(&self) -> impl Iterator<Item = &str> {
-        std::iter::empty()
-    }
-
-    fn by_path(&self) -> bool {
-        false
     }
 }
 

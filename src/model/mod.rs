@@ -12,9 +12,9 @@ pub(crate) use variables::{
     CandleVariable, Identity, Variable, by_first_path, duplicate_path, empty_model, identity, in_path_order, of_candle,
 };
 
-use candle_core::Tensor;
-
 use lent::Lend;
+
+use crate::tensors::Tensor;
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///

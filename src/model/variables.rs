@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{Tensor, TensorId};
-
 use super::lent::{Lend, Lent};
 use super::{Model, See, Visitor};
 use crate::error::{Error, ErrorKind, Result};
+use crate::tensors::{Tensor, TensorId};
 
 /// A parameter and all its paths, sorted.
 pub(crate) struct Variable<'m> {

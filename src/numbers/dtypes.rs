@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-/// Makes the enum, and conversions from candle's and back.
+use super::Other;
+
+/// Makes the enum.
 macro_rules! dtypes {
     ($($(#[doc = $documentation:literal])* $Variant:ident: $name:literal, $size:literal, $is_float:literal;)*) => {
         /// The type of a tensor's elements.
@@ -59,24 +61,6 @@ macro_rules! dtypes {
                 }
             }
         }
-
-        impl From<candle_core::DType> for DType {
-            fn from(dtype: candle_core::DType) -> Self {
-                match dtype {
-                    $(candle_core::DType::$Variant => DType::$Variant,)*
-                    other => DType::Other(OtherDType(other)),
-                }
-            }
-        }
-
-        impl From<DType> for candle_core::DType {
-            fn from(dtype: DType) -> Self {
-                match dtype {
-                    $(DType::$Variant => candle_core::DType::$Variant,)*
-                    DType::Other(OtherDType(other)) => other,
-                }
-            }
-        }
     };
 }
 
@@ -103,7 +87,7 @@ dtypes! {
 
 /// A dtype of candle's that [`DType`] does not name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OtherDType(candle_core::DType);
+pub struct OtherDType(pub(super) Other);
 
 /// candle's name of it.
 impl fmt::Debug for OtherDType {
@@ -116,18 +100,6 @@ impl fmt::Debug for OtherDType {
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self:?}")
-    }
-}
-
-impl PartialEq<candle_core::DType> for DType {
-    fn eq(&self, other: &candle_core::DType) -> bool {
-        *self == DType::from(*other)
-    }
-}
-
-impl PartialEq<DType> for candle_core::DType {
-    fn eq(&self, other: &DType) -> bool {
-        other == self
     }
 }
 
@@ -144,24 +116,4 @@ pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
 /// Whether the dtype of a master is wider than that of its parameter.
 pub(crate) fn is_wider(master: impl Into<DType>, parameter: impl Into<DType>) -> bool {
     parameter.into().size_in_bytes() < master.into().size_in_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn candles_dtypes_come_back_as_they_went() {
-        use candle_core::DType::*;
-        for dtype in [U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3, F6E2M3, F6E3M2, F4, F8E8M0] {
-            let own = DType::from(dtype);
-            assert_eq!((own == dtype, candle_core::DType::from(own)), (true, dtype));
-            assert!(dtype == own, "{dtype:?}");
-            assert_eq!(format!("{own:?} {own}"), format!("{dtype:?} {dtype:?}"));
-            let (expected, got) =
-                ((dtype.as_str(), dtype.size_in_bytes(), dtype.is_float()), (own.as_str(), own.size_in_bytes(), own.is_float()));
-            assert_eq!(got, expected);
-        }
-        assert_eq!(size_of::<DType>(), 1);
-    }
 }

@@ -1,6 +1,7 @@
 //! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions; and
 //! [`value`], which arithmetic is written in.
 
+mod candle;
 pub(crate) mod codes;
 mod dtypes;
 mod fingerprint;
@@ -12,6 +13,7 @@ mod shape;
 mod symmetric;
 pub mod value;
 
+use candle::Other;
 pub(crate) use codes::Code;
 pub use dtypes::{DType, OtherDType};
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};

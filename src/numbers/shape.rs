@@ -23,6 +23,11 @@ impl Shape {
         &self.0
     }
 
+    /// The same as a vector.
+    pub(super) fn into_dims(self) -> Vec<usize> {
+        self.0
+    }
+
     /// How many elements a tensor of it has.
     pub(crate) fn elem_count(&self) -> usize {
         elem_count(&self.0)
@@ -67,8 +72,6 @@ from! {
     dims, &Vec<usize> => &dims[..];
     dims, &[usize] => dims;
     shape, &Shape => &shape.0[..];
-    shape, candle_core::Shape => shape.into_dims();
-    shape, &candle_core::Shape => shape.dims();
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
@@ -80,11 +83,5 @@ impl<const N: usize> From<[usize; N]> for Shape {
 impl<const N: usize> From<&[usize; N]> for Shape {
     fn from(dims: &[usize; N]) -> Self {
         Shape(dims.into())
-    }
-}
-
-impl From<Shape> for candle_core::Shape {
-    fn from(shape: Shape) -> Self {
-        shape.0.into()
     }
 }

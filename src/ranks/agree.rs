@@ -3,11 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::Device;
-
 use super::opening::{Call, Opening, in_step};
 use super::{Communicator, not_empty};
 use crate::error::{Error, ErrorKind, Result};
+use crate::tensors::Device;
 
 /// The ranks of a job, as one state knows them. Clones share the count of agreements.
 #[derive(Debug, Clone)]

@@ -4,13 +4,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Once;
 
-use candle_core::{CpuStorage, Device, InplaceOp1, Layout, StorageRef, Tensor};
-
 use super::{StateWorld, not_empty};
 use crate::engine::download;
 use crate::error::Result;
-use crate::model::lent::{bytes_mut, bytes_of, expect_on_cpu, storage_of};
+use crate::model::lent::{expect_on_cpu, storage_of};
 use crate::numbers::DType;
+use crate::tensors::{CpuStorage, Device, InplaceOp1, Layout, StorageRef, Tensor, bytes_mut, bytes_of};
 
 /// What is expected from a rank, in order: flat tensors of these dtypes and lengths.
 pub(crate) type ExpectedTensors = Vec<(DType, usize)>;
@@ -66,7 +65,7 @@ impl Inbox {
         }
         self.on_host(awaited, |from| {
             let locked = to.iter().map(|tensors| locked(tensors)).collect::<Result<Vec<_>>>()?;
-            let sent = locked.iter().map(|locked| lent(locked)).collect::<candle_core::Result<Vec<_>>>()?;
+            let sent = locked.iter().map(|locked| lent(locked)).collect::<crate::tensors::Result<Vec<_>>>()?;
             Ok(world.communicator().exchange(&sent, from)?)
         })
     }
@@ -132,13 +131,13 @@ fn locked(tensors: &[Tensor]) -> Result<Vec<LockedTensor<'_>>> {
 }
 
 /// The values of contiguous tensors on the host. Those that have none are left out.
-fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> candle_core::Result<Vec<&'l [u8]>> {
+fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> crate::tensors::Result<Vec<&'l [u8]>> {
     let values = locked.iter().map(|(storage, layout)| bytes_of(storage, layout));
-    Ok(not_empty(values.collect::<candle_core::Result<Vec<_>>>()?))
+    Ok(not_empty(values.collect::<crate::tensors::Result<Vec<_>>>()?))
 }
 
 /// Calls `run` with `held` and the memory of all tensors; each has a storage of its own.
-fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut(Vec<&mut [u8]>)) -> candle_core::Result<()> {
+fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut(Vec<&mut [u8]>)) -> crate::tensors::Result<()> {
     let Some((first, rest)) = tensors.split_first() else {
         run(held);
         return Ok(());
@@ -161,14 +160,14 @@ struct LendBytes<'f> {
     run: RefCell<&'f mut Borrower<'f>>,
 }
 
-type Borrower<'f> = dyn FnMut(&mut [u8]) -> candle_core::Result<()> + 'f;
+type Borrower<'f> = dyn FnMut(&mut [u8]) -> crate::tensors::Result<()> + 'f;
 
 impl InplaceOp1 for LendBytes<'_> {
     fn name(&self) -> &'static str {
         "optimiser-receive"
     }
 
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> crate::tensors::Result<()> {
         expect_on_cpu("tensor", storage, self.tensor)?;
         (self.run.borrow_mut())(bytes_mut(storage)?)
     }
@@ -182,7 +181,7 @@ pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 impl KeptSums {
     /// A vector for the sum of a leaf's gradients; its numbers are arbitrary.
     pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let dtype = candle_core::DType::from(dtype);
+        let dtype = crate::tensors::DType::from(dtype);
         // Devices have allocators that keep memory.
         if !device.is_cpu() {
             return Ok(Tensor::zeros(length, dtype, device)?);

@@ -1,5 +1,7 @@
 //! The ranks of a data-parallel job: how bytes get from one to another, and how all agree on each call.
 
+use crate::tensors::{Device, Tensor};
+
 mod agree;
 mod agreement;
 mod communication;
@@ -23,8 +25,6 @@ pub(crate) use opening::Call;
 pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
 pub(crate) use rounds::{Round, Run, rounds};
 pub(crate) use share::share;
-
-use candle_core::{Device, Tensor};
 
 /// The transport between the ranks of a data-parallel job.
 ///

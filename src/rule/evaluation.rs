@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use candle_core::Tensor;
-
 use super::State;
 use crate::engine::{Buffer, Engine, Step, elements, erased};
 use crate::error::Result;
 use crate::numbers::DType;
 use crate::numbers::value::Arithmetic;
+use crate::tensors::Tensor;
 
 /// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
 ///

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use candle_core::{Device, Tensor, Var};
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::{DType, elem_count};
+use crate::tensors::{Device, Tensor};
 
 /// A parameter, or its master, as a rule sees it: shape, dtype and device, without the values.
 ///
@@ -87,18 +86,6 @@ impl<'a> Parameter<'a> {
                 .with_remedy("make state of them in `Rule::init`, which alone has them")
         };
         self.values.ok_or_else(absent)?.to_tensor()
-    }
-}
-
-impl<'a> From<&'a Tensor> for Parameter<'a> {
-    fn from(tensor: &'a Tensor) -> Self {
-        Parameter::new(tensor)
-    }
-}
-
-impl<'a> From<&'a Var> for Parameter<'a> {
-    fn from(variable: &'a Var) -> Self {
-        Parameter::new(variable.as_tensor())
     }
 }
 

@@ -1,8 +1,7 @@
 //! What the rules of the Adam family share.
 
-use candle_core::{Result, Tensor};
-
 use crate::numbers::value::{Arithmetic, Value, above_zero};
+use crate::tensors::{Result, Tensor};
 
 /// β·mean + (1 - β)·value
 #[inline(always)]

@@ -1,13 +1,12 @@
 //! A call of an update: what the user chose, what the call found, and the gradients as the rules get them.
 
-use candle_core::Tensor;
-
 use super::loss_scaler::{LossScaler, expect_unscaled};
 use crate::engine::{Engine, Sources, expect_gradient};
 use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::rule::{Gradient, LeafNorms};
+use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
 
 /// The options that the user chose.

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use super::call::{UpdateCall, sources};
 use crate::engine::{WrittenStorages, unshared};
 use crate::error::{Error, Result};
@@ -12,6 +10,7 @@ use crate::model::lent::{Lend, Lent, expect_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
 use crate::rule::{Description, Optimiser};
+use crate::tensors::Tensor;
 use crate::{ranks::LeafParts, tree::Leaf};
 
 /// This rank's share of a leaf: its part of the parameter, and its gradient.

@@ -4,7 +4,6 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use super::call::{UpdateCall, sources};
@@ -16,6 +15,7 @@ use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
 use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
+use crate::tensors::Tensor;
 use crate::tree::Leaf;
 
 /// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.

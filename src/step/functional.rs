@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{Tensor, Var};
-
 use super::call::{UpdateCall, gradients_of};
 use super::outcome::Outcome;
 use super::pipeline::step;
@@ -11,6 +9,7 @@ use super::update::{Update, UpdateOptions, expect_known};
 use crate::engine::owned_on;
 use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
+use crate::tensors::{Tensor, Var};
 use crate::tree::{Leaf, StateTree, Twins, not_in_state};
 
 impl<'s> Update<'s, &'s StateTree> {

@@ -1,6 +1,4 @@
-use candle_core::Tensor;
-
-use crate::engine::{Operand, set_lent};
+use crate::engine::{Buffer, Operand, set_lent};
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
@@ -8,6 +6,7 @@ use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
     StorageScheme, Target, state_of_another_rule,
 };
+use crate::tensors::Tensor;
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
 ///
@@ -72,13 +71,13 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         Ok(State::empty()
-            .with_tensor("compensation", &Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?
+            .with_buffer("compensation", Buffer::new(&Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?)
             .stored_with(rule.init(Parameter::new(x))?))
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, compensation)] = &state.tensors[..] else { return state_of_another_rule(self) };
-        let [x, lost] = [x.to_tensor()?, compensation.tensor()?].map(|tensor| tensor.to_dtype(candle_core::DType::F32));
+        let [x, lost] = [x.to_tensor()?, compensation.tensor()?].map(|tensor| tensor.to_dtype(crate::tensors::DType::F32));
         Ok((x? + lost?)?)
     }
 

@@ -1,5 +1,3 @@
-use candle_core::Tensor;
-
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
@@ -8,6 +6,7 @@ use crate::rule::{
     Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind, StorageScheme,
     Target, state_of_another_rule,
 };
+use crate::tensors::Tensor;
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter for the inner rule.
 ///

@@ -1,11 +1,10 @@
-use candle_core::{Device, Tensor, Var};
-
 use crate::engine::{Buffer, owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::rule::{
     Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, state_of_another_rule,
 };
+use crate::tensors::{Device, Tensor, Var};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there.
 ///

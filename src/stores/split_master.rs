@@ -1,6 +1,4 @@
-use candle_core::Tensor;
-
-use crate::engine::{Operand, joined, set_lent, split};
+use crate::engine::{Buffer, Operand, joined, set_lent, split};
 use crate::error::{Error, Result};
 use crate::model::lent::Lend;
 use crate::numbers::DType;
@@ -8,6 +6,7 @@ use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
     StorageScheme, Target, state_of_another_rule,
 };
+use crate::tensors::Tensor;
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 16 more bits.
 ///
@@ -95,7 +94,7 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         let rest = Tensor::zeros(x.shape(), self.dtype.into(), x.device())?;
-        Ok(State::empty().with_tensor("rest", &rest)?.stored_with(rule.init(Parameter::new(x))?))
+        Ok(State::empty().with_buffer("rest", Buffer::new(&rest)?).stored_with(rule.init(Parameter::new(x))?))
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {

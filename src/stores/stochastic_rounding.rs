@@ -1,5 +1,3 @@
-use candle_core::Tensor;
-
 use crate::engine::{Operand, set_lent};
 use crate::error::Result;
 use crate::model::lent::Lend;
@@ -8,6 +6,7 @@ use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
     StorageScheme, Target, range, state_of_another_rule,
 };
+use crate::tensors::Tensor;
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding.
 ///

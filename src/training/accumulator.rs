@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{Device, Tensor, Var};
-
 use crate::engine::filled;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::gradients::{GradientMap, Gradients};
@@ -13,6 +11,7 @@ use crate::numbers::{DType, compute_dtype, is_supported};
 use crate::rules::Scale;
 use crate::step::setup::setup;
 use crate::step::update::Update;
+use crate::tensors::{Device, Tensor, Var};
 use crate::tree::{StateTree, is_trainable};
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::Tensor;
-
 use super::{Leaf, ParameterExchange, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
@@ -12,6 +10,7 @@ use crate::model::lent::{Lend, Lent, copied};
 use crate::numbers::is_supported;
 use crate::ranks::Call;
 use crate::rule::Evaluation;
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// The weights to evaluate with, by path, in the precision of the average.

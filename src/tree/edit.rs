@@ -3,8 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
 use crate::error::{Error, ErrorKind, Result};
@@ -12,6 +10,7 @@ use crate::model::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
 use crate::ranks::LeafParts;
 use crate::rule::{Optimiser, Parameter, State};
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// Makes leaves for the variables of `model` that are new to this state, and returns their paths.

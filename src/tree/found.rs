@@ -1,11 +1,10 @@
 //! The parameters of a model, in the order of the leaves.
 
-use candle_core::{Tensor, TensorId};
-
 use super::{Leaf, StateTree, Twins, is_trainable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
+use crate::tensors::{Tensor, TensorId};
 
 /// The variables of a model, as a visit finds them, by their leaves.
 struct ParameterSearch<'s, 'm> {

@@ -1,8 +1,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor, TensorId};
-
 use super::marks::DriveMark;
 use super::ranks::divided;
 use super::waiting::Waiting;
@@ -11,6 +9,7 @@ use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
 use crate::rule::{Description, FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
+use crate::tensors::{Device, Tensor, TensorId};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -151,7 +150,7 @@ impl Leaf {
 
     /// The stored shape of a whole state tensor, and which of its elements are here; `None` if another rank
     /// has it.
-    pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(candle_core::Shape, Range<usize>)> {
+    pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(crate::tensors::Shape, Range<usize>)> {
         let stored = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
             Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(elem_count(tensor.shape())))),

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::Tensor;
-
 use super::{Leaf, MasterValues, StateTree, Twins, expect_twin, values_of};
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::lent::Lent;
 use crate::ranks::{Agreement, Call};
 use crate::rule::Extent;
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// Copies of the most precise value of each parameter, by path.

@@ -25,8 +25,6 @@ mod weights;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{Tensor, TensorId};
-
 pub(crate) use choices::{ChoiceCache, chosen, expect_patterns};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
@@ -46,6 +44,7 @@ use crate::error::warning::Warnings;
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::ranks::{KeptSums, StateWorld};
 use crate::rule::FieldValue;
+use crate::tensors::{Tensor, TensorId};
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///

@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::io::{self, Write};
 
-use candle_core::{DType, Device, Tensor};
-
 use super::{Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result, listed};
@@ -14,6 +12,7 @@ use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{first_non_finite, ranges};
 use crate::ranks::Held;
 use crate::ranks::{Agreement, Aspect, Call};
+use crate::tensors::{DType, Device, Tensor};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///

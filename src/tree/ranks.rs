@@ -1,12 +1,11 @@
 //! A state and the other ranks of its job: agreements, and sharing of tensors.
 
-use candle_core::Tensor;
-
 use super::StateTree;
 use crate::engine::set_part;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::ranks::{Agreement, Call, Communicator, StateWorld, share};
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// The ranks among which the state is [divided](crate::Setup::over), if it is.

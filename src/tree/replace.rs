@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::TensorId;
-
 use super::choices::ChoiceCache;
 use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
@@ -13,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::lent::Lent;
 use crate::model::{Model, in_path_order};
 use crate::rule::{Optimiser, Parameter, Transfer};
+use crate::tensors::TensorId;
 
 /// What was kept of a parameter's state, by the names of tensors, counters and numbers.
 ///

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use candle_core::Tensor;
-
 use super::found::IN_MODEL;
 use super::leaf::fresh_state;
 use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
@@ -12,6 +10,7 @@ use crate::model::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, in_path_order};
 use crate::rule::Extent;
 use crate::rule::{RowSources, State, Transfer};
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// Gives the parameters at `path` and below other rows, and their state with them.

@@ -3,14 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use super::{Leaf, NormHistories, StateTree, Twins};
 use crate::engine::set_lent;
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::lent::Lent;
 use crate::rule::{Optimiser, State};
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 
-use candle_core::{Tensor, TensorId};
-
 use crate::engine::set_tensor;
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::model::{Model, See, Visitor};
+use crate::tensors::{Tensor, TensorId};
 
 /// The twins that compute in place of variables, by variable.
 #[derive(Clone, Debug, Default)]

@@ -1,13 +1,12 @@
 //! A leaf's parameter, and the master and copies that follow when it gets new weights.
 
-use candle_core::Tensor;
-
 use super::Leaf;
 use crate::engine::owned_on;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent, copied};
 use crate::rule::{Difference, Extent, difference};
 use crate::rule::{State, Target};
+use crate::tensors::Tensor;
 
 impl Leaf {
     /// The parameter of the training: `x`, or its copy aside while `x` is something else.

@@ -16,7 +16,6 @@ mod threads;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{Device, Tensor};
 use smallvec::SmallVec;
 
 use super::Isa;
@@ -26,6 +25,7 @@ use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, 
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
+use crate::tensors::{Device, Tensor};
 use pass::{Pass, PassSink, PassStep};
 use sources::StridedSource;
 use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};

@@ -8,7 +8,7 @@
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
 use crate::engine::plan::{Epilogue, Job, Operand, Step};
-use crate::model::lent::bytes;
+use crate::tensors::bytes;
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
 const FIRST: usize = 512;

@@ -16,7 +16,6 @@
 //!   `Pass::blocks` the range. [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
 
-use candle_core::CpuStorage;
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
@@ -25,6 +24,7 @@ use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::{Code, DType};
+use crate::tensors::CpuStorage;
 
 /// A list that is short for most leaves and then needs no allocation.
 pub(super) type List<T> = SmallVec<[T; 4]>;

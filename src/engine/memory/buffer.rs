@@ -5,17 +5,15 @@
 
 use std::io::{self, Write};
 
-use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::cpu_backend::CpuDevice;
-use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, Device, Shape, Storage, Tensor, Var};
-
 use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, bytes, bytes_mut, defect, read_only, write_tensor, write_values};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only, write_tensor};
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, DType, elem_count, is_supported};
+use crate::tensors::{
+    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, on_cpu, tensor_of, write_values, zeroed,
+};
 
 /// One tensor of a rule's state: on the CPU plain memory that nobody else can see, else a candle variable.
 #[derive(Debug)]
@@ -38,20 +36,20 @@ pub(crate) enum Memory {
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Memory::Host(storage) => write!(f, "Host({:?})", storage.dtype()),
+            Memory::Host(storage) => write!(f, "Host({:?})", dtype_of(storage)),
             Memory::Variable(variable) => write!(f, "Variable({:?})", variable.dtype()),
         }
     }
 }
 
 /// The values in 8 bits, on their device.
-fn records(code: Code, values: &Tensor) -> candle_core::Result<Tensor> {
+fn records(code: Code, values: &Tensor) -> crate::tensors::Result<Tensor> {
     let records = code.records_of(&on_host::<f32>(&values.to_dtype(DType::F32.into())?)?);
     Tensor::from_vec(records, (values.elem_count().div_ceil(BLOCK), RECORD), &Device::Cpu)?.to_device(values.device())
 }
 
-fn other_length(length: usize, values: &Tensor) -> candle_core::Error {
-    candle_core::Error::msg(format!("a state tensor of {length} elements cannot take values of shape {:?}", values.shape()))
+fn other_length(length: usize, values: &Tensor) -> crate::tensors::Error {
+    failure(format!("a state tensor of {length} elements cannot take values of shape {:?}", values.shape()))
 }
 
 impl Buffer {
@@ -66,7 +64,7 @@ impl Buffer {
                 is_of_squares: false,
             });
         }
-        let memory = Memory::Host(CpuDevice.zeros_impl(&shape, dtype)?);
+        let memory = Memory::Host(zeroed(&shape, dtype)?);
         let mut buffer = Buffer { memory, shape, code: None, is_of_squares: false };
         buffer.set(values)?;
         Ok(buffer)
@@ -113,16 +111,16 @@ impl Buffer {
     }
 
     /// A copy of the values as a tensor.
-    pub(crate) fn tensor(&self) -> candle_core::Result<Tensor> {
+    pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
         let Some(code) = self.code else { return self.stored() };
         let numbers = code.numbers_of(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
     /// A copy of what is stored. Values in 8 bits have another dtype and shape there: a row for each block.
-    pub(crate) fn stored(&self) -> candle_core::Result<Tensor> {
+    pub(crate) fn stored(&self) -> crate::tensors::Result<Tensor> {
         match &self.memory {
-            Memory::Host(values) => Ok(Tensor::from_storage(Storage::Cpu(values.clone()), self.stored_shape(), BackpropOp::none(), false)),
+            Memory::Host(values) => Ok(tensor_of(values.clone(), self.stored_shape())),
             Memory::Variable(variable) => variable.as_detached_tensor().copy(),
         }
     }
@@ -142,14 +140,14 @@ impl Buffer {
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
-            Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, values.dtype().size_in_bytes(), out),
+            Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, dtype_of(values).size_in_bytes(), out),
             Memory::Variable(variable) => write_tensor(variable, out),
         }
     }
 
     /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores
     /// them.
-    pub(crate) fn set(&mut self, values: &Tensor) -> candle_core::Result<()> {
+    pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
         let values = &self.code.map_or_else(|| Ok(values.clone()), |code| records(code, values))?;
         match &self.memory {
             Memory::Variable(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
@@ -160,7 +158,7 @@ impl Buffer {
 
     /// Overwrites what is stored with `values`, from element `start` on in row-major order, rounded to its
     /// dtype.
-    pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> candle_core::Result<()> {
+    pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> crate::tensors::Result<()> {
         let values = rounded(values, self.stored_dtype())?;
         let stored = self.stored_shape().elem_count();
         let memory = match &mut self.memory {
@@ -169,14 +167,14 @@ impl Buffer {
         };
         let values = values.to_device(&Device::Cpu)?;
         let (storage, layout) = values.storage_and_layout();
-        match &*storage {
-            Storage::Cpu(storage) if start + values.elem_count() <= stored => storage.copy_strided_src(memory, start, layout),
+        match on_cpu(&storage) {
+            Some(numbers) if start + values.elem_count() <= stored => copy_elements(numbers, layout, memory, start),
             _ => Err(other_length(self.shape.elem_count(), &values)),
         }
     }
 
     /// Sets every value to 0.
-    pub(crate) fn fill_zero(&mut self) -> candle_core::Result<()> {
+    pub(crate) fn fill_zero(&mut self) -> crate::tensors::Result<()> {
         match &mut self.memory {
             // All bytes of the number 0 are 0, in every dtype.
             Memory::Host(values) => bytes_mut(values)?.fill(0),
@@ -193,7 +191,7 @@ impl Buffer {
 
     pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
-            Memory::Host(values) => values.dtype().into(),
+            Memory::Host(values) => dtype_of(values).into(),
             Memory::Variable(variable) => variable.dtype(),
         }
     }

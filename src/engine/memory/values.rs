@@ -1,21 +1,20 @@
 //! Values of tensors: made, rounded, copied and written.
 
-use candle_core::{Device, Shape, Tensor, Var, WithDType};
-
 use super::variables::{UpdateTargets, unshared};
 use crate::error::Result;
 use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
+use crate::tensors::{Device, Shape, Tensor, Var, WithDType, failure};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert
 /// from.
-pub(in crate::engine) fn scalar(value: f64, compute: impl Into<DType>, device: &Device) -> candle_core::Result<Tensor> {
+pub(in crate::engine) fn scalar(value: f64, compute: impl Into<DType>, device: &Device) -> crate::tensors::Result<Tensor> {
     if compute.into() == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
 }
 
 /// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see
 /// [`scalar`].
-pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType>, device: &Device) -> candle_core::Result<Tensor> {
+pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType>, device: &Device) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?;
     one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
@@ -23,19 +22,19 @@ pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType
 
 /// The values on a device. A transfer takes the whole storage, however little of it a view shows, so the view
 /// is copied first.
-pub(crate) fn moved(values: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
+pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<Tensor> {
     if device.same_device(values.device()) { Ok(values.clone()) } else { values.force_contiguous()?.to_device(device) }
 }
 
 /// The values on a device, in storage that nothing else shares.
-pub(crate) fn owned_on(device: &Device, values: &Tensor) -> candle_core::Result<Tensor> {
+pub(crate) fn owned_on(device: &Device, values: &Tensor) -> crate::tensors::Result<Tensor> {
     let values = values.detach();
     if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
 }
 
 /// Overwrites a variable's values, rounded to its dtype. No lock is held while another is waited for, unless
 /// the caller holds one.
-pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> candle_core::Result<()> {
+pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> crate::tensors::Result<()> {
     if variable.elem_count() == 0 {
         return Ok(());
     }
@@ -74,12 +73,12 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
 }
 
 /// Overwrites elements of a variable with `values`, from `start` on in row-major order, rounded to its dtype.
-pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> candle_core::Result<()> {
+pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crate::tensors::Result<()> {
     if values.elem_count() == 0 {
         return Ok(());
     }
     if !variable.is_contiguous() {
-        candle_core::bail!("cannot set a part of a variable that is not contiguous");
+        return Err(failure("cannot set a part of a variable that is not contiguous"));
     }
     let values = moved(&rounded(values, variable.dtype())?, variable.device())?;
     variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
@@ -87,7 +86,7 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> cand
 
 /// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or
 /// drops low bits.
-pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> candle_core::Result<Tensor> {
+pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
         return values.to_dtype(dtype.into());
@@ -97,7 +96,7 @@ pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> candle_core::
 }
 
 /// The numbers in row-major order.
-pub(in crate::engine) fn on_host<T: WithDType>(tensor: &Tensor) -> candle_core::Result<Vec<T>> {
+pub(in crate::engine) fn on_host<T: WithDType>(tensor: &Tensor) -> crate::tensors::Result<Vec<T>> {
     tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()
 }
 

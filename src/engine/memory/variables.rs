@@ -13,10 +13,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use candle_core::{Storage, Tensor};
-
 use crate::error::Result;
-use crate::model::lent::{Lend, bytes, read, storage_of};
+use crate::model::lent::{Lend, read, storage_of};
+use crate::tensors::{Tensor, bytes, on_cpu};
 
 /// The storages that updates write, by address, each with the number of states that write it.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
@@ -46,13 +45,10 @@ impl Addresses {
         };
         // Under one lock for both.
         let (storage, layout) = storage_of(name, tensor)?;
-        let first = match &*storage {
-            Storage::Cpu(storage) => {
-                let start = layout.start_offset() * tensor.dtype().size_in_bytes();
-                bytes(storage).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
-            }
-            _ => 0,
-        };
+        let first = on_cpu(&storage).map_or(0, |numbers| {
+            let start = layout.start_offset() * tensor.dtype().size_in_bytes();
+            bytes(numbers).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
+        });
         Ok(Addresses { memory: Some(std::ptr::from_ref(&*storage).addr()), first })
     }
 }

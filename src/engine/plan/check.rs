@@ -9,8 +9,6 @@
 
 use std::ops::Range;
 
-use candle_core::{Device, Tensor};
-
 use super::job::OwnStorages;
 use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
@@ -18,6 +16,7 @@ use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, expect_parameter};
 use crate::numbers::{DType, is_supported};
+use crate::tensors::{Device, Tensor};
 
 /// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not
 /// read.

@@ -1,6 +1,5 @@
 //! The plan for one leaf.
 
-use candle_core::{Device, Tensor};
 use smallvec::SmallVec;
 
 use super::{Reduction, Step, StepSlots, Steps};
@@ -8,6 +7,7 @@ use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, copied, defect};
 use crate::numbers::{DType, compute_dtype};
+use crate::tensors::{Device, Tensor};
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 

@@ -1,11 +1,10 @@
 //! What is asked about the elements of a leaf, reading only.
 
-use candle_core::Tensor;
-
 use super::{Job, Link, Step, TermOf};
 use crate::engine::kernel::Reducer;
 use crate::error::Result;
 use crate::model::lent::Lent;
+use crate::tensors::Tensor;
 
 /// A view: what is read of each element of a leaf.
 #[derive(Clone, Copy)]

@@ -3,7 +3,6 @@
 use std::any::TypeId;
 use std::ops::Range;
 
-use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use crate::engine::kernel::{ErasedKernel, Kernel, Reducer, erased};
@@ -12,6 +11,7 @@ use crate::error::Result;
 use crate::model::lent::Lent;
 use crate::numbers::value::Arithmetic;
 use crate::numbers::{DType, compute_dtype};
+use crate::tensors::Tensor;
 
 /// The state tensors of one step, in the order its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];

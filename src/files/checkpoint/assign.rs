@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use candle_core::Tensor;
-
 use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::restoration::{EntryPart, LeafRestoration, Restoration};
@@ -13,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, ranges};
 use crate::rule::{StateParts, StateTensor};
+use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {

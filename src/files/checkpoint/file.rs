@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Tensor};
 use safetensors::SafeTensorError;
 
 use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
+use crate::tensors::{DType, Tensor};
 use crate::training::scheduler::ReduceOnPlateau;
 
 /// An open checkpoint whose format, version and checksum are right.

@@ -73,7 +73,7 @@ impl FileLayout {
             end += shape.iter().product::<usize>() * width;
             tensors.push((
                 name.clone(),
-                TensorInfo { dtype: candle_core::DType::from(*dtype).into(), shape: shape.clone(), data_offsets: (start, end) },
+                TensorInfo { dtype: crate::tensors::DType::from(*dtype).into(), shape: shape.clone(), data_offsets: (start, end) },
             ));
             places.push((start as u64, width));
         }

@@ -219,7 +219,7 @@ impl CheckpointFile {
             // An empty range for another rank's part, which that rank checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
-            let checked = self.check_entry(&source, shape.as_ref().map(candle_core::Shape::dims), tensor.stored_dtype());
+            let checked = self.check_entry(&source, shape.as_ref().map(crate::tensors::Shape::dims), tensor.stored_dtype());
             let checked = checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
             checked.map_err(|error| error.at(path))?;
             sources.push(source);
@@ -270,7 +270,7 @@ impl CheckpointFile {
     fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
-        [&master, &parameter].into_iter().try_for_each(|entry| candle_core::DType::try_from(entry.dtype).map(drop))?;
+        [&master, &parameter].into_iter().try_for_each(|entry| crate::tensors::DType::try_from(entry.dtype).map(drop))?;
         // Different lengths are reported by the shape check; compare only the common prefix here.
         let elements = master.elements().min(parameter.elements());
         for window in ranges(part.start..part.end.min(elements)) {

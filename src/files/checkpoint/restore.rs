@@ -1,13 +1,12 @@
 //! Restoring a checkpoint: all ranks check everything, then everything is written.
 
-use candle_core::Var;
-
 use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::save::variables;
 use crate::error::Result;
 use crate::model::Model;
 use crate::ranks::{Agreement, Aspect, Call};
+use crate::tensors::Var;
 use crate::tree::{StateTree, Twins};
 
 impl CheckpointFile {

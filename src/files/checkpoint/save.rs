@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_core::Tensor;
-
 use super::agreement::agreed;
 use super::layout::Remarks;
 use super::record::{CheckpointExtras, Record};
@@ -16,6 +14,7 @@ use crate::model::lent::Lent;
 use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_order};
 use crate::ranks::Call;
 use crate::step::loss_scaler::LossScaler;
+use crate::tensors::Tensor;
 use crate::training::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
 
-use candle_core::Tensor;
-
 use super::agreement::WholeShapes;
 use super::finite::Encoding;
 use super::layout::EntryInfo;
 use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
 use crate::rule::StateTensor;
+use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
 
 /// A tensor in the file, and the part of it that this rank writes.

@@ -8,7 +8,6 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 
@@ -18,6 +17,7 @@ pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite, ranges};
+use crate::tensors::{Device, Tensor};
 
 /// A file, and where its tensors are.
 #[derive(Debug)]
@@ -119,14 +119,14 @@ impl<'f> Entry<'f> {
     }
 
     fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
-        let dtype = candle_core::DType::try_from(self.dtype).map_err(io::Error::other)?;
+        let dtype = crate::tensors::DType::try_from(self.dtype).map_err(io::Error::other)?;
         let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(bytes) } else { Cow::Owned(swapped(bytes, dtype.size_in_bytes())) };
         Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
     }
 
     /// The dtype, if candle has it.
     pub(crate) fn known_dtype(&self) -> Option<DType> {
-        candle_core::DType::try_from(self.dtype).ok().map(DType::from)
+        crate::tensors::DType::try_from(self.dtype).ok().map(DType::from)
     }
 
     /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.

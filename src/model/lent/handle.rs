@@ -3,12 +3,11 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use super::known::Known;
 use super::part::LentPart;
 use super::{Lend, read};
 use crate::error::Result;
+use crate::tensors::Tensor;
 
 /// A handle of a parameter or gradient. It lives for one call.
 #[derive(Clone)]

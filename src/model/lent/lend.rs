@@ -3,12 +3,10 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use candle_core::op::BackpropOp;
-use candle_core::{Device, Storage, Tensor};
-
-use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor, write_values};
+use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, elem_count};
+use crate::tensors::{Device, Tensor, tensor_of, write_values};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
@@ -200,11 +198,11 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
 
 /// A vector with copies of the numbers.
 pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(memory.to_storage()), memory.len(), BackpropOp::none(), false)
+    tensor_of(memory.to_storage(), memory.len())
 }
 
 /// The elements of a vector that lie `strides` apart.
-fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> candle_core::Result<Tensor> {
+fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
     let places = (0..elem_count(shape)).map(|element| {
         let mut rest = element;
         let of_dim = |(dim, stride): (&usize, &usize)| {

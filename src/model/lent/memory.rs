@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use bytemuck::{PodCastError, cast_slice, try_cast_slice, try_cast_slice_mut};
-use candle_core::CpuStorage;
 use half::{bf16, f16};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::DType;
+use crate::tensors::CpuStorage;
 
 /// Makes the two kinds of borrowed memory.
 macro_rules! memory {

@@ -4,7 +4,6 @@
 //! A [`Lent`] lives for one call. Two lenders are one parameter if they are one object, or if they say so by
 //! [`Lend::offset`].
 
-mod bytes;
 mod handle;
 mod known;
 mod lend;
@@ -14,7 +13,6 @@ mod stored;
 mod tensor;
 mod view;
 
-pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
 pub(crate) use handle::Lent;
 pub use lend::Lend;
 pub(crate) use lend::{copied, defect, expect_parameter, other_memory, owned, read, read_only, write, write_lent};

@@ -8,12 +8,9 @@
 
 use std::io::{self, Write};
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor};
-
-use super::bytes::{bytes, bytes_of, write_values};
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tensors::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor, bytes, bytes_of, dtype_of, held, write_values};
 
 /// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
 fn needed(layout: &Layout) -> usize {
@@ -33,41 +30,21 @@ pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(
 /// Refuses a locked storage that does not hold what its tensor says. `name` is what the tensor is to the
 /// program.
 fn expect_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
-    match (storage, tensor.device()) {
-        (Storage::Cpu(storage), Device::Cpu) => expect_on_cpu(name, storage, tensor),
-        #[cfg(feature = "cuda")]
-        (Storage::Cuda(storage), Device::Cuda(_)) => expect_on_cuda(name, storage, tensor),
-        // The fused engines have no pointers to others.
-        (Storage::Metal(_), Device::Metal(_)) => Ok(()),
-        (storage, _) => expect(name, tensor, storage.dtype(), 0),
-    }
+    let (dtype, bytes) = held(storage, tensor);
+    expect(name, tensor, dtype, bytes)
 }
 
 /// [`expect_held`] for a storage on the CPU.
 pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
     // A dtype without bytes here may have any length: nobody makes a pointer to it.
-    expect(name, tensor, storage.dtype(), bytes(storage).map_or(usize::MAX, <[u8]>::len))
+    expect(name, tensor, dtype_of(storage), bytes(storage).map_or(usize::MAX, <[u8]>::len))
 }
 
 /// [`expect_held`] for a storage on a CUDA device.
 #[cfg(feature = "cuda")]
-pub(crate) fn expect_on_cuda(name: &'static str, storage: &candle_core::CudaStorage, tensor: &Tensor) -> Result<()> {
-    use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
-    let is_here = tensor.device().same_device(&Device::Cuda(storage.device().clone()));
-    let length = match &storage.slice {
-        _ if !is_here => 0,
-        U8(values) => values.len(),
-        U32(values) => values.len(),
-        I16(values) => values.len(),
-        I32(values) => values.len(),
-        I64(values) => values.len(),
-        BF16(values) => values.len(),
-        F16(values) => values.len(),
-        F32(values) => values.len(),
-        F64(values) => values.len(),
-        _ => 0,
-    };
-    expect(name, tensor, storage.dtype(), length * storage.dtype().size_in_bytes())
+pub(crate) fn expect_on_cuda(name: &'static str, storage: &crate::tensors::CudaStorage, tensor: &Tensor) -> Result<()> {
+    let (dtype, bytes) = crate::tensors::held_on_cuda(storage, tensor);
+    expect(name, tensor, dtype, bytes)
 }
 
 /// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for

@@ -2,12 +2,11 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var};
-
 use super::lend::UNNAMED;
 use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
+use crate::tensors::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var};
 
 /// The error for memory to which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
@@ -112,7 +111,7 @@ impl InplaceOp1 for LendStorage<'_> {
         "optimiser-update"
     }
 
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> crate::tensors::Result<()> {
         *self.outcome.borrow_mut() = self.lend(storage, layout);
         Ok(())
     }

@@ -47,12 +47,6 @@ impl From<DType> for Setting {
     }
 }
 
-impl From<candle_core::DType> for Setting {
-    fn from(dtype: candle_core::DType) -> Self {
-        DType::from(dtype).into()
-    }
-}
-
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,12 +4,11 @@ pub(crate) mod elementwise;
 pub(crate) mod leaf_norms;
 pub(crate) mod measured;
 pub(crate) mod reductions;
-
-use candle_core::Tensor;
+mod whole;
 
 use super::state::parts::other_number;
-use super::{Counters, OwnTensors, Slots, State};
-use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, TensorStep, erased};
+use super::{Counters, Slots};
+use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, erased};
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
@@ -239,68 +238,6 @@ impl<'a> Gradient<'a> {
         self.finite_only = true;
         if !self.missing {
             self.steps.push(Step::Check);
-        }
-        self
-    }
-
-    /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.
-    ///
-    /// The function receives the step's number (1 for the first), the parameter (its master, if it has one),
-    /// the gradient and the state's tensors, all in the compute dtype. It returns the new gradient. It may
-    /// replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs before
-    /// anything is written, and only if there is a gradient and the parameter has elements. The state's first
-    /// counter counts these steps; without a counter the number is always 1.
-    ///
-    /// What it returns is kept until everything has been computed: 4 bytes per parameter of the model in F32.
-    /// If that is too much, and the function refuses nothing, see [`Gradient::with_tensors_late`].
-    pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
-    where
-        F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
-    {
-        self.function(state, true, function)
-    }
-
-    /// [`Gradient::with_tensors`] for a function that fails only if a device fails.
-    ///
-    /// It runs while the parameters are written, a few of them at a time, so its results take little memory.
-    /// If it fails all the same, the parameters before this one have moved. If a norm is taken behind it, it
-    /// runs before anything is written.
-    pub fn with_tensors_late<F>(self, state: &'a mut State, function: F) -> Self
-    where
-        F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
-    {
-        self.function(state, false, function)
-    }
-
-    fn function<F>(self, state: &'a mut State, may_refuse: bool, function: F) -> Self
-    where
-        F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
-    {
-        let State { tensors, counters, .. } = state;
-        let (gradient, step) = match counters.first_mut() {
-            Some((_, t)) => self.counted_by(t),
-            None => (self, 1),
-        };
-        gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
-    }
-
-    /// [`Gradient::with_tensors`] on these state tensors, without the number of the step.
-    ///
-    /// For a rule that holds another, to which the state is lent.
-    pub fn map_tensors<F>(self, Slots(slots): Slots<'a>, function: F) -> Self
-    where
-        F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
-    {
-        self.through(slots, true, function)
-    }
-
-    /// A function of the whole tensor that counts no step.
-    pub(crate) fn through<F>(mut self, slots: OwnTensors<'a>, may_refuse: bool, function: F) -> Self
-    where
-        F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
-    {
-        if !self.missing {
-            self.steps.push(Step::Tensor(Box::new(TensorStep { function: Box::new(function), slots, may_refuse })));
         }
         self
     }

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use candle_core::{Device, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -10,6 +9,7 @@ use crate::engine::Buffer;
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryRef, Numbers, owned, read};
 use crate::numbers::{is_wider, round_to_odd};
+use crate::tensors::{Device, Tensor};
 
 /// How many elements of a tensor are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

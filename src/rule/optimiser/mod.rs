@@ -5,7 +5,6 @@ pub(crate) mod parameter_store;
 pub(crate) mod planned;
 pub(crate) mod target;
 
-use candle_core::Tensor;
 use dyn_clone::DynClone;
 
 use super::description::rates::Rates;
@@ -18,6 +17,7 @@ use crate::engine::{Epilogue, Operand, set_lent};
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
+use crate::tensors::Tensor;
 
 /// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
 ///

@@ -1,13 +1,12 @@
 //! Special ways to store a parameter.
 
-use candle_core::Tensor;
-
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::rule::state::{OwnCounters, OwnTensors};
 use crate::rule::{Gradient, Planned, Rule, State, StorageKind, Target};
+use crate::tensors::Tensor;
 
 /// How an optimiser stores the parameters of the dtypes that it treats specially.
 ///

@@ -1,8 +1,7 @@
-use candle_core::Tensor;
-
 use crate::engine::{Buffer, Epilogue, Job, OffloadTarget, Operand};
 use crate::model::lent::Lend;
 use crate::rule::{Flow, Windows};
+use crate::tensors::Tensor;
 
 /// What an optimiser wants done with a leaf.
 #[doc(hidden)]

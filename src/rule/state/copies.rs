@@ -1,13 +1,12 @@
 //! The parts of a state that depend on the parameter's values: copies, averages, and what is counted from
 //! them on.
 
-use candle_core::Tensor;
-
 use super::State;
 use super::slot::Renewal;
 use crate::error::Result;
 use crate::rule::Evaluation;
 use crate::rule::{Difference, Extent, copy_difference};
+use crate::tensors::Tensor;
 
 impl State {
     /// Makes the entry of this name 0 again when the parameter is given

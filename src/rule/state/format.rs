@@ -44,12 +44,6 @@ impl From<DType> for SlotFormat {
     }
 }
 
-impl From<candle_core::DType> for SlotFormat {
-    fn from(dtype: candle_core::DType) -> Self {
-        SlotFormat::Dtype(dtype.into())
-    }
-}
-
 impl std::fmt::Display for SlotFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -12,12 +12,11 @@ pub(crate) mod transfer;
 
 use std::io::{self, Write};
 
-use candle_core::{Device, Tensor, Var};
-
 use super::{Adjust, Parameter};
 use crate::engine::{Buffer, filled, rounded};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{Code, DType, Shape, compute_dtype};
+use crate::tensors::{Device, Tensor, Var};
 use format::{Meaning, SlotFormat};
 use slot::{EntryTraits, Initial, Renewal, Slot};
 
@@ -106,7 +105,7 @@ impl StateTensor<'_> {
     }
 
     /// The shape in which a tensor of this shape is stored.
-    pub(crate) fn shape_of(&self, whole: &[usize]) -> candle_core::Shape {
+    pub(crate) fn shape_of(&self, whole: &[usize]) -> crate::tensors::Shape {
         self.buffer.shape_of(whole)
     }
 
@@ -146,7 +145,7 @@ impl State {
     /// # Errors
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
-        let shape = candle_core::Shape::from(shape.into());
+        let shape = crate::tensors::Shape::from(shape.into());
         let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);
@@ -165,16 +164,10 @@ impl State {
         Ok(self)
     }
 
-    /// Adds a tensor of any shape; its values are copied.
-    ///
-    /// One that starts as the parameter is a [`Slot::parameter`], added by [`State::with_slot`]: only then
-    /// does it follow new weights.
-    ///
-    /// # Errors
-    /// If the device has no memory left.
-    pub fn with_tensor(mut self, name: &'static str, values: &Tensor) -> Result<Self> {
-        self.tensors.push((name, Buffer::new(values)?));
-        Ok(self)
+    /// The same with one more tensor, which a new rule starts with.
+    pub(crate) fn with_buffer(mut self, name: &'static str, buffer: Buffer) -> Self {
+        self.tensors.push((name, buffer));
+        self
     }
 
     /// Adds a counter that starts at 0.

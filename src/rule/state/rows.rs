@@ -1,11 +1,10 @@
 //! What stays of a state when its parameter gets other rows.
 
-use candle_core::{Device, Tensor};
-
 use super::transfer::Transfer;
 use crate::error::Result;
 use crate::numbers::elem_count;
 use crate::rule::State;
+use crate::tensors::{Device, Tensor};
 
 /// The rows of a parameter, and where they come from.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +50,7 @@ impl RowSources<'_> {
     }
 
     /// The rows of `old` in their new places; new rows are those of `start`.
-    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> candle_core::Result<Tensor>) -> candle_core::Result<Tensor> {
+    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> crate::tensors::Result<Tensor>) -> crate::tensors::Result<Tensor> {
         let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
         let on_host = old.to_device(&Device::Cpu)?;
         let gathered = on_host.index_select(&Tensor::from_vec(index, self.rows.len(), &Device::Cpu)?, 0)?;

@@ -1,10 +1,9 @@
 //! What a state takes over from the state of another rule.
 
-use candle_core::Tensor;
-
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::rule::State;
+use crate::tensors::Tensor;
 
 /// What became of the parts of a state when it got another rule or other rows, by their full names.
 #[derive(Debug, Default)]
@@ -72,7 +71,7 @@ impl State {
     pub(crate) fn take_entries(
         &mut self,
         old: &State,
-        mut values: impl FnMut(&'static str, &Buffer, &Buffer) -> candle_core::Result<Option<Tensor>>,
+        mut values: impl FnMut(&'static str, &Buffer, &Buffer) -> crate::tensors::Result<Option<Tensor>>,
     ) -> Result<Vec<&'static str>> {
         let mut kept = Vec::new();
         for (name, new) in &mut self.tensors {

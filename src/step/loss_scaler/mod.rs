@@ -3,12 +3,12 @@
 mod dynamic;
 mod scaled;
 
-use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::outcome::Outcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
+use crate::tensors::{DType, Tensor};
 
 pub use dynamic::{DynamicScale, OnOverflow};
 pub use scaled::{ScaledGradients, ScaledLoss};

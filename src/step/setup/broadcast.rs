@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
 use crate::ranks::{Agreement, Aspect, Call, Communicator, StateWorld};
 use crate::ranks::{LeafParts, share};
+use crate::tensors::Tensor;
 
 /// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
 ///

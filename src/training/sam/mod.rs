@@ -4,8 +4,6 @@ mod climb;
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
-
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::model::Model;
 use crate::model::gradients::Gradients;
@@ -14,6 +12,7 @@ use crate::ranks::Call;
 use crate::rule::{Optimiser, State, out_of_range, range};
 use crate::step::update::Update;
 use crate::stores::MixedPrecision;
+use crate::tensors::Tensor;
 use crate::tree::{Leaf, ParameterExchange, StateTree, Twins};
 use climb::Climb;
 

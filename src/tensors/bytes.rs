@@ -3,14 +3,14 @@
 use std::io::{self, Write};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Layout, Storage};
+
+use super::{CpuStorage, Layout, Storage, dtype_of, failure, on_cpu};
 
 /// Makes a function that lends the bytes of a storage.
 macro_rules! lend {
     ($name:ident, $storage:ty, $bytes:ty, $cast:ident) => {
         /// The values where they lie, in the processor's order of bytes.
-        pub(crate) fn $name(storage: $storage) -> candle_core::Result<$bytes> {
+        pub(crate) fn $name(storage: $storage) -> super::Result<$bytes> {
             Ok(match storage {
                 CpuStorage::U8(values) => values,
                 CpuStorage::U32(values) => $cast(values),
@@ -21,7 +21,8 @@ macro_rules! lend {
                 CpuStorage::BF16(values) => $cast(values),
                 CpuStorage::F32(values) => $cast(values),
                 CpuStorage::F64(values) => $cast(values),
-                _ => return Err(candle_core::Error::Msg("tensors of this dtype cannot be saved or sent".to_string())),
+                #[cfg_attr(not(feature = "candle"), allow(unreachable_patterns))]
+                _ => return Err(failure("tensors of this dtype cannot be saved or sent")),
             })
         }
     };
@@ -31,12 +32,12 @@ lend!(bytes, &CpuStorage, &[u8], cast_slice);
 lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
 /// The values of a contiguous tensor on the CPU where they lie.
-pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> candle_core::Result<&'s [u8]> {
-    let (Storage::Cpu(storage), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
-        candle_core::bail!("the values of a tensor do not lie in order on the CPU");
+pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Result<&'s [u8]> {
+    let (Some(numbers), Some((start, end))) = (on_cpu(storage), layout.contiguous_offsets()) else {
+        return Err(failure("the values of a tensor do not lie in order on the CPU"));
     };
-    let size = storage.dtype().size_in_bytes();
-    bytes(storage)?.get(start * size..end * size).ok_or_else(|| candle_core::Error::Msg("the storage of a tensor is too short".to_string()))
+    let size = dtype_of(numbers).size_in_bytes();
+    bytes(numbers)?.get(start * size..end * size).ok_or_else(|| failure("the storage of a tensor is too short"))
 }
 
 /// Writes values of `size` bytes each.

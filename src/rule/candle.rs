@@ -1,0 +1,44 @@
+//! Where rules meet candle's types: dtypes, variables, and tensors to start with.
+
+use candle_core::{DType, Tensor, Var};
+
+use super::{Parameter, Setting, SlotFormat, State};
+use crate::engine::Buffer;
+use crate::error::Result;
+
+impl From<DType> for Setting {
+    fn from(dtype: DType) -> Self {
+        crate::numbers::DType::from(dtype).into()
+    }
+}
+
+impl From<DType> for SlotFormat {
+    fn from(dtype: DType) -> Self {
+        SlotFormat::Dtype(dtype.into())
+    }
+}
+
+impl<'a> From<&'a Tensor> for Parameter<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Parameter::new(tensor)
+    }
+}
+
+impl<'a> From<&'a Var> for Parameter<'a> {
+    fn from(variable: &'a Var) -> Self {
+        Parameter::new(variable.as_tensor())
+    }
+}
+
+impl State {
+    /// Adds a tensor of any shape; its values are copied.
+    ///
+    /// One that starts as the parameter is a [`Slot::parameter`], added by [`State::with_slot`]: only then
+    /// does it follow new weights.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub fn with_tensor(self, name: &'static str, values: &Tensor) -> Result<Self> {
+        Ok(self.with_buffer(name, Buffer::new(values)?))
+    }
+}

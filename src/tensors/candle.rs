@@ -1,0 +1,76 @@
+//! candle's tensors, by the names that the crate has for them, and what needs candle's inner parts.
+
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cpu_backend::CpuDevice;
+use candle_core::op::BackpropOp;
+
+#[cfg(feature = "cuda")]
+pub(crate) use candle_core::CudaStorage;
+pub(crate) use candle_core::{
+    CpuStorage, DType, Device, DeviceLocation, Error, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId, Var,
+    WithDType,
+};
+
+/// An error of tensors with this text.
+pub(crate) fn failure(text: impl Into<String>) -> Error {
+    Error::Msg(text.into())
+}
+
+/// A tensor in row-major order whose numbers these are.
+pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor {
+    Tensor::from_storage(Storage::Cpu(numbers), shape, BackpropOp::none(), false)
+}
+
+/// Zeros for a tensor of this shape.
+pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
+    CpuDevice.zeros_impl(shape, dtype)
+}
+
+/// The dtype of numbers on the CPU.
+pub(crate) fn dtype_of(numbers: &CpuStorage) -> DType {
+    numbers.dtype()
+}
+
+/// The numbers of a locked tensor, if they are on the CPU.
+pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
+    if let Storage::Cpu(numbers) = storage { Some(numbers) } else { None }
+}
+
+/// Writes the elements of a layout to `to`, in row-major order from `start` on.
+pub(crate) fn copy_elements(from: &CpuStorage, layout: &Layout, to: &mut CpuStorage, start: usize) -> Result<()> {
+    from.copy_strided_src(to, start, layout)
+}
+
+/// The dtype of a locked storage, and how many bytes it has for its tensor: none if it is on another device.
+pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
+    match (storage, tensor.device()) {
+        // A dtype without bytes here may have any length: nobody makes a pointer to it.
+        (Storage::Cpu(numbers), Device::Cpu) => (numbers.dtype(), super::bytes(numbers).map_or(usize::MAX, <[u8]>::len)),
+        #[cfg(feature = "cuda")]
+        (Storage::Cuda(storage), Device::Cuda(_)) => held_on_cuda(storage, tensor),
+        // The fused engines have no pointers to others.
+        (Storage::Metal(_), Device::Metal(_)) => (tensor.dtype(), usize::MAX),
+        (storage, _) => (storage.dtype(), 0),
+    }
+}
+
+/// [`held`] by a storage on a CUDA device.
+#[cfg(feature = "cuda")]
+pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, usize) {
+    use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
+    let is_here = tensor.device().same_device(&Device::Cuda(storage.device().clone()));
+    let length = match &storage.slice {
+        _ if !is_here => 0,
+        U8(values) => values.len(),
+        U32(values) => values.len(),
+        I16(values) => values.len(),
+        I32(values) => values.len(),
+        I64(values) => values.len(),
+        BF16(values) => values.len(),
+        F16(values) => values.len(),
+        F32(values) => values.len(),
+        F64(values) => values.len(),
+        _ => 0,
+    };
+    (storage.dtype(), length * storage.dtype().size_in_bytes())
+}
