@@ -37,6 +37,8 @@
 // docs.rs says of each item which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
+// Helpers of what needs candle stand beside the others; the two vocabularies of dtypes and shapes are one.
+#![cfg_attr(not(feature = "candle"), allow(dead_code, unused_imports, clippy::useless_conversion))]
 
 mod engine;
 mod error;
@@ -92,22 +94,28 @@ pub use rule::{
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
 pub use rules::listed::*;
+#[cfg(feature = "candle")]
 pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
 pub use step::figures::LeafFigures;
-pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow, ScaledGradients, ScaledLoss};
+pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
+#[cfg(feature = "candle")]
+pub use step::loss_scaler::{ScaledGradients, ScaledLoss};
 pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
 pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
 pub use step::update::{Update, update};
 pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding, StoreAs};
 pub use training::accumulator::Accumulator;
-pub use training::audit::{Audit, Audited, Reach, audit};
-pub use training::candle_optimizer::CandleOptimizer;
-pub use training::destructure::{Structure, destructure, trainables};
-pub use training::precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
 pub use training::sam::{Climbed, Sam};
 pub use training::scheduler::{ReduceOnPlateau, Schedule, Scheduler};
-pub use training::twin::Twin;
+#[cfg(feature = "candle")]
+pub use training::{
+    audit::{Audit, Audited, Reach, audit},
+    candle_optimizer::CandleOptimizer,
+    destructure::{Structure, destructure, trainables},
+    precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy},
+    twin::Twin,
+};
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
 pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain};
 

@@ -170,7 +170,7 @@ pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, window: Range<usize>
     match parameter.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Ok(super::cuda::upload(&rounded(&part, parameter.dtype())?.contiguous()?, parameter, window.start)?),
-        Device::Cpu => Ok(set_part(parameter, window.start, &part)?),
+        device if device.is_cpu() => Ok(set_part(parameter, window.start, &part)?),
         _ => Ok(set_part(parameter, window.start, &part.force_contiguous()?)?),
     }
 }

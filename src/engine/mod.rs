@@ -43,6 +43,7 @@ mod offload;
 mod pieces;
 mod plan;
 mod reduce;
+#[cfg_attr(not(feature = "candle"), path = "no_reference.rs")]
 mod reference;
 mod route;
 

@@ -22,6 +22,7 @@ pub enum Engine {
     /// The fused CPU engine restricted to an instruction set.
     FusedWith(Isa),
     /// candle tensor operations, one at a time: the slow reference, on any device.
+    #[cfg(feature = "candle")]
     Tensors,
     /// The engine of CUDA devices for parameters on the CPU, to test it without a GPU.
     ///
@@ -50,6 +51,7 @@ impl Engine {
     /// Where the work of a leaf is done whose x is on this device.
     pub(super) fn route(self, device: &Device) -> Route {
         match self {
+            #[cfg(feature = "candle")]
             Engine::Tensors => Route::Tensors,
             #[cfg(feature = "emulate")]
             Engine::Emulated => Route::Device,

@@ -1,5 +1,6 @@
 //! Errors: what is wrong, where, what there was, what was expected, and what to do.
 
+#[cfg(feature = "candle")]
 mod candle;
 pub(crate) mod cuts;
 mod kind;

@@ -1,24 +1,11 @@
 //! [`Model`] for candle's variables and layers, and [`Gradients`] for what its backward pass returns.
 
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
 use candle_nn::{BatchNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Embedding, LayerNorm, Linear, PReLU, RmsNorm, VarMap};
 
 use super::gradients::Gradients;
 use super::lent::Lend;
 use super::{Model, Visitor};
-
-impl Model for Tensor {
-    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        visitor.tensor(self);
-    }
-}
-
-impl Model for Var {
-    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        visitor.tensor(self);
-    }
-}
 
 /// Every variable under its name. The map is locked while it is visited.
 impl Model for VarMap {

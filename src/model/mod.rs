@@ -1,5 +1,6 @@
 //! What can be trained: anything that can show its tensors under their paths.
 
+#[cfg(feature = "candle")]
 mod candle;
 mod containers;
 pub(crate) mod gradients;
@@ -14,7 +15,7 @@ pub(crate) use variables::{
 
 use lent::Lend;
 
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, Var};
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
@@ -148,6 +149,18 @@ impl<'m, 'v> Visitor<'m, 'v> {
     /// Shows the tensor that computes in the place of one that was shown.
     pub(crate) fn twin(&mut self, precise: &Tensor, low: &Tensor) {
         self.see.twin(precise, low);
+    }
+}
+
+impl Model for Tensor {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        visitor.tensor(self);
+    }
+}
+
+impl Model for Var {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        visitor.tensor(self);
     }
 }
 

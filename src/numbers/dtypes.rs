@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Other;
+use super::candle::Other;
 
 /// Makes the enum.
 macro_rules! dtypes {

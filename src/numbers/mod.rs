@@ -1,27 +1,33 @@
 //! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions; and
 //! [`value`], which arithmetic is written in.
 
+#[cfg_attr(not(feature = "candle"), path = "no_candle.rs")]
 mod candle;
 pub(crate) mod codes;
 mod dtypes;
 mod fingerprint;
 mod finite;
 mod random;
+#[cfg(feature = "candle")]
 mod reflectors;
 mod rounding;
 mod shape;
+#[cfg(feature = "candle")]
 mod symmetric;
 pub mod value;
 
-use candle::Other;
 pub(crate) use codes::Code;
 pub use dtypes::{DType, OtherDType};
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use finite::{first_non_finite, ranges};
-pub(crate) use random::{gaussian, key_at, random_bits, random_key};
-pub(crate) use reflectors::orthonormal;
+pub(crate) use random::{key_at, random_bits, random_key};
 pub(crate) use rounding::{LowBits, round_to_odd, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
 pub(crate) use shape::elem_count;
-pub(crate) use symmetric::{Eigen, eigen};
+#[cfg(feature = "candle")]
+pub(crate) use {
+    random::gaussian,
+    reflectors::orthonormal,
+    symmetric::{Eigen, eigen},
+};

@@ -24,7 +24,7 @@ impl Shape {
     }
 
     /// The same as a vector.
-    pub(super) fn into_dims(self) -> Vec<usize> {
+    pub(crate) fn into_dims(self) -> Vec<usize> {
         self.0
     }
 

@@ -107,7 +107,7 @@ impl Inbox {
 /// The tensors, contiguous and where the transport reads them.
 fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let here = |tensor: &Tensor| match tensor.device() {
-        Device::Cpu => Ok(tensor.contiguous()?),
+        device if device.is_cpu() => Ok(tensor.contiguous()?),
         _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
         device => {
             static WARNED: Once = Once::new();

@@ -1,5 +1,6 @@
 //! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
 
+#[cfg(feature = "candle")]
 mod candle;
 mod description;
 mod evaluation;

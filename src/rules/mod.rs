@@ -23,48 +23,48 @@ pub struct Listing {
 // A family lists each of its rules once. The list exports the rule and makes its row of `catalogue`, from
 // which configurations and tests take the rules, and the table its rows.
 macro_rules! list {
-    ($($module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
+    ($($(#[$when:meta])? $module:ident::$Rule:ident, $recurrence:literal, $source:literal;)*) => {
         // A rule may have its family's name.
-        $(#[allow(clippy::module_inception)] pub(super) mod $module;)*
-        $(pub use $module::$Rule;)*
+        $($(#[$when])? #[allow(clippy::module_inception)] pub(super) mod $module;)*
+        $($(#[$when])? pub use $module::$Rule;)*
 
         /// The rules alone.
         pub(super) mod listed {
-            $(pub use super::$Rule;)*
+            $($(#[$when])? pub use super::$Rule;)*
         }
 
         /// The rules of this family with their defaults.
         pub(super) fn listing() -> Vec<$crate::rules::Listing> {
-            vec![$($crate::rules::Listing {
+            [$($(#[$when])? $crate::rules::Listing {
                 name: stringify!($Rule),
                 recurrence: $recurrence,
                 source: $source,
                 rule: Box::new($Rule::default()),
-            }),*]
+            }),*].into()
         }
     };
 }
 
 macro_rules! families {
-    ($($family:ident)*) => {
-        $(pub(crate) mod $family;)*
+    ($($(#[$when:meta])? $family:ident)*) => {
+        $($(#[$when])? pub(crate) mod $family;)*
 
         pub use listed::*;
 
         /// The rules alone.
         pub(crate) mod listed {
-            $(pub use super::$family::listed::*;)*
+            $($(#[$when])? pub use super::$family::listed::*;)*
         }
 
         /// Every rule of this crate with its defaults.
         #[doc(hidden)]
         pub fn catalogue() -> Vec<Listing> {
-            [$($family::listing()),*].into_iter().flatten().collect()
+            [$($(#[$when])? $family::listing()),*].into_iter().flatten().collect()
         }
     };
 }
 
-families! { descent adam schedule_free matrix gradient average }
+families! { descent adam schedule_free #[cfg(feature = "candle")] matrix gradient average }
 
 mod mars;
 mod moments;

@@ -1,17 +1,11 @@
 //! What the rules of the Adam family share.
 
-use crate::numbers::value::{Arithmetic, Value, above_zero};
-use crate::tensors::{Result, Tensor};
+use crate::numbers::value::{Arithmetic, Value};
 
 /// β·mean + (1 - β)·value
 #[inline(always)]
 pub(super) fn decayed<V: Value>(mean: V, value: V, beta: f64) -> V {
     mean * beta + value * (1.0 - beta)
-}
-
-/// old + weight·(new - old)
-pub(super) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> {
-    old + ((new - old)? * weight)?
 }
 
 /// 1 - βᵗ: the part of a decayed mean that is not its start.
@@ -74,9 +68,4 @@ impl Arithmetic for Mean {
             None => *m / self.correction,
         }
     }
-}
-
-/// Adam's direction m̂ / (√v̂ + ε) of whole tensors, from both moments and what they are divided by.
-pub(super) fn whole_direction(m: (&Tensor, f64), v: (&Tensor, f64), epsilon: f64) -> Result<Tensor> {
-    (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + above_zero(epsilon))?
 }

@@ -10,7 +10,7 @@ use crate::model::lent::{Lend, Lent, expect_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
 use crate::rule::{Description, Optimiser};
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
 
 /// This rank's share of a leaf: its part of the parameter, and its gradient.
@@ -102,8 +102,8 @@ fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: 
     }
     let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
     let wide = |gradient: &Tensor| gradient.to_dtype(compute.into());
-    let sum = others.iter().try_fold(wide(first)?, |sum, other| sum + wide(other)?)?;
-    Ok(Some(sum.detach()))
+    let total = others.iter().try_fold(wide(first)?, |so_far, other| sum(&so_far, &wide(other)?))?;
+    Ok(Some(total.detach()))
 }
 
 /// The aspects that have to be the same on all ranks.

@@ -15,7 +15,7 @@ use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
 use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, product};
 use crate::tree::Leaf;
 
 /// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.
@@ -228,7 +228,7 @@ fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
         return Ok(gradient);
     }
     let weight = filled(weight as f64, (), compute, gradient.device())?;
-    Ok(gradient.to_dtype(compute.into())?.broadcast_mul(&weight)?)
+    Ok(product(&gradient.to_dtype(compute.into())?, &weight)?)
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {

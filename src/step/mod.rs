@@ -6,6 +6,7 @@ pub(crate) mod call;
 pub(crate) mod contribution;
 pub(crate) mod exchange;
 pub(crate) mod figures;
+#[cfg(feature = "candle")]
 pub(crate) mod functional;
 pub(crate) mod leaf;
 pub(crate) mod loss_scaler;

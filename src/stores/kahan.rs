@@ -6,7 +6,7 @@ use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
     StorageScheme, Target, state_of_another_rule,
 };
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, difference, sum};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
 ///
@@ -78,7 +78,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, compensation)] = &state.tensors[..] else { return state_of_another_rule(self) };
         let [x, lost] = [x.to_tensor()?, compensation.tensor()?].map(|tensor| tensor.to_dtype(crate::tensors::DType::F32));
-        Ok((x? + lost?)?)
+        Ok(sum(&x?, &lost?)?)
     }
 
     fn seen_by_rule(&self, _state: &State, x: &dyn Lend) -> Result<Tensor> {
@@ -88,7 +88,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
         set_lent(x, values)?;
-        Ok(compensation.set(&(values - x.to_tensor()?.to_dtype(values.dtype())?)?)?)
+        Ok(compensation.set(&difference(values, &x.to_tensor()?.to_dtype(values.dtype())?)?)?)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

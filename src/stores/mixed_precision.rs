@@ -104,7 +104,7 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         let master = x.to_tensor()?.to_dtype(self.dtype.into())?;
-        State::with_master(&master, rule.init(Parameter::from(&master))?)
+        State::with_master(&master, rule.init(Parameter::new(&master))?)
     }
 
     fn whole(&self, state: &State, _x: &dyn Lend) -> Result<Tensor> {

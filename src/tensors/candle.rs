@@ -7,8 +7,7 @@ use candle_core::op::BackpropOp;
 #[cfg(feature = "cuda")]
 pub(crate) use candle_core::CudaStorage;
 pub(crate) use candle_core::{
-    CpuStorage, DType, Device, DeviceLocation, Error, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId, Var,
-    WithDType,
+    CpuStorage, DType, Device, Error, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId, Var, WithDType,
 };
 
 /// An error of tensors with this text.
@@ -73,4 +72,34 @@ pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, us
         _ => 0,
     };
     (storage.dtype(), length * storage.dtype().size_in_bytes())
+}
+
+/// The dtype of a file's tensor.
+pub(crate) fn from_file(dtype: safetensors::Dtype) -> Result<DType> {
+    DType::try_from(dtype)
+}
+
+/// A dtype as files name it.
+pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
+    dtype.into()
+}
+
+/// The sum of two tensors of one shape and dtype.
+pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    a + b
+}
+
+/// The difference of two tensors of one shape and dtype.
+pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    a - b
+}
+
+/// A tensor times a number of the same dtype.
+pub(crate) fn product(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
+    tensor.broadcast_mul(number)
+}
+
+/// A tensor divided by a number of the same dtype.
+pub(crate) fn quotient(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
+    tensor.broadcast_div(number)
 }

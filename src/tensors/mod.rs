@@ -1,7 +1,17 @@
-//! What a tensor is to this crate: one of candle's.
+//! What a tensor is to this crate: one of candle's, or without candle numbers in a shape.
+//!
+//! The rooms behind this one move tensors and read and write their memory. They name candle nowhere else, and
+//! need no arithmetic on tensors. What does need it (rules of whole tensors, the reference engine, devices)
+//! is there with candle alone.
 
 mod bytes;
+#[cfg(feature = "candle")]
 mod candle;
+#[cfg(not(feature = "candle"))]
+mod plain;
 
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
+#[cfg(feature = "candle")]
 pub(crate) use candle::*;
+#[cfg(not(feature = "candle"))]
+pub(crate) use plain::*;

@@ -11,7 +11,7 @@ use crate::numbers::{DType, compute_dtype, is_supported};
 use crate::rules::Scale;
 use crate::step::setup::setup;
 use crate::step::update::Update;
-use crate::tensors::{Device, Tensor, Var};
+use crate::tensors::{Device, Tensor, Var, quotient};
 use crate::tree::{StateTree, is_trainable};
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
@@ -159,7 +159,7 @@ impl Accumulator {
             }
             let compute = compute_dtype(self.dtype);
             let weight = filled(self.weight as f64, (), compute, sum.device())?;
-            sum.detach().to_dtype(compute.into())?.broadcast_div(&weight)?.to_dtype(self.dtype.into())
+            quotient(&sum.detach().to_dtype(compute.into())?, &weight)?.to_dtype(self.dtype.into())
         };
         let leaves = state.leaves().filter(|leaf| leaf.has_had_gradient());
         let means = leaves.map(|leaf| Ok((leaf.path().to_string(), mean(&by_path[leaf.path()])?))).collect::<Result<_>>()?;

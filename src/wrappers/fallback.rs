@@ -1,7 +1,6 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::patterns::Patterns;
 use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State};
-use crate::rules::{AdaMuon, Muon, NorMuon};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
 ///
@@ -127,17 +126,3 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
         self.chosen().apply(state, x, dx)
     }
 }
-
-macro_rules! matrices_only {
-    ($($Rule:ident)*) => {$(
-        impl $Rule {
-            /// Gives parameters that are no matrices, and those that [`Fallback::except`] names, to another
-            /// rule.
-            pub fn with_fallback<F: Rule + Clone>(self, fallback: F) -> Fallback<Self, F> {
-                Fallback::new(self, fallback)
-            }
-        }
-    )*};
-}
-
-matrices_only!(Muon NorMuon AdaMuon);

@@ -4,6 +4,8 @@ mod cautious;
 mod chain;
 mod decoupled_decay;
 mod fallback;
+#[cfg(feature = "candle")]
+mod matrices_only;
 mod option;
 
 pub use cautious::Cautious;

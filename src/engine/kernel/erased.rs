@@ -3,7 +3,7 @@
 use smallbox::{SmallBox, smallbox};
 
 use super::lanes::{LaneBlock, run_lanes};
-use crate::numbers::value::{Arithmetic, Array, Expr};
+use crate::numbers::value::{self, Arithmetic, Array};
 
 /// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing
 /// measurable.
@@ -17,7 +17,8 @@ pub(crate) trait Kernel: Send + Sync {
     /// See [`Arithmetic::exact_scale`].
     fn exact_scale(&self) -> Option<f64>;
     /// Records the arithmetic.
-    fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g>;
+    #[cfg(feature = "candle")]
+    fn trace<'g>(&self, x: value::Expr<'g>, dx: value::Expr<'g>, slots: &mut [value::Expr<'g>]) -> value::Expr<'g>;
 }
 
 /// A kernel of any type. The scalars of most need no allocation.
@@ -45,8 +46,9 @@ impl<A: Arithmetic> Kernel for A {
         Arithmetic::exact_scale(*self)
     }
 
-    fn trace<'g>(&self, x: Expr<'g>, dx: Expr<'g>, slots: &mut [Expr<'g>]) -> Expr<'g> {
-        let mut values = A::Slots::<Expr<'g>>::from_fn(|slot| slots[slot]);
+    #[cfg(feature = "candle")]
+    fn trace<'g>(&self, x: value::Expr<'g>, dx: value::Expr<'g>, slots: &mut [value::Expr<'g>]) -> value::Expr<'g> {
+        let mut values = A::Slots::<value::Expr<'g>>::from_fn(|slot| slots[slot]);
         let out = self.step(x, dx, &mut values);
         slots.copy_from_slice(values.as_ref());
         out

@@ -9,7 +9,7 @@ use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damage
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
-use crate::tensors::{DType, Tensor};
+use crate::tensors::{Tensor, from_file};
 use crate::training::scheduler::ReduceOnPlateau;
 
 /// An open checkpoint whose format, version and checksum are right.
@@ -145,7 +145,7 @@ impl CheckpointFile {
     /// If candle lacks its dtype, or the file can no longer be read or was changed after it was opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
-        DType::try_from(entry.dtype)?;
+        from_file(entry.dtype)?;
         let read = entry.tensor().and_then(|tensor| self.tensors.expect_unchanged().map(|()| tensor));
         read.map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
     }

@@ -13,6 +13,7 @@ use super::record::{KEY, Record, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{LARGEST_HEADER, not_whole};
 use crate::numbers::DType;
+use crate::tensors::in_file;
 
 /// The entry of a tensor in the header.
 #[derive(Debug)]
@@ -71,10 +72,7 @@ impl FileLayout {
             }
             let (start, width) = (end, dtype.size_in_bytes());
             end += shape.iter().product::<usize>() * width;
-            tensors.push((
-                name.clone(),
-                TensorInfo { dtype: crate::tensors::DType::from(*dtype).into(), shape: shape.clone(), data_offsets: (start, end) },
-            ));
+            tensors.push((name.clone(), TensorInfo { dtype: in_file((*dtype).into()), shape: shape.clone(), data_offsets: (start, end) }));
             places.push((start as u64, width));
         }
         let head = head(tensors, remarks)?;

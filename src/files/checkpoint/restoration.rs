@@ -270,7 +270,7 @@ impl CheckpointFile {
     fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
-        [&master, &parameter].into_iter().try_for_each(|entry| crate::tensors::DType::try_from(entry.dtype).map(drop))?;
+        [&master, &parameter].into_iter().try_for_each(|entry| crate::tensors::from_file(entry.dtype).map(drop))?;
         // Different lengths are reported by the shape check; compare only the common prefix here.
         let elements = master.elements().min(parameter.elements());
         for window in ranges(part.start..part.end.min(elements)) {

@@ -17,7 +17,7 @@ pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite, ranges};
-use crate::tensors::{Device, Tensor};
+use crate::tensors::{Device, Tensor, from_file};
 
 /// A file, and where its tensors are.
 #[derive(Debug)]
@@ -119,14 +119,14 @@ impl<'f> Entry<'f> {
     }
 
     fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
-        let dtype = crate::tensors::DType::try_from(self.dtype).map_err(io::Error::other)?;
+        let dtype = from_file(self.dtype).map_err(io::Error::other)?;
         let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(bytes) } else { Cow::Owned(swapped(bytes, dtype.size_in_bytes())) };
         Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
     }
 
     /// The dtype, if candle has it.
     pub(crate) fn known_dtype(&self) -> Option<DType> {
-        crate::tensors::DType::try_from(self.dtype).ok().map(DType::from)
+        from_file(self.dtype).ok().map(DType::from)
     }
 
     /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.

@@ -212,7 +212,8 @@ fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tens
         };
         shape.iter().zip(strides).rev().map(of_dim).sum::<usize>() as i64
     });
-    let places = Tensor::from_iter(places, &Device::Cpu)?;
+    let places: Vec<i64> = places.collect();
+    let places = Tensor::from_vec(places, elem_count(shape), &Device::Cpu)?;
     numbers.index_select(&places, 0)?.reshape(shape)
 }
 

@@ -6,7 +6,7 @@ use super::lend::UNNAMED;
 use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
-use crate::tensors::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var};
+use crate::tensors::{CpuStorage, InplaceOp1, Layout, Tensor, Var, on_cpu};
 
 /// The error for memory to which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
@@ -29,8 +29,7 @@ impl Lend for Tensor {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         let (storage, layout) = storage_of(UNNAMED, self)?;
-        let Storage::Cpu(storage) = &*storage else { return Err(unsupported()) };
-        run(view(storage, layout)?)
+        run(view(on_cpu(&storage).ok_or_else(unsupported)?, layout)?)
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {

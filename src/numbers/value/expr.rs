@@ -159,6 +159,8 @@ macro_rules! operators {
 
 operators!(Add add Sub sub Mul mul Div div);
 
+impl super::sealed::Sealed for Expr<'_> {}
+
 impl<'g> Value for Expr<'g> {
     type Mask = Condition<'g>;
 

@@ -4,6 +4,7 @@ pub(crate) mod elementwise;
 pub(crate) mod leaf_norms;
 pub(crate) mod measured;
 pub(crate) mod reductions;
+#[cfg(feature = "candle")]
 mod whole;
 
 use super::state::parts::other_number;

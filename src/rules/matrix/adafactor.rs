@@ -1,6 +1,6 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use crate::rules::moments::toward;
+use super::tensors::toward;
 use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;

@@ -1,6 +1,7 @@
 use candle_core::{Result as Candle, Tensor};
 
-use crate::rules::moments::{Mean, toward};
+use super::tensors::toward;
+use crate::rules::moments::Mean;
 use crate::rules::WeightDecay;
 use crate::error::Result;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};

@@ -2,7 +2,8 @@ use candle_core::{Result as Candle, Tensor};
 
 use crate::rules::AdamW;
 use super::low_rank::{ProjectedStep, direction, move_moments, projected_step, with_moments};
-use crate::rules::moments::{correction, whole_direction};
+use super::tensors::whole_direction;
+use crate::rules::moments::correction;
 use super::stack::ratio;
 use crate::error::Result;
 use super::{MatrixForm, norms, row_norms};

@@ -4,7 +4,8 @@ use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
 use crate::rules::AdamW;
-use crate::rules::moments::{correction, toward, whole_direction};
+use super::tensors::{toward, whole_direction};
+use crate::rules::moments::correction;
 use super::stack::Side;
 use crate::rules::WeightDecay;
 use crate::error::Result;

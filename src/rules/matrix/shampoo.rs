@@ -1,7 +1,8 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::bases::inverse_power;
-use crate::rules::moments::{correction, toward, whole_direction};
+use super::tensors::{toward, whole_direction};
+use crate::rules::moments::correction;
 use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use crate::rules::WeightDecay;
 use crate::error::Result;

@@ -2,7 +2,8 @@ use candle_core::{Result as Candle, Tensor};
 
 use crate::rules::AdamW;
 use super::bases::{eigenvectors, nearer, picked};
-use crate::rules::moments::{correction, toward, whole_direction};
+use super::tensors::{toward, whole_direction};
+use crate::rules::moments::correction;
 use super::stack::{Side, SideNames, SideStep, with_sides};
 use crate::rules::WeightDecay;
 use crate::error::Result;

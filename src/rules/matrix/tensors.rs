@@ -1,6 +1,8 @@
-//! Tensors as matrices.
+//! Tensors as matrices, and what rules of the Adam family compute of whole tensors.
 
 use candle_core::{D, Result, Tensor};
+
+use crate::numbers::value::above_zero;
 
 /// The matrix of a tensor of two or more dimensions, the first by all others, or `None`. In linear and
 /// convolution layers each row makes one output.
@@ -20,4 +22,14 @@ pub(crate) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
 /// The 2-norm of each matrix of a stack, as a stack of matrices of one element.
 pub(crate) fn norms(stack: &Tensor) -> Result<Tensor> {
     row_norms(&stack.reshape((stack.dim(0)?, 1, ()))?)
+}
+
+/// old + weight·(new - old)
+pub(crate) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> {
+    old + ((new - old)? * weight)?
+}
+
+/// Adam's direction m̂ / (√v̂ + ε) of whole tensors, from both moments and what they are divided by.
+pub(crate) fn whole_direction(m: (&Tensor, f64), v: (&Tensor, f64), epsilon: f64) -> Result<Tensor> {
+    (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + above_zero(epsilon))?
 }

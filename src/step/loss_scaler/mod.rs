@@ -1,6 +1,7 @@
 //! Loss scaling, for gradients that would underflow in f16: the loss is multiplied, the update divides.
 
 mod dynamic;
+#[cfg(feature = "candle")]
 mod scaled;
 
 use serde::{Deserialize, Serialize};
@@ -8,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::outcome::Outcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
-use crate::tensors::{DType, Tensor};
 
 pub use dynamic::{DynamicScale, OnOverflow};
+#[cfg(feature = "candle")]
 pub use scaled::{ScaledGradients, ScaledLoss};
 
 /// Multiplies losses by a scale, and divides their gradients by it.
@@ -154,24 +155,6 @@ impl LossScaler {
     /// The scale that the next loss is multiplied by: 1 if the scaler is off.
     pub fn current(&self) -> f64 {
         if self.enabled { self.scale } else { 1.0 }
-    }
-
-    /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
-    ///
-    /// If a network ends in f16, convert its output before the loss is computed: the gradient that enters f16
-    /// is then the scale times the gradient of the loss, and not the scale alone.
-    ///
-    /// # Errors
-    /// If the scale or a parameter of its movement is out of range.
-    pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss> {
-        self.check()?;
-        if !self.enabled {
-            return Ok(ScaledLoss::new(loss.clone(), None));
-        }
-        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
-        let scaled = (wide * self.scale)?;
-        self.pending = Some(self.scale);
-        Ok(ScaledLoss::new(scaled, self.pending))
     }
 
     /// The factor for a loss that is no tensor, in place of [`LossScaler::scale`].

@@ -3,11 +3,33 @@
 
 use std::ops::Deref;
 
-use candle_core::Tensor;
 use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor};
 
+use super::LossScaler;
+use crate::error::Result;
 use crate::model::gradients::{GradientMap, Gradients};
 use crate::model::lent::Lend;
+
+impl LossScaler {
+    /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
+    ///
+    /// If a network ends in f16, convert its output before the loss is computed: the gradient that enters f16
+    /// is then the scale times the gradient of the loss, and not the scale alone.
+    ///
+    /// # Errors
+    /// If the scale or a parameter of its movement is out of range.
+    pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss> {
+        self.check()?;
+        if !self.enabled {
+            return Ok(ScaledLoss::new(loss.clone(), None));
+        }
+        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
+        let scaled = (wide * self.scale)?;
+        self.pending = Some(self.scale);
+        Ok(ScaledLoss::new(scaled, self.pending))
+    }
+}
 
 /// A loss that [`LossScaler::scale`](crate::LossScaler::scale) has multiplied by the scale.
 ///
@@ -23,7 +45,7 @@ pub struct ScaledLoss {
 }
 
 impl ScaledLoss {
-    pub(super) fn new(loss: Tensor, scale: Option<f64>) -> Self {
+    fn new(loss: Tensor, scale: Option<f64>) -> Self {
         ScaledLoss { loss, scale }
     }
 
@@ -94,7 +116,7 @@ impl Gradients for ScaledGradients {
         self.store.by_path()
     }
 
-    fn indexed(&self) -> crate::Result<Option<GradientMap<'_>>> {
+    fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
         self.store.indexed()
     }
 

@@ -1,0 +1,617 @@
+//! Tensors without candle: numbers of one dtype on the CPU in a shape, under a lock. They are moved, viewed
+//! and converted; there is no arithmetic.
+//!
+//! Names and meaning are candle's. Programs cannot name these types, so that nothing of theirs depends on
+//! which of the two a build has.
+#![allow(unreachable_pub, reason = "signatures that are public with candle name them")]
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use half::{bf16, f16};
+
+use crate::error::{self, ErrorKind};
+use crate::numbers::round_to_odd;
+pub(crate) use crate::numbers::{DType, Shape};
+
+/// Where a tensor is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The only place.
+    Cpu,
+}
+
+impl Device {
+    pub(crate) fn is_cpu(&self) -> bool {
+        true
+    }
+
+    pub(crate) fn same_device(&self, _other: &Device) -> bool {
+        true
+    }
+
+    pub(crate) fn location(&self) -> DeviceLocation {
+        DeviceLocation::Cpu
+    }
+
+    /// Nothing is under way there.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// [`Device`] in errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceLocation {
+    Cpu,
+}
+
+/// An error of tensors.
+#[derive(Debug)]
+pub(crate) struct Error(error::Error);
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+impl From<Error> for error::Error {
+    fn from(Error(error): Error) -> Self {
+        error
+    }
+}
+
+impl From<error::Error> for Error {
+    fn from(error: error::Error) -> Self {
+        Error(error)
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Makes the types that differ by dtype.
+macro_rules! dtypes {
+    ($($Variant:ident: $T:ty),*) => {
+        /// Numbers of one dtype.
+        #[derive(Clone)]
+        pub(crate) enum CpuStorage {
+            $($Variant(Vec<$T>),)*
+        }
+
+        /// The dtype of numbers.
+        pub(crate) fn dtype_of(numbers: &CpuStorage) -> DType {
+            match numbers { $(CpuStorage::$Variant(_) => DType::$Variant,)* }
+        }
+
+        /// As many zeros.
+        fn zeros(length: usize, dtype: DType) -> Result<CpuStorage> {
+            Ok(match dtype {
+                $(DType::$Variant => CpuStorage::$Variant(vec![<$T>::default(); length]),)*
+                DType::Other(_) => return Err(failure("a dtype without numbers")),
+            })
+        }
+
+        /// Writes the elements of a layout to `to`, in row-major order from `start` on.
+        pub(crate) fn copy_elements(from: &CpuStorage, layout: &Layout, to: &mut CpuStorage, start: usize) -> Result<()> {
+            match (from, to) {
+                $((CpuStorage::$Variant(from), CpuStorage::$Variant(to)) => copy(from, layout, to.get_mut(start..)),)*
+                _ => Err(failure("numbers are copied to those of another dtype")),
+            }
+        }
+
+        const FILE_DTYPES: &[(DType, safetensors::Dtype)] = &[$((DType::$Variant, safetensors::Dtype::$Variant)),*];
+
+        $(impl WithDType for $T {
+            fn storage(numbers: Vec<Self>) -> CpuStorage {
+                CpuStorage::$Variant(numbers)
+            }
+
+            fn numbers(storage: CpuStorage) -> Result<Vec<Self>> {
+                if let CpuStorage::$Variant(numbers) = storage { Ok(numbers) } else { Err(failure("numbers of another dtype")) }
+            }
+        })*
+    };
+}
+
+dtypes! { U8: u8, U32: u32, I16: i16, I32: i32, I64: i64, BF16: bf16, F16: f16, F32: f32, F64: f64 }
+
+/// The dtype of a file's tensor.
+pub(crate) fn from_file(dtype: safetensors::Dtype) -> Result<DType> {
+    let known = FILE_DTYPES.iter().find(|(_, in_file)| *in_file == dtype);
+    known.map(|(dtype, _)| *dtype).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
+}
+
+/// A dtype as files name it.
+pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
+    let known = FILE_DTYPES.iter().find(|(own, _)| *own == dtype);
+    known.map_or(safetensors::Dtype::U8, |(_, in_file)| *in_file)
+}
+
+/// A type of numbers that tensors have.
+pub(crate) trait WithDType: Copy {
+    fn storage(numbers: Vec<Self>) -> CpuStorage;
+
+    fn numbers(storage: CpuStorage) -> Result<Vec<Self>>;
+}
+
+/// Copies the elements of a layout, in row-major order.
+fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()> {
+    let short = || failure("the numbers are fewer than the elements");
+    let to = to.and_then(|to| to.get_mut(..layout.elem_count())).ok_or_else(short)?;
+    if let Some((start, end)) = layout.contiguous_offsets() {
+        to.copy_from_slice(from.get(start..end).ok_or_else(short)?);
+        return Ok(());
+    }
+    for (element, to) in to.iter_mut().enumerate() {
+        let mut rest = element;
+        let of_dim = |(dim, stride): (&usize, &usize)| {
+            let place = rest % dim * stride;
+            rest /= dim;
+            place
+        };
+        let place = layout.dims().iter().zip(&layout.stride).rev().map(of_dim).sum::<usize>();
+        *to = *from.get(layout.start + place).ok_or_else(short)?;
+    }
+    Ok(())
+}
+
+/// An error of tensors with this text.
+pub(crate) fn failure(text: impl Into<String>) -> Error {
+    Error(error::Error::new(ErrorKind::Other, text.into()))
+}
+
+/// A tensor in row-major order whose numbers these are.
+pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor {
+    Tensor::viewing(Arc::new(RwLock::new(Storage(numbers))), Layout::of(shape.into()))
+}
+
+/// Zeros for a tensor of this shape.
+pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
+    zeros(shape.elem_count(), dtype)
+}
+
+/// The numbers of a locked tensor.
+pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
+    Some(&storage.0)
+}
+
+/// The dtype of a locked storage, and how many bytes it has.
+pub(crate) fn held(storage: &Storage, _tensor: &Tensor) -> (DType, usize) {
+    (dtype_of(&storage.0), super::bytes(&storage.0).map_or(0, <[u8]>::len))
+}
+
+/// What the lock of a tensor guards.
+pub(crate) struct Storage(CpuStorage);
+
+impl std::fmt::Debug for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        dtype_of(&self.0).fmt(f)
+    }
+}
+
+pub(crate) type StorageRef<'t> = RwLockReadGuard<'t, Storage>;
+
+/// How the elements of a tensor lie in its storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    shape: Shape,
+    stride: Vec<usize>,
+    start: usize,
+}
+
+impl Layout {
+    /// Row-major order from the first number on.
+    fn of(shape: Shape) -> Self {
+        Layout { stride: row_major(shape.dims()), shape, start: 0 }
+    }
+
+    pub(crate) fn dims(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    pub(crate) fn stride(&self) -> &[usize] {
+        &self.stride
+    }
+
+    pub(crate) fn start_offset(&self) -> usize {
+        self.start
+    }
+
+    fn elem_count(&self) -> usize {
+        self.shape.elem_count()
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let mut next = 1;
+        self.dims().iter().zip(&self.stride).rev().all(|(dim, stride)| {
+            let follows = *dim == 1 || *stride == next;
+            next *= dim;
+            follows
+        })
+    }
+
+    /// The range of the elements, if they lie in order.
+    pub(crate) fn contiguous_offsets(&self) -> Option<(usize, usize)> {
+        self.is_contiguous().then(|| (self.start, self.start + self.elem_count()))
+    }
+}
+
+/// The strides of row-major order.
+fn row_major(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for dim in (1..dims.len()).rev() {
+        strides[dim - 1] = strides[dim] * dims[dim];
+    }
+    strides
+}
+
+/// Tells tensors apart. A view is another tensor than what it shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TensorId(u64);
+
+/// Numbers in a shape; a handle, whose copies are one tensor.
+#[derive(Clone)]
+pub struct Tensor(Arc<Inner>);
+
+/// What all handles of a tensor share.
+#[derive(Debug)]
+pub struct Inner {
+    id: TensorId,
+    storage: Arc<RwLock<Storage>>,
+    layout: Layout,
+    dtype: DType,
+    is_variable: bool,
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tensor({:?} of {:?})", self.dtype(), self.dims())
+    }
+}
+
+impl Deref for Tensor {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// An operation that writes a storage.
+pub(crate) trait InplaceOp1 {
+    fn name(&self) -> &'static str;
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()>;
+}
+
+impl Tensor {
+    fn viewing(storage: Arc<RwLock<Storage>>, layout: Layout) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = TensorId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let dtype = dtype_of(&storage.read().unwrap_or_else(PoisonError::into_inner).0);
+        Tensor(Arc::new(Inner { id, storage, layout, dtype, is_variable: false }))
+    }
+
+    /// The same numbers in another layout.
+    fn view(&self, shape: Shape, stride: Vec<usize>, start: usize) -> Self {
+        Tensor::viewing(self.0.storage.clone(), Layout { shape, stride, start })
+    }
+
+    /// A number without dimensions.
+    pub(crate) fn new<T: WithDType>(number: T, _device: &Device) -> Result<Self> {
+        Ok(tensor_of(T::storage(vec![number]), ()))
+    }
+
+    pub(crate) fn from_vec<T: WithDType>(numbers: Vec<T>, shape: impl Into<Shape>, _device: &Device) -> Result<Self> {
+        let (shape, length) = (shape.into(), numbers.len());
+        if length == shape.elem_count() {
+            Ok(tensor_of(T::storage(numbers), shape))
+        } else {
+            Err(failure("other numbers than the shape has"))
+        }
+    }
+
+    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> Result<Self> {
+        let shape = shape.into();
+        Ok(tensor_of(zeroed(&shape, dtype)?, shape))
+    }
+
+    /// A tensor of these bytes, in the processor's order.
+    pub(crate) fn from_raw_buffer(bytes: &[u8], dtype: DType, shape: &[usize], device: &Device) -> Result<Self> {
+        let mut numbers = zeros(bytes.len() / dtype.size_in_bytes().max(1), dtype)?;
+        super::bytes_mut(&mut numbers)?.copy_from_slice(bytes);
+        let _ = device;
+        Ok(tensor_of(numbers, shape))
+    }
+
+    pub(crate) fn zeros_like(&self) -> Result<Self> {
+        Tensor::zeros(self.dims(), self.dtype(), &Device::Cpu)
+    }
+
+    /// One vector of several.
+    pub(crate) fn cat(vectors: &[Tensor], _dim: usize) -> Result<Self> {
+        let first = vectors.first().ok_or_else(|| failure("no vectors to join"))?;
+        let whole = Tensor::zeros(vectors.iter().map(Tensor::elem_count).sum::<usize>(), first.dtype(), &Device::Cpu)?;
+        let mut start = 0;
+        for vector in vectors {
+            whole.slice_set(vector, 0, start)?;
+            start += vector.elem_count();
+        }
+        Ok(whole)
+    }
+
+    pub(crate) fn id(&self) -> TensorId {
+        self.0.id
+    }
+
+    pub(crate) fn is_variable(&self) -> bool {
+        self.0.is_variable
+    }
+
+    pub(crate) fn dims(&self) -> &[usize] {
+        self.0.layout.dims()
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.dims().len()
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.0.layout.shape
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &Device::Cpu
+    }
+
+    pub(crate) fn elem_count(&self) -> usize {
+        self.0.layout.elem_count()
+    }
+
+    pub(crate) fn stride(&self) -> &[usize] {
+        self.0.layout.stride()
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.0.layout.is_contiguous()
+    }
+
+    pub(crate) fn storage_and_layout(&self) -> (StorageRef<'_>, &Layout) {
+        (self.0.storage.read().unwrap_or_else(PoisonError::into_inner), &self.0.layout)
+    }
+
+    pub(crate) fn inplace_op1(&self, operation: &impl InplaceOp1) -> Result<()> {
+        operation.cpu_fwd(&mut self.0.storage.write().unwrap_or_else(PoisonError::into_inner).0, &self.0.layout)
+    }
+
+    /// The same elements, not as a variable.
+    pub(crate) fn detach(&self) -> Self {
+        if self.is_variable() { self.view(self.shape().clone(), self.layout().stride.clone(), self.layout().start) } else { self.clone() }
+    }
+
+    pub(crate) fn to_device(&self, _device: &Device) -> Result<Self> {
+        Ok(self.clone())
+    }
+
+    /// The elements in row-major order, in numbers of their own.
+    fn numbers(&self) -> Result<CpuStorage> {
+        let (storage, layout) = self.storage_and_layout();
+        if layout.contiguous_offsets() == Some((0, super::bytes(&storage.0)?.len() / self.dtype().size_in_bytes())) {
+            return Ok(storage.0.clone());
+        }
+        let mut numbers = zeros(layout.elem_count(), self.dtype())?;
+        copy_elements(&storage.0, layout, &mut numbers, 0)?;
+        Ok(numbers)
+    }
+
+    pub(crate) fn copy(&self) -> Result<Self> {
+        self.force_contiguous()
+    }
+
+    pub(crate) fn force_contiguous(&self) -> Result<Self> {
+        Ok(tensor_of(self.numbers()?, self.shape().clone()))
+    }
+
+    pub(crate) fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.force_contiguous() }
+    }
+
+    pub(crate) fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
+        let shape = shape.into();
+        if shape.elem_count() != self.elem_count() {
+            return Err(failure(format!("a tensor of shape {:?} cannot have the shape {shape:?}", self.shape())));
+        }
+        let whole = self.contiguous()?;
+        Ok(whole.view(shape.clone(), row_major(shape.dims()), whole.layout().start))
+    }
+
+    pub(crate) fn flatten_all(&self) -> Result<Self> {
+        self.reshape(self.elem_count())
+    }
+
+    /// The elements of a range of a dimension.
+    pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
+        let (mut dims, layout) = (self.dims().to_vec(), self.layout());
+        if dims.get(dim).is_none_or(|dim| start + length > *dim) {
+            return Err(failure(format!("there is no range of {length} from {start} on in dimension {dim} of {:?}", self.shape())));
+        }
+        dims[dim] = length;
+        Ok(self.view(dims.into(), layout.stride.clone(), layout.start + start * layout.stride[dim]))
+    }
+
+    /// The elements as those of a larger tensor, in which they repeat.
+    pub(crate) fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self> {
+        let (shape, layout) = (shape.into(), self.layout());
+        let fit = |shape: &[usize]| {
+            let new = shape.len().checked_sub(self.rank())?;
+            let fits = self.dims().iter().zip(&shape[new..]).all(|(own, dim)| own == dim || *own == 1);
+            let repeated = self.dims().iter().zip(&layout.stride).map(|(own, stride)| if *own == 1 { 0 } else { *stride });
+            fits.then(|| vec![0; new].into_iter().chain(repeated).collect::<Vec<_>>())
+        };
+        let stride = fit(shape.dims()).ok_or_else(|| failure(format!("a tensor of shape {:?} is none of {shape:?}", self.shape())))?;
+        Ok(self.view(shape, stride, layout.start))
+    }
+
+    /// The rows of these indices.
+    pub(crate) fn index_select(&self, rows: &Tensor, dim: usize) -> Result<Self> {
+        let rows: Vec<i64> = match rows.numbers()? {
+            CpuStorage::U32(rows) => rows.into_iter().map(i64::from).collect(),
+            numbers => i64::numbers(numbers)?,
+        };
+        let mut dims = self.dims().to_vec();
+        match dims.first_mut() {
+            Some(first) if dim == 0 => *first = rows.len(),
+            _ => return Err(failure("rows are taken from dimension 0")),
+        }
+        let selected = Tensor::zeros(dims, self.dtype(), &Device::Cpu)?;
+        for (place, row) in rows.into_iter().enumerate() {
+            selected.slice_set(&self.narrow(0, row as usize, 1)?, 0, place)?;
+        }
+        Ok(selected)
+    }
+
+    /// Overwrites rows from `start` on. They are contiguous, and so is this tensor.
+    pub(crate) fn slice_set(&self, rows: &Tensor, dim: usize, start: usize) -> Result<()> {
+        let (row, numbers) = (self.layout().stride.first().copied().unwrap_or(1), rows.numbers()?);
+        if dim != 0 || start + rows.dims().first().unwrap_or(&0) > self.dims().first().copied().unwrap_or(0) {
+            return Err(failure("rows are set within dimension 0"));
+        }
+        let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
+        copy_elements(&numbers, &Layout::of(rows.shape().clone()), &mut storage.0, self.layout().start + start * row)
+    }
+
+    /// The numbers of a vector.
+    pub(crate) fn to_vec1<T: WithDType>(&self) -> Result<Vec<T>> {
+        T::numbers(self.numbers()?)
+    }
+
+    /// The same numbers in another dtype of floats, each rounded once, to nearest even.
+    pub(crate) fn to_dtype(&self, dtype: DType) -> Result<Self> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        Ok(tensor_of(converted(self.numbers()?, dtype)?, self.shape().clone()))
+    }
+}
+
+/// The sum of two tensors of one shape and dtype.
+pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    combined(a, b, |a, b| a + b, |a, b| a + b)
+}
+
+/// The difference of two tensors of one shape and dtype.
+pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    combined(a, b, |a, b| a - b, |a, b| a - b)
+}
+
+/// A tensor times a number of the same dtype.
+pub(crate) fn product(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
+    combined(tensor, number, |a, b| a * b, |a, b| a * b)
+}
+
+/// A tensor divided by a number of the same dtype.
+pub(crate) fn quotient(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
+    combined(tensor, number, |a, b| a / b, |a, b| a / b)
+}
+
+/// Elements of both by pairs; a number alone stands for all. Those of 16 bits are widened, and rounded again.
+fn combined(a: &Tensor, b: &Tensor, of_f32: fn(f32, f32) -> f32, of_f64: fn(f64, f64) -> f64) -> Result<Tensor> {
+    fn pairs<T: Copy>(mut a: Vec<T>, b: Vec<T>, of: fn(T, T) -> T) -> Vec<T> {
+        a.iter_mut().zip(b).for_each(|(a, b)| *a = of(*a, b));
+        a
+    }
+    if a.dtype() != b.dtype() {
+        return Err(failure(format!("{:?} does not go with {:?}", a.dtype(), b.dtype())));
+    }
+    let numbers = match (a.numbers()?, b.broadcast_as(a.shape())?.numbers()?) {
+        (CpuStorage::F64(a), CpuStorage::F64(b)) => CpuStorage::F64(pairs(a, b, of_f64)),
+        (of_a, of_b) => {
+            let wide = |numbers| f32::numbers(converted(numbers, DType::F32)?);
+            converted(CpuStorage::F32(pairs(wide(of_a)?, wide(of_b)?, of_f32)), a.dtype())?
+        }
+    };
+    Ok(tensor_of(numbers, a.shape().clone()))
+}
+
+/// Floats in another dtype.
+fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
+    let narrow = |numbers: Vec<f32>| {
+        Ok(match dtype {
+            DType::F16 => CpuStorage::F16(numbers.into_iter().map(f16::from_f32).collect()),
+            DType::BF16 => CpuStorage::BF16(numbers.into_iter().map(bf16::from_f32).collect()),
+            DType::F32 => CpuStorage::F32(numbers),
+            DType::F64 => CpuStorage::F64(numbers.into_iter().map(f64::from).collect()),
+            _ => return Err(failure(format!("floats are not converted to {dtype:?}"))),
+        })
+    };
+    match numbers {
+        CpuStorage::F16(numbers) => narrow(numbers.into_iter().map(f16::to_f32).collect()),
+        CpuStorage::BF16(numbers) => narrow(numbers.into_iter().map(bf16::to_f32).collect()),
+        CpuStorage::F32(numbers) => narrow(numbers),
+        CpuStorage::F64(numbers) if dtype == DType::F32 => narrow(numbers.into_iter().map(|number| number as f32).collect()),
+        CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
+        numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of(&numbers)))),
+    }
+}
+
+/// A tensor that is written while others have it.
+#[derive(Clone, Debug)]
+pub(crate) struct Var(Tensor);
+
+impl Deref for Var {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.0
+    }
+}
+
+impl Var {
+    /// The tensor itself, if it is a variable; else a variable of the same numbers.
+    pub(crate) fn from_tensor(tensor: &Tensor) -> Result<Self> {
+        if tensor.is_variable() {
+            return Ok(Var(tensor.clone()));
+        }
+        let whole = tensor.contiguous()?;
+        let Inner { id, storage, layout, dtype, .. } = &*whole.0;
+        Ok(Var(Tensor(Arc::new(Inner { id: *id, storage: storage.clone(), layout: layout.clone(), dtype: *dtype, is_variable: true }))))
+    }
+
+    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        Var::from_tensor(&Tensor::zeros(shape, dtype, device)?)
+    }
+
+    pub(crate) fn as_tensor(&self) -> &Tensor {
+        &self.0
+    }
+
+    pub(crate) fn as_detached_tensor(&self) -> Tensor {
+        self.0.detach()
+    }
+
+    /// Overwrites the numbers with those of a tensor of the same shape and dtype.
+    pub(crate) fn set(&self, next: &Tensor) -> Result<()> {
+        let numbers = next.numbers()?;
+        if next.dims() != self.dims() {
+            return Err(failure(format!("a variable of shape {:?} cannot take values of shape {:?}", self.shape(), next.shape())));
+        }
+        let mut storage = self.0.0.storage.write().unwrap_or_else(PoisonError::into_inner);
+        copy_elements(&numbers, &Layout::of(next.shape().clone()), &mut storage.0, self.layout().start)
+    }
+}
