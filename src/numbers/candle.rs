@@ -2,9 +2,6 @@
 
 use super::{DType, OtherDType, Shape};
 
-/// A dtype of candle's that [`DType`] has no name for.
-pub(super) type Other = candle_core::DType;
-
 /// Makes the conversions of dtypes for those that both name.
 macro_rules! dtypes {
     ($($Variant:ident)*) => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::candle::Other;
+use super::other::Other;
 
 /// Makes the enum.
 macro_rules! dtypes {

@@ -1,12 +1,14 @@
 //! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions; and
 //! [`value`], which arithmetic is written in.
 
-#[cfg_attr(not(feature = "candle"), path = "no_candle.rs")]
+#[cfg(feature = "candle")]
 mod candle;
 pub(crate) mod codes;
 mod dtypes;
 mod fingerprint;
 mod finite;
+#[cfg_attr(not(feature = "candle"), path = "no_other.rs")]
+mod other;
 mod random;
 #[cfg(feature = "candle")]
 mod reflectors;

@@ -7,12 +7,13 @@ use candle_core::op::BackpropOp;
 #[cfg(feature = "cuda")]
 pub(crate) use candle_core::CudaStorage;
 pub(crate) use candle_core::{
-    CpuStorage, DType, Device, Error, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId, Var, WithDType,
+    CpuStorage, DType, Device, Error as TensorError, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId, Var,
+    WithDType,
 };
 
 /// An error of tensors with this text.
-pub(crate) fn failure(text: impl Into<String>) -> Error {
-    Error::Msg(text.into())
+pub(crate) fn failure(text: impl Into<String>) -> TensorError {
+    TensorError::Msg(text.into())
 }
 
 /// A tensor in row-major order whose numbers these are.

@@ -11,12 +11,12 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use half::{bf16, f16};
 
-use crate::error::{self, ErrorKind};
+use crate::error::{Error, ErrorKind};
 use crate::numbers::round_to_odd;
 pub(crate) use crate::numbers::{DType, Shape};
 
 /// Where a tensor is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Device {
     /// The only place.
     Cpu,
@@ -49,29 +49,29 @@ pub(crate) enum DeviceLocation {
 
 /// An error of tensors.
 #[derive(Debug)]
-pub(crate) struct Error(error::Error);
+pub(crate) struct TensorError(Error);
 
-pub(crate) type Result<T> = std::result::Result<T, Error>;
+pub(crate) type Result<T> = std::result::Result<T, TensorError>;
 
-impl From<Error> for error::Error {
-    fn from(Error(error): Error) -> Self {
+impl From<TensorError> for Error {
+    fn from(TensorError(error): TensorError) -> Self {
         error
     }
 }
 
-impl From<error::Error> for Error {
-    fn from(error: error::Error) -> Self {
-        Error(error)
+impl From<Error> for TensorError {
+    fn from(error: Error) -> Self {
+        TensorError(error)
     }
 }
 
-impl std::fmt::Display for Error {
+impl std::fmt::Display for TensorError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for TensorError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source()
     }
@@ -164,8 +164,8 @@ fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()
 }
 
 /// An error of tensors with this text.
-pub(crate) fn failure(text: impl Into<String>) -> Error {
-    Error(error::Error::new(ErrorKind::Other, text.into()))
+pub(crate) fn failure(text: impl Into<String>) -> TensorError {
+    TensorError(Error::new(ErrorKind::Other, text.into()))
 }
 
 /// A tensor in row-major order whose numbers these are.

@@ -48,7 +48,7 @@ fn records(code: Code, values: &Tensor) -> crate::tensors::Result<Tensor> {
     Tensor::from_vec(records, (values.elem_count().div_ceil(BLOCK), RECORD), &Device::Cpu)?.to_device(values.device())
 }
 
-fn other_length(length: usize, values: &Tensor) -> crate::tensors::Error {
+fn other_length(length: usize, values: &Tensor) -> crate::tensors::TensorError {
     failure(format!("a state tensor of {length} elements cannot take values of shape {:?}", values.shape()))
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 const ROOMS: &[&str] = &[
     "error",
     "numbers",
+    "tensors",
     "model",
     "engine::kernel",
     "engine::memory",
@@ -16,6 +17,7 @@ const ROOMS: &[&str] = &[
     "engine::route",
     "engine::cpu",
     "engine::reference",
+    "engine::no_reference",
     "engine::codegen",
     "engine::device",
     "engine::cuda",
