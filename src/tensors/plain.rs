@@ -1,8 +1,9 @@
-//! Tensors without candle: numbers of one dtype on the CPU in a shape, under a lock. They are moved, viewed
-//! and converted; there is no arithmetic.
+//! Tensors without candle: numbers of one dtype in a shape, under a lock.
 //!
-//! Names and meaning are candle's. Programs cannot name these types, so that nothing of theirs depends on
-//! which of the two a build has.
+//! They are viewed, copied and converted. Of arithmetic there is what sums of tied gradients, means and
+//! compensated parameters need, element by element. Names and meaning are candle's. Programs cannot name
+//! these types, and get no methods of them but the crate's own traits, so nothing of theirs depends on which
+//! of the two a build has.
 #![allow(unreachable_pub, reason = "signatures that are public with candle name them")]
 
 use std::ops::Deref;
@@ -325,10 +326,14 @@ impl Tensor {
     }
 
     /// A tensor of these bytes, in the processor's order.
-    pub(crate) fn from_raw_buffer(bytes: &[u8], dtype: DType, shape: &[usize], device: &Device) -> Result<Self> {
-        let mut numbers = zeros(bytes.len() / dtype.size_in_bytes().max(1), dtype)?;
-        super::bytes_mut(&mut numbers)?.copy_from_slice(bytes);
-        let _ = device;
+    pub(crate) fn from_raw_buffer(bytes: &[u8], dtype: DType, shape: &[usize], _device: &Device) -> Result<Self> {
+        let shape = Shape::from(shape);
+        let mut numbers = zeroed(&shape, dtype)?;
+        let room = super::bytes_mut(&mut numbers)?;
+        if room.len() != bytes.len() {
+            return Err(failure(format!("{} bytes are no tensor of {dtype:?} and shape {shape:?}", bytes.len())));
+        }
+        room.copy_from_slice(bytes);
         Ok(tensor_of(numbers, shape))
     }
 
@@ -583,13 +588,13 @@ impl Deref for Var {
 }
 
 impl Var {
-    /// The tensor itself, if it is a variable; else a variable of the same numbers.
+    /// The tensor itself, if it is a variable; else a variable with a copy of the numbers.
     pub(crate) fn from_tensor(tensor: &Tensor) -> Result<Self> {
         if tensor.is_variable() {
             return Ok(Var(tensor.clone()));
         }
-        let whole = tensor.contiguous()?;
-        let Inner { id, storage, layout, dtype, .. } = &*whole.0;
+        let Tensor(copy) = tensor.force_contiguous()?;
+        let Inner { id, storage, layout, dtype, .. } = &*copy;
         Ok(Var(Tensor(Arc::new(Inner { id: *id, storage: storage.clone(), layout: layout.clone(), dtype: *dtype, is_variable: true }))))
     }
 

@@ -1,0 +1,154 @@
+//! What holds for every rule and every way to keep a parameter, on slices.
+
+use optimisers::{
+    Checkpoint, CheckpointFile, DType, Optimiser, Rule, Schedule, Scheduler, Setup, StateTree, Status, Update, ranks, rules, setup, update,
+};
+use optimisers_plain::{OF_CANDLE, Plain, all_rules, hash, saved, stored};
+
+/// A model after some steps.
+fn train(state: &mut StateTree, model: &mut Plain, steps: std::ops::Range<u64>) {
+    for step in steps {
+        let gradients = model.gradients(step);
+        update(state, &model.lend(), &gradients.show()).expect("an update");
+    }
+}
+
+fn made(optimiser: impl Optimiser, model: &mut Plain) -> StateTree {
+    setup(optimiser, &model.lend()).expect("a state")
+}
+
+#[test]
+fn all_rules_but_those_of_whole_tensors_are_there() {
+    let names: Vec<&str> = rules::catalogue().into_iter().map(|listing| listing.name).collect();
+    let missing = OF_CANDLE.iter().filter(|name| !names.contains(name)).count();
+    assert_eq!(names.len() + missing, 57);
+    assert_eq!(missing, if cfg!(feature = "candle") { 0 } else { OF_CANDLE.len() });
+}
+
+/// A run that is saved, and goes on from the file in another state and model, has the bits of one that was
+/// never stopped.
+#[test]
+fn a_resumed_run_is_the_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("checkpoint.safetensors");
+    for (name, rule) in all_rules() {
+        for (store, optimiser) in stored(&|| rule.clone()) {
+            let mut model = Plain::new(1, DType::BF16);
+            let mut state = made(optimiser.clone(), &mut model);
+            train(&mut state, &mut model, 0..3);
+            Checkpoint::new(&state).model(&model.lend()).save(&path).expect("a checkpoint");
+            let mut other = Plain::new(2, DType::BF16);
+            let mut resumed = made(optimiser, &mut other);
+            let file = CheckpointFile::open(&path).expect("the file");
+            file.restore_with_model(&mut resumed, &other.lend()).expect("a restored state");
+            train(&mut state, &mut model, 3..6);
+            train(&mut resumed, &mut other, 3..6);
+            assert!(model == other, "{name}, {store}");
+            assert!(saved(&state, &mut model) == saved(&resumed, &mut other), "{name}, {store}");
+        }
+    }
+}
+
+/// Ranks that are threads have the bits of one process with the mean of their gradients: here each has the
+/// same.
+#[test]
+fn ranks_are_one_process() {
+    for (name, rule) in all_rules() {
+        for (store, optimiser) in stored(&|| rule.clone()).into_iter().filter(|(store, _)| !["offloaded", "stochastic"].contains(store)) {
+            let mut alone = Plain::new(1, DType::BF16);
+            let mut state = made(optimiser.clone(), &mut alone);
+            train(&mut state, &mut alone, 0..3);
+            let expected = (alone.hash(), hash(&saved(&state, &mut alone)));
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("checkpoint.safetensors");
+            let of_rank = |world: optimisers::LocalRank| {
+                let mut model = Plain::new(1, DType::BF16);
+                let setup = Setup::over(&world).setup(optimiser.clone(), &model.lend());
+                let mut state = setup.expect("a state");
+                train(&mut state, &mut model, 0..3);
+                Checkpoint::new(&state).model(&model.lend()).save(&path).expect("a checkpoint");
+                model.hash()
+            };
+            let hashes: Vec<u64> = std::thread::scope(|scope| {
+                let threads: Vec<_> = ranks(2).into_iter().map(|world| scope.spawn(|| of_rank(world))).collect();
+                threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+            });
+            assert_eq!(hashes, [expected.0; 2], "{name}, {store}");
+            assert_eq!(hash(&std::fs::read(&path).expect("the file")), expected.1, "{name}, {store}");
+        }
+    }
+}
+
+/// A call that is refused changes nothing.
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing() {
+    for (name, rule) in all_rules() {
+        let mut model = Plain::new(1, DType::F32);
+        let mut state = made(rule, &mut model);
+        train(&mut state, &mut model, 0..2);
+        let before = (model.clone(), saved(&state, &mut model));
+        let mut gradients = model.gradients(2);
+        let optimisers_plain::Vector::F32(bias) = &mut gradients.0[1].values else { panic!("an f32 vector") };
+        bias[5] = f32::NAN;
+        let outcome = Update::new(&mut state).finite_only().apply(&model.lend(), &gradients.show()).expect("an update");
+        assert!(matches!(outcome.status, Status::Skipped(_)), "{name}: {:?}", outcome.status);
+        // Windows that were open are given up.
+        if !name.contains("AccumGrad") {
+            assert!(before.1 == saved(&state, &mut model), "{name}");
+        }
+        assert!(before.0 == model, "{name}");
+    }
+}
+
+/// Masters come out of a state and go in again.
+#[test]
+fn masters_are_set_as_they_were() {
+    for (name, rule) in all_rules() {
+        for (store, optimiser) in stored(&|| rule.clone()) {
+            let mut model = Plain::new(1, DType::BF16);
+            let mut state = made(optimiser, &mut model);
+            train(&mut state, &mut model, 0..2);
+            let before = model.clone();
+            let lent = model.lend();
+            let masters = state.masters(&lent).expect("masters");
+            state.set_masters(&lent, &masters).unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
+            state.check_masters(&lent).unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
+            drop(lent);
+            // What a compensated parameter stands for may round to another one than it is.
+            assert!(before == model || store == "compensated", "{name}, {store}");
+        }
+    }
+}
+
+/// A parameter gets other rows, and trains on.
+#[test]
+fn rows_come_and_go() {
+    for (name, rule) in all_rules() {
+        let mut model = Plain::new(1, DType::BF16);
+        let mut state = made(optimisers::MixedPrecision::new(DType::F32, rule as Box<dyn Rule>), &mut model);
+        train(&mut state, &mut model, 0..2);
+        let rows: Vec<Option<usize>> = (0..72).map(|row| (row % 7 != 3).then_some((row * 5) % 70)).collect();
+        let old = model.0[0].values.numbers();
+        let of_row = |row: &Option<usize>| row.map_or(vec![0.5; 130], |row| old[130 * row..130 * (row + 1)].to_vec());
+        model.0[0].values = optimisers_plain::Vector::new(DType::BF16, &rows.iter().flat_map(of_row).collect::<Vec<_>>());
+        model.0[0].shape = vec![72, 130];
+        state.resize_rows("matrix", &model.lend(), &rows).unwrap_or_else(|error| panic!("{name}: {error}"));
+        train(&mut state, &mut model, 2..4);
+    }
+}
+
+/// A schedule drives the rate, and what it drives goes into the file.
+#[test]
+fn schedules_drive_slices() {
+    let mut model = Plain::new(1, DType::F32);
+    let mut state = made(optimisers::AdamW::new(0.1), &mut model);
+    let mut scheduler = Scheduler::new(Schedule::cosine(0.1, 0.0, 3), &mut state).expect("a schedule");
+    for step in 0..3 {
+        let gradients = model.gradients(step);
+        let outcome = update(&mut state, &model.lend(), &gradients.show()).expect("an update");
+        scheduler.advance(&outcome, &mut state).expect("a rate");
+    }
+    let before = model.clone();
+    train(&mut state, &mut model, 3..4);
+    assert!(before == model, "the rate is 0 at the end");
+}
