@@ -94,8 +94,12 @@ pub use rule::{
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
 pub use rules::listed::*;
+// Named, so that the compiler says of each which feature it needs.
 #[cfg(feature = "candle")]
 pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
+#[cfg(feature = "candle")]
+#[doc(hidden, no_inline)]
+pub use rules::{APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo};
 pub use step::figures::LeafFigures;
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 #[cfg(feature = "candle")]

@@ -29,6 +29,7 @@ macro_rules! list {
         $($(#[$when])? pub use $module::$Rule;)*
 
         /// The rules alone.
+        #[allow(unused_imports, unreachable_pub, reason = "those of candle are named besides")]
         pub(super) mod listed {
             $($(#[$when])? pub use super::$Rule;)*
         }
@@ -52,6 +53,7 @@ macro_rules! families {
         pub use listed::*;
 
         /// The rules alone.
+        #[allow(unused_imports, unreachable_pub, reason = "those of candle are named besides")]
         pub(crate) mod listed {
             $($(#[$when])? pub use super::$family::listed::*;)*
         }
@@ -63,6 +65,13 @@ macro_rules! families {
         }
     };
 }
+
+// Named, so that the compiler says of each which feature it needs.
+#[cfg(feature = "candle")]
+pub use {
+    gradient::{AdaptiveClip, Centralise, GradNoise},
+    matrix::{APOLLO, AdaMuon, Adafactor, GaLore, Muon, NorMuon, SOAP, Shampoo},
+};
 
 families! { descent adam schedule_free #[cfg(feature = "candle")] matrix gradient average }
 

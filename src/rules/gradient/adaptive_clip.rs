@@ -31,7 +31,7 @@ crate::hyper_parameters! {
     ///
     /// # Bits
     /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise.

@@ -27,7 +27,7 @@ crate::hyper_parameters! {
     ///
     /// # Bits
     /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// optax's `centralize` is the same with strength 1. torch and Optimisers.jl have no counterpart.

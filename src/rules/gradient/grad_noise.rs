@@ -37,6 +37,10 @@ crate::hyper_parameters! {
     /// The paper's η is σ²: it tries 0.01, 0.3 and 1. Its name here is not η, which is for learning rates. As
     /// in optax's `add_noise` the first step has the whole variance. torch and Optimisers.jl have no
     /// counterpart.
+    ///
+    /// # Features
+    /// The function that adds the noise is written with candle's tensors: without the feature `candle` the
+    /// rule is not there.
     pub struct GradNoise {
         /// σ: the standard deviation in the first step.
         sigma: f64 = 0.1 => range::non_negative,

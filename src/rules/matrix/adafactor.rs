@@ -42,7 +42,7 @@ crate::hyper_parameters! {
     ///
     /// # Bits
     /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for

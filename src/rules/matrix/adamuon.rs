@@ -38,7 +38,7 @@ orthogonal_parameters! {
     ///
     /// # Bits
     /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// As the paper's second version. Its momentum is a sum, whose sign is the same except with Nesterov's:

@@ -68,7 +68,7 @@ orthogonal_parameters! {
     ///
     /// # Bits
     /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's

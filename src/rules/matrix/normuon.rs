@@ -39,7 +39,7 @@ orthogonal_parameters! {
     ///
     /// # Bits
     /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// As the authors' code for matrices. The paper makes the root mean square of the step 0.2.

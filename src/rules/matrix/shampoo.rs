@@ -60,7 +60,7 @@ crate::hyper_parameters! {
     ///
     /// # Bits
     /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// With β = (0, 1), one step per interval and no grafting it is the paper's, whose p is 1/4 and which

@@ -68,7 +68,7 @@ crate::hyper_parameters! {
     ///
     /// # Bits
     /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen.
+    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
     ///
     /// # Departures
     /// As the authors' code does it, checked against pytorch_optimizer's `SOAP` with its QR decomposition in

@@ -1,0 +1,167 @@
+//! Trains a framework's own arrays, which lie behind locks, without candle: the arrays lend their memory, and
+//! another thread evaluates the model while it is trained.
+//!
+//! It shows what a framework writes to have every rule, masters and checkpoints: `Lend` for its array, in
+//! thirty lines, and `Model` for what has arrays. The run stops in the middle, goes on from its checkpoint in
+//! new arrays, and ends with the bits of a run that was not stopped.
+//! Run with `cargo run --release --no-default-features --example locks`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::{PoisonError, RwLock};
+
+use optimisers::{
+    AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, Gradients, Lend, MemoryMut, MixedPrecision, Model, OptimiserChain, Schedule,
+    Scheduler, StateTree, View, Visitor, setup, update,
+};
+
+/// The framework's array.
+struct Array {
+    shape: Vec<usize>,
+    values: RwLock<Vec<f32>>,
+}
+
+impl Array {
+    fn new(shape: &[usize], values: Vec<f32>) -> Self {
+        Array { shape: shape.to_vec(), values: RwLock::new(values) }
+    }
+
+    fn values(&self) -> Vec<f32> {
+        self.values.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Lend for Array {
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn memory(&self) -> Option<usize> {
+        Some(std::ptr::from_ref(&self.values).addr())
+    }
+
+    fn offset(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> optimisers::Result<()>) -> optimisers::Result<()> {
+        run(View::new(&*self.values.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> optimisers::Result<()>) -> optimisers::Result<()> {
+        run((&mut *self.values.write().unwrap_or_else(PoisonError::into_inner)).into())
+    }
+}
+
+/// Arrays by name: a model, or the gradients of one.
+struct Arrays(BTreeMap<&'static str, Array>);
+
+impl Model for Arrays {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        for (name, array) in &self.0 {
+            visitor.below(name, |visitor| visitor.lend(array));
+        }
+    }
+}
+
+impl Gradients for Arrays {
+    fn gradient(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+        self.0.get(path).map(|array| array as &dyn Lend)
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().copied()
+    }
+
+    fn by_path(&self) -> bool {
+        true
+    }
+}
+
+/// How many numbers go into the model.
+const INPUTS: usize = 8;
+
+/// The input of an example, and what the model is to make of it.
+fn example(index: usize) -> ([f32; INPUTS], f32) {
+    let input = std::array::from_fn(|i| ((index * (2 * i + 3) + i * i) % 17) as f32 / 17.0 - 0.5);
+    (input, input.iter().enumerate().map(|(i, x)| x * (i as f32 - 3.0)).sum::<f32>() + 0.7)
+}
+
+impl Arrays {
+    fn new() -> Self {
+        Arrays(BTreeMap::from([("bias", Array::new(&[], vec![0.0])), ("weight", Array::new(&[1, INPUTS], vec![0.0; INPUTS]))]))
+    }
+
+    fn error(&self, index: usize) -> ([f32; INPUTS], f32) {
+        let (input, target) = example(index);
+        let products = self.0["weight"].values().iter().zip(input).map(|(w, x)| w * x).sum::<f32>();
+        (input, products + self.0["bias"].values()[0] - target)
+    }
+
+    /// The mean of squared errors.
+    fn loss(&self) -> f32 {
+        (0..64).map(|index| self.error(index).1.powi(2)).sum::<f32>() / 64.0
+    }
+
+    /// The gradients of the squared errors of a batch.
+    fn gradients(&self, batch: usize) -> Arrays {
+        let (mut weight, mut bias) = (vec![0.0; INPUTS], 0.0);
+        for index in batch * 16..(batch + 1) * 16 {
+            let (input, error) = self.error(index);
+            weight.iter_mut().zip(input).for_each(|(sum, x)| *sum += 2.0 * error * x / 16.0);
+            bias += 2.0 * error / 16.0;
+        }
+        Arrays(BTreeMap::from([("bias", Array::new(&[], vec![bias])), ("weight", Array::new(&[1, INPUTS], weight))]))
+    }
+}
+
+const STEPS: u64 = 400;
+
+/// A new state.
+fn begin(model: &Arrays) -> Result<StateTree, optimisers::Error> {
+    let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
+    setup(MixedPrecision::new(DType::F64, rule), model)
+}
+
+fn train(model: &Arrays, state: &mut StateTree, scheduler: &mut Scheduler, steps: std::ops::Range<u64>) -> Result<(), optimisers::Error> {
+    for step in steps {
+        let outcome = update(state, model, &model.gradients(step as usize % 4))?;
+        scheduler.advance(&outcome, state)?;
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let schedule = || Schedule::cosine(0.1, 0.0, STEPS);
+    let path = std::env::temp_dir().join(format!("optimisers-locks-{}.safetensors", std::process::id()));
+
+    let model = Arrays::new();
+    let mut state = begin(&model)?;
+    let mut scheduler = Scheduler::new(schedule(), &mut state)?;
+    println!("{} parameters behind locks; the loss is {:.4}", state.elements(), model.loss());
+    std::thread::scope(|scope| {
+        // The forward pass of another thread reads the arrays while they are trained.
+        let losses = scope.spawn(|| (0..5).map(|_| model.loss()).collect::<Vec<_>>());
+        train(&model, &mut state, &mut scheduler, 0..STEPS / 2)?;
+        let losses = losses.join().map_err(|_| "the evaluation failed")?;
+        println!("meanwhile another thread saw losses of {losses:.4?}");
+        Ok::<_, Box<dyn Error>>(())
+    })?;
+    Checkpoint::new(&state).model(&model).save(&path)?;
+    train(&model, &mut state, &mut scheduler, STEPS / 2..STEPS)?;
+
+    let resumed = Arrays::new();
+    let mut state = begin(&resumed)?;
+    CheckpointFile::open(&path)?.restore_with_model(&mut state, &resumed)?;
+    let mut scheduler = Scheduler::resume(schedule(), STEPS / 2, &mut state)?;
+    train(&resumed, &mut state, &mut scheduler, STEPS / 2..STEPS)?;
+    std::fs::remove_file(&path)?;
+
+    println!("the loss is {:.2e}, and {:.2e} in the run that went on from the checkpoint", model.loss(), resumed.loss());
+    let same = ["bias", "weight"].iter().all(|name| model.0[name].values() == resumed.0[name].values());
+    if same { Ok(()) } else { Err("the two runs differ".into()) }
+}
