@@ -501,7 +501,8 @@ fn owners_that_change_their_minds_make_no_write_outside() {
                 };
                 let (_, expected) = apply(usize::MAX);
                 assert!(expected[0] < 1.0);
-                for question in 0..60 {
+                // Miri takes a second for a call.
+                for question in (0..60).step_by(if cfg!(miri) { 17 } else { 1 }) {
                     let (is_ok, got) = apply(question);
                     assert!(!is_ok || got == expected, "{} of {dtype:?}, {after:?} at {question}, {engine:?}", rule().name());
                 }
