@@ -1,5 +1,5 @@
 use super::momentum::Momentum;
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
 

@@ -1,7 +1,7 @@
 use candle_core::{D, Result as Candle, Tensor};
 
 use super::tensors::toward;
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, state_of_another_rule, range};

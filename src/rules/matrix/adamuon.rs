@@ -2,7 +2,7 @@ use candle_core::{Result as Candle, Tensor};
 
 use super::tensors::toward;
 use crate::rules::moments::Mean;
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};

@@ -1,6 +1,6 @@
 use candle_core::{Result as Candle, Tensor};
 
-use crate::rules::AdamW;
+use crate::rules::adam::adamw::AdamW;
 use super::low_rank::{ProjectedStep, direction, move_moments, projected_step, with_moments};
 use super::tensors::whole_direction;
 use crate::rules::moments::correction;

@@ -3,11 +3,11 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
-use crate::rules::AdamW;
+use crate::rules::adam::adamw::AdamW;
 use super::tensors::{toward, whole_direction};
 use crate::rules::moments::correction;
 use super::stack::Side;
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;
 use crate::numbers::{gaussian, random_key};

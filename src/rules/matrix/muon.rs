@@ -1,7 +1,7 @@
 use candle_core::{Result as Candle, Tensor};
 
 use crate::rules::moments::Mean;
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::{StepScale, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range};

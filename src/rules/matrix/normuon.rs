@@ -2,7 +2,7 @@ use candle_core::{D, Result as Candle, Tensor};
 
 use super::tensors::toward;
 use crate::rules::moments::Mean;
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, state_of_another_rule, range};

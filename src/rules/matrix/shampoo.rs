@@ -4,7 +4,7 @@ use super::bases::inverse_power;
 use super::tensors::{toward, whole_direction};
 use crate::rules::moments::correction;
 use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::{MatrixForm, norms};
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule, range};

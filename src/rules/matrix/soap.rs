@@ -1,11 +1,11 @@
 use candle_core::{Result as Candle, Tensor};
 
-use crate::rules::AdamW;
+use crate::rules::adam::adamw::AdamW;
 use super::bases::{eigenvectors, nearer, picked};
 use super::tensors::{toward, whole_direction};
 use crate::rules::moments::correction;
 use super::stack::{Side, SideNames, SideStep, with_sides};
-use crate::rules::WeightDecay;
+use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use super::MatrixForm;
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule, range};
