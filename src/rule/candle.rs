@@ -33,8 +33,8 @@ impl<'a> From<&'a Var> for Parameter<'a> {
 impl State {
     /// Adds a tensor of any shape; its values are copied.
     ///
-    /// One that starts as the parameter is a [`Slot::parameter`], added by [`State::with_slot`]: only then
-    /// does it follow new weights.
+    /// One that starts as the parameter is a [`Slot::parameter`](crate::Slot::parameter), added by
+    /// [`State::with_slot`]: only then does it follow new weights.
     ///
     /// # Errors
     /// If the device has no memory left.
