@@ -101,9 +101,9 @@ pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
 #[doc(hidden, no_inline)]
 pub use rules::{APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo};
 pub use step::figures::LeafFigures;
-pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 #[cfg(feature = "candle")]
-pub use step::loss_scaler::{ScaledGradients, ScaledLoss};
+pub use step::loss_scaler::scaled::{ScaledGradients, ScaledLoss};
+pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
 pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};

@@ -10,11 +10,9 @@ mod finite;
 #[cfg_attr(not(feature = "candle"), path = "no_other.rs")]
 mod other;
 mod random;
-#[cfg(feature = "candle")]
 mod reflectors;
 mod rounding;
 mod shape;
-#[cfg(feature = "candle")]
 mod symmetric;
 pub mod value;
 
@@ -23,13 +21,9 @@ pub use dtypes::{DType, OtherDType};
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use finite::{first_non_finite, ranges};
-pub(crate) use random::{key_at, random_bits, random_key};
+pub(crate) use random::{gaussian, key_at, random_bits, random_key};
+pub(crate) use reflectors::orthonormal;
 pub(crate) use rounding::{LowBits, round_to_odd, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
 pub(crate) use shape::elem_count;
-#[cfg(feature = "candle")]
-pub(crate) use {
-    random::gaussian,
-    reflectors::orthonormal,
-    symmetric::{Eigen, eigen},
-};
+pub(crate) use symmetric::{Eigen, eigen};

@@ -68,10 +68,9 @@ macro_rules! families {
 
 // Named, so that the compiler says of each which feature it needs.
 #[cfg(feature = "candle")]
-pub use {
-    gradient::{AdaptiveClip, Centralise, GradNoise},
-    matrix::{APOLLO, AdaMuon, Adafactor, GaLore, Muon, NorMuon, SOAP, Shampoo},
-};
+pub use gradient::{AdaptiveClip, Centralise, GradNoise};
+#[cfg(feature = "candle")]
+pub use matrix::{APOLLO, AdaMuon, Adafactor, GaLore, Muon, NorMuon, SOAP, Shampoo};
 
 families! { descent adam schedule_free #[cfg(feature = "candle")] matrix gradient average }
 

@@ -2,7 +2,7 @@
 
 mod dynamic;
 #[cfg(feature = "candle")]
-mod scaled;
+pub(crate) mod scaled;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +11,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 
 pub use dynamic::{DynamicScale, OnOverflow};
-#[cfg(feature = "candle")]
-pub use scaled::{ScaledGradients, ScaledLoss};
 
 /// Multiplies losses by a scale, and divides their gradients by it.
 ///
