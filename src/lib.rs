@@ -23,7 +23,8 @@
 //! - **To look**: [`audit`] before a training; [`Update::with_figures`], [`StateTree::warnings`] and
 //!   [`Warning`] in it.
 //! - **Many machines**: [`many_machines`], [`ranks`], [`Communicator`].
-//! - **Without candle**: [`ParameterSlices`], [`GradientSlices`], [`Lend`], and the module `printed` with its
+//! - **Without candle** (`default-features = false`): [`ParameterSlices`], [`GradientSlices`], [`Lend`]. For
+//!   buffers on devices, the module `printed` with its
 //!   feature.
 //! - **To write a rule**: [`Elementwise`], [`Rule`], [`hyper_parameters!`], [`value`] and [`Gradient`].
 //!
