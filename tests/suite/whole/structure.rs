@@ -312,23 +312,3 @@ fn tensors_of_scalars_are_made_in_one_place() {
         assert!(made.is_empty(), "{}: {made:?}", source.file.display());
     }
 }
-
-/// What needs candle is a module behind its feature. Elsewhere few places ask for it: the crate's list of
-/// names, rows of rules. Forty would say that something is in the wrong room.
-#[test]
-fn the_feature_candle_stands_at_modules() {
-    let mut elsewhere = Vec::new();
-    for file in files(&root()).into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs")) {
-        let text = std::fs::read_to_string(&file).expect("a source file");
-        let mut lines = text.lines().map(str::trim).filter(|line| !line.starts_with("//"));
-        while let Some(line) = lines.next() {
-            if line.contains("feature = \"candle\"") {
-                let item = lines.by_ref().find(|line| !line.starts_with("#[")).unwrap_or_default();
-                if !item.split(' ').any(|word| word == "mod") {
-                    elsewhere.push(format!("{}: {item}", file.display()));
-                }
-            }
-        }
-    }
-    assert!(elsewhere.len() <= 20, "{} places: {elsewhere:#?}", elsewhere.len());
-}
