@@ -25,5 +25,5 @@ pub(crate) use random::{gaussian, key_at, random_bits, random_key};
 pub(crate) use reflectors::orthonormal;
 pub(crate) use rounding::{LowBits, round_to_odd, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
-pub(crate) use shape::elem_count;
+pub(crate) use shape::{elem_count, place_of};
 pub(crate) use symmetric::{Eigen, eigen};

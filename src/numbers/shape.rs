@@ -39,6 +39,17 @@ pub(crate) fn elem_count(dims: &[usize]) -> usize {
     dims.iter().product()
 }
 
+/// How far an element is from the first, if elements lie `strides` apart in each dimension.
+pub(crate) fn place_of(element: usize, dims: &[usize], strides: &[usize]) -> usize {
+    let mut rest = element;
+    let of_dim = |(dim, stride): (&usize, &usize)| {
+        let place = rest % dim * stride;
+        rest /= dim;
+        place
+    };
+    dims.iter().zip(strides).rev().map(of_dim).sum()
+}
+
 /// The dimensions alone: `[2, 3]`.
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

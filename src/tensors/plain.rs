@@ -13,8 +13,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use half::{bf16, f16};
 
 use crate::error::{Error, ErrorKind};
-use crate::numbers::round_to_odd;
 pub(crate) use crate::numbers::{DType, Shape};
+use crate::numbers::{place_of, round_to_odd};
 
 /// Where a tensor is.
 #[derive(Clone, Debug)]
@@ -152,14 +152,7 @@ fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()
         return Ok(());
     }
     for (element, to) in to.iter_mut().enumerate() {
-        let mut rest = element;
-        let of_dim = |(dim, stride): (&usize, &usize)| {
-            let place = rest % dim * stride;
-            rest /= dim;
-            place
-        };
-        let place = layout.dims().iter().zip(&layout.stride).rev().map(of_dim).sum::<usize>();
-        *to = *from.get(layout.start + place).ok_or_else(short)?;
+        *to = *from.get(layout.start + place_of(element, layout.dims(), layout.stride())).ok_or_else(short)?;
     }
     Ok(())
 }

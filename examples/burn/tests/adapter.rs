@@ -6,7 +6,7 @@ use burn::optim::grad_clipping::GradientClipping;
 use burn::optim::{self, AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_optimisers::{Error, ModuleOptimizer};
-use optimisers::{AdamW, ClipGlobalNorm, ClipNorm, MixedPrecision, OptimiserChain, Outcome};
+use optimisers::{AdamW, ClipGlobalNorm, ClipNorm, Lend, MixedPrecision, OptimiserChain, Outcome, View};
 
 #[derive(Module, Debug)]
 struct Network {
@@ -144,7 +144,13 @@ fn bf16_parameters_are_their_masters_rounded() {
     assert!(after.others.iter().all(|(_, _, dtype, requires_gradient, _)| *dtype == DType::BF16 && *requires_gradient));
     let master = optimizer.state().leaf("hidden.weight").unwrap().tensor("master").unwrap().unwrap();
     assert_eq!(master.dtype(), optimisers::DType::F32);
-    let master: Vec<f32> = master.flatten_all().and_then(|master| master.to_vec1()).unwrap();
+    let mut numbers = Vec::new();
+    let read = &mut |view: View<'_>| {
+        numbers = view.numbers();
+        Ok(())
+    };
+    master.read(read).unwrap();
+    let master: Vec<f32> = numbers.into_iter().map(|number| number as f32).collect();
     let rounded: Vec<f32> = Tensor::<1>::from_floats(master.as_slice(), &device()).cast(FloatDType::BF16).into_data().iter().collect();
     assert_eq!(rounded, after.numbers[..20]);
     assert_ne!(before.numbers, after.numbers);

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, elem_count};
+use crate::numbers::{DType, elem_count, place_of};
 use crate::tensors::{Device, Tensor, tensor_of, write_values};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
@@ -203,16 +203,7 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
 
 /// The elements of a vector that lie `strides` apart.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
-    let places = (0..elem_count(shape)).map(|element| {
-        let mut rest = element;
-        let of_dim = |(dim, stride): (&usize, &usize)| {
-            let place = rest % dim * stride;
-            rest /= dim;
-            place
-        };
-        shape.iter().zip(strides).rev().map(of_dim).sum::<usize>() as i64
-    });
-    let places: Vec<i64> = places.collect();
+    let places: Vec<i64> = (0..elem_count(shape)).map(|element| place_of(element, shape, strides) as i64).collect();
     let places = Tensor::from_vec(places, elem_count(shape), &Device::Cpu)?;
     numbers.index_select(&places, 0)?.reshape(shape)
 }

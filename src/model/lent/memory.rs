@@ -79,6 +79,11 @@ macro_rules! memory {
                 match self.0 { $(Numbers::$Variant(values) => cast_slice(values),)* }
             }
 
+            /// The elements, widened.
+            pub(super) fn numbers(&self) -> Vec<f64> {
+                match self.0 { $(Numbers::$Variant(values) => values.iter().map(|value| f64::from(*value)).collect(),)* }
+            }
+
             /// Where it lies.
             pub(crate) fn address(&self) -> usize {
                 match self.0 { $(Numbers::$Variant(values) => values.as_ptr().addr(),)* }

@@ -2,7 +2,7 @@
 
 use super::MemoryRef;
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::DType;
+use crate::numbers::{DType, place_of};
 
 /// Numbers that are lent to be read, and how the elements of a tensor lie in them.
 ///
@@ -10,9 +10,10 @@ use crate::numbers::DType;
 /// use optimisers::View;
 ///
 /// let columns = [1f32, 4.0, 2.0, 5.0, 3.0, 6.0];
-/// assert!(View::strided(&columns, &[2, 3], &[1, 2]).is_ok());
+/// assert_eq!(View::strided(&columns, &[2, 3], &[1, 2])?.numbers(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
 /// let error = View::strided(&columns, &[2, 3], &[1, 3]).unwrap_err();
 /// assert!(error.to_string().contains("8 elements"), "{error}");
+/// # Ok::<(), optimisers::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -50,6 +51,16 @@ impl<'a> View<'a> {
             return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
         }
         Ok(View { memory, strides: Some((dims, strides)) })
+    }
+
+    /// A copy of the elements in row-major order, in numbers that hold those of every dtype exactly.
+    ///
+    /// So programs without candle read what the crate hands out, such as
+    /// [`Leaf::tensor`](crate::Leaf::tensor): it lends.
+    pub fn numbers(self) -> Vec<f64> {
+        let all = self.memory.numbers();
+        let Some((dims, strides)) = self.strides else { return all };
+        (0..self.elements()).map(|element| all[place_of(element, dims, strides)]).collect()
     }
 
     /// How many elements there are.

@@ -1,7 +1,8 @@
 //! What holds for every rule and every way to keep a parameter, on slices.
 
 use optimisers::{
-    Checkpoint, CheckpointFile, DType, Optimiser, Rule, Schedule, Scheduler, Setup, StateTree, Status, Update, ranks, rules, setup, update,
+    Checkpoint, CheckpointFile, DType, Lend, Optimiser, Rule, Schedule, Scheduler, Setup, StateTree, Status, Update, View, ranks, rules,
+    setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, hash, saved, stored};
 
@@ -118,6 +119,25 @@ fn masters_are_set_as_they_were() {
             assert!(before == model || store == "compensated", "{name}, {store}");
         }
     }
+}
+
+/// The numbers of a state are read from what lends them.
+#[test]
+fn a_state_lends_its_numbers() {
+    let mut model = Plain::new(1, DType::BF16);
+    let mut state = made(optimisers::MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.01)), &mut model);
+    train(&mut state, &mut model, 0..2);
+    let master = state.leaf("matrix").expect("the leaf").tensor("master").expect("a copy").expect("a master");
+    assert_eq!((Lend::shape(&master), Lend::dtype(&master)), (&[70, 130][..], DType::F32));
+    let mut numbers = Vec::new();
+    let read = &mut |view: View<'_>| {
+        numbers = view.numbers();
+        Ok(())
+    };
+    Lend::read(&master, read).expect("the numbers");
+    assert!(optimisers_plain::Vector::new(DType::BF16, &numbers) == model.0[0].values);
+    let columns = [1f32, 4.0, 2.0, 5.0, 3.0, 6.0];
+    assert_eq!(View::strided(&columns, &[2, 3], &[1, 2]).expect("a view").numbers(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
 }
 
 /// A parameter gets other rows, and trains on.
