@@ -24,8 +24,7 @@
 //!   [`Warning`] in it.
 //! - **Many machines**: [`many_machines`], [`ranks`], [`Communicator`].
 //! - **Without candle** (`default-features = false`): [`ParameterSlices`], [`GradientSlices`], [`Lend`]. For
-//!   buffers on devices, the module `printed` with its
-//!   feature.
+//!   buffers on devices, the module `printed` with its feature.
 //! - **To write a rule**: [`Elementwise`], [`Rule`], [`hyper_parameters!`], [`value`] and [`Gradient`].
 //!
 //! # Four words
@@ -38,8 +37,8 @@
 // docs.rs says of each item which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
-// Helpers of what needs candle stand beside the others; the two vocabularies of dtypes and shapes are one.
-#![cfg_attr(not(feature = "candle"), allow(dead_code, unused_imports, clippy::useless_conversion))]
+// Helpers of what needs candle stand beside the others; the two vocabularies of dtypes, shapes and errors are one.
+#![cfg_attr(not(feature = "candle"), allow(dead_code, unused_imports, clippy::needless_question_mark, clippy::useless_conversion))]
 
 mod engine;
 mod error;

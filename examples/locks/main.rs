@@ -6,81 +6,15 @@
 //! new arrays, and ends with the bits of a run that was not stopped.
 //! Run with `cargo run --release --no-default-features --example locks`.
 
-use std::collections::BTreeMap;
+mod arrays;
+
 use std::error::Error;
-use std::sync::{PoisonError, RwLock};
 
 use optimisers::{
-    AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, Gradients, Lend, MemoryMut, MixedPrecision, Model, OptimiserChain, Schedule,
-    Scheduler, StateTree, View, Visitor, setup, update,
+    AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, Scheduler, StateTree, setup, update,
 };
 
-/// The framework's array.
-struct Array {
-    shape: Vec<usize>,
-    values: RwLock<Vec<f32>>,
-}
-
-impl Array {
-    fn new(shape: &[usize], values: Vec<f32>) -> Self {
-        Array { shape: shape.to_vec(), values: RwLock::new(values) }
-    }
-
-    fn values(&self) -> Vec<f32> {
-        self.values.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Lend for Array {
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn memory(&self) -> Option<usize> {
-        Some(std::ptr::from_ref(&self.values).addr())
-    }
-
-    fn offset(&self) -> Option<usize> {
-        Some(0)
-    }
-
-    fn read(&self, run: &mut dyn FnMut(View<'_>) -> optimisers::Result<()>) -> optimisers::Result<()> {
-        run(View::new(&*self.values.read().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> optimisers::Result<()>) -> optimisers::Result<()> {
-        run((&mut *self.values.write().unwrap_or_else(PoisonError::into_inner)).into())
-    }
-}
-
-/// Arrays by name: a model, or the gradients of one.
-struct Arrays(BTreeMap<&'static str, Array>);
-
-impl Model for Arrays {
-    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        for (name, array) in &self.0 {
-            visitor.below(name, |visitor| visitor.lend(array));
-        }
-    }
-}
-
-impl Gradients for Arrays {
-    fn gradient(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
-        self.0.get(path).map(|array| array as &dyn Lend)
-    }
-
-    fn paths(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().copied()
-    }
-
-    fn by_path(&self) -> bool {
-        true
-    }
-}
+use arrays::{Array, Arrays};
 
 /// How many numbers go into the model.
 const INPUTS: usize = 8;
@@ -92,8 +26,13 @@ fn example(index: usize) -> ([f32; INPUTS], f32) {
 }
 
 impl Arrays {
-    fn new() -> Self {
-        Arrays(BTreeMap::from([("bias", Array::new(&[], vec![0.0])), ("weight", Array::new(&[1, INPUTS], vec![0.0; INPUTS]))]))
+    fn of(bias: f32, weight: Vec<f32>) -> Self {
+        let arrays = [("bias", Array::new(&[], vec![bias])), ("weight", Array::new(&[1, INPUTS], weight))];
+        Arrays(arrays.into_iter().map(|(name, array)| (name.to_string(), array)).collect())
+    }
+
+    fn zeros() -> Self {
+        Arrays::of(0.0, vec![0.0; INPUTS])
     }
 
     fn error(&self, index: usize) -> ([f32; INPUTS], f32) {
@@ -115,7 +54,7 @@ impl Arrays {
             weight.iter_mut().zip(input).for_each(|(sum, x)| *sum += 2.0 * error * x / 16.0);
             bias += 2.0 * error / 16.0;
         }
-        Arrays(BTreeMap::from([("bias", Array::new(&[], vec![bias])), ("weight", Array::new(&[1, INPUTS], weight))]))
+        Arrays::of(bias, weight)
     }
 }
 
@@ -139,7 +78,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let schedule = || Schedule::cosine(0.1, 0.0, STEPS);
     let path = std::env::temp_dir().join(format!("optimisers-locks-{}.safetensors", std::process::id()));
 
-    let model = Arrays::new();
+    let model = Arrays::zeros();
     let mut state = begin(&model)?;
     let mut scheduler = Scheduler::new(schedule(), &mut state)?;
     println!("{} parameters behind locks; the loss is {:.4}", state.elements(), model.loss());
@@ -154,7 +93,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Checkpoint::new(&state).model(&model).save(&path)?;
     train(&model, &mut state, &mut scheduler, STEPS / 2..STEPS)?;
 
-    let resumed = Arrays::new();
+    let resumed = Arrays::zeros();
     let mut state = begin(&resumed)?;
     CheckpointFile::open(&path)?.restore_with_model(&mut state, &resumed)?;
     let mut scheduler = Scheduler::resume(schedule(), STEPS / 2, &mut state)?;

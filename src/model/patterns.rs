@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use wildmatch::WildMatch;
 
 use super::{Variable, empty_model};
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, Result, listed, one_of};
 
 /// Patterns in their order. `*` stands for any text, dots included, `?` for one character, and the whole path
 /// must match.
@@ -52,9 +52,9 @@ impl Patterns {
 
     /// The error that a pattern matches no path of these variables.
     fn unmatched<'v>(&self, pattern: usize, variables: impl Iterator<Item = &'v Variable<'v>>) -> Error {
-        let available = listed(variables.map(Variable::path)).join(", ");
+        let available = listed(variables.map(Variable::path));
         Error::new(ErrorKind::Configuration, format!("the pattern {:?} matches no parameter", self.texts[pattern]))
-            .with_expected(format_args!("one that matches one of: {available}"))
+            .with_expected(format_args!("one that matches {}", one_of(&available)))
     }
 
     /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may

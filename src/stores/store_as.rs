@@ -1,7 +1,5 @@
-use std::collections::BTreeSet;
-
 use crate::error::Result;
-use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, has_no};
+use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, each_once, has_no};
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
 ///
@@ -101,9 +99,8 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         for (name, format) in named {
             if state.store_as(Some(name), *format)? == 0 {
                 // A name stands without the place of its member.
-                let own = |name: String| name.rsplit('.').next().map(str::to_string);
-                let available: BTreeSet<String> = state.tensors().into_iter().filter_map(|(name, _)| own(name)).collect();
-                let available: Vec<String> = available.into_iter().collect();
+                let tensors = state.tensors();
+                let available = each_once(tensors.iter().filter_map(|(name, _)| name.rsplit('.').next()));
                 return Err(has_no(&self.inner.name(), "state tensor", name, &available));
             }
         }

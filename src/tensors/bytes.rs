@@ -31,6 +31,12 @@ macro_rules! lend {
 lend!(bytes, &CpuStorage, &[u8], cast_slice);
 lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
+/// The dtype of numbers, and how many bytes they have. A dtype without bytes here may have any length: nobody
+/// makes a pointer to it.
+pub(crate) fn held_on_cpu(numbers: &CpuStorage) -> (super::DType, usize) {
+    (dtype_of(numbers), bytes(numbers).map_or(usize::MAX, <[u8]>::len))
+}
+
 /// The values of a contiguous tensor on the CPU where they lie.
 pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Result<&'s [u8]> {
     let (Some(numbers), Some((start, end))) = (on_cpu(storage), layout.contiguous_offsets()) else {

@@ -44,8 +44,7 @@ pub(crate) fn copy_elements(from: &CpuStorage, layout: &Layout, to: &mut CpuStor
 /// The dtype of a locked storage, and how many bytes it has for its tensor: none if it is on another device.
 pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
     match (storage, tensor.device()) {
-        // A dtype without bytes here may have any length: nobody makes a pointer to it.
-        (Storage::Cpu(numbers), Device::Cpu) => (numbers.dtype(), super::bytes(numbers).map_or(usize::MAX, <[u8]>::len)),
+        (Storage::Cpu(numbers), Device::Cpu) => super::held_on_cpu(numbers),
         #[cfg(feature = "cuda")]
         (Storage::Cuda(storage), Device::Cuda(_)) => held_on_cuda(storage, tensor),
         // The fused engines have no pointers to others.

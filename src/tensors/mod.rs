@@ -10,7 +10,7 @@ mod candle;
 #[cfg(not(feature = "candle"))]
 mod plain;
 
-pub(crate) use bytes::{bytes, bytes_mut, bytes_of, write_values};
+pub(crate) use bytes::{bytes, bytes_mut, bytes_of, held_on_cpu, write_values};
 #[cfg(feature = "candle")]
 pub(crate) use candle::*;
 #[cfg(not(feature = "candle"))]

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use half::{bf16, f16};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::ErrorKind;
 pub(crate) use crate::numbers::{DType, Shape};
 use crate::numbers::{place_of, round_to_odd};
 
@@ -48,35 +48,8 @@ pub(crate) enum DeviceLocation {
     Cpu,
 }
 
-/// An error of tensors.
-#[derive(Debug)]
-pub(crate) struct TensorError(Error);
-
-pub(crate) type Result<T> = std::result::Result<T, TensorError>;
-
-impl From<TensorError> for Error {
-    fn from(TensorError(error): TensorError) -> Self {
-        error
-    }
-}
-
-impl From<Error> for TensorError {
-    fn from(error: Error) -> Self {
-        TensorError(error)
-    }
-}
-
-impl std::fmt::Display for TensorError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for TensorError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source()
-    }
-}
+pub(crate) use crate::error::Error as TensorError;
+pub(crate) type Result<T> = crate::error::Result<T>;
 
 /// Makes the types that differ by dtype.
 macro_rules! dtypes {
@@ -159,7 +132,7 @@ fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()
 
 /// An error of tensors with this text.
 pub(crate) fn failure(text: impl Into<String>) -> TensorError {
-    TensorError(Error::new(ErrorKind::Other, text.into()))
+    TensorError::new(ErrorKind::Other, text.into())
 }
 
 /// A tensor in row-major order whose numbers these are.
@@ -179,7 +152,7 @@ pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
 
 /// The dtype of a locked storage, and how many bytes it has.
 pub(crate) fn held(storage: &Storage, _tensor: &Tensor) -> (DType, usize) {
-    (dtype_of(&storage.0), super::bytes(&storage.0).map_or(0, <[u8]>::len))
+    super::held_on_cpu(&storage.0)
 }
 
 /// What the lock of a tensor guards.

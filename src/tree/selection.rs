@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::once::Once;
 use super::{Leaf, StateTree};
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::rule::{FieldValue, Optimiser, RATE, available, has_no, set_value};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
@@ -292,7 +292,7 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
         {
             let available: Vec<String> = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
             let problem = format!("{}: {field} decides the layout of the state and cannot be adjusted", optimiser.rule().name());
-            let error = Error::new(ErrorKind::Argument, problem).with_expected(format_args!("one of: {}", available.join(", ")));
+            let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
             return Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"));
         }
     }

@@ -9,7 +9,7 @@ use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, damaged};
 use super::saved::entry_name;
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::Lent;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
@@ -357,8 +357,8 @@ impl CheckpointFile {
 
 /// The error that the file lacks a parameter.
 fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
-    let available = listed(available.map(String::as_str)).join(", ");
-    Error::new(ErrorKind::Model, "the file lacks it; it has:").with_got(available).with_remedy(PASS_THE_MODEL).at(path)
+    let available = listed(available.map(String::as_str));
+    Error::new(ErrorKind::Model, "the file lacks it; it has:").with_got(joined(&available)).with_remedy(PASS_THE_MODEL).at(path)
 }
 
 /// The error that the file has a parameter that the state or model lacks.

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
-use crate::tensors::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor, bytes, bytes_of, dtype_of, held, write_values};
+use crate::tensors::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor, bytes_of, held, held_on_cpu, write_values};
 
 /// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
 fn needed(layout: &Layout) -> usize {
@@ -36,8 +36,8 @@ fn expect_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result
 
 /// [`expect_held`] for a storage on the CPU.
 pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
-    // A dtype without bytes here may have any length: nobody makes a pointer to it.
-    expect(name, tensor, dtype_of(storage), bytes(storage).map_or(usize::MAX, <[u8]>::len))
+    let (dtype, bytes) = held_on_cpu(storage);
+    expect(name, tensor, dtype, bytes)
 }
 
 /// [`expect_held`] for a storage on a CUDA device.

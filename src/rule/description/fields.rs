@@ -169,7 +169,8 @@ pub(crate) fn names(rule: &dyn Adjust) -> Vec<String> {
     each_once(rule.fields().into_iter().map(|(name, _)| name))
 }
 
-fn each_once(names: impl Iterator<Item = &'static str>) -> Vec<String> {
+/// Names, each once, in the order in which they come first.
+pub(crate) fn each_once<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let mut each: Vec<String> = Vec::new();
     for name in names {
         if !each.iter().any(|known| known == name) {

@@ -230,8 +230,7 @@ impl LossScaler {
         };
         let pending = self.pending.ok_or_else(unscaled)?;
         match known {
-            Some(known) if known != pending => Err(Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by")
-                .with_got(known)
+            Some(known) if known != pending => Err(multiplied_by(known)
                 .with_expected(format_args!("{pending}, as the last loss that this scaler has scaled"))
                 .with_remedy("use the gradients of the loss that was scaled last, with the scaler that has scaled it")),
             _ => Ok(Some(pending)),
@@ -332,10 +331,13 @@ impl LossScaler {
 pub(crate) fn expect_unscaled(known: Option<f64>) -> Result<()> {
     match known {
         None => Ok(()),
-        Some(scale) => {
-            Err(Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale).with_remedy(
-                "call `scaler.update(&mut state, &model, &grads)`, or give the update its scaler with `Update::scaler`: both divide by it",
-            ))
-        }
+        Some(scale) => Err(multiplied_by(scale).with_remedy(
+            "call `scaler.update(&mut state, &model, &grads)`, or give the update its scaler with `Update::scaler`: both divide by it",
+        )),
     }
+}
+
+/// The error for gradients of a loss with a scale that the update does not divide by.
+fn multiplied_by(scale: f64) -> Error {
+    Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale)
 }

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 
 use super::LossScaler;
 use crate::error::Result;
-use crate::model::gradients::{GradientMap, Gradients};
+use crate::model::gradients::Gradients;
 use crate::model::lent::Lend;
 
 impl LossScaler {
@@ -22,12 +22,12 @@ impl LossScaler {
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss> {
         self.check()?;
         if !self.enabled {
-            return Ok(ScaledLoss::new(loss.clone(), None));
+            return Ok(ScaledLoss { loss: loss.clone(), scale: None });
         }
         let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
         let scaled = (wide * self.scale)?;
         self.pending = Some(self.scale);
-        Ok(ScaledLoss::new(scaled, self.pending))
+        Ok(ScaledLoss { loss: scaled, scale: self.pending })
     }
 }
 
@@ -45,10 +45,6 @@ pub struct ScaledLoss {
 }
 
 impl ScaledLoss {
-    fn new(loss: Tensor, scale: Option<f64>) -> Self {
-        ScaledLoss { loss, scale }
-    }
-
     /// The gradients of this loss, for [`LossScaler::update`](crate::LossScaler::update).
     ///
     /// # Errors
@@ -114,10 +110,6 @@ impl Gradients for ScaledGradients {
 
     fn by_path(&self) -> bool {
         self.store.by_path()
-    }
-
-    fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
-        self.store.indexed()
     }
 
     fn loss_scale(&self) -> Option<f64> {

@@ -32,8 +32,6 @@ pub(super) struct DriveStep {
     marks: Vec<Marks>,
     /// The warning if another schedule, or another step of it, has driven the leaves before.
     warning: Option<Warning>,
-    /// The fields whose warnings this step corrects, if it is not a first one.
-    corrected: Vec<String>,
 }
 
 /// The marks of a leaf's driven fields.
@@ -73,8 +71,8 @@ pub(super) struct DrivenFields {
 
 impl DriveStep {
     pub(super) fn new(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
-        let next = schedules.iter().map(|schedule| Next::of(schedule, steps)).collect::<Result<_>>()?;
         let before = if let Start::Running(before) = start { before } else { steps };
+        let next = schedules.iter().map(|schedule| Next::of(schedule, before, steps)).collect::<Result<_>>()?;
         let mut search = Search { schedules, start, before, next, met: vec![DriveRecord::default(); schedules.len()] };
         let mut values = Vec::with_capacity(state.len());
         let (mut bases, mut marks) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
@@ -88,8 +86,7 @@ impl DriveStep {
             search.expect_effect(state)?;
         }
         let warning = search.begun_anew(state)?.or_else(|| search.mismatch(state));
-        let driven = schedules.iter().filter(|_| start != Start::New).map(|schedule| schedule.driven_field().to_string());
-        Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, warning, corrected: driven.collect() })
+        Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, warning })
     }
 
     /// The values of this step, if those of all later steps are in range too.
@@ -112,8 +109,6 @@ impl DriveStep {
             marks.into_iter().for_each(|mark| leaf.set_mark(mark));
         }
         self.adjustment.commit(&mut state.leaves);
-        // A schedule that is moved to the right step is no fault any more.
-        state.warnings.dismiss(|field| self.corrected.iter().any(|corrected| corrected == field));
         if let Some(warning) = self.warning {
             state.warnings.put_off(warning);
         }
@@ -123,12 +118,14 @@ impl DriveStep {
 /// The value of a schedule in a step, and where the schedule is.
 #[derive(Clone, Copy)]
 struct Next {
+    /// The value that leaves are expected to have, unless the schedule is new.
+    before: f64,
     value: f64,
     course: DriveCourse,
 }
 
 impl Next {
-    fn of(schedule: &Schedule, steps: u64) -> Result<Self> {
+    fn of(schedule: &Schedule, before: u64, steps: u64) -> Result<Self> {
         let value = schedule.at(steps);
         if value.is_nan() {
             return Err(out_of_range("Schedule", schedule.driven_field(), value, "a number"));
@@ -139,7 +136,7 @@ impl Next {
             () if value == 0.0 && schedule.name() == RATE && !schedule.curve.rests_from(0) => DriveCourse::IsOver,
             () => DriveCourse::Rests,
         };
-        Ok(Next { value, course })
+        Ok(Next { before: schedule.at(before), value, course })
     }
 }
 
@@ -154,7 +151,7 @@ pub(super) fn adjustment<'l>(values: &[FieldValues], leaves: impl Iterator<Item 
 struct Search<'s> {
     schedules: &'s [Schedule],
     start: Start,
-    /// The step whose values the leaves are expected to have, unless the schedules are new.
+    /// The step of [`Next::before`].
     before: u64,
     next: Vec<Next>,
     met: Vec<DriveRecord<'s>>,
@@ -191,7 +188,7 @@ impl<'s> Search<'s> {
             for field in set {
                 let (next, base) = self.next(i, leaf, &field)?;
                 bases.extend(base);
-                let Next { value, course } = self.next[i];
+                let Next { value, course, .. } = self.next[i];
                 let factor = schedule.is_relative.then_some(value);
                 marks.push(DriveMark { field: field.index, factor, since: leaf.steps(), course });
                 if next != field.value {
@@ -204,7 +201,7 @@ impl<'s> Search<'s> {
 
     /// The new value of a field under a schedule, and its base if that changes.
     fn next(&mut self, index: usize, leaf: &'s Leaf, field: &RateField) -> Result<(f64, Option<Base>)> {
-        let (schedule, Next { value: next, .. }) = (&self.schedules[index], self.next[index]);
+        let (schedule, Next { before: expected, value: next, .. }) = (&self.schedules[index], self.next[index]);
         let (met, before) = (&mut self.met[index], field.rate());
         let (first, value) = *met.driven.get_or_insert((leaf, before));
         let kept = leaf.base_of(field.index);
@@ -216,7 +213,6 @@ impl<'s> Search<'s> {
         if self.start != Start::New
             && let Some(mark) = leaf.mark_of(field.index)
         {
-            let expected = schedule.at(self.before);
             // Of a rate that is a product, another member may have been adjusted by hand.
             let found = if schedule.is_relative { mark.factor } else { field.others.is_none().then_some(before) };
             let mismatch = found.filter(|found| !is_about(*found, expected) && !is_about(*found, next));
@@ -258,14 +254,14 @@ impl<'s> Search<'s> {
 
     /// Warns of leaves whose values are those of another schedule, or of another step.
     fn mismatch(&self, state: &StateTree) -> Option<Warning> {
-        let met = self.schedules.iter().zip(&self.met);
-        let (schedule, leaf, found) = met.filter_map(|(schedule, met)| met.mismatch.map(|(leaf, found)| (schedule, leaf, found))).next()?;
+        let mut met = self.schedules.iter().zip(&self.met).zip(&self.next);
+        let (schedule, expected, (leaf, found)) = met.find_map(|((schedule, met), next)| Some((schedule, next.before, met.mismatch?)))?;
         Some(Warning::ScheduleMismatch {
             path: leaf.path().to_string(),
             field: schedule.driven_field().to_string(),
             is_factor: schedule.is_relative,
             found,
-            expected: schedule.at(self.before),
+            expected,
             step: self.before,
             steps: state.leaves().map(Leaf::steps).max().unwrap_or(0),
         })

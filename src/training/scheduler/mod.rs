@@ -165,7 +165,8 @@ impl Scheduler {
     /// and no relative schedule has driven the state.
     pub fn resume(schedules: impl Into<Vec<Schedule>>, steps: u64, state: &mut StateTree) -> Result<Self> {
         let scheduler = Scheduler { schedules: schedules.into(), steps };
-        DriveStep::whole(&scheduler.schedules, steps, Start::Resumed, state)?.commit(state);
+        let step = DriveStep::whole(&scheduler.schedules, steps, Start::Resumed, state)?;
+        scheduler.correct(step, state);
         Ok(scheduler)
     }
 
@@ -183,9 +184,17 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::advance`].
     pub fn go_to(&mut self, steps: u64, state: &mut StateTree) -> Result<()> {
-        DriveStep::new(&self.schedules, steps, Start::Running(self.steps), state)?.commit(state);
+        let step = DriveStep::new(&self.schedules, steps, Start::Running(self.steps), state)?;
+        self.correct(step, state);
         self.steps = steps;
         Ok(())
+    }
+
+    /// Takes a step of schedules that drive the state already. One that is moved to the right place is no fault
+    /// any more.
+    fn correct(&self, step: DriveStep, state: &mut StateTree) {
+        state.warnings.dismiss(|field| self.schedules.iter().any(|schedule| schedule.driven_field() == field));
+        step.commit(state);
     }
 
     /// How many steps were applied.

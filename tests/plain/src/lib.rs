@@ -1,6 +1,9 @@
 //! Models of plain numbers, and all optimisers that work without candle.
 
+pub mod golden;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 use half::{bf16, f16};
 use optimisers::{
@@ -45,6 +48,26 @@ impl Vector {
             Vector::BF16(values) => values.into(),
             Vector::F32(values) => values.into(),
             Vector::F64(values) => values.into(),
+        }
+    }
+
+    /// Some of the numbers, as [`Vector::lend`].
+    pub fn lend_part(&mut self, range: Range<usize>) -> MemoryMut<'_> {
+        match self {
+            Vector::F16(values) => (&mut values[range]).into(),
+            Vector::BF16(values) => (&mut values[range]).into(),
+            Vector::F32(values) => (&mut values[range]).into(),
+            Vector::F64(values) => (&mut values[range]).into(),
+        }
+    }
+
+    /// Some of the numbers, as [`Vector::show`].
+    pub fn show_part(&self, range: Range<usize>) -> MemoryRef<'_> {
+        match self {
+            Vector::F16(values) => (&values[range]).into(),
+            Vector::BF16(values) => (&values[range]).into(),
+            Vector::F32(values) => (&values[range]).into(),
+            Vector::F64(values) => (&values[range]).into(),
         }
     }
 

@@ -1,29 +1,9 @@
 //! Trajectories of other libraries, from `tests/golden`, on slices.
 
-use std::collections::BTreeMap;
-
 use optimisers::{DType, FieldValue, OptimiserChain, Rule, rules, setup, update};
+use optimisers_plain::golden::{Case, flat};
 use optimisers_plain::{Named, OF_CANDLE, Plain, Vector};
-use serde::Deserialize;
 use serde_json::Value;
-
-#[derive(Deserialize)]
-struct Case {
-    rule: String,
-    args: BTreeMap<String, Value>,
-    shape: Vec<usize>,
-    x0: Value,
-    grads: Vec<Value>,
-    x: Vec<Value>,
-}
-
-/// The numbers of a list, nested or not.
-fn flat(numbers: &Value) -> Vec<f64> {
-    match numbers {
-        Value::Array(rows) => rows.iter().flat_map(flat).collect(),
-        number => vec![number.as_f64().expect("a number")],
-    }
-}
 
 /// The rule of that name with these hyper-parameters; `None` if it needs candle or its arguments have names
 /// of their own, which `tests/suite/rules/goldens.rs` translates.

@@ -1,17 +1,17 @@
 //! Parameters and gradients in memory that the program owns.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::DType::{BF16, F16, F32, F64, U32};
 use candle_core::{Device, Tensor};
-use half::{bf16, f16};
+use half::bf16;
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema, Engine, ErrorKind, Flow,
     Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, ParameterSlices, Result,
     Rule, Setup, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
 };
+use optimisers_plain::Vector;
 
 use crate::engine::engines::small_model;
 use support::common::{Grads, Vars, assert_same, is_kind, optimisers_for, says, snapshot, tensor, trajectory, values, var};
@@ -19,88 +19,32 @@ use support::threads::on;
 
 const CPU: &Device = &Device::Cpu;
 
-/// Numbers of any dtype in a vector.
-#[derive(Clone)]
-pub enum Owned {
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
-    F32(Vec<f32>),
-    F64(Vec<f64>),
+/// The numbers of a tensor in a vector.
+pub fn vector(tensor: &Tensor) -> Vector {
+    let flat = tensor.flatten_all().expect("a vector");
+    match tensor.dtype() {
+        F16 => Vector::F16(flat.to_vec1().expect("numbers")),
+        BF16 => Vector::BF16(flat.to_vec1().expect("numbers")),
+        F32 => Vector::F32(flat.to_vec1().expect("numbers")),
+        F64 => Vector::F64(flat.to_vec1().expect("numbers")),
+        other => panic!("no slices of {other:?}"),
+    }
 }
 
-impl Owned {
-    pub fn new(tensor: &Tensor) -> Self {
-        let flat = tensor.flatten_all().expect("a vector");
-        match tensor.dtype() {
-            F16 => Owned::F16(flat.to_vec1().expect("numbers")),
-            BF16 => Owned::BF16(flat.to_vec1().expect("numbers")),
-            F32 => Owned::F32(flat.to_vec1().expect("numbers")),
-            F64 => Owned::F64(flat.to_vec1().expect("numbers")),
-            other => panic!("no slices of {other:?}"),
-        }
-    }
-
-    pub fn tensor(self, shape: &[usize]) -> Tensor {
-        let made = match self {
-            Owned::F16(values) => Tensor::from_vec(values, shape, CPU),
-            Owned::BF16(values) => Tensor::from_vec(values, shape, CPU),
-            Owned::F32(values) => Tensor::from_vec(values, shape, CPU),
-            Owned::F64(values) => Tensor::from_vec(values, shape, CPU),
-        };
-        made.expect("a tensor")
-    }
-
-    pub fn lend(&mut self) -> MemoryMut<'_> {
-        match self {
-            Owned::F16(values) => values.into(),
-            Owned::BF16(values) => values.into(),
-            Owned::F32(values) => values.into(),
-            Owned::F64(values) => values.into(),
-        }
-    }
-
-    /// Some of the numbers, as [`Owned::lend`].
-    pub fn lend_part(&mut self, range: Range<usize>) -> MemoryMut<'_> {
-        match self {
-            Owned::F16(values) => (&mut values[range]).into(),
-            Owned::BF16(values) => (&mut values[range]).into(),
-            Owned::F32(values) => (&mut values[range]).into(),
-            Owned::F64(values) => (&mut values[range]).into(),
-        }
-    }
-
-    /// Some of the numbers, as [`Owned::show`].
-    pub fn show_part(&self, range: Range<usize>) -> MemoryRef<'_> {
-        match self {
-            Owned::F16(values) => (&values[range]).into(),
-            Owned::BF16(values) => (&values[range]).into(),
-            Owned::F32(values) => (&values[range]).into(),
-            Owned::F64(values) => (&values[range]).into(),
-        }
-    }
-
-    pub fn numbers(self) -> Vec<f64> {
-        match self {
-            Owned::F16(values) => values.into_iter().map(f64::from).collect(),
-            Owned::BF16(values) => values.into_iter().map(f64::from).collect(),
-            Owned::F32(values) => values.into_iter().map(f64::from).collect(),
-            Owned::F64(values) => values,
-        }
-    }
-
-    pub fn show(&self) -> MemoryRef<'_> {
-        match self {
-            Owned::F16(values) => values.into(),
-            Owned::BF16(values) => values.into(),
-            Owned::F32(values) => values.into(),
-            Owned::F64(values) => values.into(),
-        }
-    }
+/// A tensor of these numbers.
+pub fn in_shape(vector: Vector, shape: &[usize]) -> Tensor {
+    let made = match vector {
+        Vector::F16(values) => Tensor::from_vec(values, shape, CPU),
+        Vector::BF16(values) => Tensor::from_vec(values, shape, CPU),
+        Vector::F32(values) => Tensor::from_vec(values, shape, CPU),
+        Vector::F64(values) => Tensor::from_vec(values, shape, CPU),
+    };
+    made.expect("a tensor")
 }
 
 /// Runs a function on the values of a model in vectors, and gives them back to the model.
 pub fn in_slices<T>(model: &Vars, run: impl FnOnce(&ParameterSlices<'_>) -> Result<T>) -> Result<T> {
-    let mut vectors: Vec<Owned> = model.values().map(|x| Owned::new(x)).collect();
+    let mut vectors: Vec<Vector> = model.values().map(|x| vector(x)).collect();
     let mut parameters = ParameterSlices::new();
     for ((path, x), values) in model.iter().zip(&mut vectors) {
         parameters = parameters.with(path, x.shape(), values.lend())?;
@@ -108,7 +52,7 @@ pub fn in_slices<T>(model: &Vars, run: impl FnOnce(&ParameterSlices<'_>) -> Resu
     let done = run(&parameters);
     drop(parameters);
     for (x, values) in model.values().zip(vectors) {
-        x.set(&values.tensor(x.dims())).expect("the same shape");
+        x.set(&in_shape(values, x.dims())).expect("the same shape");
     }
     done
 }
@@ -119,7 +63,7 @@ pub fn apply_in_slices<T>(
     grads: &Grads,
     run: impl FnOnce(&ParameterSlices<'_>, &GradientSlices<'_>) -> Result<T>,
 ) -> Result<T> {
-    let vectors: Vec<(&String, Owned)> = grads.iter().map(|(path, gradient)| (path, Owned::new(gradient))).collect();
+    let vectors: Vec<(&String, Vector)> = grads.iter().map(|(path, gradient)| (path, vector(gradient))).collect();
     let mut gradients = GradientSlices::new();
     for (path, values) in &vectors {
         gradients = gradients.with(path, values.show())?;

@@ -7,20 +7,11 @@ use half::{bf16, f16};
 use optimisers::{
     AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, MixedPrecision, Optimiser, OptimiserChain, Rule, Update, rules, setup,
 };
+use optimisers_plain::golden::{Case, flat};
 use serde::Deserialize;
 use serde_json::Value;
 
 use support::common::{Grads, bits, bits16, engines, nearest16, values, var};
-
-#[derive(Deserialize)]
-struct Case {
-    rule: String,
-    args: BTreeMap<String, Value>,
-    shape: Vec<usize>,
-    x0: Value,
-    grads: Vec<Value>,
-    x: Vec<Value>,
-}
 
 #[derive(Deserialize)]
 struct MixedCase {
@@ -39,23 +30,14 @@ struct MixedFile {
     mixed: Vec<MixedCase>,
 }
 
-impl Case {
-    fn tensor(&self, numbers: &Value, dtype: DType) -> Tensor {
-        let tensor = Tensor::from_vec(flat(numbers), self.shape.as_slice(), &Device::Cpu);
-        tensor.and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor of the case's shape")
-    }
-
-    fn grads(&self, dtype: DType) -> Vec<Tensor> {
-        self.grads.iter().map(|gradient| self.tensor(gradient, dtype)).collect()
-    }
+/// Numbers of a case.
+fn tensor(case: &Case, numbers: &Value, dtype: DType) -> Tensor {
+    let tensor = Tensor::from_vec(flat(numbers), case.shape.as_slice(), &Device::Cpu);
+    tensor.and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor of the case's shape")
 }
 
-/// The numbers of a list, nested or not.
-fn flat(numbers: &Value) -> Vec<f64> {
-    match numbers {
-        Value::Array(rows) => rows.iter().flat_map(flat).collect(),
-        number => vec![number.as_f64().expect("a number")],
-    }
+fn gradients(case: &Case, dtype: DType) -> Vec<Tensor> {
+    case.grads.iter().map(|gradient| tensor(case, gradient, dtype)).collect()
 }
 
 /// The rule of that name with these hyper-parameters.
@@ -157,7 +139,7 @@ fn every_rule_follows_its_oracle() {
     for (case, rule) in cases() {
         for (dtype, accuracy) in [(DType::F64, F64_ACCURACY), (DType::F32, F32_ACCURACY)] {
             for engine in engines() {
-                let got = run(engine, rule.clone(), &case.tensor(&case.x0, dtype), &case.grads(dtype));
+                let got = run(engine, rule.clone(), &tensor(&case, &case.x0, dtype), &gradients(&case, dtype));
                 assert_eq!(got.len(), case.x.len());
                 for (t, ((x, _), expected)) in got.iter().zip(&case.x).enumerate() {
                     let what = format!("{} {:?} in {dtype:?} on {engine:?}, step {t}", case.rule, case.args);
@@ -173,7 +155,7 @@ fn every_rule_follows_its_oracle() {
 #[test]
 fn f64_masters_of_f32_parameters_follow_the_oracle() {
     for (case, rule) in cases() {
-        let (start, grads) = (case.tensor(&case.x0, DType::F32), case.grads(DType::F64));
+        let (start, grads) = (tensor(&case, &case.x0, DType::F32), gradients(&case, DType::F64));
         for engine in engines() {
             let bare = run(engine, rule.clone(), &start.to_dtype(DType::F64).expect("f64"), &grads);
             let got = run(engine, MixedPrecision::new(DType::F64, rule.clone()), &start, &grads);
