@@ -4,12 +4,13 @@ pub mod golden;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
+use std::path::Path;
 
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, AdamW, ClipGlobalNorm, ClipNorm, DType, DecoupledDecay, Ema, GradientSlices, Kahan, Lookahead, MemoryMut, MemoryRef,
-    MixedPrecision, Offload, Optimiser, OptimiserChain, ParameterSlices, Q8, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs,
-    rules,
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipNorm, Communicator, DType, DecoupledDecay, Ema, GradientSlices, Kahan, Lookahead,
+    MemoryMut, MemoryRef, MixedPrecision, Offload, Optimiser, OptimiserChain, ParameterSlices, Q8, Rule, Setup, SplitMaster, StateTree,
+    StochasticRounding, StoreAs, rules, setup, update,
 };
 
 /// Numbers of any dtype that parameters have.
@@ -160,7 +161,7 @@ impl Plain {
 pub fn saved(state: &StateTree, model: &mut Plain) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("checkpoint.safetensors");
-    optimisers::Checkpoint::new(state).model(&model.lend()).save(&path).expect("a checkpoint");
+    Checkpoint::new(state).model(&model.lend()).save(&path).expect("a checkpoint");
     std::fs::read(&path).expect("the file")
 }
 
@@ -169,6 +170,40 @@ pub fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
+}
+
+/// Trains a model with its own gradients.
+pub fn train(state: &mut StateTree, model: &mut Plain, steps: Range<u64>) {
+    for step in steps {
+        let gradients = model.gradients(step);
+        update(state, &model.lend(), &gradients.show()).expect("an update");
+    }
+}
+
+/// How many steps [`alone`] and [`of_rank`] make.
+const STEPS: u64 = 3;
+
+/// The hashes of parameters and checkpoint after a short training by one process.
+pub fn alone(optimiser: Box<dyn Optimiser>) -> (u64, u64) {
+    let mut model = Plain::new(1, DType::BF16);
+    let mut state = setup(optimiser, &model.lend()).expect("a state");
+    train(&mut state, &mut model, 0..STEPS);
+    (model.hash(), hash(&saved(&state, &mut model)))
+}
+
+/// The hash of the parameters after that training as a rank of several, each with the same gradients. The
+/// ranks save to `path`.
+pub fn of_rank(world: &(impl Communicator + Clone + 'static), optimiser: Box<dyn Optimiser>, path: &Path) -> u64 {
+    let mut model = Plain::new(1, DType::BF16);
+    let mut state = Setup::over(world).setup(optimiser, &model.lend()).expect("a state");
+    train(&mut state, &mut model, 0..STEPS);
+    Checkpoint::new(&state).model(&model.lend()).save(path).expect("a checkpoint");
+    model.hash()
+}
+
+/// Whether ranks can divide what is [stored](stored) so.
+pub fn is_divided(store: &str) -> bool {
+    !["offloaded", "stochastic"].contains(&store)
 }
 
 /// The rules that need candle.
