@@ -1,6 +1,7 @@
 //! The cases: a model, gradients, an optimiser and the bytes that a step has to move.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -25,7 +26,7 @@ pub struct Case {
     engine: Engine,
     sizes: Vec<usize>,
     dtype: DType,
-    optimiser: Box<dyn Fn() -> Box<dyn Optimiser>>,
+    optimiser: Rc<dyn Fn() -> Box<dyn Optimiser>>,
     traffic: Traffic,
     /// Whether candle-nn has the same to offer.
     candle_nn: bool,
@@ -57,7 +58,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         engine: Engine::FusedWith(sizes.isa),
         sizes: sizes.two(name),
         dtype,
-        optimiser: Box::new(optimiser),
+        optimiser: Rc::new(optimiser),
         traffic,
         candle_nn,
         loss_scale: None,
@@ -166,7 +167,7 @@ pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
             engine: Engine::FusedWith(sizes.isa),
             sizes: sizes.one(),
             dtype: DType::F32,
-            optimiser: Box::new(move || Box::new(listing.rule.clone())),
+            optimiser: Rc::new(move || Box::new(listing.rule.clone())),
             traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
             candle_nn: false,
             loss_scale: None,
@@ -185,6 +186,18 @@ impl Case {
     /// The bytes that a step reads and writes for each element.
     pub fn moved(&self) -> usize {
         self.traffic.moved()
+    }
+
+    /// The same case on one tensor.
+    pub fn of_length(&self, length: usize) -> Case {
+        Case {
+            sizes: vec![length],
+            name: self.name.clone(),
+            device: self.device.clone(),
+            optimiser: self.optimiser.clone(),
+            traffic: self.traffic.clone(),
+            ..*self
+        }
     }
 
     /// Makes the tensors smaller where the device has too little memory.

@@ -15,6 +15,7 @@
 //! of the copy's speed that is: `elements=<n> gb_per_s=<x> of_copy=<x>`.
 
 mod after;
+mod cached;
 mod cases;
 #[path = "../../examples/support/device.rs"]
 mod device;
@@ -59,6 +60,9 @@ struct Options {
     /// A step right after a backward pass and by itself, in place of the cases.
     #[arg(long)]
     after: bool,
+    /// Arithmetic by itself: each case on one thread, on leaves that stay in the second-level cache.
+    #[arg(long, conflicts_with_all = ["after", "matrices"])]
+    cached: bool,
     /// Rules of matrices, on stacks of these and on one after another, in place of the cases.
     #[arg(long)]
     matrices: bool,
@@ -81,6 +85,9 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
+    if options.cached {
+        rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
+    }
     let sizes = Sizes { device: options.device.open()?, isa: options.isa.expect()?, quick: options.quick, elements: options.elements };
     let threads = rayon::current_num_threads();
     println!("threads={threads} rounds={} quick={} isa={}{}", options.rounds, options.quick, options.isa, described(&sizes.device)?);
@@ -90,8 +97,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if options.matrices {
         return matrices::measure(Engine::FusedWith(sizes.isa), options.rounds);
     }
-    for mut together in if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) } {
-        together.retain(|case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter)));
+    let cases = if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) };
+    let is_wanted = |case: &Case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter));
+    if options.cached {
+        return Ok(cached::measure(cases.into_iter().flatten().filter(is_wanted), options.isa, options.rounds)?);
+    }
+    for mut together in cases {
+        together.retain(is_wanted);
         together.iter_mut().try_for_each(Case::fit)?;
         measure(&together, options.rounds, sizes.device.is_cpu())?;
     }

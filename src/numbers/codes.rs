@@ -27,16 +27,20 @@ const SCALE: usize = size_of::<f32>();
 const CUT: u32 = 20;
 
 /// The bits of 1.0 without these. The lowest eight, or seven beside a sign, are its code.
-const ONE: u32 = 0x3f8;
+pub(crate) const ONE: u32 = 0x3f8;
 
-/// A factor that lifts any number but 0 above the smallest code of all.
-const LARGEST: f32 = f32::MAX;
+/// The bits of the smallest number that has a code of its own among those without a sign.
+pub(crate) const SMALLEST: u32 = ((ONE & !0xff) + 1) << CUT;
 
-const SIZE: u32 = 0x7fff_ffff;
+/// An odd number, whose products with all others are a hash of these.
+pub(crate) const HASH: u32 = 0x9e37_79b1;
+
+/// The bits of an f32 that are its size.
+pub(crate) const SIZE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 
 /// How far the code of NaN is below that of infinity, which has all bits of a size.
-const NAN: u32 = 1;
+pub(crate) const NAN: u32 = 1;
 
 /// The highest bit of the fraction of an f32, which makes an infinity a NaN.
 const QUIET: u32 = 22;
@@ -139,18 +143,37 @@ fn scale_of(record: &[u8; RECORD]) -> f32 {
 fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
     // Sizes of floats are in the order of their bits, with infinity and NaN above all others.
     let largest = values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE));
-    if largest >= INFINITY {
+    let (Some(Scale { unit, inverse }), Some((scale, codes))) = (Scale::of(largest), record.split_first_chunk_mut::<SCALE>()) else {
         return encode_non_finite::<SIGNED, T>(values, read, record);
-    }
-    let Some((scale, codes)) = record.split_first_chunk_mut::<SCALE>() else { return };
-    let codes = codes.iter_mut().zip(values);
-    // The reciprocal of a subnormal number could be infinite.
-    let unit = if largest == 0 { 0.0 } else { f32::from_bits(largest).max(f32::MIN_POSITIVE) };
+    };
     *scale = unit.to_le_bytes();
-    // Slightly above the reciprocal, so that the largest number times it is not below 1.
-    let inverse = if largest == 0 { 0.0 } else { f32::from_bits((1.0 / unit).to_bits() + 2) };
-    for (code, value) in codes {
+    for (code, value) in codes.iter_mut().zip(values) {
         *code = code_of::<SIGNED>(read(value), inverse);
+    }
+}
+
+/// The scale of a record.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale {
+    /// What is stored.
+    pub(crate) unit: f32,
+    /// What numbers are multiplied by: slightly above the reciprocal, so that the largest of them is not below 1.
+    pub(crate) inverse: f32,
+}
+
+impl Scale {
+    /// The scale of numbers of which the largest has the size with these bits, if it is finite.
+    #[inline(always)]
+    pub(crate) fn of(largest: u32) -> Option<Self> {
+        if largest >= INFINITY {
+            return None;
+        }
+        if largest == 0 {
+            return Some(Scale { unit: 0.0, inverse: 0.0 });
+        }
+        // The reciprocal of a subnormal number could be infinite.
+        let unit = f32::from_bits(largest).max(f32::MIN_POSITIVE);
+        Some(Scale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
     }
 }
 
@@ -182,10 +205,8 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     }
     // 0 for 0, and no less than the smallest code for anything else. 0 goes through the hash as well: to
     // select it at the end would be a selection among bytes, which takes longer.
-    let smallest = f32::from_bits(((ONE & !0xff) + 1) << CUT);
-    let least = if abs * LARGEST < smallest { abs * LARGEST } else { smallest };
-    let size = if y > least { y } else { least }.to_bits();
-    let up = size.wrapping_mul(0x9e37_79b1) >> (32 - CUT);
+    let size = if abs.to_bits() == 0 { 0 } else { y.to_bits().max(SMALLEST) };
+    let up = size.wrapping_mul(HASH) >> (32 - CUT);
     ((size + up).min(((ONE + 1) << CUT) - 1) >> CUT) as u8
 }
 

@@ -1,10 +1,13 @@
-//! Conversions of 16-bit numbers by AVX2 and F16C instructions that the compiler does not find. `unsafe`:
-//! loads and stores of vectors.
+//! Conversions of numbers in 16 and 8 bits by AVX2 and F16C instructions that the compiler does not find.
+//! `unsafe`: loads and stores of vectors.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
+
+use crate::numbers::Code;
+use crate::numbers::codes::{BLOCK, HASH, NAN, ONE, RECORD, SIZE, SMALLEST, Scale};
 
 /// Calls `row` for N neighbours at a time, and `one` for each of the rest.
 #[inline(always)]
@@ -58,4 +61,136 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
     if _mm256_movemask_ps(is_nan) != 0 {
         src.iter().zip(dst).for_each(|(src, dst)| *dst = one(*src));
     }
+}
+
+/// How many codes a vector has.
+const CODES: usize = 32;
+
+/// How many numbers a vector has.
+const NUMBERS: usize = 8;
+
+/// The numbers of a record with a finite scale and none that is infinite or NaN; otherwise `false`.
+#[target_feature(enable = "avx2")]
+pub(super) fn decode(code: Code, record: &[u8; RECORD], numbers: &mut [f32; BLOCK]) -> bool {
+    match code {
+        Code::Signed => decode_signed::<true>(record, numbers),
+        Code::NonNegative => decode_signed::<false>(record, numbers),
+    }
+}
+
+/// [`decode`] for codes with or without a sign.
+///
+/// The upper half of a number, before it is multiplied by the scale, is its code with a few bits around it.
+#[target_feature(enable = "avx2")]
+fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; BLOCK]) -> bool {
+    let Some((scale, codes)) = record.split_first_chunk() else { return false };
+    let (scale, (codes, _)) = (f32::from_le_bytes(*scale), codes.as_chunks::<CODES>());
+    let sizes = _mm256_set1_epi8(if SIGNED { 0x7f } else { -1 });
+    // SAFETY: the array holds as many codes as the vector, and the instruction allows any alignment.
+    let loaded = |codes: &[u8; CODES]| unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
+    let zero = _mm256_setzero_si256();
+    let largest = codes.iter().fold(zero, |largest, codes| _mm256_max_epu8(largest, _mm256_and_si256(loaded(codes), sizes)));
+    let nan = _mm256_sub_epi8(sizes, _mm256_set1_epi8(NAN as i8));
+    let is_nan = _mm256_cmpeq_epi8(_mm256_max_epu8(largest, nan), largest);
+    if _mm256_movemask_epi8(is_nan) != 0 || !scale.is_finite() {
+        return false;
+    }
+    let scale = _mm256_set1_ps(scale);
+    let (kept, one) = if SIGNED { (0x87f0u16, (ONE & !0x7f) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
+    let (kept, one) = (_mm256_set1_epi16(kept as i16), _mm256_set1_epi16(one as i16));
+    // Both halves of a vector are unpacked by themselves, each into four times four.
+    let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    for (codes, numbers) in codes.iter().zip(numbers.as_chunks_mut::<CODES>().0) {
+        let codes = _mm256_permutevar8x32_epi32(loaded(codes), order);
+        let is_zero = _mm256_cmpeq_epi8(_mm256_and_si256(codes, sizes), zero);
+        let upper = |codes, is_zero| {
+            let moved = if SIGNED { _mm256_srai_epi16::<4>(codes) } else { _mm256_srli_epi16::<4>(codes) };
+            _mm256_andnot_si256(is_zero, _mm256_or_si256(_mm256_and_si256(moved, kept), one))
+        };
+        let low = upper(_mm256_unpacklo_epi8(zero, codes), _mm256_unpacklo_epi8(is_zero, is_zero));
+        let high = upper(_mm256_unpackhi_epi8(zero, codes), _mm256_unpackhi_epi8(is_zero, is_zero));
+        let bits = [
+            _mm256_unpacklo_epi16(zero, low),
+            _mm256_unpackhi_epi16(zero, low),
+            _mm256_unpacklo_epi16(zero, high),
+            _mm256_unpackhi_epi16(zero, high),
+        ];
+        for (bits, numbers) in bits.into_iter().zip(numbers.as_chunks_mut::<NUMBERS>().0) {
+            let number = _mm256_mul_ps(_mm256_castsi256_ps(bits), scale);
+            // SAFETY: the array holds as many numbers as the vector, and the instruction allows any alignment.
+            unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), number) };
+        }
+    }
+    true
+}
+
+/// The record of numbers that are all finite; otherwise `false`.
+#[target_feature(enable = "avx2")]
+pub(super) fn encode(code: Code, numbers: &[f32; BLOCK], record: &mut [u8; RECORD]) -> bool {
+    let (vectors, _) = numbers.as_chunks::<NUMBERS>();
+    let sizes = _mm256_set1_epi32(SIZE as i32);
+    // SAFETY: the array holds as many numbers as the vector, and the instruction allows any alignment.
+    let loaded = |numbers: &[f32; NUMBERS]| unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) };
+    let size = |numbers: &[f32; NUMBERS]| _mm256_and_si256(loaded(numbers), sizes);
+    let larger = |largest: [__m256i; 2], [a, b]: &[[f32; NUMBERS]; 2]| {
+        [_mm256_max_epi32(largest[0], size(a)), _mm256_max_epi32(largest[1], size(b))]
+    };
+    let [a, b] = vectors.as_chunks().0.iter().fold([_mm256_setzero_si256(); 2], larger);
+    let largest = _mm256_max_epi32(a, b);
+    let largest = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
+    let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b11_10_11_10>(largest));
+    let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b01_01_01_01>(largest));
+    let Some(scale) = Scale::of(_mm_cvtsi128_si32(largest) as u32) else { return false };
+    let Some((stored, codes)) = record.split_first_chunk_mut() else { return false };
+    *stored = scale.unit.to_le_bytes();
+    let inverse = _mm256_set1_ps(scale.inverse);
+    for (vectors, codes) in vectors.as_chunks().0.iter().zip(codes.as_chunks_mut::<CODES>().0) {
+        let vectors = vectors.each_ref().map(loaded);
+        let packed = match code {
+            Code::Signed => signed_codes(vectors, inverse),
+            Code::NonNegative => codes_of_sizes(vectors, inverse),
+        };
+        // Both halves of a vector are packed by themselves.
+        let packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        // SAFETY: the array holds as many codes as the vector, and the instruction allows any alignment.
+        unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), packed) };
+    }
+    true
+}
+
+/// The sizes of numbers, divided by the scale.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn divided(numbers: __m256i, inverse: __m256) -> __m256i {
+    let size = _mm256_and_si256(numbers, _mm256_set1_epi32(SIZE as i32));
+    _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(size), inverse))
+}
+
+/// As `code_of::<true>` in `numbers/codes.rs`; in each half of the vector the codes of the halves in turn.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
+    let least = _mm256_set1_epi32(((1 << 19) - ((ONE & !0x7f) << 20) as i64) as i32);
+    let zero = _mm256_setzero_si256();
+    let near = |numbers| _mm256_srli_epi32::<20>(_mm256_max_epi32(_mm256_add_epi32(divided(numbers, inverse), least), zero));
+    // To be packed leaves the sign of a number as it is.
+    let packed = |[a, b, c, d]: [__m256i; 4]| _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    _mm256_or_si256(packed(numbers.map(near)), _mm256_and_si256(packed(numbers), _mm256_set1_epi8(-0x80)))
+}
+
+/// As `code_of::<false>`, in the order of [`signed_codes`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn codes_of_sizes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
+    let rounded = |numbers| {
+        let is_zero = _mm256_cmpeq_epi32(_mm256_and_si256(numbers, _mm256_set1_epi32(SIZE as i32)), _mm256_setzero_si256());
+        let size = _mm256_max_epi32(divided(numbers, inverse), _mm256_set1_epi32(SMALLEST as i32));
+        let size = _mm256_andnot_si256(is_zero, size);
+        let up = _mm256_srli_epi32::<12>(_mm256_mullo_epi32(size, _mm256_set1_epi32(HASH as i32)));
+        _mm256_srli_epi32::<20>(_mm256_add_epi32(size, up))
+    };
+    let [a, b, c, d] = numbers.map(rounded);
+    let (one, none) = (_mm256_set1_epi16(ONE as i16), _mm256_set1_epi16((ONE & !0xff) as i16));
+    let code = |pair| _mm256_subs_epu16(_mm256_min_epu16(pair, one), none);
+    _mm256_packus_epi16(code(_mm256_packus_epi32(a, b)), code(_mm256_packus_epi32(c, d)))
 }

@@ -15,7 +15,7 @@ use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, Vectors, per_isa};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::value::Compute;
-use crate::numbers::{LowBits, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
+use crate::numbers::{Code, LowBits, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
 
 /// A compute type that can be read from and written to every storage type.
 pub(super) trait Storable: LaneFloat {
@@ -30,6 +30,14 @@ pub(super) trait Storable: LaneFloat {
     fn nearest_bf16(self) -> bf16;
     fn widened(value: f32) -> Self;
     fn narrowed(self) -> f32;
+    /// The numbers of a record from `first` on.
+    fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [Self]) {
+        decoded(isa, code, record, first, dst);
+    }
+    /// The record of numbers.
+    fn encode(isa: Isa, code: Code, src: &[Self], record: &mut [u8; RECORD]) {
+        encoded(isa, code, src, record);
+    }
     /// The data as elements of this very type, if that is what they are.
     fn same(data: DataPtr) -> Option<Elements<Self>>;
 }
@@ -89,6 +97,28 @@ impl Storable for f32 {
     #[inline(always)]
     fn narrowed(self) -> f32 {
         self
+    }
+
+    fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Vectors::Bits256, 0, Ok(block)) = (isa.vectors(), first, <&mut [f32; BLOCK]>::try_from(&mut *dst)) {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+            if unsafe { avx2::decode(code, record, block) } {
+                return;
+            }
+        }
+        decoded(isa, code, record, first, dst);
+    }
+
+    fn encode(isa: Isa, code: Code, src: &[f32], record: &mut [u8; RECORD]) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Vectors::Bits256, Ok(block)) = (isa.vectors(), src.try_into()) {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+            if unsafe { avx2::encode(code, block, record) } {
+                return;
+            }
+        }
+        encoded(isa, code, src, record);
     }
 
     fn same(data: DataPtr) -> Option<Elements<f32>> {
@@ -221,7 +251,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
             // SAFETY: the caller promises that these elements exist and are not written, and that they are of
             // one record.
             let record = unsafe { &*records.range(offset / BLOCK * RECORD, RECORD).cast_const().cast() };
-            decoded(isa, code, record, offset % BLOCK, dst);
+            T::decode(isa, code, record, offset % BLOCK, dst);
         }
     }
 }
@@ -249,7 +279,7 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::Coded(records, code) => {
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
             // they are all that a record has.
-            encoded(isa, code, src, unsafe { &mut *records.range(stored_bytes(offset), RECORD).cast() })
+            T::encode(isa, code, src, unsafe { &mut *records.range(stored_bytes(offset), RECORD).cast() })
         }
     }
 }
@@ -336,6 +366,42 @@ mod tests {
         f32::from_f16(Isa::best(), &halves, &mut vector);
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&portable), bits(&vector));
+    }
+
+    /// Records of numbers of all sizes, around zeros of both signs, and some with what is not finite.
+    #[test]
+    fn codes_are_the_same_on_every_instruction_set() {
+        let mut state = 7u64;
+        let mut random = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) as u32
+        };
+        for round in 0..3000u32 {
+            let spread = [1, 8, 40, 255][round as usize % 4];
+            let mut numbers = [0f32; BLOCK];
+            for number in &mut numbers {
+                let exponent = (255 - spread.min(1 + round % 255) + random() % spread).min(254);
+                *number = f32::from_bits(random() << 31 | exponent << 23 | random() & 0x7f_ffff);
+            }
+            (0..random() % 4).for_each(|_| numbers[random() as usize % BLOCK] = [0.0, -0.0, 1e-45][random() as usize % 3]);
+            if round % 5 == 0 {
+                numbers[random() as usize % BLOCK] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random() as usize % 3];
+            }
+            if round == 0 {
+                numbers = [-0.0; BLOCK];
+            }
+            for code in [Code::Signed, Code::NonNegative] {
+                let through = |isa| {
+                    let (mut record, mut back) = ([0; RECORD], [0f32; BLOCK]);
+                    f32::encode(isa, code, &numbers, &mut record);
+                    f32::decode(isa, code, &record, 0, &mut back);
+                    (record, back.map(f32::to_bits))
+                };
+                for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+                    assert!(through(isa) == through(Isa::PORTABLE), "{code:?} {numbers:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn ranks_are_one_process() {
                 threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
             });
             assert_eq!(hashes, [expected.0; 2], "{name}, {store}");
-            assert_eq!(hash(&std::fs::read(&path).expect("the file")), expected.1, "{name}, {store}");
+            assert_eq!(hash(&std::fs::read(path).expect("the file")), expected.1, "{name}, {store}");
         }
     }
 }
