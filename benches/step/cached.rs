@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use candle_core::Result;
 
 use crate::cases::Case;
+use crate::divider;
 use crate::instructions::IsaName;
 
 /// The lengths of both leaves. The large one holds half a MiB in f64, with gradient and two moments.
@@ -18,6 +19,7 @@ const LENGTHS: [usize; 2] = [1 << 12, 1 << 14];
 /// Measures these cases, each by itself.
 pub fn measure(cases: impl Iterator<Item = Case>, isa: IsaName, rounds: u32) -> Result<()> {
     println!("cycles are of a clock of {:.2} GHz, as a chain of additions says", gigahertz());
+    println!("{}", divider::report(gigahertz()));
     // Several models take turns so that they find their data in memory, which is not wanted here.
     for case in cases.filter(|case| !case.name.starts_with("growth") && case.name != "small_f32") {
         let nanoseconds = slope(&case, rounds)?;

@@ -19,6 +19,7 @@ mod cached;
 mod cases;
 #[path = "../../examples/support/device.rs"]
 mod device;
+mod divider;
 mod floor;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -368,6 +368,57 @@ mod tests {
         assert_eq!(bits(&portable), bits(&vector));
     }
 
+    /// All 2³² floats, as `half` narrows them: `cargo test --release --lib every_float -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "takes minutes"]
+    fn every_float_is_narrowed_as_half_narrows_it() {
+        for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+            for chunk in 0..1 << 16 {
+                let values: Vec<f32> = (0..1 << 16).map(|low| f32::from_bits(chunk << 16 | low)).collect();
+                let (halves, brains) = narrowed(isa, &values);
+                for ((value, half), brain) in values.iter().zip(halves).zip(brains) {
+                    assert_eq!(half, f16::from_f32_const(*value).to_bits(), "{value:e} on {isa:?}");
+                    assert_eq!(brain, bf16::from_f32(*value).to_bits(), "{value:e} on {isa:?}");
+                }
+            }
+            println!("narrowed {isa:?}: no difference among all floats");
+        }
+    }
+
+    /// The codes of all floats up to a scale of 1: `cargo test --release --lib every_code -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "takes minutes"]
+    fn every_code_is_near_its_number() {
+        for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+            for code in [Code::Signed, Code::NonNegative] {
+                let mut worst = (0.0, 0f32);
+                for first in (0..=1f32.to_bits()).step_by(BLOCK - 1) {
+                    // The first sets the scale.
+                    let mut numbers: [f32; BLOCK] = std::array::from_fn(|i| f32::from_bits(first + i as u32 - u32::from(i > 0)).min(1.0));
+                    numbers[0] = 1.0;
+                    let (mut record, mut back) = ([0; RECORD], [0f32; BLOCK]);
+                    f32::encode(isa, code, &numbers, &mut record);
+                    f32::decode(isa, code, &record, 0, &mut back);
+                    for (number, back) in numbers.iter().zip(back) {
+                        let smallest = 1.125 * 2f32.powi(if code == Code::Signed { -15 } else { -31 });
+                        if *number < smallest {
+                            // 0 is next to the smallest code, and without a sign 0 alone becomes 0.
+                            let is_near = code == Code::Signed || (*number == 0.0) == (back == 0.0);
+                            assert!(is_near && back <= smallest * 1.25, "{number:e} became {back:e} on {isa:?}");
+                            continue;
+                        }
+                        // An octave has eight codes.
+                        let error = f64::from((number - back).abs()) / 2f64.powi(number.log2().floor() as i32 - 3);
+                        worst = if error > worst.0 { (error, *number) } else { worst };
+                        // What is divided by the scale is a little too large.
+                        assert!(error <= if code == Code::Signed { 0.50001 } else { 1.0 }, "{number:e} became {back:e} on {isa:?}");
+                    }
+                }
+                println!("codes {isa:?} {code:?}: at most {:.6} of the distance of two codes, for {:e}", worst.0, worst.1);
+            }
+        }
+    }
+
     /// Records of numbers of all sizes, around zeros of both signs, and some with what is not finite.
     #[test]
     fn codes_are_the_same_on_every_instruction_set() {
