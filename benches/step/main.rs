@@ -2,7 +2,8 @@
 //! one run.
 //!
 //! Per case one line, medians over rounds in nanoseconds per parameter:
-//! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or ->`.
+//! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or -> bytes=<n>`, the last being the bytes that a
+//! step reads and writes for a parameter.
 //!
 //! Before them one line says what they hold for, also with which instruction set our steps ran: `isa=<name>`,
 //! which `--isa` chooses. The floor is compiled for what every processor of the target has.
@@ -11,7 +12,7 @@
 //! in a cache, as after a backward pass.
 //!
 //! With `--device cuda` the floor is a copy within the GPU's memory that moves the same number of bytes, and
-//! the line goes on with the number of parameters, the bytes that our step moves per nanosecond, and how much
+//! the line has in place of them the number of parameters, the bytes that our step moves per nanosecond, and how much
 //! of the copy's speed that is: `elements=<n> gb_per_s=<x> of_copy=<x>`.
 
 mod after;
@@ -157,7 +158,7 @@ fn measure(together: &[Case], rounds: u32, on_cpu: bool) -> Result<(), Box<dyn s
     for (case, series) in together.iter().zip(all) {
         let [ours, floor, candle_nn] = series.map(|series| series.map(Series::median));
         let (ours, floor) = (ours.unwrap_or_default(), floor.unwrap_or_default());
-        let (digits, more) = if on_cpu { (4, String::new()) } else { (6, on_gpu(case, ours, floor)) };
+        let (digits, more) = if on_cpu { (4, format!(" bytes={}", case.moved())) } else { (6, on_gpu(case, ours, floor)) };
         let candle_nn = candle_nn.map_or("-".to_string(), |candle_nn| format!("{candle_nn:.*}", digits - 1));
         println!("bench {} ns_per_element={ours:.digits$} floor_ns={floor:.digits$} candle_nn_ns={candle_nn}{more}", case.name);
     }

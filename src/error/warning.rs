@@ -112,6 +112,18 @@ pub enum Warning {
         /// Why.
         reason: String,
     },
+    /// Ranks of an MPI job on one machine that have more threads together than cores.
+    ///
+    /// They wait for each other, which can make a step ten times as long. The warning belongs to no state: one
+    /// rank of the machine logs it once in the life of the job.
+    CoresShared {
+        /// The ranks on the machine.
+        ranks: usize,
+        /// The threads of all of them.
+        threads: usize,
+        /// The cores that they may use.
+        cores: usize,
+    },
     /// A schedule that begins anew where one has driven parameters already.
     ///
     /// [`Scheduler::new`](crate::Scheduler::new) has set their values back to those of the start.
@@ -218,6 +230,12 @@ impl fmt::Display for Warning {
             Warning::SlowEngine { reason } => {
                 write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
             }
+            Warning::CoresShared { ranks, threads, cores } => write!(
+                f,
+                "{ranks} ranks on this machine have {threads} threads on {cores} cores and wait for each other: set \
+                 RAYON_NUM_THREADS to {} for each, or have `mpirun` bind each to cores of its own (`--bind-to core`)",
+                (cores / ranks).max(1)
+            ),
             Warning::ScheduleBegunAnew { path, field, before, now, steps } => write!(
                 f,
                 "a schedule begins anew where one has driven {field} before: that of {path:?} goes from {before} to {now}. \

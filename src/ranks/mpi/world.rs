@@ -11,6 +11,7 @@ use mpi::request::scope;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, Equivalence, Source};
 
+use super::cores;
 use super::message::{Incoming, joined, pieces};
 use crate::ranks::{CommunicationError, Communicator, expect_of_others, length};
 
@@ -50,6 +51,7 @@ impl World {
             return refused("MPI was initialised for calls from one thread only");
         }
         let world = SimpleCommunicator::world().duplicate();
+        cores::check(&world);
         let (rank, size) = (world.rank() as usize, world.size() as usize);
         Ok(World { rank, size, handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))) })
     }

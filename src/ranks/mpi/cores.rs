@@ -1,0 +1,80 @@
+//! Whether the ranks on a machine have more threads together than cores.
+
+use std::fs;
+use std::sync::Once;
+
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
+
+use crate::error::warning::Warning;
+
+/// The words of a mask of cores, which is enough for 4096.
+const WORDS: usize = 128;
+
+/// The threads of a rank, and the cores that it may use, one bit for each.
+type Share = [u32; 1 + WORDS];
+
+/// Warns once in the life of the job, in one rank of each machine, if the ranks there have more threads than
+/// cores. All ranks have to call it.
+pub(super) fn check(world: &SimpleCommunicator) {
+    static CHECKED: Once = Once::new();
+    CHECKED.call_once(|| {
+        let machine = world.split_shared(world.rank());
+        let ranks = machine.size() as usize;
+        let mut all = vec![0; ranks * (1 + WORDS)];
+        machine.all_gather_into(&own_share()[..], &mut all[..]);
+        if let (0, Some(warning)) = (machine.rank(), crowded(all.as_chunks().0)) {
+            warning.say();
+        }
+    });
+}
+
+/// The share of this rank. Where the system does not say which cores it may use, there are none in it.
+fn own_share() -> Share {
+    let mut share = [0; 1 + WORDS];
+    share[0] = rayon::current_num_threads() as u32;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
+    // The last word has the first cores.
+    for (word, text) in share[1..].iter_mut().zip(mask.trim().rsplit(',')) {
+        *word = u32::from_str_radix(text, 16).unwrap_or(0);
+    }
+    share
+}
+
+/// The warning for the ranks of a machine, if they are too many.
+fn crowded(shares: &[Share]) -> Option<Warning> {
+    let threads: usize = shares.iter().map(|share| share[0] as usize).sum();
+    let union = |word: usize| shares.iter().fold(0, |union, share| union | share[1 + word]);
+    let cores: usize = (0..WORDS).map(|word| union(word).count_ones() as usize).sum();
+    (shares.len() > 1 && cores > 0 && threads > cores).then_some(Warning::CoresShared { ranks: shares.len(), threads, cores })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(threads: u32, cores: u32) -> Share {
+        let mut share = [0; 1 + WORDS];
+        (share[0], share[1]) = (threads, cores);
+        share
+    }
+
+    #[test]
+    fn ranks_are_too_many_if_their_threads_are_more_than_their_cores() {
+        for (shares, warns) in [
+            (vec![share(4, 0b1111)], false),
+            (vec![share(4, 0b1111); 2], true),
+            (vec![share(2, 0b1111); 2], false),
+            // Bound to cores of their own.
+            (vec![share(2, 0b0011), share(2, 0b1100)], false),
+            (vec![share(1, 0b0001), share(1, 0b0001)], true),
+            // The system does not say.
+            (vec![share(4, 0); 2], false),
+        ] {
+            assert_eq!(crowded(&shares).is_some(), warns, "{:?}", shares.iter().map(|share| &share[..2]).collect::<Vec<_>>());
+        }
+        let [threads, first, ..] = own_share();
+        assert!(threads > 0 && (first > 0 || cfg!(not(target_os = "linux"))));
+    }
+}
