@@ -19,6 +19,9 @@ mod restoration;
 mod restore;
 mod save;
 mod saved;
+mod saver;
+mod series;
+mod snapshot;
 mod write;
 
 use std::path::Path;
@@ -32,8 +35,9 @@ pub use save::Checkpoint;
 pub(crate) use save::warned;
 #[cfg(feature = "torch")]
 pub(crate) use saved::{SavedTensor, entry_name};
+pub use saver::{CheckpointSaver, NewestCheckpoint};
 #[cfg(feature = "torch")]
-pub(crate) use write::write;
+pub(crate) use write::{FileContent, write};
 
 use crate::error::Result;
 use crate::error::warning::Warning;

@@ -7,7 +7,7 @@ use super::agreement::agreed;
 use super::layout::Remarks;
 use super::record::{CheckpointExtras, Record};
 use super::saved::{SavedTensor, entries, entry_name};
-use super::write::{NonFiniteEntry, write};
+use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::Result;
 use crate::error::warning::Warning;
 use crate::model::lent::Lent;
@@ -132,7 +132,29 @@ impl<'s> Checkpoint<'s> {
     /// fails. The old file is still at `path` then, unless only the flush of the folder failed: the error
     /// then says that the new file is in place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
-        let path = path.as_ref();
+        let (path, world) = (path.as_ref(), self.state.world.as_ref());
+        self.with_content(path, |content, numbers| {
+            let tensors = write(world, path, content)?;
+            Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
+        })
+    }
+
+    /// The state whose checkpoint it is.
+    pub(super) fn state(&self) -> &'s StateTree {
+        self.state
+    }
+
+    /// Runs a function on the content of the file for `path`, and on the numbers beside the tensors that are
+    /// not finite.
+    ///
+    /// # Errors
+    /// Those of the function, which gets the content only if it can be saved. Over ranks also if they differ,
+    /// on all ranks, and the function does not run then.
+    pub(super) fn with_content<T>(
+        self,
+        path: &Path,
+        run: impl FnOnce(Result<FileContent<'_>>, Vec<NonFiniteEntry>) -> Result<T>,
+    ) -> Result<T> {
         let Checkpoint { state, model, extras } = self;
         let (model, record) = match savable(state, &extras).and_then(|()| model.transpose()) {
             Ok(model) => {
@@ -142,10 +164,10 @@ impl<'s> Checkpoint<'s> {
             Err(error) => (None, Err(error)),
         };
         let (record, shapes) = agreed(state, path, record)?;
-        let tensors = entries(state, shapes, model.as_ref());
-        let tensors = write(state, path, tensors, Remarks::Checkpoint(&record))?;
+        let content = entries(state, shapes, model.as_ref());
+        let content = content.and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
         let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
-        Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
+        run(content, numbers.collect())
     }
 }
 
@@ -168,7 +190,7 @@ impl StateTree {
         let (path, masters) = (path.as_ref(), self.master_parts(model));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
-        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Nothing)?))
+        Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Nothing))?))
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct SavedTensor<'s> {
 enum PartValues<'s> {
     State(StateTensor<'s>),
     Lent(Lent<'s>),
+    /// The bytes that are written.
+    Copied(&'s [u8], Encoding),
 }
 
 impl<'s> SavedTensor<'s> {
@@ -65,15 +67,45 @@ impl<'s> SavedTensor<'s> {
 
     /// The encoding of the bytes that are written.
     pub(super) fn encoding(&self) -> Encoding {
-        let code = if let PartValues::State(tensor) = &self.values { tensor.code() } else { None };
+        let code = match &self.values {
+            PartValues::State(tensor) => tensor.code(),
+            PartValues::Lent(_) => None,
+            PartValues::Copied(_, encoding) => return *encoding,
+        };
         code.map_or(Encoding::Numbers(self.entry.dtype), Encoding::Records)
+    }
+
+    /// Copies the values behind those that are in `room`.
+    pub(super) fn copy_to(self, room: &mut Vec<u8>) -> io::Result<CopiedTensor> {
+        let (start, encoding) = (room.len(), self.encoding());
+        self.write_to(room)?;
+        Ok(CopiedTensor { entry: self.entry, part: self.part, encoding, bytes: start..room.len() })
     }
 
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.values {
             PartValues::State(tensor) => tensor.write_to(out),
             PartValues::Lent(of) => write_lent(&**of, out),
+            PartValues::Copied(bytes, _) => out.write_all(bytes),
         }
+    }
+}
+
+/// A tensor whose values were copied.
+#[derive(Debug)]
+pub(super) struct CopiedTensor {
+    entry: EntryInfo,
+    part: Range<usize>,
+    encoding: Encoding,
+    /// Where its bytes are in the room of all.
+    bytes: Range<usize>,
+}
+
+impl CopiedTensor {
+    /// The tensor with its values in `room`.
+    pub(super) fn in_room(self, room: &[u8]) -> SavedTensor<'_> {
+        let CopiedTensor { entry, part, encoding, bytes } = self;
+        SavedTensor { entry, part, values: PartValues::Copied(&room[bytes], encoding) }
     }
 }
 

@@ -3,6 +3,7 @@
 mod checkpoint_bytes;
 mod checkpoint_errors;
 pub(crate) mod checkpoint_files;
+mod checkpoint_saver;
 pub(crate) mod checkpoints;
 pub(crate) mod config;
 mod config_errors;
