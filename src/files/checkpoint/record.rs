@@ -1,6 +1,6 @@
 //! The description of a state in a checkpoint: everything but its tensors.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -57,6 +57,12 @@ pub(crate) struct Record {
     pub(super) scaler: Option<LossScaler>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) plateau: Option<ReduceOnPlateau>,
+    /// The steps of the scheduler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) scheduler: Option<u64>,
+    /// The names of the user's bytes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) bytes: BTreeSet<String>,
     /// The different optimisers of the leaves.
     pub(super) optimisers: Vec<Description>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
@@ -75,6 +81,10 @@ pub(super) struct CheckpointExtras {
     pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
     pub(super) plateau: Option<ReduceOnPlateau>,
+    /// The steps of the scheduler.
+    pub(super) scheduler: Option<u64>,
+    /// The names of the bytes.
+    pub(super) bytes: BTreeSet<String>,
 }
 
 impl Record {
@@ -123,7 +133,7 @@ const MASTER: &str = "master";
 
 impl Record {
     pub(super) fn new(state: &StateTree, extras: CheckpointExtras, model: Option<Vec<String>>) -> Self {
-        let CheckpointExtras { notes, scaler, plateau } = extras;
+        let CheckpointExtras { notes, scaler, plateau, scheduler, bytes } = extras;
         let mut optimisers = Vec::new();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
@@ -142,6 +152,8 @@ impl Record {
             notes,
             scaler,
             plateau,
+            scheduler,
+            bytes,
             optimisers,
             leaves,
             model,

@@ -9,6 +9,7 @@ use super::finite::Encoding;
 use super::layout::EntryInfo;
 use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
+use crate::numbers::DType;
 use crate::rule::StateTensor;
 use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
@@ -25,7 +26,7 @@ pub(crate) struct SavedTensor<'s> {
 enum PartValues<'s> {
     State(StateTensor<'s>),
     Lent(Lent<'s>),
-    /// The bytes that are written.
+    /// The bytes themselves.
     Copied(&'s [u8], Encoding),
 }
 
@@ -57,6 +58,13 @@ impl<'s> SavedTensor<'s> {
     pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
         let entry = EntryInfo { name, dtype: number.dtype().into(), shape: Vec::new() };
         SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Lent::Tensor(number)) }
+    }
+
+    /// Bytes of the user, written by one rank.
+    fn bytes(name: &str, bytes: &'s [u8], is_written: bool) -> Self {
+        let entry = EntryInfo { name: bytes_name(name), dtype: DType::U8, shape: vec![bytes.len()] };
+        let part = 0..if is_written { bytes.len() } else { 0 };
+        SavedTensor { entry, part, values: PartValues::Copied(bytes, Encoding::Numbers(DType::U8)) }
     }
 
     pub(crate) fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
@@ -114,16 +122,23 @@ pub(crate) fn entry_name(path: &str, tensor: &str) -> String {
     format!("{path}/{tensor}")
 }
 
-/// The tensors of a state and its model.
+/// The name of a user's bytes in the file.
+pub(super) fn bytes_name(name: &str) -> String {
+    format!("optimisers.bytes/{name}")
+}
+
+/// The tensors of a state and its model, and the user's bytes.
 pub(super) fn entries<'s>(
     state: &'s StateTree,
     shapes: Vec<WholeShapes>,
     model: Option<&'s BTreeMap<String, Lent<'s>>>,
+    bytes: &'s BTreeMap<String, Vec<u8>>,
 ) -> Result<Vec<SavedTensor<'s>>> {
     let tensors = state.leaves().zip(shapes).flat_map(|(leaf, shapes)| {
         let tensors = leaf.state.tensors().into_iter().zip(shapes);
         tensors.map(move |((name, tensor), shape)| Ok(SavedTensor::state(leaf, &name, tensor, shape)))
     });
     let variables = model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
-    tensors.chain(variables).collect()
+    let bytes = bytes.iter().map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.rank() == 0)));
+    tensors.chain(variables).chain(bytes).collect()
 }
