@@ -3,8 +3,8 @@
 //! The file has an entry for each state tensor, named by the parameter's path and the tensor's name:
 //! `encoder.0.weight/1.m` is the first moment of the second rule of a chain, `encoder.0.weight/master` a
 //! master copy. A model that is saved along has its variables under their own paths, so `VarMap::load` and
-//! other tools can read them. Everything else (counters, hyper-parameters, notes) is JSON in the file's
-//! metadata, under the key `optimisers`.
+//! other tools can read them. Bytes of the program are entries too. Everything else (counters,
+//! hyper-parameters, notes) is JSON in the file's metadata, under the key `optimisers`.
 
 mod agreement;
 mod assign;

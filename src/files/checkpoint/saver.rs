@@ -88,7 +88,7 @@ pub struct CheckpointSaver {
     series: Series,
     /// How many files stay; all if `None`.
     kept: Option<usize>,
-    /// The steps of files that `newest` has passed over.
+    /// The steps of files that are not whole, as far as somebody has looked.
     passed_over: BTreeSet<u64>,
     saving: Option<Saving>,
     /// Memory for the next copy.
@@ -125,7 +125,8 @@ impl CheckpointSaver {
     /// Keeps only the last files, so many.
     ///
     /// An older one is removed when a new one is whole and in its place, so for a moment there is one more.
-    /// Files that [`newest`](CheckpointSaver::newest) has passed over are neither counted nor removed.
+    /// Files that are known not to be whole, as [`newest`](CheckpointSaver::newest) has passed them over, are
+    /// neither counted nor removed.
     pub fn keep_last(mut self, files: usize) -> Self {
         self.kept = Some(files);
         self
@@ -138,8 +139,8 @@ impl CheckpointSaver {
     ///
     /// # Errors
     /// If the save before failed; it is reported once, and nothing is copied then. As [`Checkpoint::save`] for
-    /// all that is known before the file is written. If the folder cannot be read, there is a file of a later
-    /// step, which would be taken for the newest, or `keep_last` was called with 0.
+    /// all that is known before the file is written. If the folder cannot be read, there is a whole file of a
+    /// later step, which would be taken for the newest, or `keep_last` was called with 0.
     pub fn save(&mut self, step: u64, checkpoint: Checkpoint<'_>) -> Result<Vec<Warning>> {
         let (path, state) = (self.series.path(step), checkpoint.state());
         let warnings = self.wait().and_then(|warnings| {
@@ -193,6 +194,11 @@ impl CheckpointSaver {
         self.saving.as_ref().is_some_and(|saving| !saving.thread.is_finished())
     }
 
+    /// The path of a step's file, whether it is there or not.
+    pub fn path(&self, step: u64) -> PathBuf {
+        self.series.path(step)
+    }
+
     /// The step and path of each file of the series, in the order of steps, whether it is whole or not.
     ///
     /// # Errors
@@ -237,20 +243,23 @@ impl CheckpointSaver {
         Ok(newest)
     }
 
-    /// Refuses a step before which there is a file that would be taken for the newest.
-    fn expect_last(&self, step: u64) -> Result<()> {
+    /// Refuses a step behind which there is a file that would be taken for the newest.
+    fn expect_last(&mut self, step: u64) -> Result<()> {
         if self.kept == Some(0) {
             return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with").with_got(0).with_expected("at least 1"));
         }
-        let last = self.series.steps()?.into_iter().rev().find(|last| !self.passed_over.contains(last));
-        match last.filter(|last| *last > step) {
-            Some(last) => Err(Error::new(ErrorKind::Argument, "there is a file of a later step, and the step to save is")
-                .with_got(step)
-                .with_expected(format_args!("at least {last}"))
-                .with_remedy("go on from the newest file, remove those that are later, or save under another path")
-                .in_file("checkpoint", &self.series.path(last))),
-            None => Ok(()),
+        for last in self.series.steps()?.into_iter().rev().take_while(|last| *last > step) {
+            let path = self.series.path(last);
+            if !self.passed_over.contains(&last) && CheckpointFile::open(&path).is_ok() {
+                return Err(Error::new(ErrorKind::Argument, "there is a file of a later step, and the step to save is")
+                    .with_got(step)
+                    .with_expected(format_args!("at least {last}"))
+                    .with_remedy("go on from the newest file, remove those that are later, or save under another path")
+                    .in_file("checkpoint", &path));
+            }
+            self.passed_over.insert(last);
         }
+        Ok(())
     }
 
     fn removal(&self, step: u64) -> Removal {

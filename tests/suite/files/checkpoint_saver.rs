@@ -222,6 +222,9 @@ fn a_step_before_the_last_is_refused() {
     is_kind(&error, ErrorKind::Argument, &["the step to save is 29, expected at least 30", "under another path"]);
     assert_eq!((error.file(), steps(&saver)), (Some(&*at(&folder, 30)), vec![30]));
     saver.save(30, checkpoint(&run)).expect("the same step");
+    saver.wait().expect("a file");
+    fs::write(at(&folder, 30), "nothing").expect("a file");
+    saver.save(29, checkpoint(&run)).expect("the later one is not whole");
 }
 
 #[test]
