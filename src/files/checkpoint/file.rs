@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensorError;
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged, damaged_by};
-use super::saved::bytes_name;
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, bytes_name, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;

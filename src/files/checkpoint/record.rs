@@ -26,6 +26,11 @@ pub(super) const NO_CHECKSUM: &str = "00000000";
 /// before any name of the user's.
 pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
 
+/// The name of a user's bytes in the file.
+pub(super) fn bytes_name(name: &str) -> String {
+    format!("optimisers.bytes/{name}")
+}
+
 /// The error that the description is damaged, for a reason that is a clause.
 pub(super) fn damaged(reason: impl Display) -> Error {
     Error::new(ErrorKind::File, format!("the description of the state is damaged: {reason}"))

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, damaged};
-use super::saved::{bytes_name, entry_name};
+use super::record::{LeafRecord, bytes_name, damaged};
+use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::Lent;

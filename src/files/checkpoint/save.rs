@@ -120,7 +120,7 @@ impl<'s> Checkpoint<'s> {
     /// Saves bytes under a name, such as the state of a random generator.
     ///
     /// They are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory allows.
-    /// [`CheckpointFile::bytes`] gives them back.
+    /// [`CheckpointFile::bytes`](crate::CheckpointFile::bytes) gives them back.
     pub fn bytes(mut self, name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
         let name = name.into();
         self.extras.bytes.insert(name.clone());

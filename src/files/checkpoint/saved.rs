@@ -7,6 +7,7 @@ use std::ops::Range;
 use super::agreement::WholeShapes;
 use super::finite::Encoding;
 use super::layout::EntryInfo;
+use super::record::bytes_name;
 use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
 use crate::numbers::DType;
@@ -120,11 +121,6 @@ impl CopiedTensor {
 /// The name of a state tensor in the file.
 pub(crate) fn entry_name(path: &str, tensor: &str) -> String {
     format!("{path}/{tensor}")
-}
-
-/// The name of a user's bytes in the file.
-pub(super) fn bytes_name(name: &str) -> String {
-    format!("optimisers.bytes/{name}")
 }
 
 /// The tensors of a state and its model, and the user's bytes.
