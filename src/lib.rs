@@ -65,7 +65,7 @@ pub mod many_machines {}
 pub use engine::{Engine, Isa, Norms, Resolved};
 pub use error::warning::Warning;
 pub use error::{Error, ErrorKind, Result, TensorProblem};
-pub use files::checkpoint::{Checkpoint, CheckpointFile, DefaultTaken, Restored};
+pub use files::checkpoint::{Checkpoint, CheckpointFile, CheckpointSaver, DefaultTaken, NewestCheckpoint, Restored};
 #[cfg(feature = "config")]
 pub use files::config;
 #[cfg(feature = "torch")]

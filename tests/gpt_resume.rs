@@ -5,7 +5,9 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
+use optimisers::CheckpointSaver;
 use support::examples::{self, TINY, folder};
 
 fn program() -> &'static Path {
@@ -31,9 +33,15 @@ fn result(output: &Output) -> String {
     last.to_string()
 }
 
-/// The state, the parameters and the notes, and the picture of all losses.
+/// The state, the parameters and the notes after the last step, and the picture of all losses.
 fn files(folder: &Path) -> [Vec<u8>; 2] {
-    ["gpt.safetensors", "gpt-loss.png"].map(|name| fs::read(folder.join(name)).expect("a file of the run"))
+    let (_, last) = checkpoints(folder).pop().expect("a checkpoint");
+    [last, folder.join("gpt-loss.png")].map(|path| fs::read(path).expect("a file of the run"))
+}
+
+/// The checkpoints of a run, each with its step.
+fn checkpoints(folder: &Path) -> Vec<(u64, PathBuf)> {
+    CheckpointSaver::new(folder.join("gpt.safetensors")).files().expect("a folder")
 }
 
 #[test]
@@ -83,6 +91,60 @@ fn a_run_goes_on_on_another_number_of_ranks() {
     }
 }
 
+/// Killed ten times, at moments of no order, also while it writes a checkpoint.
+#[cfg(unix)]
+#[test]
+fn a_run_that_is_killed_ends_as_one_that_was_not() {
+    const KILLS: u64 = 10;
+    let options = ["--steps", "400", "--evaluate-every", "50", "--checkpoint-every", "3", "--keep-last", "3", "--micro-batches", "2"];
+    let (whole, killed) = (folder(), folder());
+    let uninterrupted = run(whole.path(), &options);
+    let mut last = 0;
+    for kill in 0..KILLS {
+        let resume: &[&str] = if kill == 0 { &[] } else { &["--resume"] };
+        let mut command = gpt(killed.path(), &[&options, resume].concat());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the example runs");
+        let start = Instant::now();
+        let newest = || checkpoints(killed.path()).last().map_or(0, |(step, _)| *step);
+        while newest() <= last {
+            assert!(
+                start.elapsed() < Duration::from_secs(60) && child.try_wait().expect("a child").is_none(),
+                "no checkpoint after {last}"
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        // Up to the time of a few steps, each with its own.
+        std::thread::sleep(Duration::from_micros(3000 * (kill * 7 % KILLS)));
+        assert!(child.try_wait().expect("a child").is_none(), "the run was over before it was killed");
+        child.kill().expect("a child to kill");
+        child.wait().expect("its end");
+        last = newest();
+        assert!((1..=4).contains(&checkpoints(killed.path()).len()), "{:?}", checkpoints(killed.path()));
+    }
+    assert_eq!(result(&run(killed.path(), &[&options[..], &["--resume"]].concat())), result(&uninterrupted));
+    let steps = |folder: &Path| checkpoints(folder).into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+    assert_eq!((steps(killed.path()), steps(whole.path())), (vec![396, 399, 400], vec![396, 399, 400]));
+    assert!(files(killed.path()) == files(whole.path()), "the files differ");
+}
+
+/// A damaged checkpoint is passed over with a word, and written again.
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let options = ["--steps", "9", "--checkpoint-every", "3", "--keep-last", "3"];
+    let (whole, damaged) = (folder(), folder());
+    let uninterrupted = run(whole.path(), &options);
+    result(&run(damaged.path(), &[&options[..], &["--stop-at", "6"]].concat()));
+    let (step, last) = checkpoints(damaged.path()).pop().expect("a checkpoint");
+    let bytes = fs::read(&last).expect("a checkpoint");
+    fs::write(&last, &bytes[..bytes.len() / 2]).expect("a file");
+    let resumed = run(damaged.path(), &[&options[..], &["--resume"]].concat());
+    let said = String::from_utf8_lossy(&resumed.stderr);
+    assert!(step == 6 && said.contains("passed over, checkpoint gpt-000000006.safetensors: not a whole safetensors file"), "{said}");
+    assert_eq!(result(&resumed), result(&uninterrupted));
+    assert!(files(damaged.path()) == files(whole.path()), "the files differ");
+    assert!(fs::read(&last).expect("a checkpoint") == bytes, "written again");
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_saves_the_run() {
@@ -116,8 +178,8 @@ fn another_run_is_not_resumed() {
         (&["--resume", "--eta", "0.5"], &["--eta ", "(now 0.5)", "repeat its options"]),
         (&["--resume", "--dtype", "f16"], &["--dtype bf16 (now f16)"]),
         (&["--resume", "--seed", "7", "--heads", "2"], &["--seed 0 (now 7)", "--heads 4 (now 2)"]),
-        (&["--resume", "--checkpoint", "gpt-loss.png"], &["gpt-loss.png", "not a whole safetensors file"]),
-        (&[], &["gpt.safetensors exists", "--resume", "--overwrite"]),
+        (&["--resume", "--checkpoint", "gpt-loss.png"], &["no whole checkpoint such as gpt-loss-000000000.png", "without --resume"]),
+        (&[], &["gpt-000000004.safetensors exists", "--resume", "--overwrite"]),
     ];
     let refuse = |more: &[&str], sentences: &[&str]| {
         let output = run(folder.path(), &[&options, more].concat());

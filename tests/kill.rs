@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
-use optimisers::{Adam, Checkpoint, CheckpointFile, StateTree, setup, update};
+use optimisers::{Adam, Checkpoint, CheckpointFile, CheckpointSaver, StateTree, Warning, setup, update};
 
 /// Where the child saves.
 const PATH: &str = "OPTIMISERS_TEST_SAVES_TO";
@@ -14,6 +14,8 @@ const PATH: &str = "OPTIMISERS_TEST_SAVES_TO";
 const LEAVES: usize = 3;
 const LENGTH: usize = 60_000;
 const KILLS: usize = 220;
+/// Kills while a thread writes a series of files.
+const KILLS_BESIDE: usize = 60;
 
 /// A model and its state, all of whose tensors and hyper-parameters depend on `value`.
 fn started(value: f32) -> (Vec<Var>, StateTree) {
@@ -53,11 +55,11 @@ impl Drop for Saver {
     }
 }
 
-/// Starts this test again, to save two states by turns.
-fn saver(path: &Path) -> Saver {
+/// Starts a test again, to save two states by turns.
+fn saver(test: &str, path: &Path) -> Saver {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);
-    command.args(["--exact", "a_killed_save"]).env(PATH, path).stdout(Stdio::null());
+    command.args(["--exact", test]).env(PATH, path).stdout(Stdio::null());
     Saver(command.spawn().expect("a child"))
 }
 
@@ -97,7 +99,7 @@ fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) {
 
     let mut restored = started(9.0);
     for kill in 0..kills {
-        let saver = saver(&path);
+        let saver = saver("a_killed_save", &path);
         wait_for_temporary(folder.path());
         // Moments spread over the time of three saves, in no order.
         std::thread::sleep(one_save * 3 * (kill * 89 % kills) as u32 / kills as u32);
@@ -110,4 +112,53 @@ fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) {
             std::fs::remove_file(entry.path()).expect("a temporary file");
         }
     }
+}
+
+/// Each process goes on from the newest file, and two files are kept.
+#[test]
+fn a_killed_save_beside_the_training() {
+    let states = [1.0, 2.0].map(started);
+    if let Some(path) = std::env::var_os(PATH) {
+        let mut saver = CheckpointSaver::new(path).keep_last(2);
+        let done = saver.newest().expect("the folder").found.map_or(0, |(step, _)| step);
+        for step in done + 1.. {
+            let (model, state) = &states[step as usize % 2];
+            saver.save(step, Checkpoint::new(state).model(model)).expect("a save");
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("run.safetensors");
+    let expected = states.each_ref().map(contents);
+    let mut restored = started(9.0);
+    let (mut last, mut unfinished) = (0, 0);
+    for kill in 0..KILLS_BESIDE {
+        let child = saver("a_killed_save_beside_the_training", &path);
+        let start = Instant::now();
+        let mut files = CheckpointSaver::new(&path);
+        let has_begun = || files.files().expect("the folder").last().is_some_and(|(step, _)| *step > last);
+        while !has_begun() {
+            assert!(start.elapsed() < Duration::from_secs(20), "the child does not save");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // Moments spread over the time of several saves, in no order.
+        std::thread::sleep(Duration::from_micros(400 * (kill * 89 % KILLS_BESIDE) as u64));
+        drop(child);
+        let newest = files.newest().expect("the folder");
+        let (step, file) = newest.found.expect("a whole file");
+        assert!(step > last, "step {step} after {last}");
+        last = step;
+        file.restore_with_model(&mut restored.1, &restored.0).expect("a checkpoint of this model");
+        assert_eq!(contents(&restored), expected[step as usize % 2], "step {step}");
+        // Nothing but a temporary file is not whole.
+        for warning in newest.passed_over {
+            let Warning::PassedOver { file, reason } = &warning else { panic!("{warning}") };
+            assert!(file.extension().is_some_and(|extension| extension == "partial") && reason.contains("unfinished"), "{warning}");
+            unfinished += 1;
+            std::fs::remove_file(file).expect("a temporary file");
+        }
+        let steps: Vec<u64> = files.files().expect("the folder").into_iter().map(|(step, _)| step).collect();
+        // One more, if the process was killed before it has removed the oldest.
+        assert!((1..=3).contains(&steps.len()) && steps.is_sorted_by(|a, b| a + 1 == *b), "{steps:?}");
+    }
+    assert!(unfinished > KILLS_BESIDE / 4, "only {unfinished} of {KILLS_BESIDE} kills met a file that was being written");
 }

@@ -1,10 +1,9 @@
-//! Saving a run and going on with it: one file with the parameters, the optimiser's state, and notes on the
-//! run.
+//! Saving a run and going on with it: files with the parameters, the optimiser's state, and notes on the run.
 
 use std::error::Error;
 use std::path::Path;
 
-use optimisers::{Checkpoint, CheckpointFile, Leaf, LossScaler, Scheduler};
+use optimisers::{Checkpoint, CheckpointFile, CheckpointSaver, Leaf, LossScaler, Scheduler};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -29,16 +28,16 @@ struct Run<'a> {
     text: String,
 }
 
-/// Writes the run as it is now; all ranks call it. The file is replaced as a whole, so an interruption leaves
-/// the former one.
-pub(crate) fn save(path: &Path, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+/// Saves the run as it is now; all ranks call it. The file is written while the training goes on. It is there
+/// as a whole or not at all, so an interruption leaves the one before.
+pub(crate) fn save(saver: &mut CheckpointSaver, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
     let run = Run { settings, ranks: trainer.world.size(), text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)
         .note(RUN, serde_json::to_string(&run)?)
         .note(HISTORY, serde_json::to_string(&trainer.history)?)
         .note(SCALER, serde_json::to_string(&trainer.scaler)?);
-    checkpoint.save(path)?;
+    saver.save(trainer.history.steps() as u64, checkpoint)?;
     Ok(())
 }
 
@@ -52,9 +51,14 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    /// The run of the file, which must have been started with the same settings and text.
-    pub(crate) fn open(path: &Path, settings: &Settings, ranks: usize, text: &Text) -> Result<Self, Box<dyn Error>> {
-        let file = CheckpointFile::open(path)?;
+    /// The run of the newest file that is whole, which must have been started with the same settings and text.
+    /// Files that are passed over are named on stderr.
+    pub(crate) fn open(saver: &mut CheckpointSaver, settings: &Settings, ranks: usize, text: &Text) -> Result<Self, Box<dyn Error>> {
+        let newest = saver.newest()?;
+        let none = || format!("no whole checkpoint such as {}: start a new run without --resume", saver.path(0).display());
+        let found = newest.found.ok_or_else(none)?;
+        let (path, file) = (saver.path(found.0), found.1);
+        let path = &*path;
         let note =
             |name| file.note(name).ok_or_else(|| format!("{} is no checkpoint of this example: it has no note {name:?}", path.display()));
         let before: Map<String, Value> = serde_json::from_str(note(RUN)?)?;

@@ -43,6 +43,7 @@ use clap::Parser;
 
 use checkpoint::Saved;
 use device::DeviceName;
+use optimisers::CheckpointSaver;
 use random::Random;
 use ranks::{Ranks, World};
 use sample::Sample;
@@ -85,19 +86,23 @@ struct Args {
     #[arg(long)]
     text: Option<PathBuf>,
 
-    /// The file that keeps the run
+    /// The name of the files that keep the run, each with the step in it: gpt-000000100.safetensors
     #[arg(long, default_value = "gpt.safetensors")]
     checkpoint: PathBuf,
 
-    /// Saves the run every so many steps, and at the end
+    /// Saves the run every so many steps, and at the end, while the training goes on
     #[arg(long, default_value_t = 100, value_parser = settings::steps())]
     checkpoint_every: usize,
 
-    /// Goes on with the run of the checkpoint
+    /// Keeps so many of the last checkpoints
+    #[arg(long, default_value_t = 2, value_parser = settings::steps())]
+    keep_last: usize,
+
+    /// Goes on with the run of the newest checkpoint that is whole
     #[arg(long)]
     resume: bool,
 
-    /// Starts anew even if there is a checkpoint, and replaces it
+    /// Starts anew even if there are checkpoints, and removes them
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
 
@@ -168,13 +173,16 @@ impl Start {
         text.check_context(settings.context)?;
         let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
         let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
-        if args.compare.is_none() && !args.resume && checkpoint.exists() && !args.overwrite {
-            return Err(format!("{} exists: go on with its run by --resume, or replace it by --overwrite", checkpoint.display()).into());
+        let mut saver = CheckpointSaver::new(checkpoint);
+        let files = if args.compare.is_none() && !args.resume { saver.files()? } else { Vec::new() };
+        if let Some((_, file)) = files.last().filter(|_| !args.overwrite) {
+            return Err(format!("{} exists: go on with its run by --resume, or remove it by --overwrite", file.display()).into());
         }
         let device = args.device.open()?;
-        let saved = args.resume.then(|| Saved::open(checkpoint, settings, ranks, &text)).transpose()?;
+        let saved = args.resume.then(|| Saved::open(&mut saver, settings, ranks, &text)).transpose()?;
         if rank == 0 {
             picture::check_writable(out)?;
+            files.iter().try_for_each(|(_, file)| std::fs::remove_file(file))?;
         }
         Ok(Start { text, prompt, device, saved, interrupted: on_ctrl_c()? })
     }
@@ -193,14 +201,15 @@ fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Er
     if let Some(saved) = saved {
         saved.resume(&mut trainer, settings)?;
     }
+    let mut saver = CheckpointSaver::new(checkpoint).keep_last(args.keep_last);
     if saved.is_none() {
-        checkpoint::save(checkpoint, &trainer, settings, text)?;
+        checkpoint::save(&mut saver, &trainer, settings, text)?;
     }
 
     if trainer.world.is_first() {
         header(&trainer, text, settings);
     }
-    let end = train::train(&mut trainer, args, text, interrupted)?;
+    let end = train::train(&mut trainer, &mut saver, args, text, interrupted)?;
     let validation_loss = trainer.validation_loss(settings, text)?;
     let code = if end == End::Interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS };
     if !trainer.world.is_first() {
@@ -214,7 +223,7 @@ fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Er
     }
     plot::losses(&trainer.history, trainer.state.elements(), args)?;
     println!("\nlosses: {}", out.display());
-    println!("checkpoint: {}", checkpoint.display());
+    println!("checkpoint: {}", saver.path(trainer.history.steps() as u64).display());
     if end != End::Finished {
         println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use optimisers::LeafFigures;
+use optimisers::{CheckpointSaver, LeafFigures};
 
 use crate::Args;
 use crate::checkpoint;
@@ -29,8 +29,14 @@ pub(crate) enum End {
 }
 
 /// Trains until all steps are done, `--stop-at` is reached, or `interrupted` holds on any rank, and saves.
-pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted: impl Fn() -> bool) -> Result<End, Box<dyn Error>> {
-    let Args { settings, checkpoint, checkpoint_every, stop_at, figures, .. } = args;
+pub(crate) fn train(
+    trainer: &mut Trainer,
+    saver: &mut CheckpointSaver,
+    args: &Args,
+    text: &Text,
+    interrupted: impl Fn() -> bool,
+) -> Result<End, Box<dyn Error>> {
+    let Args { settings, checkpoint_every, stop_at, figures, .. } = args;
     let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
     let speaks = trainer.world.is_first();
     let bar = if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
@@ -65,15 +71,16 @@ pub(crate) fn train(trainer: &mut Trainer, args: &Args, text: &Text, interrupted
             say(format!("{step:>8}  {train_loss:>13.4}  {loss:>15.4}  {:>12.0}", speed.per_second()));
         }
         if step.is_multiple_of(*checkpoint_every) {
-            checkpoint::save(checkpoint, trainer, settings, text)?;
+            checkpoint::save(saver, trainer, settings, text)?;
             saved = step;
         }
     }
     bar.finish_and_clear();
     let step = trainer.history.steps();
     if saved < step {
-        checkpoint::save(checkpoint, trainer, settings, text)?;
+        checkpoint::save(saver, trainer, settings, text)?;
     }
+    saver.wait()?;
     Ok(match step {
         _ if step >= settings.steps => End::Finished,
         _ if step >= last => End::Stopped,

@@ -54,6 +54,23 @@ pub enum Warning {
         /// That number.
         value: f64,
     },
+    /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, as it is
+    /// damaged, of another format or unfinished. No state keeps it.
+    PassedOver {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it, with its path.
+        reason: String,
+    },
+    /// A save beside the training that failed, of which the program was not told, as it has dropped the
+    /// [`CheckpointSaver`](crate::CheckpointSaver) without [waiting](crate::CheckpointSaver::wait). No state
+    /// keeps it.
+    NotSaved {
+        /// The file.
+        file: PathBuf,
+        /// Why, with its path.
+        reason: String,
+    },
 
     /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses.
     ///
@@ -200,6 +217,10 @@ impl fmt::Display for Warning {
                 f,
                 "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and refused when it is read: keep the one before, and skip such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the same"
             ),
+            Warning::PassedOver { reason, .. } => write!(f, "passed over, {reason}"),
+            Warning::NotSaved { reason, .. } => {
+                write!(f, "not saved, {reason}. `CheckpointSaver::wait` at the end of the program returns this as an error")
+            }
             Warning::LowPrecision { bf16, f16, paths } => {
                 let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
                 let lost = lost.into_iter().filter(|(count, ..)| *count > 0).map(|(count, dtype, bound)| {

@@ -103,6 +103,18 @@ impl StateWorld {
         }
     }
 
+    /// The value with the bytes of all ranks, in rank order, if none refuses. Without a world they are the own
+    /// bytes.
+    ///
+    /// # Errors
+    /// As [`StateWorld::agree`].
+    pub(crate) fn all_agree<T>(world: Option<&StateWorld>, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+        match world {
+            Some(world) => world.agree_with(call, own),
+            None => own.map(|(value, bytes)| (value, vec![bytes])),
+        }
+    }
+
     /// The value, if all ranks have one; without a world, if there is one.
     ///
     /// # Errors

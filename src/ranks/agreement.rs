@@ -92,6 +92,21 @@ impl StateWorld {
         }
     }
 
+    /// [`StateWorld::agree_on`]; without a world the own bytes are those of all.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn all_agree_on<T>(
+        world: Option<&StateWorld>,
+        call: Call,
+        own: Result<(T, Agreement<'_>, Vec<u8>)>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
+        match world {
+            Some(world) => world.agree_on(call, own),
+            None => own.map(|(value, _, bytes)| (value, vec![bytes])),
+        }
+    }
+
     /// The error with the words of all ranks for the aspect in which they differ.
     fn difference(&self, own: Aspect) -> Result<Error> {
         let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;

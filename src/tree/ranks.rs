@@ -13,21 +13,9 @@ impl StateTree {
         self.world.as_ref().map(StateWorld::communicator)
     }
 
-    /// The value with the bytes of all ranks, in rank order, if none refuses. Without other ranks they are
-    /// the own bytes.
-    pub(crate) fn agree<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
-        match &self.world {
-            Some(world) => world.agree_with(call, own),
-            None => own.map(|(value, bytes)| (value, vec![bytes])),
-        }
-    }
-
-    /// [`StateTree::agree`], which also compares the aspects of an agreement.
+    /// [`StateWorld::all_agree_on`] with the ranks of this state.
     pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
-        match &self.world {
-            Some(world) => world.agree_on(call, own),
-            None => own.map(|(value, _, bytes)| (value, vec![bytes])),
-        }
+        StateWorld::all_agree_on(self.world.as_ref(), call, own)
     }
 
     /// This process's rank; 0 without other ranks.

@@ -40,13 +40,18 @@ struct HeldLeaf {
 ///
 /// # Errors
 /// On all ranks, if one refuses, or what they save differs.
-pub(super) fn agreed(state: &StateTree, path: &Path, own: Result<Record>) -> Result<(Record, Vec<WholeShapes>)> {
+pub(super) fn agreed(
+    state: &StateTree,
+    path: &Path,
+    own: Result<Record>,
+    bytes: &BTreeMap<String, Vec<u8>>,
+) -> Result<(Record, Vec<WholeShapes>)> {
     if !state.is_divided() {
         return own.map(|record| (record, state.leaves().map(shapes).collect()));
     }
     let own = own.and_then(|mut record| {
         let own_record = RankRecord::new(state, &mut record);
-        let agreement = Agreement::on(aspects(state, path, &record, &own_record.optimisers)?);
+        let agreement = Agreement::on(aspects(state, path, &record, bytes, &own_record.optimisers)?);
         Ok((record, agreement, serde_json::to_vec(&own_record).map_err(Error::other)?))
     });
     let (mut record, said) = state.agree_on(Call::Save, own)?;
@@ -89,11 +94,20 @@ pub(super) fn same_path(path: &Path) -> Aspect {
 }
 
 /// The aspects of a save that have to be the same on all ranks.
-fn aspects(state: &StateTree, path: &Path, record: &Record, optimisers: &[usize]) -> Result<Vec<Aspect>> {
+fn aspects(
+    state: &StateTree,
+    path: &Path,
+    record: &Record,
+    bytes: &BTreeMap<String, Vec<u8>>,
+    optimisers: &[usize],
+) -> Result<Vec<Aspect>> {
     let mut aspects = vec![same_path(path)];
     aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
     aspects.push(Aspect::new("the loss scaler", text_of(record.scaler.as_ref())?));
     aspects.push(Aspect::new("the plateau", text_of(record.plateau.as_ref())?));
+    aspects.push(Aspect::new("the steps of the scheduler", text_of(record.scheduler.as_ref())?));
+    let sum = |(name, bytes): (&String, &Vec<u8>)| format!("{name:?}: {} bytes, checksum {:08x}", bytes.len(), crc32fast::hash(bytes));
+    aspects.push(Aspect::of_words("the bytes", bytes.iter().map(sum).collect()));
     aspects.push(Aspect::of_words("the notes", record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect()));
     aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
     aspects.push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensorError;
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, damaged_by};
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, bytes_name, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
@@ -111,6 +111,45 @@ impl CheckpointFile {
     /// The text that was saved under this name.
     pub fn note(&self, name: &str) -> Option<&str> {
         self.record.notes.get(name).map(String::as_str)
+    }
+
+    /// The bytes that were saved under this name.
+    ///
+    /// # Errors
+    /// If the file can no longer be read, was changed after it was opened, or does not have what it names.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, Checkpoint, CheckpointFile, setup};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("run.safetensors");
+    /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// let state = setup(Adam::new(0.1), &x)?;
+    /// Checkpoint::new(&state).bytes("generator", [1, 2, 3]).save(&path)?;
+    /// let file = CheckpointFile::open(&path)?;
+    /// assert_eq!((file.bytes("generator")?, file.bytes("loader")?), (Some(vec![1, 2, 3]), None));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        if !self.record.bytes.contains(name) {
+            return Ok(None);
+        }
+        let name = bytes_name(name);
+        let bytes = self.entry(&name).filter(|entry| entry.dtype == safetensors::Dtype::U8);
+        let bytes = bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
+        let read = bytes.and_then(|entry| {
+            let bytes = entry.bytes().and_then(|bytes| self.tensors.expect_unchanged().map(|()| bytes));
+            bytes.map_err(read_error)
+        });
+        read.map(Some).map_err(|error| error.in_file("checkpoint", &self.path))
+    }
+
+    /// How many steps the scheduler had made that was saved along, for [`Scheduler::resume`].
+    ///
+    /// [`Scheduler::resume`]: crate::Scheduler::resume
+    pub fn scheduler_steps(&self) -> Option<u64> {
+        self.record.scheduler
     }
 
     /// The loss scaler that was saved along.

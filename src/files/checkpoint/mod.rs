@@ -3,8 +3,8 @@
 //! The file has an entry for each state tensor, named by the parameter's path and the tensor's name:
 //! `encoder.0.weight/1.m` is the first moment of the second rule of a chain, `encoder.0.weight/master` a
 //! master copy. A model that is saved along has its variables under their own paths, so `VarMap::load` and
-//! other tools can read them. Everything else (counters, hyper-parameters, notes) is JSON in the file's
-//! metadata, under the key `optimisers`.
+//! other tools can read them. Bytes of the program are entries too. Everything else (counters,
+//! hyper-parameters, notes) is JSON in the file's metadata, under the key `optimisers`.
 
 mod agreement;
 mod assign;
@@ -19,6 +19,9 @@ mod restoration;
 mod restore;
 mod save;
 mod saved;
+mod saver;
+mod series;
+mod snapshot;
 mod write;
 
 use std::path::Path;
@@ -32,8 +35,9 @@ pub use save::Checkpoint;
 pub(crate) use save::warned;
 #[cfg(feature = "torch")]
 pub(crate) use saved::{SavedTensor, entry_name};
+pub use saver::{CheckpointSaver, NewestCheckpoint};
 #[cfg(feature = "torch")]
-pub(crate) use write::write;
+pub(crate) use write::{FileContent, write};
 
 use crate::error::Result;
 use crate::error::warning::Warning;

@@ -1,6 +1,6 @@
 //! The description of a state in a checkpoint: everything but its tensors.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -25,6 +25,11 @@ pub(super) const NO_CHECKSUM: &str = "00000000";
 /// The bytes right before the checksum. The description is JSON inside a JSON text, and the checksum comes
 /// before any name of the user's.
 pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
+
+/// The name of a user's bytes in the file.
+pub(super) fn bytes_name(name: &str) -> String {
+    format!("optimisers.bytes/{name}")
+}
 
 /// The error that the description is damaged, for a reason that is a clause.
 pub(super) fn damaged(reason: impl Display) -> Error {
@@ -57,6 +62,12 @@ pub(crate) struct Record {
     pub(super) scaler: Option<LossScaler>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) plateau: Option<ReduceOnPlateau>,
+    /// The steps of the scheduler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) scheduler: Option<u64>,
+    /// The names of the user's bytes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) bytes: BTreeSet<String>,
     /// The different optimisers of the leaves.
     pub(super) optimisers: Vec<Description>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
@@ -75,6 +86,10 @@ pub(super) struct CheckpointExtras {
     pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
     pub(super) plateau: Option<ReduceOnPlateau>,
+    /// The steps of the scheduler.
+    pub(super) scheduler: Option<u64>,
+    /// The names of the bytes.
+    pub(super) bytes: BTreeSet<String>,
 }
 
 impl Record {
@@ -123,7 +138,7 @@ const MASTER: &str = "master";
 
 impl Record {
     pub(super) fn new(state: &StateTree, extras: CheckpointExtras, model: Option<Vec<String>>) -> Self {
-        let CheckpointExtras { notes, scaler, plateau } = extras;
+        let CheckpointExtras { notes, scaler, plateau, scheduler, bytes } = extras;
         let mut optimisers = Vec::new();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
@@ -142,6 +157,8 @@ impl Record {
             notes,
             scaler,
             plateau,
+            scheduler,
+            bytes,
             optimisers,
             leaves,
             model,

@@ -94,7 +94,7 @@ fn present(target: &Path) -> io::Result<Option<Metadata>> {
 fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     let folder = folder(target);
-    remove_abandoned(&folder, &prefix);
+    remove_abandoned(&folder, |name| name == prefix);
     let mut builder = tempfile::Builder::new();
     builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(RANDOM);
     #[cfg(unix)]
@@ -114,34 +114,45 @@ const SUFFIX: &str = ".partial";
 const RANDOM: usize = 6;
 
 /// The prefix of the names of temporary files; short enough for any file system.
-fn prefix(target: &Path) -> String {
+pub(super) fn prefix(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     format!(".{}.", name.chars().take(50).collect::<String>())
 }
 
-fn is_temporary(name: &str, prefix: &str) -> bool {
-    let random = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
-    random.is_some_and(|random| random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+/// The prefix in a temporary file's name.
+fn prefix_in(name: &str) -> Option<&str> {
+    let name = name.strip_suffix(SUFFIX)?;
+    let (prefix, random) = name.split_at_checked(name.len().checked_sub(RANDOM)?)?;
+    random.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some(prefix)
 }
 
-/// Removes temporary files of saves that were killed: not locked, and not made just now.
-fn remove_abandoned(folder: &Path, prefix: &str) {
-    const JUST: Duration = Duration::from_secs(60);
+/// The temporary files of saves that were killed, each with its prefix: not locked, and not written for so long.
+pub(super) fn abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool, rest: Duration) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if !entry.file_name().to_str().is_some_and(|name| is_temporary(name, prefix)) {
-            continue;
-        }
+        let (name, path) = (entry.file_name(), entry.path());
+        let Some(prefix) = name.to_str().and_then(prefix_in).filter(|prefix| is_ours(prefix)) else { continue };
         let Ok(metadata) = entry.metadata() else { continue };
         let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
-        let is_old = metadata.is_file() && age.is_some_and(|age| age > JUST);
-        if is_old && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            // Best effort: a file that cannot be removed does not stop the save.
-            let _ = fs::remove_file(entry.path());
+        let is_at_rest = metadata.is_file() && age.is_some_and(|age| age >= rest);
+        if is_at_rest && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            found.push((prefix.to_string(), path));
         }
+    }
+    found
+}
+
+/// Removes temporary files of saves that were killed, except those that were written just now.
+pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
+    const JUST: Duration = Duration::from_secs(60);
+    for (_, path) in abandoned(folder, is_ours, JUST) {
+        // Best effort: a file that cannot be removed does not stop the save.
+        let _ = fs::remove_file(path);
     }
 }
 
-fn folder(target: &Path) -> PathBuf {
+/// The folder of a file.
+pub(super) fn folder(target: &Path) -> PathBuf {
     target.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 

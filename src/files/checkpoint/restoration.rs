@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, damaged};
+use super::record::{LeafRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
@@ -288,6 +288,7 @@ impl CheckpointFile {
         let tensors = self.record.leaves.iter().flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
         let mut named: HashSet<String> = tensors.collect();
         named.extend(self.record.model.iter().flatten().cloned());
+        named.extend(self.record.bytes.iter().map(|name| bytes_name(name)));
         match self.tensor_names().into_iter().find(|entry| !named.contains(entry)) {
             Some(entry) => {
                 Err(Error::new(ErrorKind::File, format!("the file has the tensor {entry:?}, which its description does not name")))

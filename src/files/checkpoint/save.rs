@@ -7,7 +7,7 @@ use super::agreement::agreed;
 use super::layout::Remarks;
 use super::record::{CheckpointExtras, Record};
 use super::saved::{SavedTensor, entries, entry_name};
-use super::write::{NonFiniteEntry, write};
+use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::Result;
 use crate::error::warning::Warning;
 use crate::model::lent::Lent;
@@ -15,7 +15,7 @@ use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_
 use crate::ranks::Call;
 use crate::step::loss_scaler::LossScaler;
 use crate::tensors::Tensor;
-use crate::training::scheduler::ReduceOnPlateau;
+use crate::training::scheduler::{ReduceOnPlateau, Scheduler};
 use crate::tree::{Leaf, StateTree};
 
 /// A checkpoint to be saved: a state, and the model and notes with it.
@@ -58,12 +58,14 @@ pub struct Checkpoint<'s> {
     state: &'s StateTree,
     model: Option<Result<BTreeMap<String, Lent<'s>>>>,
     extras: CheckpointExtras,
+    /// The user's bytes by name.
+    bytes: BTreeMap<String, Vec<u8>>,
 }
 
 impl<'s> Checkpoint<'s> {
     /// A checkpoint of this state.
     pub fn new(state: &'s StateTree) -> Self {
-        Checkpoint { state, model: None, extras: CheckpointExtras::default() }
+        Checkpoint { state, model: None, extras: CheckpointExtras::default(), bytes: BTreeMap::new() }
     }
 
     /// Saves the variables of the state's model as well.
@@ -87,7 +89,46 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Saves a text under a name.
+    /// Saves how many steps a scheduler has made, for [`Scheduler::resume`].
+    ///
+    /// The state itself has the rates that a relative schedule started from. The schedules are the program's.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, Checkpoint, CheckpointFile, Schedule, Scheduler, setup};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("run.safetensors");
+    /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(0.1), &x)?;
+    /// let schedule = || Schedule::cosine(0.1, 0.0, 100);
+    /// let mut scheduler = Scheduler::new(schedule(), &mut state)?;
+    /// scheduler.go_to(40, &mut state)?;
+    /// Checkpoint::new(&state).scheduler(&scheduler).save(&path)?;
+    ///
+    /// let file = CheckpointFile::open(&path)?;
+    /// file.restore(&mut state)?;
+    /// let scheduler = Scheduler::resume(schedule(), file.scheduler_steps().unwrap_or(0), &mut state)?;
+    /// assert_eq!(scheduler.steps(), 40);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scheduler(mut self, scheduler: &Scheduler) -> Self {
+        self.extras.scheduler = Some(scheduler.steps());
+        self
+    }
+
+    /// Saves bytes under a name, such as the state of a random generator.
+    ///
+    /// They are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory allows.
+    /// [`CheckpointFile::bytes`](crate::CheckpointFile::bytes) gives them back.
+    pub fn bytes(mut self, name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
+        let name = name.into();
+        self.extras.bytes.insert(name.clone());
+        self.bytes.insert(name, bytes.into());
+        self
+    }
+
+    /// Saves a text under a name, in the file's header, which holds 100 MB at most.
     pub fn note(mut self, name: impl Into<String>, text: impl ToString) -> Self {
         self.extras.notes.insert(name.into(), text.to_string());
         self
@@ -104,7 +145,8 @@ impl<'s> Checkpoint<'s> {
     /// Each rank writes its parts of state and parameters to their places in one file, in a folder that all
     /// see. The file is byte for byte the one that a single process would write: any number of ranks can
     /// restore from it. Variables without a leaf are those of rank 0. A failure on one rank is an error on
-    /// all, and so are notes, a loss scaler, a plateau, a path or a model that differ on one of them.
+    /// all, and so are notes, bytes, a loss scaler, a plateau, a scheduler, a path or a model that differ on one
+    /// of them.
     ///
     /// # Warnings
     /// A state or model with numbers that are infinite or NaN is saved, but
@@ -132,8 +174,30 @@ impl<'s> Checkpoint<'s> {
     /// fails. The old file is still at `path` then, unless only the flush of the folder failed: the error
     /// then says that the new file is in place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
-        let path = path.as_ref();
-        let Checkpoint { state, model, extras } = self;
+        let (path, world) = (path.as_ref(), self.state.world.as_ref());
+        self.with_content(path, |content, numbers| {
+            let tensors = write(world, path, content)?;
+            Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
+        })
+    }
+
+    /// The state whose checkpoint it is.
+    pub(super) fn state(&self) -> &'s StateTree {
+        self.state
+    }
+
+    /// Runs a function on the content of the file for `path`, and on the numbers beside the tensors that are
+    /// not finite.
+    ///
+    /// # Errors
+    /// Those of the function, which gets the content only if it can be saved. Over ranks also if they differ,
+    /// on all ranks, and the function does not run then.
+    pub(super) fn with_content<T>(
+        self,
+        path: &Path,
+        run: impl FnOnce(Result<FileContent<'_>>, Vec<NonFiniteEntry>) -> Result<T>,
+    ) -> Result<T> {
+        let Checkpoint { state, model, extras, bytes } = self;
         let (model, record) = match savable(state, &extras).and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
@@ -141,11 +205,11 @@ impl<'s> Checkpoint<'s> {
             }
             Err(error) => (None, Err(error)),
         };
-        let (record, shapes) = agreed(state, path, record)?;
-        let tensors = entries(state, shapes, model.as_ref());
-        let tensors = write(state, path, tensors, Remarks::Checkpoint(&record))?;
+        let (record, shapes) = agreed(state, path, record, &bytes)?;
+        let content = entries(state, shapes, model.as_ref(), &bytes);
+        let content = content.and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
         let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
-        Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
+        run(content, numbers.collect())
     }
 }
 
@@ -168,7 +232,7 @@ impl StateTree {
         let (path, masters) = (path.as_ref(), self.master_parts(model));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
-        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Nothing)?))
+        Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Nothing))?))
     }
 }
 

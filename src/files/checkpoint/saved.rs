@@ -7,8 +7,10 @@ use std::ops::Range;
 use super::agreement::WholeShapes;
 use super::finite::Encoding;
 use super::layout::EntryInfo;
+use super::record::bytes_name;
 use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
+use crate::numbers::DType;
 use crate::rule::StateTensor;
 use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
@@ -25,6 +27,8 @@ pub(crate) struct SavedTensor<'s> {
 enum PartValues<'s> {
     State(StateTensor<'s>),
     Lent(Lent<'s>),
+    /// The bytes themselves.
+    Copied(&'s [u8], Encoding),
 }
 
 impl<'s> SavedTensor<'s> {
@@ -57,6 +61,13 @@ impl<'s> SavedTensor<'s> {
         SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Lent::Tensor(number)) }
     }
 
+    /// Bytes of the user, written by one rank.
+    fn bytes(name: &str, bytes: &'s [u8], is_written: bool) -> Self {
+        let entry = EntryInfo { name: bytes_name(name), dtype: DType::U8, shape: vec![bytes.len()] };
+        let part = 0..if is_written { bytes.len() } else { 0 };
+        SavedTensor { entry, part, values: PartValues::Copied(bytes, Encoding::Numbers(DType::U8)) }
+    }
+
     pub(crate) fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
         let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
         let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
@@ -65,15 +76,45 @@ impl<'s> SavedTensor<'s> {
 
     /// The encoding of the bytes that are written.
     pub(super) fn encoding(&self) -> Encoding {
-        let code = if let PartValues::State(tensor) = &self.values { tensor.code() } else { None };
+        let code = match &self.values {
+            PartValues::State(tensor) => tensor.code(),
+            PartValues::Lent(_) => None,
+            PartValues::Copied(_, encoding) => return *encoding,
+        };
         code.map_or(Encoding::Numbers(self.entry.dtype), Encoding::Records)
+    }
+
+    /// Copies the values behind those that are in `room`.
+    pub(super) fn copy_to(self, room: &mut Vec<u8>) -> io::Result<CopiedTensor> {
+        let (start, encoding) = (room.len(), self.encoding());
+        self.write_to(room)?;
+        Ok(CopiedTensor { entry: self.entry, part: self.part, encoding, bytes: start..room.len() })
     }
 
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.values {
             PartValues::State(tensor) => tensor.write_to(out),
             PartValues::Lent(of) => write_lent(&**of, out),
+            PartValues::Copied(bytes, _) => out.write_all(bytes),
         }
+    }
+}
+
+/// A tensor whose values were copied.
+#[derive(Debug)]
+pub(super) struct CopiedTensor {
+    entry: EntryInfo,
+    part: Range<usize>,
+    encoding: Encoding,
+    /// Where its bytes are in the room of all.
+    bytes: Range<usize>,
+}
+
+impl CopiedTensor {
+    /// The tensor with its values in `room`.
+    pub(super) fn in_room(self, room: &[u8]) -> SavedTensor<'_> {
+        let CopiedTensor { entry, part, encoding, bytes } = self;
+        SavedTensor { entry, part, values: PartValues::Copied(&room[bytes], encoding) }
     }
 }
 
@@ -82,16 +123,18 @@ pub(crate) fn entry_name(path: &str, tensor: &str) -> String {
     format!("{path}/{tensor}")
 }
 
-/// The tensors of a state and its model.
+/// The tensors of a state and its model, and the user's bytes.
 pub(super) fn entries<'s>(
     state: &'s StateTree,
     shapes: Vec<WholeShapes>,
     model: Option<&'s BTreeMap<String, Lent<'s>>>,
+    bytes: &'s BTreeMap<String, Vec<u8>>,
 ) -> Result<Vec<SavedTensor<'s>>> {
     let tensors = state.leaves().zip(shapes).flat_map(|(leaf, shapes)| {
         let tensors = leaf.state.tensors().into_iter().zip(shapes);
         tensors.map(move |((name, tensor), shape)| Ok(SavedTensor::state(leaf, &name, tensor, shape)))
     });
     let variables = model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
-    tensors.chain(variables).collect()
+    let bytes = bytes.iter().map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.rank() == 0)));
+    tensors.chain(variables).chain(bytes).collect()
 }

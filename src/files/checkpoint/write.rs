@@ -9,66 +9,70 @@ use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, failed, open_shared};
 use super::saved::SavedTensor;
 use crate::error::{Error, Result};
-use crate::ranks::{Agreement, Aspect, Call};
-use crate::tree::StateTree;
+use crate::ranks::{Agreement, Aspect, Call, StateWorld};
 
-/// Writes a file of these tensors and its metadata. Each rank writes its parts.
+/// Writes a file with this content. Each rank of the world writes its parts.
 ///
 /// Returns, on all ranks, the first number of each tensor that is infinite or NaN.
 ///
 /// # Errors
 /// On all ranks. The old file is still at `path`, unless only the flush of the folder failed.
-pub(crate) fn write(
-    state: &StateTree,
-    path: &Path,
-    tensors: Result<Vec<SavedTensor<'_>>>,
-    remarks: Remarks<'_>,
-) -> Result<Vec<NonFiniteEntry>> {
+pub(crate) fn write(world: Option<&StateWorld>, path: &Path, content: Result<FileContent<'_>>) -> Result<Vec<NonFiniteEntry>> {
     let with_path = |error: Error| error.in_file("checkpoint", path);
-    let begun = tensors.and_then(|tensors| NewCheckpoint::new(state, path, tensors, remarks).map_err(with_path));
-    let (begun, said) = state.agree_on(Call::File, begun)?;
+    let begun = content.and_then(|content| NewCheckpoint::new(world, path, content).map_err(with_path));
+    let (begun, said) = StateWorld::all_agree_on(world, Call::File, begun)?;
     let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
-    let ((), pieces) = state.agree(Call::Pieces, begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(with_path))?;
+    let pieces = begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(with_path);
+    let ((), pieces) = StateWorld::all_agree(world, Call::Pieces, pieces)?;
     let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|bytes| NonFinite::from_bytes(bytes)).unzip();
     let found = begun.named(found.concat());
     let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
-    state.settle(Call::Saved, begun.finish(pieces.collect()).map_err(with_path))?;
+    StateWorld::settle(world, Call::Saved, begun.finish(pieces.collect()).map_err(with_path))?;
     Ok(found)
 }
 
 /// The name of a tensor that is not finite, and the first number that is not.
 pub(crate) type NonFiniteEntry = (String, usize, f64);
 
-/// A new file: its layout, and the tensors to write.
+/// What a file has in it: its tensors in file order, and where each begins.
+pub(crate) struct FileContent<'s> {
+    pub(super) tensors: Vec<SavedTensor<'s>>,
+    pub(super) layout: FileLayout,
+}
+
+impl<'s> FileContent<'s> {
+    /// The content of a file for `path`.
+    pub(crate) fn new(path: &Path, mut tensors: Vec<SavedTensor<'s>>, remarks: Remarks<'_>) -> Result<Self> {
+        tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
+        let layout = FileLayout::new(tensors.iter().map(|tensor| &tensor.entry), remarks);
+        Ok(FileContent { tensors, layout: layout.map_err(|error| error.in_file("checkpoint", path))? })
+    }
+}
+
+/// A new file, and what goes into it.
 struct NewCheckpoint<'s> {
-    tensors: Vec<SavedTensor<'s>>,
-    layout: FileLayout,
+    content: FileContent<'s>,
     /// The file itself; `None` on other ranks than 0.
     new: Option<NewFile>,
 }
 
 impl<'s> NewCheckpoint<'s> {
     /// Rank 0 makes the file and tells the others its name. All ranks compare the bytes before the tensors.
-    fn new(
-        state: &StateTree,
-        path: &Path,
-        mut tensors: Vec<SavedTensor<'s>>,
-        remarks: Remarks<'_>,
-    ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
-        tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
-        let layout = FileLayout::new(tensors.iter().map(|tensor| &tensor.entry), remarks)?;
-        let new = (state.rank() == 0).then(|| NewFile::at(path)).transpose()?;
+    fn new(world: Option<&StateWorld>, path: &Path, content: FileContent<'s>) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
+        let FileContent { tensors, layout } = &content;
+        let is_divided = StateWorld::several(world).is_some();
+        let new = (world.map_or(0, StateWorld::rank) == 0).then(|| NewFile::at(path)).transpose()?;
         let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| format!("{name:?} of shape {shape:?} in {dtype:?}");
-        let words = tensors.iter().filter(|_| state.is_divided()).map(|tensor| entry(&tensor.entry));
+        let words = tensors.iter().filter(|_| is_divided).map(|tensor| entry(&tensor.entry));
         let same_tensors = Aspect::of_words("the tensors to save", words.collect());
         let same_head = Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
-        let name = new.iter().filter(|_| state.is_divided()).flat_map(|new| new.shared_name().into_bytes()).collect();
-        Ok((NewCheckpoint { tensors, layout, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
+        let name = new.iter().filter(|_| is_divided).flat_map(|new| new.shared_name().into_bytes()).collect();
+        Ok((NewCheckpoint { content, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
     }
 
     /// Writes this rank's parts, and returns the message about them.
     fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
-        let NewCheckpoint { tensors, layout, new } = self;
+        let NewCheckpoint { content: FileContent { tensors, layout }, new } = self;
         let opened;
         let file = match new {
             Some(new) => new.file(),
@@ -101,14 +105,14 @@ impl<'s> NewCheckpoint<'s> {
     fn named(&self, mut found: Vec<NonFinite>) -> Vec<NonFiniteEntry> {
         found.sort_by_key(|found| (found.entry, found.index));
         found.dedup_by_key(|found| found.entry);
-        let name = |found: NonFinite| Some((self.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
+        let name = |found: NonFinite| Some((self.content.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
         found.into_iter().filter_map(name).collect()
     }
 
     /// Rank 0 joins the checksums and renames the file into place.
     fn finish(self, pieces: Vec<FilePiece>) -> Result<()> {
         let Some(new) = self.new else { return Ok(()) };
-        join(new.file(), &self.layout, pieces)?;
+        join(new.file(), &self.content.layout, pieces)?;
         new.put()
     }
 }

@@ -109,6 +109,11 @@ impl<'f> Entry<'f> {
         self.made(self.read(elements, &mut Vec::new())?, &[length])
     }
 
+    /// All bytes.
+    pub(crate) fn bytes(&self) -> io::Result<Vec<u8>> {
+        Ok(self.source.read(self.start, self.length, &mut Vec::new())?.to_vec())
+    }
+
     /// The bytes of these elements; in `buffer`, unless they are in memory.
     fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         if elements.start > elements.end || elements.end > self.elements() {

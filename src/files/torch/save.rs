@@ -11,7 +11,7 @@ use super::flat::{GROUPS, PARAMETERS};
 use super::in_file;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::checkpoint::{Remarks, SavedTensor, entry_name, warned, write};
+use crate::files::checkpoint::{FileContent, Remarks, SavedTensor, entry_name, warned, write};
 use crate::numbers::elem_count;
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::rule::StateTensor;
@@ -39,7 +39,7 @@ impl StateTree {
         for (leaf, own) in self.leaves().zip(&counterparts) {
             extend(&mut tensors, self.rank(), leaf, own)?;
         }
-        Ok(warned(path, write(self, path, Ok(tensors), Remarks::Text(GROUPS, &groups))?))
+        Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Text(GROUPS, &groups)))?))
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGrad, ErrorKind, FieldValue, Leaf, MixedPrecision, Momentum, Optimiser,
-    OptimiserChain, Parameter, Sizes, StateTree, model, setup, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ErrorKind, FieldValue, Leaf, MixedPrecision, Momentum,
+    Optimiser, OptimiserChain, Parameter, Sizes, StateTree, model, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 
@@ -79,7 +79,10 @@ pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) 
     let mut state = setup(dyn_clone::clone_box(optimiser), &model).unwrap();
     run(&mut state, &model, 0..7);
     let saved = state.try_clone().unwrap();
-    Checkpoint::new(&state).model(&model).note("calls", 7).save(&path).unwrap();
+    let checkpoint = || Checkpoint::new(&state).model(&model).note("calls", 7);
+    checkpoint().save(&path).unwrap();
+    let mut saver = CheckpointSaver::new(&path);
+    saver.save(7, checkpoint()).unwrap();
 
     let resumed_model = shapes(50, dtype, device);
     let mut resumed = setup(adjusted(optimiser), &resumed_model).unwrap();
@@ -89,6 +92,8 @@ pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) 
     assert_same(&[snapshot(&resumed_model, &resumed)], &[snapshot(&model, &state)], optimiser.name());
     let next = file.note("calls").unwrap().parse().unwrap();
     let expected = run(&mut state, &model, 7..17);
+    saver.wait().unwrap();
+    assert!(std::fs::read(&saver.files().unwrap()[0].1).unwrap() == std::fs::read(&path).unwrap(), "{}", optimiser.name());
     assert_same(&run(&mut resumed, &resumed_model, next..17), &expected, optimiser.name());
     saved
 }

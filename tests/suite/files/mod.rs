@@ -3,6 +3,7 @@
 mod checkpoint_bytes;
 mod checkpoint_errors;
 pub(crate) mod checkpoint_files;
+mod checkpoint_saver;
 pub(crate) mod checkpoints;
 pub(crate) mod config;
 mod config_errors;
@@ -11,6 +12,7 @@ mod config_schedules;
 pub(crate) mod config_written;
 pub(crate) mod damaged_checkpoints;
 mod restore_converted;
+mod saved_extras;
 mod saved_fields;
 mod torch_errors;
 pub(crate) mod torch_state;

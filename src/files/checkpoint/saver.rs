@@ -1,0 +1,294 @@
+//! Saving beside the training: a series of files, of which a thread writes one while the training goes on.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+use super::file::CheckpointFile;
+use super::replace::failed;
+use super::save::Checkpoint;
+use super::series::Series;
+use super::snapshot::Snapshot;
+use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ranks::Call;
+
+/// Saves checkpoints beside the training, each in a file of its own, and keeps the last ones.
+///
+/// [`save`](CheckpointSaver::save) copies what the next step would overwrite, and returns. A thread writes the
+/// copy as [`Checkpoint::save`] writes: whenever the process is killed, a file is there whole or not at all.
+/// One file is written at a time. What went wrong comes back from the next `save`, or from
+/// [`wait`](CheckpointSaver::wait).
+///
+/// The files stand beside each other. Those of `run.safetensors` are `run-000000100.safetensors` and so on,
+/// with the number of the step. [`newest`](CheckpointSaver::newest) opens the last one that is whole.
+///
+/// ```
+/// use candle_core::{DType, Device, Var};
+/// use optimisers::{Adam, Checkpoint, CheckpointSaver, setup, update};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("run.safetensors");
+/// let model = vec![Var::ones(3, DType::F32, &Device::Cpu)?];
+/// let mut state = setup(Adam::new(0.1), &model)?;
+/// let mut saver = CheckpointSaver::new(&path).keep_last(2);
+/// let resumed = saver.newest()?.found;
+/// if let Some((step, file)) = &resumed {
+///     file.restore_with_model(&mut state, &model)?;
+///     println!("goes on after step {step}");
+/// }
+/// for step in resumed.map_or(0, |(step, _)| step) + 1..=40 {
+///     update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
+///     if step % 10 == 0 {
+///         saver.save(step, Checkpoint::new(&state).model(&model))?;
+///     }
+/// }
+/// saver.wait()?;
+/// assert_eq!(saver.files()?, [30, 40].map(|step| (step, folder.path().join(format!("run-{step:09}.safetensors")))));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # What it costs
+/// The copy takes as much memory as the file is long, from the first save on until the saver is dropped. It
+/// is made before `save` returns, in about the time in which an optimiser reads and writes as much; the first
+/// one takes longer, as its memory is new. The thread then competes with the training for memory and
+/// processors until the file is written.
+///
+/// # Copying beside the next step
+/// A forward and backward pass reads parameters and does not touch the state, so the copy can be made
+/// meanwhile, by another thread. The compiler holds the next update back until the copy is made. This pays
+/// where processors or memory are idle; `cargo bench --bench checkpoint -- --steps` measures both ways.
+///
+/// ```
+/// # use candle_core::{DType, Device, Var};
+/// # use optimisers::{Adam, Checkpoint, CheckpointSaver, setup, update};
+/// # let folder = tempfile::tempdir()?;
+/// # let model = vec![Var::ones(3, DType::F32, &Device::Cpu)?];
+/// # let mut state = setup(Adam::new(0.1), &model)?;
+/// # let mut saver = CheckpointSaver::new(folder.path().join("run.safetensors"));
+/// # let step = 10;
+/// let grads = std::thread::scope(|threads| {
+///     let copied = threads.spawn(|| saver.save(step, Checkpoint::new(&state).model(&model)));
+///     let grads = model[0].sqr()?.sum_all()?.backward()?;
+///     copied.join().expect("the copy")?;
+///     optimisers::Result::Ok(grads)
+/// })?;
+/// update(&mut state, &model, &grads)?;
+/// # saver.wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Over ranks
+/// All ranks [of a divided state](crate::Setup::over) call `save` with the same arguments. It writes the file
+/// before it returns, each rank its parts: ranks have to agree while they write, and cannot do so while they
+/// agree on steps. Rank 0 removes old files.
+#[must_use = "nothing is written until `save` is called"]
+#[derive(Debug)]
+pub struct CheckpointSaver {
+    series: Series,
+    /// How many files stay; all if `None`.
+    kept: Option<usize>,
+    /// The steps of files that are not whole, as far as somebody has looked.
+    passed_over: BTreeSet<u64>,
+    saving: Option<Saving>,
+    /// Memory for the next copy.
+    room: Vec<u8>,
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+struct Saving {
+    path: PathBuf,
+    /// Returns the memory of the copy as well.
+    thread: JoinHandle<(Result<Vec<Warning>>, Vec<u8>)>,
+}
+
+/// The newest checkpoint of a series that is whole, and what is newer and is not.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct NewestCheckpoint {
+    /// The step of the file and the file, if there is one.
+    pub found: Option<(u64, CheckpointFile)>,
+    /// Why newer files were [passed over](Warning::PassedOver), the newest first.
+    pub passed_over: Vec<Warning>,
+}
+
+impl CheckpointSaver {
+    /// A saver of a series of files, which are named by this path and the step.
+    ///
+    /// It keeps all files, unless [`keep_last`](CheckpointSaver::keep_last) says otherwise.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let series = Series { path: path.into() };
+        CheckpointSaver { series, kept: None, passed_over: BTreeSet::new(), saving: None, room: Vec::new() }
+    }
+
+    /// Keeps only the last files, so many.
+    ///
+    /// An older one is removed when a new one is whole and in its place, so for a moment there is one more.
+    /// Files that are known not to be whole, as [`newest`](CheckpointSaver::newest) has passed them over, are
+    /// neither counted nor removed.
+    pub fn keep_last(mut self, files: usize) -> Self {
+        self.kept = Some(files);
+        self
+    }
+
+    /// Copies a checkpoint, and lets a thread write it to the file of this step.
+    ///
+    /// Waits first until the save before is done, and returns its warnings, as [`wait`](CheckpointSaver::wait)
+    /// does. A file of this step is replaced.
+    ///
+    /// # Errors
+    /// If the save before failed; it is reported once, and nothing is copied then. As [`Checkpoint::save`] for
+    /// all that is known before the file is written. If the folder cannot be read, there is a whole file of a
+    /// later step, which would be taken for the newest, or `keep_last` was called with 0.
+    pub fn save(&mut self, step: u64, checkpoint: Checkpoint<'_>) -> Result<Vec<Warning>> {
+        let (path, state) = (self.series.path(step), checkpoint.state());
+        let warnings = self.wait().and_then(|warnings| {
+            // One rank for all: others may see the folder later.
+            if state.rank() == 0 {
+                self.expect_last(step)?
+            };
+            Ok(warnings)
+        });
+        if state.is_divided() {
+            let mut warnings = state.settle(Call::Save, warnings)?;
+            warnings.extend(checkpoint.save(&path)?);
+            let removed = if state.rank() == 0 { self.removal(step).run() } else { Ok(()) };
+            state.settle(Call::Saved, removed)?;
+            self.passed_over.remove(&step);
+            return Ok(warnings);
+        }
+        let warnings = warnings?;
+        let snapshot = Snapshot::new(checkpoint, &path, std::mem::take(&mut self.room))?;
+        let removal = self.removal(step);
+        let written = path.clone();
+        let work = move || {
+            removal.series.remove_unfinished();
+            let (saved, room) = snapshot.write(&written);
+            (saved.and_then(|warnings| removal.run().map(|()| warnings)), room)
+        };
+        let thread = thread::Builder::new().name("checkpoint".to_string()).spawn(work);
+        let thread = thread.map_err(|error| failed("start a thread")(error).in_file("checkpoint", &path))?;
+        self.saving = Some(Saving { path, thread });
+        self.passed_over.remove(&step);
+        Ok(warnings)
+    }
+
+    /// Waits until the file that is being written is in its place, and older ones are removed.
+    ///
+    /// Returns the [warnings](Warning::NotFinite) about it; none if nothing is being written. A saver that is
+    /// dropped waits too, but can only [log](Warning::NotSaved) what went wrong.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::save`]; if an old file cannot be removed.
+    pub fn wait(&mut self) -> Result<Vec<Warning>> {
+        let Some(Saving { path, thread }) = self.saving.take() else { return Ok(Vec::new()) };
+        let panicked = |_| Error::other("the thread that wrote it has panicked").in_file("checkpoint", &path);
+        let (saved, room) = thread.join().map_err(panicked)?;
+        self.room = room;
+        saved
+    }
+
+    /// Whether a file is being written: a [`save`](CheckpointSaver::save) would wait for it.
+    pub fn is_saving(&self) -> bool {
+        self.saving.as_ref().is_some_and(|saving| !saving.thread.is_finished())
+    }
+
+    /// The path of a step's file, whether it is there or not.
+    pub fn path(&self, step: u64) -> PathBuf {
+        self.series.path(step)
+    }
+
+    /// The step and path of each file of the series, in the order of steps, whether it is whole or not.
+    ///
+    /// # Errors
+    /// If the path names no file, or its folder cannot be read.
+    pub fn files(&self) -> Result<Vec<(u64, PathBuf)>> {
+        Ok(self.series.steps()?.into_iter().map(|step| (step, self.series.path(step))).collect())
+    }
+
+    /// Opens the newest file of the series that is whole, and says which it passes over.
+    ///
+    /// A file is passed over if [`CheckpointFile::open`] refuses it: it is damaged, cannot be read, or is of
+    /// another format. Files that a killed process has left unfinished are named as well; a later save removes
+    /// them when they are older than a minute. Each is also written to the log. Whether the file fits a state
+    /// is checked when it is restored; then numbers that are not finite are refused too.
+    ///
+    /// Waits first until the save before is done.
+    ///
+    /// # Errors
+    /// If the save before failed, or the folder cannot be read.
+    pub fn newest(&mut self) -> Result<NewestCheckpoint> {
+        self.wait()?;
+        let mut newest = NewestCheckpoint { found: None, passed_over: Vec::new() };
+        for (step, path) in self.files()?.into_iter().rev() {
+            match CheckpointFile::open(&path) {
+                Ok(file) => {
+                    newest.found = Some((step, file));
+                    break;
+                }
+                Err(error) => {
+                    self.passed_over.insert(step);
+                    newest.passed_over.push(Warning::PassedOver { file: path, reason: error.to_string() });
+                }
+            }
+        }
+        let oldest = newest.found.as_ref().map_or(0, |(step, _)| *step);
+        for (_, file) in self.series.unfinished().into_iter().rev().filter(|(step, _)| *step >= oldest) {
+            let unfinished = Error::new(ErrorKind::File, "it is unfinished: the process that wrote it has ended");
+            let reason = unfinished.in_file("checkpoint", &file).to_string();
+            newest.passed_over.push(Warning::PassedOver { file, reason });
+        }
+        newest.passed_over.iter().for_each(Warning::say);
+        Ok(newest)
+    }
+
+    /// Refuses a step behind which there is a file that would be taken for the newest.
+    fn expect_last(&mut self, step: u64) -> Result<()> {
+        if self.kept == Some(0) {
+            return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with").with_got(0).with_expected("at least 1"));
+        }
+        for last in self.series.steps()?.into_iter().rev().take_while(|last| *last > step) {
+            let path = self.series.path(last);
+            if !self.passed_over.contains(&last) && CheckpointFile::open(&path).is_ok() {
+                return Err(Error::new(ErrorKind::Argument, "there is a file of a later step, and the step to save is")
+                    .with_got(step)
+                    .with_expected(format_args!("at least {last}"))
+                    .with_remedy("go on from the newest file, remove those that are later, or save under another path")
+                    .in_file("checkpoint", &path));
+            }
+            self.passed_over.insert(last);
+        }
+        Ok(())
+    }
+
+    fn removal(&self, step: u64) -> Removal {
+        let mut passed_over = self.passed_over.clone();
+        passed_over.remove(&step);
+        Removal { series: self.series.clone(), kept: self.kept, passed_over, step }
+    }
+}
+
+impl Drop for CheckpointSaver {
+    fn drop(&mut self) {
+        let file = self.saving.as_ref().map(|saving| saving.path.clone()).unwrap_or_default();
+        if let Err(error) = self.wait() {
+            Warning::NotSaved { file, reason: error.to_string() }.say();
+        }
+    }
+}
+
+/// What is removed when the file of a step is in its place.
+struct Removal {
+    series: Series,
+    kept: Option<usize>,
+    passed_over: BTreeSet<u64>,
+    step: u64,
+}
+
+impl Removal {
+    fn run(&self) -> Result<()> {
+        let Some(kept) = self.kept else { return Ok(()) };
+        self.series.remove_before(self.step, kept.saturating_sub(1), |step| !self.passed_over.contains(&step))
+    }
+}

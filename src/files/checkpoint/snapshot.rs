@@ -1,0 +1,46 @@
+//! A copy of what a checkpoint has, which the training does not touch any more.
+
+use std::io;
+use std::path::Path;
+
+use super::layout::FileLayout;
+use super::replace::failed;
+use super::save::{Checkpoint, warned};
+use super::saved::CopiedTensor;
+use super::write::{FileContent, NonFiniteEntry, write};
+use crate::error::Result;
+use crate::error::warning::Warning;
+
+/// The content of a file in memory of its own.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    layout: FileLayout,
+    tensors: Vec<CopiedTensor>,
+    /// The bytes of all tensors.
+    room: Vec<u8>,
+    /// The numbers beside the tensors that are not finite.
+    numbers: Vec<NonFiniteEntry>,
+}
+
+impl Snapshot {
+    /// Copies a checkpoint that is to be saved at `path` into `room`, which grows only if it is too small:
+    /// memory that is new to the process takes several times as long to fill.
+    pub(super) fn new(checkpoint: Checkpoint<'_>, path: &Path, mut room: Vec<u8>) -> Result<Self> {
+        checkpoint.with_content(path, |content, numbers| {
+            let FileContent { tensors, layout } = content?;
+            room.clear();
+            let reserved = room.try_reserve_exact(layout.length as usize - layout.head.len()).map_err(io::Error::from);
+            let copied = reserved.and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
+            let tensors = copied.map_err(|error| failed("copy the tensors")(error).in_file("checkpoint", path))?;
+            Ok(Snapshot { layout, tensors, room, numbers })
+        })
+    }
+
+    /// Writes the file, as [`Checkpoint::save`] does, and gives the memory back.
+    pub(super) fn write(self, path: &Path) -> (Result<Vec<Warning>>, Vec<u8>) {
+        let Snapshot { layout, tensors, room, numbers } = self;
+        let tensors = tensors.into_iter().map(|tensor| tensor.in_room(&room)).collect();
+        let written = write(None, path, Ok(FileContent { tensors, layout }));
+        (written.map(|found| warned(path, found.into_iter().chain(numbers).collect())), room)
+    }
+}
