@@ -71,7 +71,7 @@ use crate::ranks::Call;
 ///     let copied = threads.spawn(|| saver.save(step, Checkpoint::new(&state).model(&model)));
 ///     let grads = model[0].sqr()?.sum_all()?.backward()?;
 ///     copied.join().expect("the copy")?;
-///     optimisers::Result::Ok(grads)
+///     Ok::<_, optimisers::Error>(grads)
 /// })?;
 /// update(&mut state, &model, &grads)?;
 /// # saver.wait()?;
