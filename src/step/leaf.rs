@@ -43,7 +43,7 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         &mut self,
         call: &UpdateCall,
         twins: &'a Twins,
-        gradients: CallGradients<'a>,
+        gradients: CallGradients<'_, 'a>,
         written: &WrittenStorages,
         norms: &[LeafNorms],
     ) -> Result<()> {

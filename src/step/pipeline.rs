@@ -1,13 +1,13 @@
 //! One step of a whole model: call → plan → reduce → commit → outcome.
 
-use super::call::UpdateCall;
+use super::call::{OwnGradients, UpdateCall};
 use super::exchange::{CallGradients, RankGradients};
 use super::figures::LeafFigures;
 use super::leaf::LeafUpdate;
 use super::missing::Missing;
 use super::outcome::{Outcome, Outlier, SkipReason, Status};
 use super::ranks::Ranks;
-use crate::engine::{Epilogue, Job, Operand, ReduceOutcome, UpdateTargets, Verdict, commit, for_all, reduce};
+use crate::engine::{Epilogue, Job, Operand, ReduceOutcome, Sources, UpdateTargets, Verdict, commit, for_all, reduce};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
@@ -17,13 +17,21 @@ use crate::ranks::KeptSums;
 use crate::rule::{LeafNorms, Progress, Windows};
 use crate::tree::{Leaf, LimitedNorms, NormOutlier, StateTree, Twins};
 
+/// The gradients that a step gets.
+pub(crate) enum StepGradients<'g> {
+    /// The caller keeps them.
+    Lent(&'g dyn GradientLookUp),
+    /// The only handles of tensors, by leaf: the memory of each is free once its leaf is written.
+    Owned(Vec<Sources<'static>>),
+}
+
 /// Applies a step to these parameters, which are in the order of the leaves.
 pub(crate) fn step(
     call: UpdateCall,
     state: &mut StateTree,
     parameters: &[Lent<'_>],
     twins: &Twins,
-    grads: &dyn GradientLookUp,
+    grads: StepGradients<'_>,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
     // Memory that has moved is registered before any call asks what others write: of two calls that begin at
@@ -35,9 +43,13 @@ pub(crate) fn step(
     // Call: all ranks agree, then each works on its parts.
     let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
-    let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, grads);
+    let own_gradients = match &grads {
+        StepGradients::Lent(grads) => OwnGradients::LookUp(*grads),
+        StepGradients::Owned(found) => OwnGradients::Found(found),
+    };
+    let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, own_gradients);
     let of_ranks = ranks.several().map(agree).transpose()?;
-    let gradients = of_ranks.as_ref().map_or(CallGradients::Own(grads), CallGradients::Ranks);
+    let gradients = of_ranks.as_ref().map_or(CallGradients::Own(own_gradients), CallGradients::Ranks);
     let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
     let own = own_parts.as_deref().unwrap_or(parameters);
 
@@ -76,7 +88,8 @@ pub(crate) fn step(
         return plan.outlier(state, outlier, &limited);
     }
 
-    // Commit.
+    // Commit. Of gradients that are the step's own, the plans have the last handles from here on.
+    drop(grads);
     let committed = match &of_ranks {
         Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
         None => commit(call.options.engine, planned(&mut jobs)),
@@ -126,7 +139,7 @@ impl StepPlan {
         leaves: &'a mut [Leaf],
         parameters: &'a [Lent<'_>],
         twins: &'a Twins,
-        gradients: CallGradients<'a>,
+        gradients: CallGradients<'_, 'a>,
         norms: &[LeafNorms],
         jobs: &mut [Option<Job<'a>>],
     ) -> Result<Self> {
@@ -235,7 +248,7 @@ fn are_finite(
     leaves: &[Leaf],
     parameters: &[Lent<'_>],
     twins: &Twins,
-    gradients: CallGradients<'_>,
+    gradients: CallGradients<'_, '_>,
     sums: &mut KeptSums,
 ) -> Result<bool> {
     let mut call = *call;

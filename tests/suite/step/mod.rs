@@ -9,4 +9,5 @@ mod functional;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod missing_gradients;
+mod owned_gradients;
 mod parameters_come_back;
