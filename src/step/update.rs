@@ -239,7 +239,8 @@ impl<'s> Update<'s> {
     /// back, and other threads. What the collection has beside the gradients of this state's parameters, such
     /// as other entries of a `GradStore`, is free before the first parameter is written.
     ///
-    /// All gradients are there when the call begins.
+    /// All gradients are there when the call begins. To free each before the next one is computed, see
+    /// [`begin`](Update::begin).
     ///
     /// ```
     /// use candle_core::{Device, Var};

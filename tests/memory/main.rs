@@ -13,8 +13,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
     Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Elementwise, Flow, Gradient,
-    MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, Slot, State, StateTree, Update, hyper_parameters,
-    range, ranks, setup, update,
+    MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, Slot, State, StateTree, StepNorms, Update,
+    hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -165,6 +165,7 @@ fn reading_configurations() -> f64 {
 fn memory_follows_the_size() {
     a_step_of_whole_tensors();
     gradients_that_are_taken();
+    gradients_that_come_one_at_a_time();
     a_step_of_ranks();
     files_of_ranks();
     files();
@@ -254,6 +255,31 @@ fn gradients_that_are_taken() {
     of(Watched::default());
     // The norm reads all gradients before the first is written.
     of(OptimiserChain::new((ClipGlobalNorm::new(1.0), Watched::default())));
+}
+
+/// Of all gradients only the one that is pushed is in memory.
+fn gradients_that_come_one_at_a_time() {
+    const LEAVES: usize = 12;
+    fn of<O: Optimiser>(optimiser: O, norms: &[(u64, f64)]) {
+        let name = optimiser.name();
+        let model: Vec<Var> = (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let mut state = setup(optimiser, &model).expect("a state");
+        let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
+        let of_gradients = |bytes: usize| bytes as f64 / (4 * LEAF) as f64;
+        let whole = of_gradients(peak(|| {
+            let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
+            drop(update(&mut state, &model, &grads).expect("an update"));
+        }));
+        let parts = of_gradients(peak(|| {
+            let step = Update::new(&mut state).begin_with_norms(&model, StepNorms::Exact(norms)).expect("a step");
+            (0..LEAVES).for_each(|leaf| step.push(&leaf.to_string(), gradient()).expect("a push"));
+            assert_eq!(step.finish().expect("an outcome").applied, LEAVES);
+        }));
+        println!("{name}: gradients of {whole:.2} parameters, and of {parts:.2} where they come one at a time");
+        assert!(whole > 11.9 && parts < 1.1, "{whole} and {parts}");
+    }
+    of(Adam::new(0.1), &[]);
+    of(MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), &[(0, 2.0)]);
 }
 
 const RANKS: usize = 4;

@@ -11,3 +11,4 @@ mod loss_scaler_shared;
 mod missing_gradients;
 mod owned_gradients;
 mod parameters_come_back;
+pub(crate) mod streamed_steps;
