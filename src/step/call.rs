@@ -117,7 +117,10 @@ impl<'a> OwnGradients<'_, 'a> {
     pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'a>> {
         match self {
             OwnGradients::LookUp(grads) => sources(leaf, x, low, grads),
-            OwnGradients::Found(found) => Ok(found[index].iter().map(|gradient| -> Lent<'a> { gradient.clone() }).collect()),
+            OwnGradients::Found(found) => {
+                let found: &[Lent<'a>] = &found[index];
+                Ok(found.iter().cloned().collect())
+            }
         }
     }
 }
