@@ -11,7 +11,8 @@ use optimisers::{
 };
 
 use support::common::{
-    Grads, Vars, assert_same, bits, constant, forget_ascent, grads, is_kind, model, optimisers_for, says, snapshot, tensor, values, var,
+    Grads, Vars, assert_same, bits, constant, engines, forget_ascent, grads, is_kind, model, optimisers_for, says, snapshot, tensor,
+    values, var,
 };
 
 const NOT_FINITE: ErrorKind = ErrorKind::Tensor(TensorProblem::NotFinite);
@@ -94,6 +95,24 @@ fn they_give_the_bits_of_update() {
             let is_taken = assert_streams(optimiser, dtype, steps);
             assert_eq!(is_taken, !["Prodigy", "SkipOutliers"].iter().any(|refused| name.contains(refused)), "{name}");
         }
+    }
+}
+
+#[test]
+fn any_engine_takes_them() {
+    let chain = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.1)));
+    for engine in engines() {
+        let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::BF16)));
+        let rule = MixedPrecision::new(DType::F32, chain.clone());
+        let [mut expected, mut state] = [&whole, &parts].map(|model| setup(rule.clone(), model).expect("a state"));
+        for call in 0..6 {
+            let of_call = || grads(tensors(call, DType::F32).map(Some));
+            let outcome = Update::new(&mut expected).engine(engine).apply(&whole, &of_call()).expect("an update");
+            let norms = StepNorms::Exact(&outcome.group_norms);
+            let step = Update::new(&mut state).engine(engine).begin_with_norms(&parts, norms).expect("a step");
+            assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome, "{engine:?}");
+        }
+        assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], engine);
     }
 }
 
