@@ -12,7 +12,8 @@
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
 //!   [`StochasticRounding`], [`StoreAs`], [`Offload`], [`Twin`].
 //! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which
-//!   return an [`Outcome`]; [`CandleOptimizer`] in place of candle-nn's.
+//!   return an [`Outcome`]; [`StreamedStep`], whose gradients come one at a time; [`CandleOptimizer`] in place
+//!   of candle-nn's.
 //! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects some of
 //!   them, to freeze, adjust or replace.
 //! - **The model**: [`Model`], which [`model!`] implements for structs; [`Gradients`]; [`trainables`].
@@ -107,6 +108,8 @@ pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
 pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
+pub use step::step_norms::StepNorms;
+pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};
 pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding, StoreAs};
 pub use training::accumulator::Accumulator;

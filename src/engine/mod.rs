@@ -65,5 +65,5 @@ pub(crate) use plan::{
     Steps, TensorStep, Term, TermOf, Then, expect_gradient,
 };
 pub use plan::{Norms, Resolved};
-pub(crate) use reduce::{Gather, ReduceOutcome, Verdict, reduce};
+pub(crate) use reduce::{Gather, GivenNorms, NormShare, ReduceOutcome, Verdict, joined_norms, reduce, reduce_with};
 pub use route::Engine;

@@ -121,6 +121,16 @@ pub enum Warning {
         path: String,
     },
 
+    /// A step that took its gradients one at a time and was [dropped](crate::StreamedStep) before `finish`.
+    ///
+    /// The parameters that were pushed have moved, the others have not.
+    StepDropped {
+        /// How many have moved.
+        moved: usize,
+        /// How many parameters the state has.
+        parameters: usize,
+    },
+
     /// Updates that run as single tensor operations, which is slow.
     ///
     /// There is no fused engine for a device, or it does not work there. The warning belongs to no state: the
@@ -247,6 +257,11 @@ impl fmt::Display for Warning {
                 f,
                 "the gradients collected for {path:?} are not finite together, or too large to be squared, though each call's \
                  are finite: no step, and all windows begin anew"
+            ),
+            Warning::StepDropped { moved, parameters } => write!(
+                f,
+                "a step was dropped when {moved} of {parameters} parameters had moved: the others have missed it. Call `StreamedStep::finish`, or go \
+                 on from a checkpoint"
             ),
             Warning::SlowEngine { reason } => {
                 write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")

@@ -143,10 +143,17 @@ pub struct GradientSlices<'a> {
     by_path: HashMap<&'a str, GradientSlice<'a>>,
 }
 
+/// A gradient in a slice.
 #[derive(Debug)]
-struct GradientSlice<'a> {
+pub(crate) struct GradientSlice<'a> {
     length: [usize; 1],
     values: MemoryRef<'a>,
+}
+
+impl<'a> GradientSlice<'a> {
+    pub(crate) fn new(values: MemoryRef<'a>) -> Self {
+        GradientSlice { length: [values.len()], values }
+    }
 }
 
 impl<'a> GradientSlices<'a> {
@@ -160,8 +167,7 @@ impl<'a> GradientSlices<'a> {
     /// # Errors
     /// If there is one at this path already.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
-        let values = values.into();
-        if self.by_path.insert(path, GradientSlice { length: [values.len()], values }).is_some() {
+        if self.by_path.insert(path, GradientSlice::new(values.into())).is_some() {
             return Err(duplicate_gradient(path));
         }
         Ok(self)

@@ -103,8 +103,30 @@ pub(crate) fn gradients_of<'l, 'g>(
     paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
 
+/// The gradients that the caller of a step has.
+#[derive(Clone, Copy)]
+pub(crate) enum OwnGradients<'g, 'a> {
+    /// To be looked up.
+    LookUp(&'a dyn GradientLookUp),
+    /// Looked up before, by leaf, in handles of their own.
+    Found(&'g [Sources<'static>]),
+}
+
+impl<'a> OwnGradients<'_, 'a> {
+    /// The gradients of a leaf, of all its paths, and of its twin; each once.
+    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'a>> {
+        match self {
+            OwnGradients::LookUp(grads) => sources(leaf, x, low, grads),
+            OwnGradients::Found(found) => {
+                let found: &[Lent<'a>] = &found[index];
+                Ok(found.iter().cloned().collect())
+            }
+        }
+    }
+}
+
 /// The checked gradients of a leaf and its twin. The same gradient under several paths counts once.
-pub(crate) fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
+fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
         for (path, gradient) in gradients_of(leaf, x, grads) {

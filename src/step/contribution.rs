@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::call::{UpdateCall, sources};
-use crate::engine::{WrittenStorages, unshared};
+use super::call::UpdateCall;
+use crate::engine::{Sources, WrittenStorages, unshared};
 use crate::error::{Error, Result};
-use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, expect_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
@@ -27,12 +26,12 @@ impl<'x> OwnLeaf<'x> {
         call: &UpdateCall,
         leaf: &Leaf,
         x: &'x dyn Lend,
-        grads: &dyn GradientLookUp,
+        sources: Result<Sources<'_>>,
         written: &WrittenStorages,
     ) -> Result<Self> {
         // This rank writes the parameter even if another rank has all of its state and computes it.
         expect_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
-        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, grads, written)? };
+        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, sources?, written)? };
         // With `finite_only` an overflow on the wire skips the call, so it is no error here.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
             own.expect_no_overflow(leaf.path())?;
@@ -89,13 +88,13 @@ pub(crate) struct Contribution {
 
 /// This rank's whole gradient of a leaf; gradients of tied parameters are added up in the dtype of the
 /// arithmetic.
-fn own_gradient(leaf: &Leaf, x: &dyn Lend, grads: &dyn GradientLookUp, written: &WrittenStorages) -> Result<Option<Tensor>> {
+fn own_gradient(leaf: &Leaf, x: &dyn Lend, sources: Sources<'_>, written: &WrittenStorages) -> Result<Option<Tensor>> {
     let unshared = |gradient: Lent<'_>| {
         // Gradients may come as vectors; here they get the parameter's shape.
         let gradient = gradient.to_tensor()?.reshape(x.shape())?;
         unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
     };
-    let gradients = sources(leaf, x, None, grads)?.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;
+    let gradients = sources.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;
     let [first, others @ ..] = &gradients[..] else { return Ok(None) };
     if others.is_empty() {
         return Ok(Some(first.detach()));

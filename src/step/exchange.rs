@@ -6,11 +6,10 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::call::{UpdateCall, sources};
+use super::call::{OwnGradients, UpdateCall};
 use super::contribution::{Contribution, OwnLeaf, agreement};
 use crate::engine::{Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
-use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
@@ -72,11 +71,13 @@ impl<'w> RankGradients<'w> {
         requires_all: bool,
         leaves: &[Leaf],
         parameters: &'w [Lent<'_>],
-        grads: &dyn GradientLookUp,
+        grads: OwnGradients<'_, '_>,
     ) -> Result<Self> {
         let written = UpdateTargets::all();
-        let own =
-            leaves.iter().zip(parameters).map(|(leaf, x)| OwnLeaf::new(call, leaf, &**x, grads, &written)).collect::<Result<Vec<_>>>();
+        let own = |(index, (leaf, x)): (usize, (&Leaf, &'w Lent<'_>))| {
+            OwnLeaf::new(call, leaf, &**x, grads.sources(index, leaf, &**x, None), &written)
+        };
+        let own = leaves.iter().zip(parameters).enumerate().map(own).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
             let said = Contribution::message(call, &own);
             (own, agreement(call, requires_all, leaves), said)
@@ -237,18 +238,18 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 
 /// The gradients of a call.
 #[derive(Clone, Copy)]
-pub(crate) enum CallGradients<'g> {
+pub(crate) enum CallGradients<'g, 'a> {
     /// From the caller.
-    Own(&'g dyn GradientLookUp),
+    Own(OwnGradients<'g, 'a>),
     /// From all ranks, for this rank's part of each leaf.
     Ranks(&'g RankGradients<'g>),
 }
 
-impl<'g> CallGradients<'g> {
+impl<'a> CallGradients<'_, 'a> {
     /// The gradients of a leaf, of all its paths, and of its twin; each once.
-    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'g>> {
+    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'a>> {
         match self {
-            CallGradients::Own(grads) => sources(leaf, x, low, grads),
+            CallGradients::Own(grads) => grads.sources(index, leaf, x, low),
             CallGradients::Ranks(ranks) => ranks.promised(index),
         }
     }

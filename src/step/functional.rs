@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::call::{UpdateCall, gradients_of};
 use super::outcome::Outcome;
-use super::pipeline::step;
+use super::pipeline::{StepGradients, step};
 use super::update::{Update, UpdateOptions, expect_known};
 use crate::engine::owned_on;
 use crate::error::Result;
@@ -91,7 +91,7 @@ fn applied(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(call, &mut state, &variables, &Twins::default(), &by_path)?;
+    let outcome = step(call, &mut state, &variables, &Twins::default(), StepGradients::Lent(&by_path))?;
     Ok((state, next, outcome))
 }
 

@@ -9,15 +9,10 @@ use crate::rule::Extent;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
 use crate::tree::{Leaf, Twins, expect_twin};
 
-/// The update of one leaf, planned or to be planned.
-pub(crate) struct LeafUpdate<'p, 'a> {
-    /// The leaf's index in the state.
-    index: usize,
-    /// The leaf, until the plan is made.
-    leaf: Option<&'a mut Leaf>,
-    x: &'a dyn Lend,
+/// What the plan for a leaf means for the call.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LeafPlan {
     /// `None` for a frozen leaf.
-    job: &'p mut Option<Job<'a>>,
     pub(crate) progress: Option<Progress>,
     pub(crate) windows: Windows,
     /// Whether anything of the leaf changes.
@@ -27,10 +22,21 @@ pub(crate) struct LeafUpdate<'p, 'a> {
     pub(crate) allows_missing: bool,
 }
 
+/// The update of one leaf, planned or to be planned.
+pub(crate) struct LeafUpdate<'p, 'a> {
+    /// The leaf's index in the state.
+    index: usize,
+    /// The leaf, until the plan is made.
+    leaf: Option<&'a mut Leaf>,
+    x: &'a dyn Lend,
+    /// `None` for a frozen leaf.
+    job: &'p mut Option<Job<'a>>,
+    pub(crate) plan: LeafPlan,
+}
+
 impl<'p, 'a> LeafUpdate<'p, 'a> {
     pub(crate) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>))) -> Self {
-        let (progress, windows) = (None, Windows::default());
-        LeafUpdate { index, leaf: Some(leaf), x: &**x, job, progress, windows, moves: false, has_gradient: false, allows_missing: false }
+        LeafUpdate { index, leaf: Some(leaf), x: &**x, job, plan: LeafPlan::default() }
     }
 
     /// Whether making the plan reads a tensor on a device. candle has a CUDA stream for each thread; only the
@@ -43,22 +49,22 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         &mut self,
         call: &UpdateCall,
         twins: &'a Twins,
-        gradients: CallGradients<'a>,
+        gradients: CallGradients<'_, 'a>,
         written: &WrittenStorages,
         norms: &[LeafNorms],
     ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         let low = twins.get(x);
         let sources = gradients.sources(self.index, leaf, x, low)?;
-        self.has_gradient = !sources.is_empty();
-        self.allows_missing = leaf.waiting.is_allowed;
+        let has_gradient = !sources.is_empty();
+        self.plan = LeafPlan { has_gradient, allows_missing: leaf.waiting.is_allowed, ..LeafPlan::default() };
         leaf.expect_parameter()?;
         if leaf.frozen {
             return Ok(());
         }
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!call.options.keep_masters).then_some(extent);
-        if let (true, Some(Extent::First)) = (self.has_gradient, extent) {
+        if let (true, Some(Extent::First)) = (has_gradient, extent) {
             // The checks below read all of the parameter, before the rules choose what they work on.
             expect_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
             let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
@@ -70,7 +76,7 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
             .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.get(self.index)))
             .map_err(|error| error.at(path).counted_from(first))?;
         if let Some(low) = low {
-            let is_written = self.has_gradient || planned.progress == Progress::Applied;
+            let is_written = has_gradient || planned.progress == Progress::Applied;
             if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
                 expect_twin(path, low, x, extent)?;
             }
@@ -85,14 +91,14 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
             let next = *steps + 1;
             job.counters.push((steps, next));
         }
-        waiting.count(self.has_gradient, progress, &mut job.counters);
+        waiting.count(has_gradient, progress, &mut job.counters);
         job.whole = whole;
         let own = job.check(x, &|| optimiser.name())?;
         if is_cut {
             job.expect_divisible(&|| optimiser.name())?;
         }
         job.copy_shared(written, &own)?;
-        (self.progress, self.windows, self.moves) = (Some(progress), windows, moves);
+        self.plan = LeafPlan { progress: Some(progress), windows, moves, ..self.plan };
         *self.job = Some(job);
         Ok(())
     }

@@ -38,15 +38,15 @@ impl Missing {
         !self.refused.is_empty()
     }
 
-    /// The error of a refused call.
-    pub(crate) fn refusal(&self, state: &StateTree) -> Error {
+    /// The error of a refused call, which says what has moved.
+    pub(crate) fn refusal(&self, state: &StateTree, moved: &str) -> Error {
         let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
         let (missing, leaves) = (self.refused.len(), state.len());
         Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
             .with_got(joined(&paths))
             .with_remedy(format!(
                 "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
-                 `Selection::allow_missing`; nothing was changed. {}",
+                 `Selection::allow_missing`; {moved}. {}",
                 advice()
             ))
     }

@@ -1,13 +1,13 @@
 //! One step of a whole model: call → plan → reduce → commit → outcome.
 
-use super::call::UpdateCall;
+use super::call::{OwnGradients, UpdateCall};
 use super::exchange::{CallGradients, RankGradients};
 use super::figures::LeafFigures;
-use super::leaf::LeafUpdate;
+use super::leaf::{LeafPlan, LeafUpdate};
 use super::missing::Missing;
 use super::outcome::{Outcome, Outlier, SkipReason, Status};
 use super::ranks::Ranks;
-use crate::engine::{Epilogue, Job, Operand, ReduceOutcome, UpdateTargets, Verdict, commit, for_all, reduce};
+use crate::engine::{Epilogue, Job, Norms, Operand, ReduceOutcome, Sources, UpdateTargets, Verdict, commit, for_all, reduce};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
@@ -17,27 +17,35 @@ use crate::ranks::KeptSums;
 use crate::rule::{LeafNorms, Progress, Windows};
 use crate::tree::{Leaf, LimitedNorms, NormOutlier, StateTree, Twins};
 
+/// The gradients that a step gets.
+pub(crate) enum StepGradients<'g> {
+    /// The caller keeps them.
+    Lent(&'g dyn GradientLookUp),
+    /// The only handles of tensors, by leaf: the memory of each is free once its leaf is written.
+    Owned(Vec<Sources<'static>>),
+}
+
 /// Applies a step to these parameters, which are in the order of the leaves.
 pub(crate) fn step(
     call: UpdateCall,
     state: &mut StateTree,
     parameters: &[Lent<'_>],
     twins: &Twins,
-    grads: &dyn GradientLookUp,
+    grads: StepGradients<'_>,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
-    // Memory that has moved is registered before any call asks what others write: of two calls that begin at
-    // once, one sees the other. candle's variables do not move.
-    let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
-    let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
-    state.written_elsewhere.keep(elsewhere);
+    keep_written(state, parameters);
 
     // Call: all ranks agree, then each works on its parts.
-    let StateTree { leaves, jobs: pool, sums, calls, norms, world, .. } = state;
+    let StateTree { leaves, jobs: pool, sums, norms, world, .. } = state;
     let ranks = Ranks::new(world.as_ref());
-    let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, grads);
+    let own_gradients = match &grads {
+        StepGradients::Lent(grads) => OwnGradients::LookUp(*grads),
+        StepGradients::Owned(found) => OwnGradients::Found(found),
+    };
+    let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, own_gradients);
     let of_ranks = ranks.several().map(agree).transpose()?;
-    let gradients = of_ranks.as_ref().map_or(CallGradients::Own(grads), CallGradients::Ranks);
+    let gradients = of_ranks.as_ref().map_or(CallGradients::Own(own_gradients), CallGradients::Ranks);
     let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
     let own = own_parts.as_deref().unwrap_or(parameters);
 
@@ -48,7 +56,7 @@ pub(crate) fn step(
     let mut plan = ranks.settle(Call::Plan, plan)?;
     if plan.is_refused(&call) {
         drop(jobs);
-        return Err(plan.refusal(&call, state));
+        return Err(plan.refusal(&call, state, "nothing was changed"));
     }
     if !plan.moves {
         pool.recycle(jobs);
@@ -64,7 +72,7 @@ pub(crate) fn step(
     let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
     let reduced = reduce(call.options.engine, &ranks, &mut planned(&mut jobs));
     let reduced = reduced.map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
-    let ReduceOutcome { verdict, group_norms, limited } = reduced?;
+    let ReduceOutcome { verdict, group_norms, limited, .. } = reduced?;
     plan.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
@@ -76,7 +84,8 @@ pub(crate) fn step(
         return plan.outlier(state, outlier, &limited);
     }
 
-    // Commit.
+    // Commit. Of gradients that are the step's own, the plans have the last handles from here on.
+    drop(grads);
     let committed = match &of_ranks {
         Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
         None => commit(call.options.engine, planned(&mut jobs)),
@@ -85,36 +94,40 @@ pub(crate) fn step(
     ranks.settle(Call::Commit, committed)?;
     pool.recycle(jobs);
     ranks.share(leaves, parameters, &plan.moved)?;
-    *calls = if plan.windows.open { *calls + 1 } else { 0 };
     norms.record(&limited);
 
     // Outcome.
-    plan.figures = figures(leaves, &leaf_norms);
-    let status = if plan.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
-    let warnings = plan.missing.warn(state).into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
-    let warnings = warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
-    Ok(Outcome { warnings, ..plan.outcome(state, status) })
+    plan.figures = figures(leaves, leaf_norms.iter().map(LeafNorms::found));
+    Ok(plan.committed(state, parameters))
+}
+
+/// Registers memory that has moved, before any call asks what others write: of two calls that begin at once, one
+/// sees the other. candle's variables do not move.
+pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
+    let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
+    let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
+    state.written_elsewhere.keep(elsewhere);
 }
 
 /// The jobs of all leaves that are not frozen.
-fn planned<'j, 'a>(jobs: &'j mut [Option<Job<'a>>]) -> Vec<&'j mut Job<'a>> {
+pub(super) fn planned<'j, 'a>(jobs: &'j mut [Option<Job<'a>>]) -> Vec<&'j mut Job<'a>> {
     jobs.iter_mut().flatten().collect()
 }
 
 /// The plans of all leaves together, and the norms and figures found later.
-struct StepPlan {
+pub(super) struct StepPlan {
     /// Leaves that move.
-    moved: Vec<usize>,
+    pub(super) moved: Vec<usize>,
     accumulated: usize,
     frozen: usize,
     missing: Missing,
-    has_gradient: bool,
+    pub(super) has_gradient: bool,
     /// Whether anything changes.
-    moves: bool,
-    windows: Windows,
+    pub(super) moves: bool,
+    pub(super) windows: Windows,
     /// The norms of all groups, in their order.
-    group_norms: Vec<(u64, f64)>,
-    figures: Vec<LeafFigures>,
+    pub(super) group_norms: Vec<(u64, f64)>,
+    pub(super) figures: Vec<LeafFigures>,
 }
 
 impl StepPlan {
@@ -126,7 +139,7 @@ impl StepPlan {
         leaves: &'a mut [Leaf],
         parameters: &'a [Lent<'_>],
         twins: &'a Twins,
-        gradients: CallGradients<'a>,
+        gradients: CallGradients<'_, 'a>,
         norms: &[LeafNorms],
         jobs: &mut [Option<Job<'a>>],
     ) -> Result<Self> {
@@ -137,28 +150,38 @@ impl StepPlan {
         // Plans that the caller's thread has to make.
         plans.iter_mut().try_for_each(make)?;
 
-        let mut all = StepPlan {
-            moved: Vec::with_capacity(plans.len()),
+        let mut all = StepPlan::new(requires_all, plans.len());
+        plans.iter().enumerate().for_each(|(leaf, update)| all.add(leaf, &update.plan));
+        Ok(all)
+    }
+
+    /// The plan without leaves, with room for so many.
+    pub(super) fn new(requires_all: bool, leaves: usize) -> Self {
+        StepPlan {
+            moved: Vec::with_capacity(leaves),
             accumulated: 0,
             frozen: 0,
             missing: Missing::new(requires_all),
-            has_gradient: plans.iter().any(|plan| plan.has_gradient),
-            moves: plans.iter().any(|plan| plan.moves),
+            has_gradient: false,
+            moves: false,
             windows: Windows::default(),
             group_norms: Vec::new(),
             figures: Vec::new(),
-        };
-        for (leaf, plan) in plans.iter().enumerate() {
-            all.windows.open |= plan.windows.open;
-            all.windows.released |= plan.windows.released;
-            match plan.progress {
-                None => all.frozen += 1,
-                Some(Progress::Applied) => all.moved.push(leaf),
-                Some(Progress::Accumulated) => all.accumulated += 1,
-                Some(progress) => all.missing.add(leaf, progress, plan.allows_missing),
-            }
         }
-        Ok(all)
+    }
+
+    /// Adds a leaf, in path order.
+    pub(super) fn add(&mut self, leaf: usize, plan: &LeafPlan) {
+        self.has_gradient |= plan.has_gradient;
+        self.moves |= plan.moves;
+        self.windows.open |= plan.windows.open;
+        self.windows.released |= plan.windows.released;
+        match plan.progress {
+            None => self.frozen += 1,
+            Some(Progress::Applied) => self.moved.push(leaf),
+            Some(Progress::Accumulated) => self.accumulated += 1,
+            Some(progress) => self.missing.add(leaf, progress, plan.allows_missing),
+        }
     }
 
     /// Whether any gradient is used.
@@ -171,21 +194,30 @@ impl StepPlan {
     }
 
     /// Whether required gradients are missing.
-    fn is_refused(&self, call: &UpdateCall) -> bool {
+    pub(super) fn is_refused(&self, call: &UpdateCall) -> bool {
         self.has_no_gradients(call) || self.missing.is_refused() && (self.collects() || !call.options.allow_no_gradients)
     }
 
-    /// The error of a refused call.
-    fn refusal(&self, call: &UpdateCall, state: &StateTree) -> Error {
+    /// The error of a refused call, which says what has moved.
+    pub(super) fn refusal(&self, call: &UpdateCall, state: &StateTree, moved: &str) -> Error {
         if !self.has_no_gradients(call) {
-            return self.missing.refusal(state);
+            return self.missing.refusal(state, moved);
         }
         let problem = format!("there is no gradient for any of the {} parameters", state.len());
         Error::new(ErrorKind::NoGradient, problem).with_remedy("find out by `audit` whether the loss depends on this model's variables")
     }
 
+    /// The outcome of a call that was committed. It counts in windows, and the state meets its warnings.
+    pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Outcome {
+        state.calls = if self.windows.open { state.calls + 1 } else { 0 };
+        let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
+        let warnings = self.missing.warn(state).into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
+        let warnings = warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
+        Outcome { warnings, ..self.outcome(state, status) }
+    }
+
     /// The outcome of a call with this status.
-    fn outcome(self, state: &StateTree, status: Status) -> Outcome {
+    pub(super) fn outcome(self, state: &StateTree, status: Status) -> Outcome {
         let counts = match status {
             Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => (self.moved.len(), self.accumulated),
             Status::Skipped(_) => (0, 0),
@@ -229,13 +261,13 @@ impl StepPlan {
 }
 
 /// Whether all gradients of a skipped call are finite. If so, the sums of windows are not.
-fn are_finite(
+pub(super) fn are_finite(
     call: &UpdateCall,
     ranks: &Ranks<'_>,
     leaves: &[Leaf],
     parameters: &[Lent<'_>],
     twins: &Twins,
-    gradients: CallGradients<'_>,
+    gradients: CallGradients<'_, '_>,
     sums: &mut KeptSums,
 ) -> Result<bool> {
     let mut call = *call;
@@ -255,10 +287,10 @@ fn are_finite(
     Ok(reduce(engine, ranks, &mut planned(&mut jobs))?.verdict == Verdict::Go)
 }
 
-/// The norms of the leaves that have moved.
-fn figures(leaves: &[Leaf], norms: &[LeafNorms]) -> Vec<LeafFigures> {
-    let of_leaf = |(leaf, norms): (&Leaf, &LeafNorms)| {
-        let (gradient, step) = norms.found()?;
+/// The figures of the leaves that have moved, of those whose norms were found.
+pub(super) fn figures(leaves: &[Leaf], norms: impl Iterator<Item = Option<(f64, Norms)>>) -> Vec<LeafFigures> {
+    let of_leaf = |(leaf, norms): (&Leaf, Option<(f64, Norms)>)| {
+        let (gradient, step) = norms?;
         Some(LeafFigures { path: leaf.path.clone(), gradient, parameter: step.parameter, update: step.gradient })
     };
     leaves.iter().zip(norms).filter_map(of_leaf).collect()

@@ -1,17 +1,18 @@
 //! The public side of a step: [`update`] and [`Update`].
 
-use super::call::UpdateCall;
 pub(crate) use super::call::UpdateOptions;
-use super::pipeline::step;
+use super::call::{OwnGradients, UpdateCall};
+use super::pipeline::{StepGradients, step};
 
 use super::loss_scaler::LossScaler;
 use super::outcome::Outcome;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sources};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::model::gradients::{GradientLookUp, Gradients};
+use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
+use crate::model::lent::Lent;
 use crate::ranks::Call;
-use crate::tree::StateTree;
+use crate::tree::{Leaf, StateTree, Twins};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -231,6 +232,57 @@ impl<'s> Update<'s> {
         self.apply_scaled(model, grads, loss_scale)
     }
 
+    /// Applies the step to gradients that it takes: the memory of each is free once its parameter is written.
+    ///
+    /// The bits and the outcome are those of [`apply`](Update::apply). What goes on in the step then has the
+    /// memory: results of functions of whole tensors (as of [`Muon`](crate::Muon)), what an allocator gives
+    /// back, and other threads. What the collection has beside the gradients of this state's parameters, such
+    /// as other entries of a `GradStore`, is free before the first parameter is written.
+    ///
+    /// All gradients are there when the call begins. To free each before the next one is computed, see
+    /// [`begin`](Update::begin).
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{AdamW, Update, setup};
+    ///
+    /// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+    /// let mut state = setup(AdamW::new(0.1), &x)?;
+    /// let outcome = Update::new(&mut state).apply_owned(&x, x.sqr()?.sum_all()?.backward()?)?;
+    /// assert_eq!(outcome.applied, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # What is not freed
+    /// - A tensor of which the program has another handle, and memory that the collection only borrows:
+    ///   [`GradientSlices`](crate::GradientSlices), or a list of `&Tensor`.
+    /// - Over [ranks](crate::Setup::over), and of parameters with one chain of rules on a device, gradients
+    ///   are freed together.
+    ///
+    /// # Errors
+    /// As [`apply`](Update::apply). The gradients are gone then, too.
+    pub fn apply_owned<M: Model + ?Sized, G: Gradients>(self, model: &M, grads: G) -> Result<Outcome> {
+        let loss_scale = grads.loss_scale();
+        let Update { state, options, scaler } = self;
+        let found = || {
+            let target = StepTarget::find(state, model, options, scaler.as_deref(), loss_scale)?;
+            expect_known(state, &grads)?;
+            let owned = looked_up(&grads, |grads| target.owned(state, grads))?;
+            Ok((target, owned))
+        };
+        let (target, owned) = match found() {
+            Ok(found) => found,
+            Err(error) => return state.settle(Call::Update, Err(error)),
+        };
+        match owned {
+            Some(owned) => {
+                drop(grads);
+                target.step(state, scaler, StepGradients::Owned(owned))
+            }
+            None => looked_up(&grads, |grads| target.step(state, scaler, StepGradients::Lent(grads))),
+        }
+    }
+
     /// Applies the step to gradients that know this scale of their loss; with `None` their scale does not
     /// matter.
     pub(crate) fn apply_scaled<M, G>(self, model: &M, grads: &G, loss_scale: Option<f64>) -> Result<Outcome>
@@ -240,23 +292,59 @@ impl<'s> Update<'s> {
     {
         let Update { state, options, scaler } = self;
         let found = || {
-            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
             let map = grads.indexed()?;
-            let (parameters, twins) = state.pairs(model)?;
-            if !twins.is_empty() {
-                state.expect_whole("an update with a `Twin`")?;
-            }
+            let target = StepTarget::find(state, model, options, scaler.as_deref(), loss_scale)?;
             // After the model: a parameter that the state lacks was added after `setup`, and that error says
             // more.
             expect_known(state, grads)?;
-            Ok((call, map, parameters, twins))
+            Ok((target, map))
         };
-        let (call, map, parameters, twins) = match found() {
+        let (target, map) = match found() {
             Ok(found) => found,
             // The other ranks wait for this one's refusal.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        let mut outcome = step(call, state, &parameters, &twins, map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map))?;
+        target.step(state, scaler, StepGradients::Lent(map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map)))
+    }
+}
+
+/// What a call works on.
+pub(super) struct StepTarget<'m> {
+    pub(super) call: UpdateCall,
+    /// In the order of the leaves.
+    pub(super) parameters: Vec<Lent<'m>>,
+    pub(super) twins: Twins,
+}
+
+impl<'m> StepTarget<'m> {
+    /// The model's parameters, for a call with these options.
+    pub(super) fn find<M: Model + ?Sized>(
+        state: &StateTree,
+        model: &'m M,
+        options: UpdateOptions,
+        scaler: Option<&LossScaler>,
+        loss_scale: Option<f64>,
+    ) -> Result<Self> {
+        let call = UpdateCall::new(options, scaler, loss_scale)?;
+        let (parameters, twins) = state.pairs(model)?;
+        if !twins.is_empty() {
+            state.expect_whole("an update with a `Twin`")?;
+        }
+        Ok(StepTarget { call, parameters, twins })
+    }
+
+    /// Handles of the gradients of all leaves; `None` if any is memory that is only lent.
+    fn owned(&self, state: &StateTree, grads: &dyn GradientLookUp) -> Result<Option<Vec<Sources<'static>>>> {
+        let of_leaf = |((index, leaf), x): ((usize, &Leaf), &Lent<'_>)| {
+            let sources = OwnGradients::LookUp(grads).sources(index, leaf, &**x, self.twins.get(&**x))?;
+            Ok(sources.into_iter().map(Lent::into_owned).collect())
+        };
+        state.leaves.iter().enumerate().zip(&self.parameters).map(of_leaf).collect()
+    }
+
+    fn step(self, state: &mut StateTree, scaler: Option<&mut LossScaler>, grads: StepGradients<'_>) -> Result<Outcome> {
+        let StepTarget { call, parameters, twins } = self;
+        let mut outcome = step(call, state, &parameters, &twins, grads)?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, call.loss_scale)?
         {

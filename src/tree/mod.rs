@@ -358,6 +358,18 @@ impl StateTree {
         listed(self.leaves.iter().map(Leaf::path))
     }
 
+    /// The index of the leaf with this path, if the state knows the path; `Some(None)` if it was left out.
+    pub(crate) fn place(&self, path: &str) -> Option<Option<usize>> {
+        self.by_path.get(path).copied()
+    }
+
+    /// Some of all paths, for errors.
+    pub(crate) fn known_paths(&self) -> Vec<String> {
+        let mut paths: Vec<&str> = self.by_path.keys().map(String::as_str).collect();
+        paths.sort_unstable();
+        listed(paths.into_iter())
+    }
+
     /// Whether a gradient may have this name.
     pub(crate) fn knows(&self, path: &str) -> bool {
         self.by_path.contains_key(path)

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
-    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Flow, Gradient, MixedPrecision, Muon,
-    Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, State, StateTree, hyper_parameters, range, ranks, setup, update,
+    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Elementwise, Flow, Gradient,
+    MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, Slot, State, StateTree, StepNorms, Update,
+    hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -163,6 +164,8 @@ fn reading_configurations() -> f64 {
 #[test]
 fn memory_follows_the_size() {
     a_step_of_whole_tensors();
+    gradients_that_are_taken();
+    gradients_that_come_one_at_a_time();
     a_step_of_ranks();
     files_of_ranks();
     files();
@@ -196,6 +199,87 @@ fn a_step_of_whole_tensors() {
     of(Muon { ns_steps: 0, ..Muon::new(0.1) });
     // The function of a user may refuse the call, so that its results are kept.
     assert!(stepping(12, Doubled::default()) > 12.0 * 4.0);
+}
+
+hyper_parameters! {
+    /// Gradient descent that notes the least memory that is in use while it works.
+    struct Watched {
+        /// The learning rate.
+        eta: f64 = 0.1 => range::any,
+    }
+}
+
+/// The least bytes in use while [`Watched`] has worked.
+static LEAST: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+impl Elementwise for Watched {
+    type Scalars = f64;
+    type Slots<T> = [T; 0];
+
+    fn slots(&self) -> [Slot; 0] {
+        []
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.eta
+    }
+
+    fn step<V: optimisers::value::Value>(eta: f64, _x: V, dx: V, []: &mut [V; 0]) -> V {
+        LEAST.fetch_min(USED.load(Ordering::Relaxed), Ordering::Relaxed);
+        dx * eta
+    }
+}
+
+/// While the last parameter is written, the gradients of all others are free.
+fn gradients_that_are_taken() {
+    const LEAVES: usize = 12;
+    fn still_there<R: Rule + Clone>(rule: R, is_owned: bool) -> f64 {
+        let model: Vec<Var> = (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let mut state = setup(rule, &model).expect("a state");
+        let without = USED.load(Ordering::Relaxed);
+        let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
+        let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
+        LEAST.store(usize::MAX, Ordering::Relaxed);
+        let outcome = match is_owned {
+            true => Update::new(&mut state).apply_owned(&model, grads),
+            false => Update::new(&mut state).apply(&model, &grads),
+        };
+        assert_eq!(outcome.expect("an update").applied, LEAVES);
+        (LEAST.load(Ordering::Relaxed) - without) as f64 / (4 * LEAF) as f64
+    }
+    fn of<R: Rule + Clone>(rule: R) {
+        let [lent, owned] = [false, true].map(|is_owned| still_there(rule.clone(), is_owned));
+        println!("{}: gradients of {lent:.2} parameters, and of {owned:.2} where they are taken", rule.name());
+        assert!(lent > 11.9 && owned < 1.1, "{lent} and {owned}");
+    }
+    of(Watched::default());
+    // The norm reads all gradients before the first is written.
+    of(OptimiserChain::new((ClipGlobalNorm::new(1.0), Watched::default())));
+}
+
+/// Of all gradients only the one that is pushed is in memory.
+fn gradients_that_come_one_at_a_time() {
+    const LEAVES: usize = 12;
+    fn of<O: Optimiser>(optimiser: O, norms: &[(u64, f64)]) {
+        let name = optimiser.name();
+        let model: Vec<Var> = (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let mut state = setup(optimiser, &model).expect("a state");
+        let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
+        let of_gradients = |bytes: usize| bytes as f64 / (4 * LEAF) as f64;
+        let whole = of_gradients(peak(|| {
+            let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
+            drop(update(&mut state, &model, &grads).expect("an update"));
+        }));
+        let parts = of_gradients(peak(|| {
+            let step = Update::new(&mut state).begin_with_norms(&model, StepNorms::Exact(norms)).expect("a step");
+            (0..LEAVES).for_each(|leaf| step.push(&leaf.to_string(), gradient()).expect("a push"));
+            assert_eq!(step.finish().expect("an outcome").applied, LEAVES);
+        }));
+        println!("{name}: gradients of {whole:.2} parameters, and of {parts:.2} where they come one at a time");
+        assert!(whole > 11.9 && parts < 1.1, "{whole} and {parts}");
+    }
+    of(Adam::new(0.1), &[]);
+    of(MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), &[(0, 2.0)]);
 }
 
 const RANKS: usize = 4;

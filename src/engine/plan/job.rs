@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Reduction, Step, StepSlots, Steps};
+use super::{Group, Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, copied, defect};
@@ -277,6 +277,11 @@ impl<'a> Job<'a> {
     /// Whether all that it reads and writes, but for state, is candle's tensors.
     pub(in crate::engine) fn is_of_tensors(&self) -> bool {
         self.written().all(|(_, lender)| lender.tensor().is_some()) && self.sources.iter().all(|source| source.tensor().is_some())
+    }
+
+    /// The groups of leaves with which it shares numbers that are not known yet.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Group> {
+        self.steps.iter().filter_map(|step| if let Step::Reduce(reduction) = step { reduction.group } else { None })
     }
 
     /// Whether functions of the whole tensor are left to run.

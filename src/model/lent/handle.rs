@@ -41,6 +41,11 @@ impl<'a> Lent<'a> {
         lender.tensor().map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
 
+    /// The handle by itself, if it is of a tensor; other memory is only lent.
+    pub(crate) fn into_owned(self) -> Option<Lent<'static>> {
+        if let Lent::Tensor(tensor) = self { Some(Lent::Tensor(tensor)) } else { None }
+    }
+
     /// A range of its elements, as a vector.
     pub(crate) fn part(&self, elements: Range<usize>) -> Result<Self> {
         Ok(match self {

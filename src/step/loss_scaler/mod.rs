@@ -239,11 +239,19 @@ impl LossScaler {
 
     /// Takes in the outcome of an update with this scale, and returns whether its window ends.
     pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
+        let overflow = outcome.overflow().map(str::to_string);
+        self.account_with(outcome, scale, overflow)
+    }
+
+    /// The same for an update in which this parameter had a gradient that was not finite, whatever became of
+    /// the others.
+    pub(crate) fn account_with(&mut self, outcome: &mut Outcome, scale: f64, overflow: Option<String>) -> Result<bool> {
         outcome.loss_scale = Some(scale);
         if !self.enabled {
             return Ok(false);
         }
-        let update = Findings { overflow: outcome.overflow().map(str::to_string), stepped: outcome.has_stepped() };
+        let ends_window = overflow.is_some() && self.on_overflow == OnOverflow::EndWindow;
+        let update = Findings { overflow, stepped: outcome.has_stepped() };
         match &mut self.iteration {
             Some(found) => {
                 found.overflow = found.overflow.take().or(update.overflow);
@@ -254,7 +262,7 @@ impl LossScaler {
                 self.go_on(&update)?;
             }
         }
-        Ok(outcome.overflow().is_some() && self.on_overflow == OnOverflow::EndWindow)
+        Ok(ends_window)
     }
 
     /// Moves the scale by the findings of an update or iteration.

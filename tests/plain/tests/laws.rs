@@ -1,8 +1,8 @@
 //! What holds for every rule and every way to keep a parameter, on slices.
 
 use optimisers::{
-    Checkpoint, CheckpointFile, DType, Lend, Optimiser, Rule, Schedule, Scheduler, StateTree, Status, Update, View, ranks, rules, setup,
-    update,
+    Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, Scheduler, StateTree, Status, StepNorms, Update, View,
+    ranks, rules, setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, alone, hash, is_divided, of_rank, saved, stored, train};
 
@@ -61,6 +61,41 @@ fn ranks_are_one_process() {
             assert_eq!(hash(&std::fs::read(path).expect("the file")), expected.1, "{name}, {store}");
         }
     }
+}
+
+/// A step whose gradients come one at a time, in another order, is an update; rules that need more of the other
+/// gradients than given norms are refused.
+#[test]
+fn a_step_in_pieces_is_an_update() {
+    let mut refused = Vec::new();
+    for (name, rule) in all_rules() {
+        for (store, optimiser) in stored(&|| rule.clone()) {
+            let [mut whole, mut parts] = [Plain::new(1, DType::BF16), Plain::new(1, DType::BF16)];
+            let mut expected = made(optimiser.clone(), &mut whole);
+            let mut state = made(optimiser, &mut parts);
+            for call in 0..4 {
+                let gradients = whole.gradients(call);
+                let outcome = update(&mut expected, &whole.lend(), &gradients.show()).expect("an update");
+                let lent = parts.lend();
+                let step = match Update::new(&mut state).begin_with_norms(&lent, StepNorms::Exact(&outcome.group_norms)) {
+                    Ok(step) => step,
+                    Err(error) => {
+                        assert_eq!((error.kind(), call), (ErrorKind::Unsupported, 0), "{name}, {store}: {error}");
+                        refused.push(name.clone());
+                        break;
+                    }
+                };
+                for named in gradients.0.iter().rev() {
+                    step.push_slice(&named.path, named.values.show()).unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
+                }
+                assert_eq!(step.finish().expect("an outcome"), outcome, "{name}, {store}");
+                drop(lent);
+                assert!(saved(&expected, &mut whole) == saved(&state, &mut parts), "{name}, {store}, call {call}");
+            }
+        }
+    }
+    refused.dedup();
+    assert_eq!(refused, ["Prodigy", "SkipOutliers"]);
 }
 
 /// A call that is refused changes nothing.

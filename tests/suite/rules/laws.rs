@@ -14,6 +14,7 @@ use crate::engine::engines::assert_bits_on_engines;
 use crate::files::checkpoints::assert_resumes;
 use crate::ranks::divided::assert_divides;
 use crate::rules::zero_gradients::nan_in;
+use crate::step::streamed_steps::assert_streams;
 use crate::tree::edits::assert_replaces_itself;
 use crate::whole::random_models::assert_models_agree;
 use support::common::{
@@ -93,6 +94,7 @@ pub fn assert_lawful(rule: &dyn Rule) {
     }
     for dtype in DTYPES {
         for optimiser in rounding_to_nearest(dtype, boxed()) {
+            let _ = assert_streams(optimiser.clone(), dtype, CALLS);
             let _ = assert_resumes(&*optimiser, dtype, &Device::Cpu);
         }
         state_is_at_least_f32(boxed(), dtype);

@@ -9,4 +9,6 @@ mod functional;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod missing_gradients;
+mod owned_gradients;
 mod parameters_come_back;
+pub(crate) mod streamed_steps;

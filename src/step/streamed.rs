@@ -1,0 +1,436 @@
+//! A step whose gradients come one at a time: begin → push, for each leaf → finish.
+//!
+//! A push is the plan, the reduction and the commit of one leaf, as in `step/pipeline.rs`, so that the bits are
+//! those of an update. The leaves are out of the tree meanwhile, each behind a lock of its own that nobody waits
+//! for: threads that push different leaves do not meet, and a second push of a leaf is refused.
+
+use std::slice;
+use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
+
+use super::call::{OwnGradients, UpdateCall, UpdateOptions};
+use super::exchange::CallGradients;
+use super::leaf::{LeafPlan, LeafUpdate};
+use super::loss_scaler::LossScaler;
+use super::outcome::{Outcome, SkipReason, Status};
+use super::pipeline::{StepPlan, are_finite, figures, keep_written, planned};
+use super::ranks::Ranks;
+use super::step_norms::{NormsOfStep, StepNorms, expect_all_enough, expect_enough};
+use super::update::{StepTarget, Update};
+use crate::engine::{Job, NormShare, Norms, UpdateTargets, Verdict, commit, joined_norms, reduce_with};
+use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::model::Model;
+use crate::model::gradients::GradientLookUp;
+use crate::model::lent::{Lend, Lent, MemoryRef};
+use crate::model::slices::GradientSlice;
+use crate::ranks::KeptSums;
+use crate::rule::{LeafNorms, Progress, Windows};
+use crate::tree::{Leaf, StateTree, Twins};
+
+/// A step whose gradients come one at a time; each parameter moves when its gradient is there.
+///
+/// [`Update::begin`] makes it. [`push`](StreamedStep::push) takes a gradient, from any thread, moves its
+/// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So of all gradients only
+/// those are in memory that a backward pass has at the time, and the update is done beside it.
+///
+/// The bits are those of [`update`](crate::update) with the same gradients, in whatever order and from whatever
+/// threads they come: parameters, state and counters. It takes every optimiser but those that need numbers of
+/// the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), and of these the ones that clip by a norm,
+/// if the norm is [given](Update::begin_with_norms).
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor, Var};
+/// use optimisers::{AdamW, Update, setup};
+///
+/// let variable = || Var::ones(2, DType::F32, &Device::Cpu);
+/// let model = std::collections::BTreeMap::from([("a", variable()?), ("b", variable()?)]);
+/// let mut state = setup(AdamW::new(0.1), &model)?;
+/// let step = Update::new(&mut state).begin(&model)?;
+/// std::thread::scope(|scope| {
+///     let threads = ["b", "a"].map(|path| scope.spawn(|| step.push(path, Tensor::ones(2, DType::F32, &Device::Cpu)?)));
+///     threads.into_iter().try_for_each(|thread| thread.join().expect("a thread"))
+/// })?;
+/// assert_eq!(step.finish()?.applied, 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # What it promises less than `update`
+/// An update checks everything before it writes anything. Here a parameter has moved before the next gradient
+/// is there, so the promises are those of each parameter:
+///
+/// - A gradient that does not fit, or is [not finite](Update::finite_only), is an error of its `push`. That
+///   parameter, its state and its counters stay as they were, and it can be pushed again; others have moved.
+///   If the gradient is finite, but not the sum of its [window](crate::AccumGrad), the window of that parameter
+///   is given up.
+/// - A second gradient for a parameter is an error, also under another of its paths: add up what belongs
+///   together.
+/// - What lacks a gradient is known at the end. `finish` treats it as `update` does; if the state
+///   [requires all](StateTree::require_all), that is an error then, and what was pushed has moved.
+/// - A step that is dropped before `finish` leaves each parameter whole: as it was, or moved with its state and
+///   counters. Windows do not count the call. The state meets a [warning](Warning::StepDropped).
+/// - The [`LossScaler`] divides each gradient. One that is not finite lowers the scale at the end; the others
+///   have moved. If none has moved, the outcome is that of a skipped call.
+/// - A model that is evaluated meanwhile has parameters of both sides of the step, for longer. A backward pass
+///   may push a parameter only after it has read it for the last time.
+///
+/// Windows, averages and frozen parameters are as in `update`. If the step is leaked (`std::mem::forget`), the
+/// state has no leaves left.
+#[must_use = "gradients that are pushed move their parameters; `finish` ends the step"]
+pub struct StreamedStep<'s> {
+    /// The state; its leaves are in `leaves`.
+    state: &'s mut StateTree,
+    leaves: Vec<Mutex<OpenLeaf>>,
+    /// In the order of the leaves.
+    parameters: Vec<Lent<'s>>,
+    twins: Twins,
+    call: UpdateCall,
+    norms: Option<NormsOfStep>,
+    scaler: Option<&'s mut LossScaler>,
+    /// The first parameter whose gradient was not finite.
+    overflow: OnceLock<String>,
+}
+
+/// A leaf while its step is open.
+struct OpenLeaf {
+    leaf: Leaf,
+    /// What became of its gradient, once that was pushed.
+    advance: Option<Advance>,
+}
+
+/// What a step has done, or is to do, with a leaf.
+#[derive(Default)]
+struct Advance {
+    plan: LeafPlan,
+    shares: Vec<NormShare>,
+    figures: Option<(f64, Norms)>,
+}
+
+impl<'s> Update<'s> {
+    /// Begins a step whose gradients come one at a time.
+    ///
+    /// Options hold as for [`apply`](Update::apply). [`finite_only`](Update::finite_only) is always on, for each
+    /// gradient by itself: one more read of it.
+    ///
+    /// # Errors
+    /// - The model is not the state's, or has other weights in place of its parameters.
+    /// - A rule needs numbers of all gradients together, such as
+    ///   [`ClipGlobalNorm`](crate::ClipGlobalNorm): see [`begin_with_norms`](Update::begin_with_norms).
+    /// - The state is [divided](crate::Setup::over) among ranks, which exchange all gradients in one order.
+    /// - With a [scaler](Update::scaler) also as [`LossScaler::update`].
+    pub fn begin<M: Model + ?Sized>(self, model: &'s M) -> Result<StreamedStep<'s>> {
+        self.begin_with(model, None)
+    }
+
+    /// As [`begin`](Update::begin), with norms for rules that clip by the norm of all gradients together.
+    ///
+    /// [`Outcome::group_norms`] has the norms of the gradients that came.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{ClipGlobalNorm, Descent, OptimiserChain, StepNorms, Update, setup};
+    ///
+    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(2.5), Descent::new(1.0))), &x)?;
+    /// let mut norms = Vec::new(); // the first step is not clipped
+    /// for _ in 0..2 {
+    ///     let step = Update::new(&mut state).begin_with_norms(&x, StepNorms::OfLastStep(&norms))?;
+    ///     step.push("", Tensor::new(&[3f32, 4.0], &Device::Cpu)?)?;
+    ///     norms = step.finish()?.group_norms;
+    /// }
+    /// assert_eq!((norms, x.to_vec1::<f32>()?), (vec![(0, 5.0)], vec![-4.5, -6.0]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`begin`](Update::begin). A number is no norm, a group has two, or an [exact](StepNorms::Exact) norm
+    /// is missing. Rules that need more than a norm of all gradients are refused:
+    /// [`SkipOutliers`](crate::SkipOutliers), which skips the whole call, and sums over the whole model, as in
+    /// [`Prodigy`](crate::Prodigy).
+    pub fn begin_with_norms<M: Model + ?Sized>(self, model: &'s M, norms: StepNorms<'_>) -> Result<StreamedStep<'s>> {
+        self.begin_with(model, Some(norms))
+    }
+
+    fn begin_with<M: Model + ?Sized>(self, model: &'s M, norms: Option<StepNorms<'_>>) -> Result<StreamedStep<'s>> {
+        let Update { state, options, scaler } = self;
+        state.expect_whole("a step whose gradients come one at a time")?;
+        let options = UpdateOptions { finite_only: true, ..options };
+        let StepTarget { call, parameters, twins } = StepTarget::find(state, model, options, scaler.as_deref(), None)?;
+        let call = call.of_state(state);
+        state.expect_parameters()?;
+        let norms = norms.map(NormsOfStep::new).transpose()?;
+        expect_all_enough(norms.as_ref(), &mut state.leaves, &parameters, &call)?;
+        keep_written(state, &parameters);
+        let open = |leaf| Mutex::new(OpenLeaf { leaf, advance: None });
+        let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
+        Ok(StreamedStep { state, leaves, parameters, twins, call, norms, scaler, overflow: OnceLock::new() })
+    }
+}
+
+/// One gradient under one path.
+struct OneGradient<'g> {
+    path: &'g str,
+    gradient: &'g dyn Lend,
+}
+
+impl GradientLookUp for OneGradient<'_> {
+    fn find(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+        (path == self.path).then_some(self.gradient)
+    }
+
+    fn has_paths(&self) -> bool {
+        true
+    }
+}
+
+/// No gradient at all.
+struct NoGradient;
+
+impl GradientLookUp for NoGradient {
+    fn find(&self, _path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+        None
+    }
+
+    fn has_paths(&self) -> bool {
+        false
+    }
+}
+
+impl std::fmt::Debug for StreamedStep<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamedStep").field("leaves", &self.leaves.len()).field("overflow", &self.overflow.get()).finish_non_exhaustive()
+    }
+}
+
+impl StreamedStep<'_> {
+    /// Moves the parameter with this path by its gradient, and frees the gradient.
+    ///
+    /// The gradient is a tensor, or [memory](Lend) of another owner. Any thread may push, and several at once.
+    /// All threads of the engine work on a large parameter, the caller's alone on a small one. A gradient for a
+    /// frozen parameter, or one that was left out, is not used.
+    ///
+    /// # Errors
+    /// The parameter stays as it was, and can be pushed again, unless it was pushed before.
+    /// - There is no parameter with this path, or it was pushed before in this step.
+    /// - The gradient has another shape or device, or a dtype that is not floating-point.
+    /// - It has a number that is [infinite, NaN or too large to be squared](Update::finite_only).
+    /// - What [`update`](crate::update) refuses of a parameter: one that was changed, or whose memory is not
+    ///   what it says.
+    /// - A device or a function of a rule fails, with the [consequences](crate::update#what-is-left-in-the-middle)
+    ///   that it has in `update` for that parameter.
+    pub fn push(&self, path: &str, gradient: impl Lend) -> Result<()> {
+        self.push_lent(path, &gradient)
+    }
+
+    /// As [`push`](StreamedStep::push), with a gradient in a slice, in row-major order.
+    ///
+    /// ```
+    /// use optimisers::{Descent, ParameterSlices, Update, setup};
+    ///
+    /// let mut weight = [1f32, 2.0];
+    /// let model = ParameterSlices::new().with("weight", 2, &mut weight)?;
+    /// let mut state = setup(Descent::new(0.5), &model)?;
+    /// let step = Update::new(&mut state).begin(&model)?;
+    /// step.push_slice("weight", &[2f32, 4.0])?;
+    /// step.finish()?;
+    /// drop(model);
+    /// assert_eq!(weight, [0.0, 0.0]);
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`push`](StreamedStep::push).
+    pub fn push_slice<'g>(&self, path: &str, gradient: impl Into<MemoryRef<'g>>) -> Result<()> {
+        self.push_lent(path, &GradientSlice::new(gradient.into()))
+    }
+
+    fn push_lent(&self, path: &str, gradient: &dyn Lend) -> Result<()> {
+        let Some(place) = self.state.place(path) else {
+            return Err(Error::unknown("parameter for the gradient of", path, &self.state.known_paths()));
+        };
+        let Some(index) = place else { return Ok(()) };
+        let mut open = match self.leaves[index].try_lock() {
+            Ok(open) => open,
+            Err(TryLockError::Poisoned(open)) => open.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(pushed_twice(path)),
+        };
+        if open.advance.is_some() {
+            return Err(pushed_twice(path));
+        }
+        let gradient = OneGradient { path, gradient };
+        match self.advance(index, &mut open.leaf, &gradient)? {
+            Ok(advance) => open.advance = Some(advance),
+            Err(windows) => return Err(self.not_finite(index, &mut open.leaf, windows, &gradient)?),
+        }
+        Ok(())
+    }
+
+    /// Moves a leaf by its gradient. If that is not finite nothing moves, and the result is what the call would
+    /// have done to windows.
+    fn advance(&self, index: usize, leaf: &mut Leaf, gradient: &OneGradient<'_>) -> Result<std::result::Result<Advance, Windows>> {
+        let (x, grads) = (&self.parameters[index], CallGradients::Own(OwnGradients::LookUp(gradient)));
+        let norms = self.call.options.figures.then(LeafNorms::default);
+        let mut job = None;
+        let mut update = LeafUpdate::new((0, ((leaf, x), &mut job)));
+        update.make(&self.call, &self.twins, grads, &UpdateTargets::all(), norms.as_slice())?;
+        let plan = update.plan;
+        let mut shares = Vec::new();
+        if let Some(job) = &mut job {
+            match reduced(&self.call, self.norms.as_ref(), job)? {
+                Some(found) => shares = found,
+                None => return Ok(Err(plan.windows)),
+            }
+            commit(self.call.options.engine, vec![job])?;
+        }
+        Ok(Ok(Advance { plan, shares, figures: norms.and_then(|norms| norms.found()) }))
+    }
+
+    /// The error for a gradient that is not finite, or whose window is not.
+    fn not_finite(&self, index: usize, leaf: &mut Leaf, windows: Windows, gradient: &OneGradient<'_>) -> Result<Error> {
+        let x = slice::from_ref(&self.parameters[index]);
+        let grads = CallGradients::Own(OwnGradients::LookUp(gradient));
+        let is_finite =
+            || are_finite(&self.call, &Ranks::new(None), slice::from_ref(leaf), x, &self.twins, grads, &mut KeptSums::default());
+        let error = |what: &str, remedy| {
+            let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
+            Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), problem).at(gradient.path).with_remedy(remedy)
+        };
+        if windows.released && is_finite()? {
+            leaf.optimiser.end_window(&mut leaf.state)?;
+            let remedy = "its window was given up, as no gradient could end it; other parameters have theirs";
+            return Ok(error("the sum of its window has", remedy));
+        }
+        let _ = self.overflow.set(leaf.path.clone());
+        let remedy =
+            "the parameter is as it was: push another gradient, or go on without one; with a `LossScaler` the scale falls in `finish`";
+        Ok(error("its gradient has", remedy))
+    }
+
+    /// Ends the step: what was not pushed has no gradient, and is treated as in [`update`](crate::update).
+    ///
+    /// The outcome is that of all gradients together.
+    ///
+    /// # Errors
+    /// What was pushed has moved in any case.
+    /// - No parameter has a gradient, or not all that are [required](StateTree::require_all). Windows do not
+    ///   count the call then.
+    /// - The [scaler](Update::scaler) would fall below its floor.
+    /// - A device fails.
+    pub fn finish(mut self) -> Result<Outcome> {
+        let advances = self.put_back();
+        let ended = self.end(advances);
+        let Some(scaler) = self.scaler.take() else { return ended };
+        let (scale, overflow) = (self.call.loss_scale, self.overflow.take());
+        match ended {
+            Ok(mut outcome) => {
+                if scaler.account_with(&mut outcome, scale, overflow)? {
+                    self.state.end_windows()?;
+                }
+                Ok(outcome)
+            }
+            Err(error) => {
+                fall(scaler, scale, overflow);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the leaves back into the tree. What was done with each, in their order.
+    fn put_back(&mut self) -> Vec<Option<Advance>> {
+        let open = std::mem::take(&mut self.leaves).into_iter().map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let (leaves, advances) = open.map(|OpenLeaf { leaf, advance }| (leaf, advance)).unzip();
+        self.state.leaves = leaves;
+        advances
+    }
+
+    /// Goes on with the leaves that were not pushed.
+    fn end(&mut self, advances: Vec<Option<Advance>>) -> Result<Outcome> {
+        let StreamedStep { state, parameters, twins, call, norms, overflow, .. } = self;
+        let (state, grads) = (&mut **state, CallGradients::Own(OwnGradients::LookUp(&NoGradient)));
+        let mut all = StepPlan::new(state.requires_all, state.leaves.len());
+        let StateTree { leaves, jobs: pool, .. } = &mut *state;
+        let (mut jobs, written) = (pool.take(leaves.len()), UpdateTargets::all());
+        let leaf_norms: Vec<LeafNorms> = leaves.iter().filter(|_| call.options.figures).map(|_| LeafNorms::default()).collect();
+        let (mut ended, mut given_up) = (Vec::with_capacity(leaves.len()), Vec::new());
+        for (index, (((leaf, x), job), advance)) in leaves.iter_mut().zip(&*parameters).zip(&mut jobs).zip(advances).enumerate() {
+            let advance = match advance {
+                Some(advance) => advance,
+                None => {
+                    let mut update = LeafUpdate::new((index, ((leaf, x), &mut *job)));
+                    update.make(call, twins, grads, &written, &leaf_norms)?;
+                    let mut plan = update.plan;
+                    let shares = job.as_mut().map_or(Ok(Some(Vec::new())), |job| reduced(call, norms.as_ref(), job))?;
+                    if shares.is_none() {
+                        (plan.progress, *job) = (Some(Progress::WithoutGradient), None);
+                        given_up.push(index);
+                    }
+                    Advance { plan, shares: shares.unwrap_or_default(), figures: leaf_norms.get(index).and_then(LeafNorms::found) }
+                }
+            };
+            all.add(index, &advance.plan);
+            ended.push(advance);
+        }
+        if let (false, Some(path)) = (all.has_gradient, overflow.get()) {
+            drop(jobs);
+            return Ok(all.outcome(state, Status::Skipped(SkipReason::NotFinite { path: path.clone() })));
+        }
+        if all.is_refused(call) {
+            drop(jobs);
+            return Err(all.refusal(call, state, "what was pushed has moved"));
+        }
+        if !all.moves {
+            pool.recycle(jobs);
+            return Ok(all.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
+        }
+        commit(call.options.engine, planned(&mut jobs))?;
+        pool.recycle(jobs);
+        for &index in &given_up {
+            let Leaf { optimiser, state, path, .. } = &mut leaves[index];
+            optimiser.end_window(state).map_err(|error| error.at(path))?;
+        }
+        all.group_norms = joined_norms(ended.iter().map(|advance| &advance.shares[..])).into_iter().collect();
+        all.figures = figures(leaves, ended.iter().map(|advance| advance.figures));
+        let mut outcome = all.committed(state, parameters);
+        let lost = given_up.into_iter().map(|index| Warning::WindowsGivenUp { path: state.leaves[index].path.clone() });
+        let lost: Vec<_> = lost.collect();
+        outcome.warnings.extend(lost.into_iter().filter_map(|warning| state.warnings.meet(warning)));
+        Ok(outcome)
+    }
+}
+
+impl Drop for StreamedStep<'_> {
+    fn drop(&mut self) {
+        if self.leaves.is_empty() {
+            return;
+        }
+        let moved = self.put_back().iter().flatten().filter(|advance| advance.plan.moves).count();
+        if moved > 0 {
+            self.state.warnings.meet(Warning::StepDropped { moved, parameters: self.state.len() });
+        }
+        if let Some(scaler) = self.scaler.take() {
+            fall(scaler, self.call.loss_scale, self.overflow.take());
+        }
+    }
+}
+
+/// Lowers the scale of a step that has failed with an overflow. If the scale is at its floor, the next step
+/// says so.
+fn fall(scaler: &mut LossScaler, scale: f64, overflow: Option<String>) {
+    if overflow.is_some() {
+        let _ = scaler.account_with(&mut Outcome::default(), scale, overflow);
+    }
+}
+
+/// The leaf's shares of norms; `None` if its gradient is not finite.
+fn reduced(call: &UpdateCall, norms: Option<&NormsOfStep>, job: &mut Job<'_>) -> Result<Option<Vec<NormShare>>> {
+    expect_enough(norms, job)?;
+    let reduced = reduce_with(call.options.engine, &Ranks::new(None), &mut [job], norms.map(|norms| &norms.by_group))?;
+    Ok((reduced.verdict == Verdict::Go).then_some(reduced.shares))
+}
+
+/// The error for a second gradient.
+fn pushed_twice(path: &str) -> Error {
+    let problem = "a gradient was pushed for it in this step already";
+    Error::new(ErrorKind::Contract, problem)
+        .at(path)
+        .with_remedy("add up what belongs together, also for tied parameters, and push the sum")
+}

@@ -1,0 +1,471 @@
+//! Steps whose gradients come one at a time.
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use candle_core::{DType, Device, Tensor, Var};
+use optimisers::{
+    AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, Ema, ErrorKind, Flow, Gradient, Kind, LossScaler, MixedPrecision, Model, Optimiser,
+    OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule, Setup, SkipOutliers, SkipReason, State, StateTree, Status, StepNorms,
+    StreamedStep, TensorProblem, Twin, Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
+};
+
+use support::common::{
+    Grads, Vars, assert_same, bits, constant, engines, forget_ascent, grads, is_kind, model, optimisers_for, says, snapshot, tensor,
+    values, var,
+};
+
+const NOT_FINITE: ErrorKind = ErrorKind::Tensor(TensorProblem::NotFinite);
+
+fn tensors(seed: u64, dtype: DType) -> [Tensor; 4] {
+    let shapes: [&[usize]; 4] = [&[3, 5], &[], &[3, 0], &[7]];
+    shapes.map(|shape| tensor(seed, shape, dtype))
+}
+
+/// A step with these gradients, in an order that the call decides, and from threads in every seventh.
+fn streamed(step: StreamedStep<'_>, call: u64, grads: Grads) -> Result<Outcome> {
+    let mut grads: Vec<_> = grads.into_iter().collect();
+    let places = grads.len().max(1);
+    grads.rotate_left(call as usize % places);
+    if call.is_multiple_of(2) {
+        grads.reverse();
+    }
+    if call.is_multiple_of(7) {
+        let step = &step;
+        thread::scope(|scope| {
+            let threads: Vec<_> = grads.into_iter().map(|(path, gradient)| scope.spawn(move || step.push(&path, gradient))).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("a thread"))
+        })?;
+    } else {
+        grads.into_iter().try_for_each(|(path, gradient)| step.push(&path, gradient))?;
+    }
+    step.finish()
+}
+
+/// A step whose gradients come in another order has the bits and the outcome of an update. Without norms a rule
+/// of the whole model is refused, and with them one that needs more than norms.
+///
+/// Returns whether the rule was taken.
+pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps: u64) -> bool {
+    let is_of_model = optimiser.rule().kind() == Kind::WholeModel;
+    let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, dtype)));
+    let [mut expected, mut state] = [&whole, &parts].map(|model| setup(optimiser.clone(), model).expect("a state"));
+    for call in 1..=steps {
+        if call % 20 == 10 {
+            let toggle = |state: &mut StateTree| {
+                let leaf = state.at("3").expect("the leaf");
+                if call % 40 == 10 { leaf.freeze() } else { leaf.thaw() }
+            };
+            [&mut expected, &mut state].into_iter().for_each(toggle);
+        }
+        // A leaf without a gradient in every fifth call.
+        let of_call = || grads(tensors(call, DType::F32).into_iter().enumerate().map(|(i, x)| (call % 5 > 0 || i > 0).then_some(x)));
+        let outcome = Update::new(&mut expected).weight(call).apply(&whole, &of_call()).expect("an update");
+        let what = || format!("{} of {dtype:?} in call {call}", optimiser.name());
+        let before = if call == 1 { snapshot(&parts, &state) } else { Vec::new() };
+        if is_of_model {
+            let error = Update::new(&mut state).begin(&parts).expect_err(&what());
+            is_kind(&error, ErrorKind::Unsupported, &["`update`"]);
+        }
+        let norms = StepNorms::Exact(&outcome.group_norms);
+        let next = Update::new(&mut state).weight(call);
+        let got = match if is_of_model { next.begin_with_norms(&parts, norms) } else { next.begin(&parts) } {
+            Ok(step) => Ok(streamed(step, call, of_call()).expect(&what())),
+            Err(error) => Err(error),
+        };
+        match got {
+            Ok(got) => assert_eq!(got, outcome, "{}", what()),
+            Err(error) => {
+                assert!(is_of_model && call == 1, "{}: {error}", what());
+                is_kind(&error, ErrorKind::Unsupported, &["Update::apply_owned"]);
+                assert_same(&[snapshot(&parts, &state)], &[before], what());
+                return false;
+            }
+        }
+    }
+    assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], optimiser.name());
+    true
+}
+
+#[test]
+fn they_give_the_bits_of_update() {
+    for (dtype, steps) in [(DType::BF16, 40), (DType::F32, 200)] {
+        for optimiser in optimisers_for(dtype) {
+            let name = optimiser.name();
+            let is_taken = assert_streams(optimiser, dtype, steps);
+            assert_eq!(is_taken, !["Prodigy", "SkipOutliers"].iter().any(|refused| name.contains(refused)), "{name}");
+        }
+    }
+}
+
+#[test]
+fn any_engine_takes_them() {
+    let chain = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.1)));
+    for engine in engines() {
+        let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::BF16)));
+        let rule = MixedPrecision::new(DType::F32, chain.clone());
+        let [mut expected, mut state] = [&whole, &parts].map(|model| setup(rule.clone(), model).expect("a state"));
+        for call in 0..6 {
+            let of_call = || grads(tensors(call, DType::F32).map(Some));
+            let outcome = Update::new(&mut expected).engine(engine).apply(&whole, &of_call()).expect("an update");
+            let norms = StepNorms::Exact(&outcome.group_norms);
+            let step = Update::new(&mut state).engine(engine).begin_with_norms(&parts, norms).expect("a step");
+            assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome, "{engine:?}");
+        }
+        assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], engine);
+    }
+}
+
+/// A model of two leaves, and its state.
+fn started(optimiser: impl Optimiser) -> (Vars, StateTree) {
+    let model = model(&[constant(1.0, 2, DType::F32), constant(1.0, 3, DType::F32)]);
+    let state = setup(optimiser, &model).expect("a state");
+    (model, state)
+}
+
+fn numbers(model: &Vars) -> Vec<Vec<f64>> {
+    model.values().map(|x| values(x)).collect()
+}
+
+fn of(value: f64, count: usize) -> Tensor {
+    constant(value, count, DType::F32)
+}
+
+#[test]
+fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() {
+    let (model, mut state) = started(AdamW::new(0.5));
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    step.push("0", of(1.0, 2)).expect("a push");
+    let moved = numbers(&model);
+    assert!(moved[0] != [1.0; 2] && moved[1] == [1.0; 3]);
+    for bad in [f64::INFINITY, f64::NAN, 1e30] {
+        is_kind(&step.push("1", of(bad, 3)).unwrap_err(), NOT_FINITE, &["\"1\"", "its gradient has"]);
+    }
+    is_kind(&step.push("1", of(1.0, 2)).unwrap_err(), ErrorKind::Tensor(TensorProblem::Shape), &["\"1\""]);
+    let integers = Tensor::zeros(3, candle_core::DType::U32, &Device::Cpu).expect("a tensor");
+    is_kind(&step.push("1", integers).unwrap_err(), ErrorKind::Tensor(TensorProblem::Dtype), &["\"1\""]);
+    is_kind(&step.push("2", of(1.0, 2)).unwrap_err(), ErrorKind::UnknownName, &["\"2\"", "one of: 0, 1"]);
+    is_kind(&step.push_slice("1", &[1f32]).unwrap_err(), ErrorKind::Tensor(TensorProblem::Shape), &["\"1\""]);
+    assert_eq!(numbers(&model), moved);
+    // It can be pushed after all; others cannot come twice.
+    step.push_slice("1", &[1f32, 1.0, 1.0]).expect("a push");
+    for path in ["0", "1"] {
+        is_kind(&step.push(path, of(1.0, 2)).unwrap_err(), ErrorKind::Contract, &[path, "in this step already"]);
+    }
+    let outcome = step.finish().expect("an outcome");
+    assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 2));
+    let steps: Vec<_> = state.leaves().map(|leaf| leaf.steps()).collect();
+    assert_eq!(steps, [1, 1]);
+}
+
+/// A variable under two paths.
+struct Tied(Var);
+
+impl Model for Tied {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        visitor.child("a", &self.0);
+        visitor.child("b", &self.0);
+    }
+}
+
+#[test]
+fn tied_frozen_and_left_out_parameters_are_known() {
+    let tied = Tied(var(&of(1.0, 2)));
+    let mut state = setup(Descent::new(1.0), &tied).expect("a state");
+    let step = Update::new(&mut state).begin(&tied).expect("a step");
+    step.push("b", of(1.0, 2)).expect("a push");
+    is_kind(&step.push("a", of(1.0, 2)).unwrap_err(), ErrorKind::Contract, &["add up"]);
+    assert_eq!(step.finish().expect("an outcome").applied, 1);
+    assert_eq!(values(&tied.0), [0.0; 2]);
+
+    let model = model(&[of(1.0, 2), of(1.0, 2), of(1.0, 2)]);
+    let mut state = setup_with(&model, |path, _| (path != "2").then(|| Descent::new(1.0))).expect("a state");
+    state.at("1").expect("the leaf").freeze();
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    for path in ["0", "1", "2"] {
+        step.push(path, of(1.0, 2)).expect("a push");
+    }
+    let outcome = step.finish().expect("an outcome");
+    assert_eq!((outcome.applied, outcome.frozen, outcome.without_gradient.len()), (1, 1, 0));
+    assert_eq!(numbers(&model), [[0.0; 2], [1.0; 2], [1.0; 2]]);
+}
+
+#[test]
+fn what_is_not_pushed_is_missing_at_the_end() {
+    let (model, mut state) = started(Descent::new(1.0));
+    state.require_all();
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    step.push("0", of(1.0, 2)).expect("a push");
+    let error = step.finish().unwrap_err();
+    is_kind(&error, ErrorKind::NoGradient, &["1 of 2 parameters", "what was pushed has moved"]);
+    assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["for any of the 2"]);
+    let outcome = Update::new(&mut state).allow_no_gradients().begin(&model).expect("a step").finish().expect("an outcome");
+    assert_eq!(outcome.status, Status::Skipped(SkipReason::NothingToMove));
+    state.at("1").expect("the leaf").allow_missing();
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    step.push("0", of(1.0, 2)).expect("a push");
+    assert_eq!(step.finish().expect("an outcome").without_gradient.iter().collect::<Vec<_>>(), ["1"]);
+    let waited: Vec<_> = state.leaves().map(|leaf| (leaf.steps(), leaf.calls_without_gradient())).collect();
+    assert_eq!(waited, [(2, 0), (0, 1)]);
+}
+
+#[test]
+fn a_step_that_is_dropped_leaves_each_leaf_whole() {
+    let chain = || OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)));
+    let (model, mut state) = started(MixedPrecision::new(DType::F64, chain()));
+    drop(Update::new(&mut state).begin(&model).expect("a step"));
+    assert!(state.warnings().is_empty());
+    for _ in 0..2 {
+        let step = Update::new(&mut state).begin(&model).expect("a step");
+        step.push("0", of(1.0, 2)).expect("a push");
+        drop(step);
+    }
+    assert_eq!(state.warnings(), [Warning::StepDropped { moved: 1, parameters: 2 }]);
+    says_of(&state.warnings()[0], &["1 of 2 parameters had moved", "StreamedStep::finish"]);
+    let counters: Vec<_> = state.leaves().map(|leaf| leaf.counters()[0].clone()).collect();
+    // What was pushed has been collected, and the calls of windows were not counted: two more end them.
+    assert_eq!(counters, [("0.calls".to_string(), 2), ("0.calls".to_string(), 0)]);
+    for status in [Status::Accumulated, Status::Stepped] {
+        let gradients = grads([Some(of(1.0, 2)), Some(of(1.0, 3))]);
+        assert_eq!(update(&mut state, &model, &gradients).expect("an update").status, status);
+    }
+    let numbers = numbers(&model);
+    assert!(numbers.iter().flatten().all(|x| (x - 0.899).abs() < 1e-6), "{numbers:?}");
+}
+
+fn says_of(warning: &Warning, words: &[&str]) {
+    let text = warning.to_string();
+    words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+}
+
+#[test]
+fn a_scaler_divides_and_learns_of_overflows() {
+    let (model, mut state) = started(Descent::new(1.0));
+    let mut scaler = LossScaler::dynamic();
+    let first = scaler.current();
+    is_kind(&Update::new(&mut state).scaler(&mut scaler).begin(&model).unwrap_err(), ErrorKind::LossScale, &["was not scaled"]);
+    let mut step = |gradients: [f64; 2], is_finished: bool| {
+        let scale = scaler.factor().expect("a factor");
+        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+        for ((path, gradient), count) in ["0", "1"].iter().zip(gradients).zip([2, 3]) {
+            match step.push(path, of(gradient * scale, count)) {
+                Ok(()) => assert!(gradient.is_finite()),
+                Err(error) => is_kind(&error, NOT_FINITE, &["the scale falls"]),
+            }
+        }
+        let outcome = is_finished.then(|| step.finish().expect("an outcome"));
+        (outcome.map(|outcome| (outcome.status, outcome.loss_scale == Some(scale))), scaler.current() / first, numbers(&model))
+    };
+    let (stepped, skipped) =
+        (Some((Status::Stepped, true)), |path: &str| Some((Status::Skipped(SkipReason::NotFinite { path: path.to_string() }), true)));
+    assert_eq!(step([0.5, 0.5], true), (stepped.clone(), 1.0, vec![vec![0.5; 2], vec![0.5; 3]]));
+    // One has moved.
+    assert_eq!(step([0.5, f64::NAN], true), (stepped, 0.5, vec![vec![0.0; 2], vec![0.5; 3]]));
+    assert_eq!(step([f64::NAN, f64::INFINITY], true), (skipped("0"), 0.25, vec![vec![0.0; 2], vec![0.5; 3]]));
+    assert_eq!(step([f64::NAN, f64::NAN], false), (None, 0.125, vec![vec![0.0; 2], vec![0.5; 3]]));
+    // With all required the end is an error, and the scale falls all the same.
+    state.require_all();
+    let scale = scaler.factor().expect("a factor");
+    let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+    step.push("0", of(scale, 2)).expect("a push");
+    step.push("1", of(f64::NAN, 3)).unwrap_err();
+    is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["1 of 2"]);
+    assert_eq!(scaler.current() / first, 0.0625);
+}
+
+#[test]
+fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
+    let (model, mut state) = started(OptimiserChain::new((AccumGrad { average: Average::Sum, ..AccumGrad::new(2) }, AdamW::new(0.1))));
+    let mut push = |path: &'static str, gradient: f64| {
+        let step = Update::new(&mut state).begin(&model).expect("a step");
+        let pushed = step.push(path, of(gradient, if path == "0" { 2 } else { 3 }));
+        (pushed, step.finish(), state.leaves().map(|leaf| leaf.counters()[0].1).collect::<Vec<_>>())
+    };
+    let (_, outcome, calls) = push("0", 4e18);
+    assert_eq!((outcome.expect("an outcome").status, calls), (Status::Accumulated, vec![1, 1]));
+    let (pushed, outcome, calls) = push("0", 4e18);
+    is_kind(&pushed.unwrap_err(), NOT_FINITE, &["the sum of its window", "given up"]);
+    is_kind(&outcome.unwrap_err(), ErrorKind::NoGradient, &[]);
+    assert_eq!(calls, [0, 1]);
+    // The window of the other one is still to be ended.
+    let (pushed, outcome, calls) = push("1", 1.0);
+    pushed.expect("a push");
+    assert_eq!((outcome.expect("an outcome").status, calls), (Status::Stepped, vec![0, 0]));
+
+    // A sum that is not finite without a gradient of the call that ends the window.
+    let (model, mut state) = started(OptimiserChain::new((AccumGrad { average: Average::Sum, ..AccumGrad::new(3) }, AdamW::new(0.1))));
+    for call in 0..3 {
+        let step = Update::new(&mut state).begin(&model).expect("a step");
+        step.push("1", of(1.0, 3)).expect("a push");
+        if call < 2 {
+            step.push("0", of(4e18, 2)).expect("a push");
+        }
+        let outcome = step.finish().expect("an outcome");
+        let lost = [Warning::WindowsGivenUp { path: "0".to_string() }];
+        let warnings: Vec<_> = outcome.warnings.into_iter().filter(|met| matches!(met, Warning::WindowsGivenUp { .. })).collect();
+        assert_eq!((warnings, outcome.applied), if call < 2 { (vec![], 0) } else { (lost.to_vec(), 1) });
+    }
+    assert_eq!(numbers(&model)[0], [1.0; 2]);
+    assert!(numbers(&model)[1] != [1.0; 3]);
+}
+
+#[test]
+fn norms_are_given_or_the_rule_is_refused() {
+    let clipped = |group: u64| OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(0.5) }, Descent::new(1.0)));
+    let (model, mut state) = started(clipped(3));
+    for (norms, kind, words) in [
+        (StepNorms::Exact(&[]), ErrorKind::Unsupported, &["group 3", "not given"][..]),
+        (StepNorms::Exact(&[(0, 1.0)]), ErrorKind::Unsupported, &["group 3", "not given"]),
+        (StepNorms::Exact(&[(3, f64::NAN)]), ErrorKind::Argument, &["group 3", "NaN"]),
+        (StepNorms::OfLastStep(&[(3, -1.0)]), ErrorKind::Argument, &["group 3", "-1"]),
+        (StepNorms::OfLastStep(&[(3, 1.0), (3, 2.0)]), ErrorKind::Argument, &["two norms"]),
+    ] {
+        is_kind(&Update::new(&mut state).begin_with_norms(&model, norms).unwrap_err(), kind, words);
+    }
+    is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Unsupported, &["begin_with_norms", "\"0\""]);
+    let mut step = |norms: StepNorms<'_>| {
+        let step = Update::new(&mut state).begin_with_norms(&model, norms).expect("a step");
+        step.push("1", of(1.0, 3)).expect("a push");
+        step.push("0", of(0.5, 2)).expect("a push");
+        let outcome = step.finish().expect("an outcome");
+        assert_eq!((outcome.global_norm, &outcome.group_norms[..]), (Some(3.5f64.sqrt()), &[(3, 3.5f64.sqrt())][..]));
+        numbers(&model)
+    };
+    // The first step is not clipped, the second by half.
+    assert_eq!(step(StepNorms::OfLastStep(&[])), [vec![0.5; 2], vec![0.0; 3]]);
+    assert_eq!(step(StepNorms::OfLastStep(&[(3, 1.0)])), [vec![0.25; 2], vec![-0.5; 3]]);
+    for (rule, word) in
+        [(Box::new(Prodigy::default()) as Box<dyn Rule>, "sums"), (Box::new(SkipOutliers::default()), "skip the whole call")]
+    {
+        let (model, mut state) = started(rule);
+        let error = Update::new(&mut state).begin_with_norms(&model, StepNorms::OfLastStep(&[])).unwrap_err();
+        is_kind(&error, ErrorKind::Unsupported, &[word, "Update::apply_owned"]);
+        assert_eq!(state.len(), 2);
+    }
+}
+
+#[test]
+fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
+    let (model, mut state) = started(Descent::new(1.0));
+    let (other, _) = started(Descent::new(1.0));
+    is_kind(&Update::new(&mut state).begin(&other).unwrap_err(), ErrorKind::Model, &[]);
+    forget_ascent(&mut state, &model, &grads([Some(of(1.0, 2)), Some(of(1.0, 3))]));
+    is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Changed, &[]);
+    let refuses = |world| {
+        let (model, _) = started(Descent::new(1.0));
+        let mut state = Setup::over(&world).setup(Descent::new(1.0), &model).expect("a state");
+        is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Unsupported, &["come one at a time", "2 ranks"]);
+    };
+    thread::scope(|scope| ranks(2).into_iter().for_each(|world| _ = scope.spawn(move || refuses(world))));
+    // A parameter that was changed is met by its push.
+    let model = [Var::from_tensor(&constant(1.0, 2, DType::BF16)).expect("a variable")];
+    let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &model).expect("a state");
+    model[0].set(&constant(2.0, 2, DType::BF16)).expect("a change");
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    is_kind(&step.push("0", of(1.0, 2)).unwrap_err(), ErrorKind::Changed, &["\"0\""]);
+    drop(step);
+    let step = Update::new(&mut state).keep_masters().begin(&model).expect("a step");
+    step.push("0", of(1.0, 2)).expect("a push");
+    assert_eq!((step.finish().expect("an outcome").applied, values(&model[0])), (1, vec![0.0; 2]));
+}
+
+#[test]
+fn figures_averages_and_twins_are_those_of_update() {
+    let chain = OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)));
+    let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::F32)));
+    let [mut expected, mut state] = [&whole, &parts].map(|model| setup(chain.clone(), model).expect("a state"));
+    for call in 0..3 {
+        let of_call = || grads(tensors(call, DType::F32).map(Some));
+        let outcome = Update::new(&mut expected).with_figures().apply(&whole, &of_call()).expect("an update");
+        let step = Update::new(&mut state).with_figures().begin(&parts).expect("a step");
+        step.push("0", of(f64::NAN, 15).reshape((3, 5)).expect("a matrix")).unwrap_err();
+        assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome);
+        assert_eq!(outcome.figures.len(), 4);
+    }
+    let [expected, averages] = [(&mut expected, &whole), (&mut state, &parts)].map(|(state, model)| {
+        state.with_averages(model, || Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect::<Vec<_>>()))
+    });
+    assert_eq!(averages.expect("averages"), expected.expect("averages"));
+
+    let train = |is_streamed: bool| {
+        let [precise, low] =
+            [DType::F32, DType::BF16].map(|dtype| model(&tensors(1, DType::BF16).map(|x| x.to_dtype(dtype).expect("a tensor"))));
+        let twin = Twin::new(&precise, &low).expect("a twin");
+        let mut state = setup(AdamW::new(0.1), &twin).expect("a state");
+        for call in 2..5 {
+            let of_call = grads(tensors(call, DType::BF16).map(Some));
+            if is_streamed {
+                streamed(Update::new(&mut state).begin(&twin).expect("a step"), call, of_call).expect("an outcome");
+            } else {
+                update(&mut state, &twin, &of_call).expect("an update");
+            }
+        }
+        [precise, low].map(|model| model.values().map(|x| bits(x)).collect::<Vec<_>>())
+    };
+    assert_eq!(train(true), train(false));
+}
+
+hyper_parameters! {
+    /// Descent that panics at a path.
+    struct Panicking {
+        /// The learning rate.
+        eta: f64 = 1.0 => range::any,
+    }
+}
+
+impl Rule for Panicking {
+    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        assert_ne!(dx.path(), "1", "on purpose");
+        Ok(Flow::Step(dx.scale(self.eta)))
+    }
+}
+
+#[test]
+fn a_rule_that_panics_takes_no_leaf_with_it() {
+    let (model, mut state) = started(Panicking::default());
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    step.push("0", of(1.0, 2)).expect("a push");
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step.push("1", of(1.0, 3)))).unwrap_err();
+    drop(step);
+    assert_eq!(state.leaves().map(|leaf| (leaf.path().to_string(), leaf.steps())).collect::<Vec<_>>(), [("0".into(), 1), ("1".into(), 0)]);
+    assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
+}
+
+#[test]
+fn threads_push_large_and_small_leaves_at_once() {
+    let of_model = |seed| -> BTreeMap<String, Tensor> {
+        let length = |i: u64| if i % 8 == 0 { 100_000 } else { 50 + i as usize };
+        (0..40).map(|i| (format!("{i:02}"), tensor(seed + i, &[length(i)], DType::F32))).collect()
+    };
+    let variables = || -> Vars { of_model(1).into_iter().map(|(path, x)| (path, var(&x))).collect() };
+    let [whole, parts] = [variables(), variables()];
+    let rule = || MixedPrecision::new(DType::F64, AdamW::new(0.1));
+    let [mut expected, mut state] = [&whole, &parts].map(|model| setup(rule(), model).expect("a state"));
+    for call in 0..5 {
+        update(&mut expected, &whole, &of_model(100 * call)).expect("an update");
+        let step = Update::new(&mut state).begin(&parts).expect("a step");
+        let grads: Vec<_> = of_model(100 * call).into_iter().collect();
+        let refused: usize = thread::scope(|scope| {
+            // Each thread pushes all, beginning elsewhere: every leaf is taken once.
+            let push_all = |first: usize| {
+                let (end, start) = grads.split_at(first);
+                let pushed = start.iter().chain(end).map(|(path, gradient)| step.push(path, gradient.clone()));
+                pushed.filter(|pushed| pushed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Contract)).count()
+            };
+            let threads: Vec<_> = [0, 10, 20, 39].into_iter().map(|first| scope.spawn(move || push_all(first))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+        });
+        assert_eq!((refused, step.finish().expect("an outcome").applied), (120, 40));
+    }
+    assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], "large and small");
+}
+
+#[test]
+fn its_debug_is_short() {
+    let (model, mut state) = started(Descent::new(1.0));
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    assert_eq!(format!("{step:?}"), "StreamedStep { leaves: 2, overflow: None, .. }");
+    says(&step.push("", of(1.0, 2)).unwrap_err(), &["there is no parameter for the gradient of \"\""]);
+}
