@@ -96,7 +96,8 @@ fn a_run_goes_on_on_another_number_of_ranks() {
 #[test]
 fn a_run_that_is_killed_ends_as_one_that_was_not() {
     const KILLS: u64 = 10;
-    let options = ["--steps", "400", "--evaluate-every", "50", "--checkpoint-every", "3", "--keep-last", "3", "--micro-batches", "2"];
+    let options =
+        ["--steps", "400", "--evaluate-every", "50", "--checkpoint-every", "3", "--keep-last", "3", "--micro-batches", "2", "--stream"];
     let (whole, killed) = (folder(), folder());
     let uninterrupted = run(whole.path(), &options);
     let mut last = 0;

@@ -3,11 +3,13 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Parameter, Q8,
-    Scheduler, SplitMaster, StateTree, StoreAs, Summation, Update, Visitor, trainables,
+    AccumGrad, ClipGlobalNorm, ErrorKind, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Outcome,
+    Parameter, Q8, Scheduler, SplitMaster, StateTree, StepNorms, StoreAs, StreamedStep, Summation, TensorProblem, Update, Visitor,
+    trainables,
 };
 
 use crate::history::{History, mean};
@@ -100,11 +102,20 @@ impl Trainer {
             let update = Update::new(&mut self.state);
             let update = if wants_figures { update.with_figures() } else { update };
             let start = Instant::now();
-            let outcome = update.scaler(&mut self.scaler).apply(&self.gpt, &grads)?;
+            let update = update.scaler(&mut self.scaler);
+            let outcome = if settings.stream {
+                let step = update.begin_with_norms(&self.gpt, StepNorms::OfLastStep(&self.history.norms))?;
+                push_all(&self.gpt, grads.into_store(), step)?
+            } else {
+                update.apply(&self.gpt, &grads)?
+            };
             self.updating += start.elapsed();
             self.scheduler.advance(&outcome, &mut self.state)?;
             is_given_up = outcome.skipped().is_some();
             figures = outcome.figures;
+            if !outcome.group_norms.is_empty() {
+                self.history.norms = outcome.group_norms;
+            }
         }
         self.history.train.push(mean(&losses));
         Ok(figures)
@@ -154,6 +165,20 @@ impl Trainer {
         }
         Ok(hasher.finalize())
     }
+}
+
+/// Pushes all gradients, the last layer's first, and ends the step.
+fn push_all(gpt: &Gpt, mut grads: GradStore, step: StreamedStep<'_>) -> optimisers::Result<Outcome> {
+    for (path, x) in trainables(gpt)?.into_iter().rev() {
+        let pushed = grads.remove(&x).map_or(Ok(()), |gradient| step.push(&path, gradient));
+        // A gradient that is not finite lowers the scale of the loss at the end.
+        if let Err(error) = pushed
+            && error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite)
+        {
+            return Err(error);
+        }
+    }
+    step.finish()
 }
 
 fn expect_finite(loss: f32, what: &str, step: usize) -> std::result::Result<f32, Box<dyn Error>> {

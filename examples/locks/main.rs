@@ -101,6 +101,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::remove_file(&path)?;
 
     println!("the loss is {:.2e}, and {:.2e} in the run that went on from the checkpoint", model.loss(), resumed.loss());
-    let same = ["bias", "weight"].iter().all(|name| model.0[name].values() == resumed.0[name].values());
+    let same = ["bias", "weight"].into_iter().all(|name| model.0[name].values() == resumed.0[name].values());
     if same { Ok(()) } else { Err("the two runs differ".into()) }
 }

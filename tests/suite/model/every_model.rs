@@ -9,8 +9,8 @@ use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf, LossScaler, MixedPrecision, Model,
-    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, StateTree, TensorProblem, Twin, Update, Visitor, Weights, audit,
-    broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
+    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, StateTree, StepNorms, StreamedStep, TensorProblem, Twin, Update,
+    Visitor, Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
 use crate::model::models::var_map;
@@ -102,6 +102,11 @@ fn scaler() -> LossScaler {
     scaler
 }
 
+fn push_all(grads: &Grads, step: StreamedStep<'_>) -> Result<()> {
+    grads.iter().try_for_each(|(path, gradient)| step.push(path, gradient.clone()))?;
+    step.finish().map(drop)
+}
+
 /// All of them by name; names that several have stand as often.
 const METHODS: &[Method] = &[
     ("setup", Slices::Taken, |_, model| setup(rule(), model).map(drop)),
@@ -113,6 +118,11 @@ const METHODS: &[Method] = &[
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
     ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
+    ("apply_owned", Slices::Taken, |case, model| Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)),
+    ("begin", Slices::Taken, |case, model| push_all(&case.grads, Update::new(&mut case.state).begin(model)?)),
+    ("begin_with_norms", Slices::Taken, |case, model| {
+        push_all(&case.grads, Update::new(&mut case.state).begin_with_norms(model, StepNorms::OfLastStep(&[]))?)
+    }),
     ("ascend", Slices::Taken, |case, model| Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()),
     ("add", Slices::Taken, |case, model| {
         let path = case.without_matrix()?;
