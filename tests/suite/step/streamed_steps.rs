@@ -70,7 +70,7 @@ pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps:
         let norms = StepNorms::Exact(&outcome.group_norms);
         let next = Update::new(&mut state).weight(call);
         let got = match if is_of_model { next.begin_with_norms(&parts, norms) } else { next.begin(&parts) } {
-            Ok(step) => Ok(streamed(step, call, of_call()).expect(&what())),
+            Ok(step) => Ok(streamed(step, call, of_call()).unwrap_or_else(|error| panic!("{}: {error}", what()))),
             Err(error) => Err(error),
         };
         match got {
@@ -436,7 +436,7 @@ fn a_rule_that_panics_takes_no_leaf_with_it() {
 #[test]
 fn threads_push_large_and_small_leaves_at_once() {
     let of_model = |seed| -> BTreeMap<String, Tensor> {
-        let length = |i: u64| if i % 8 == 0 { 100_000 } else { 50 + i as usize };
+        let length = |i: u64| if i.is_multiple_of(8) { 100_000 } else { 50 + i as usize };
         (0..40).map(|i| (format!("{i:02}"), tensor(seed + i, &[length(i)], DType::F32))).collect()
     };
     let variables = || -> Vars { of_model(1).into_iter().map(|(path, x)| (path, var(&x))).collect() };
