@@ -24,7 +24,7 @@ pub(crate) const RECORD: usize = SCALE + BLOCK;
 const SCALE: usize = size_of::<f32>();
 
 /// How many of the lowest bits of an f32 a code lacks.
-const CUT: u32 = 20;
+pub(crate) const CUT: u32 = 20;
 
 /// The bits of 1.0 without these. The lowest eight, or seven beside a sign, are its code.
 pub(crate) const ONE: u32 = 0x3f8;
@@ -46,7 +46,7 @@ pub(crate) const NAN: u32 = 1;
 const QUIET: u32 = 22;
 
 /// The bits of a code that are a size, where it has a sign.
-const SIGNED_SIZE: u32 = 0x7f;
+pub(crate) const SIGNED_SIZE: u32 = 0x7f;
 
 /// The format of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

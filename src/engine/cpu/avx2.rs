@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::numbers::Code;
-use crate::numbers::codes::{BLOCK, HASH, NAN, ONE, RECORD, SIZE, SMALLEST, Scale};
+use crate::numbers::codes::{BLOCK, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, Scale};
 
 /// Calls `row` for N neighbours at a time, and `one` for each of the rest.
 #[inline(always)]
@@ -96,7 +96,7 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
         return false;
     }
     let scale = _mm256_set1_ps(scale);
-    let (kept, one) = if SIGNED { (0x87f0u16, (ONE & !0x7f) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
+    let (kept, one) = if SIGNED { (0x87f0u16, (ONE & !SIGNED_SIZE) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
     let (kept, one) = (_mm256_set1_epi16(kept as i16), _mm256_set1_epi16(one as i16));
     // Both halves of a vector are unpacked by themselves, each into four times four.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -170,9 +170,9 @@ fn divided(numbers: __m256i, inverse: __m256) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
-    let least = _mm256_set1_epi32(((1 << 19) - ((ONE & !0x7f) << 20) as i64) as i32);
+    let least = _mm256_set1_epi32((1i32 << (CUT - 1)).wrapping_sub(((ONE & !SIGNED_SIZE) << CUT) as i32));
     let zero = _mm256_setzero_si256();
-    let near = |numbers| _mm256_srli_epi32::<20>(_mm256_max_epi32(_mm256_add_epi32(divided(numbers, inverse), least), zero));
+    let near = |numbers| _mm256_srli_epi32::<{ CUT as i32 }>(_mm256_max_epi32(_mm256_add_epi32(divided(numbers, inverse), least), zero));
     // To be packed leaves the sign of a number as it is.
     let packed = |[a, b, c, d]: [__m256i; 4]| _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     _mm256_or_si256(packed(numbers.map(near)), _mm256_and_si256(packed(numbers), _mm256_set1_epi8(-0x80)))
@@ -186,8 +186,8 @@ fn codes_of_sizes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
         let is_zero = _mm256_cmpeq_epi32(_mm256_and_si256(numbers, _mm256_set1_epi32(SIZE as i32)), _mm256_setzero_si256());
         let size = _mm256_max_epi32(divided(numbers, inverse), _mm256_set1_epi32(SMALLEST as i32));
         let size = _mm256_andnot_si256(is_zero, size);
-        let up = _mm256_srli_epi32::<12>(_mm256_mullo_epi32(size, _mm256_set1_epi32(HASH as i32)));
-        _mm256_srli_epi32::<20>(_mm256_add_epi32(size, up))
+        let up = _mm256_srli_epi32::<{ 32 - CUT as i32 }>(_mm256_mullo_epi32(size, _mm256_set1_epi32(HASH as i32)));
+        _mm256_srli_epi32::<{ CUT as i32 }>(_mm256_add_epi32(size, up))
     };
     let [a, b, c, d] = numbers.map(rounded);
     let (one, none) = (_mm256_set1_epi16(ONE as i16), _mm256_set1_epi16((ONE & !0xff) as i16));
