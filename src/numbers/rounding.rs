@@ -1,58 +1,6 @@
-//! Roundings of one element, and what keeps the bits that a parameter of 16 bits loses.
+//! Roundings of one element.
 
 use half::{bf16, f16};
-
-/// The low bits of an f32 beside a bf16, in units of the f32's last place.
-///
-/// The bf16 is the nearest to the f32, ties away from zero: the only rounding to nearest that 16 bits can
-/// undo. The distance is at most half a unit of the bf16, 0x8000, in either direction, and 16 bits lack one
-/// of these two ends. Of NaN only that it is NaN is kept.
-pub(crate) trait LowBits: Copy {
-    /// A number in two parts.
-    fn split(value: f32) -> (bf16, Self);
-    /// The number whose parts these are.
-    fn join(high: bf16, low: Self) -> f32;
-}
-
-/// The bits of a number. NaN has one pattern, which is a bf16.
-#[inline(always)]
-fn bits_of(value: f32) -> u32 {
-    if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
-}
-
-#[inline(always)]
-fn parts(bits: u32) -> (bf16, i16) {
-    (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as i16)
-}
-
-/// All low bits.
-impl LowBits for i16 {
-    #[inline(always)]
-    fn split(value: f32) -> (bf16, i16) {
-        parts(bits_of(value))
-    }
-
-    #[inline(always)]
-    fn join(high: bf16, low: i16) -> f32 {
-        let bits = u32::from(high.to_bits()) << 16;
-        f32::from_bits(bits.wrapping_add_signed(i32::from(low)))
-    }
-}
-
-/// The upper half of the low bits, with their sign. The number is rounded to 24 bits first, ties to even.
-impl LowBits for u8 {
-    #[inline(always)]
-    fn split(value: f32) -> (bf16, u8) {
-        let bits = bits_of(value);
-        let (high, low) = parts(bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff);
-        (high, (low >> 8) as u8)
-    }
-
-    #[inline(always)]
-    fn join(high: bf16, low: u8) -> f32 {
-        i16::join(high, i16::from_be_bytes([low, 0]))
-    }
-}
 
 /// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean is the
 /// number.
@@ -106,43 +54,6 @@ mod tests {
 
     fn samples() -> impl Iterator<Item = f32> {
         (0..=u32::from(u16::MAX)).flat_map(|high| [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(high << 16 | low)))
-    }
-
-    #[test]
-    fn a_split_number_comes_back() {
-        for value in samples() {
-            let (high, rest) = i16::split(value);
-            if value.is_nan() {
-                assert!(i16::join(high, rest).is_nan());
-                continue;
-            }
-            assert_eq!(i16::join(high, rest).to_bits(), value.to_bits());
-            let nearest = bf16::from_f32(value);
-            let is_tie = value.to_bits() & 0xffff == 0x8000;
-            assert!(high == nearest || is_tie, "{value:e}");
-            assert!(!is_tie || high.to_f32().abs() >= value.abs(), "{value:e}");
-        }
-    }
-
-    #[test]
-    fn a_number_of_24_bits_is_the_nearest_and_comes_back() {
-        for value in samples() {
-            let (high, low) = u8::split(value);
-            let back = u8::join(high, low);
-            if value.is_nan() {
-                assert!(back.is_nan());
-                continue;
-            }
-            let unit = f64::from(value.abs()).log2().floor().max(-126.0).exp2() * 2f64.powi(-15);
-            assert!((f64::from(back) - f64::from(value)).abs() <= unit / 2.0 || back.is_infinite(), "{value:e} {back:e}");
-            assert_eq!(back.to_bits() & 0xff, 0, "{value:e} {back:e}");
-            if back.is_infinite() {
-                continue;
-            }
-            let again = u8::split(back);
-            assert_eq!(u8::join(again.0, again.1).to_bits(), back.to_bits());
-            assert!((back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(), "the bf16 is the nearest to it");
-        }
     }
 
     #[test]

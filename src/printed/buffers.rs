@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::DType;
+use crate::numbers::{DType, Records};
 use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
 
 /// A parameter whose elements differ, which tells copies of it from constants.
@@ -17,7 +17,11 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
     let of_parameter = x.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
     let storage = optimiser.storage().kind;
     let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
-        let format = if tensor.code().is_some() { SlotFormat::Q8 } else { tensor.stored_dtype().into() };
+        let format = match tensor.buffer.records() {
+            Some(Records::Codes(_)) => SlotFormat::Q8,
+            Some(Records::LowBits) => DType::I16.into(),
+            Some(Records::Zeros) | None => tensor.stored_dtype().into(),
+        };
         let is_like_parameter = tensor.shape() == x.dims();
         let values = tensor.tensor()?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
@@ -43,11 +47,12 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         let start = start.ok_or_else(undescribed)?;
         Ok(StateBuffer { role, format, start })
     };
-    state.tensors().into_iter().enumerate().map(describe).collect()
+    state.tensors().into_iter().filter(|(_, tensor)| tensor.buffer.is_kept()).enumerate().map(describe).collect()
 }
 
 /// The full names of slots, by their addresses.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
-    let place = |(name, tensor): (String, StateTensor<'_>)| (!tensor.is_master).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name));
+    let is_slot = |tensor: StateTensor<'_>| !tensor.is_master && tensor.buffer.is_kept();
+    let place = |(name, tensor): (String, StateTensor<'_>)| is_slot(tensor).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name));
     state.tensors().into_iter().filter_map(place).collect()
 }

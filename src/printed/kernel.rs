@@ -3,6 +3,7 @@
 use crate::engine::CUDA_FLAGS;
 use crate::numbers::DType;
 use crate::numbers::codes::{BLOCK, RECORD};
+use crate::numbers::low_bits::LOW_RECORD;
 use crate::rule::SlotFormat;
 
 /// The code of a step of one parameter, and the arguments of its function.
@@ -71,8 +72,11 @@ pub enum BufferRole {
     Gradient,
     /// The precise copy of [`MixedPrecision`](crate::MixedPrecision); the parameter is it, rounded.
     Master,
-    /// The low bits of [`SplitMaster`](crate::SplitMaster), which a bf16 lacks of an f32: I16, or U8 of 24
-    /// bits.
+    /// The low bits of [`SplitMaster`](crate::SplitMaster), which a bf16 lacks of an f32.
+    ///
+    /// They are I16 in records of 272 bytes: those of 128 elements, then a bit for each, the first the lowest
+    /// of the first byte, which is set if the element's I16 is to be 32768. Of 24 bits they are U8, one for
+    /// each element.
     LowBits,
     /// The compensation of [`Kahan`](crate::Kahan): what the last rounding lost.
     Compensation,
@@ -142,20 +146,21 @@ impl PrintedKernel {
 impl KernelArray {
     /// How many bytes it takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
-        bytes(self.format, length)
+        bytes(&self.role, self.format, length)
     }
 }
 
 impl StateBuffer {
     /// How many bytes it takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
-        bytes(self.format, length)
+        bytes(&self.role, self.format, length)
     }
 }
 
-fn bytes(format: SlotFormat, length: usize) -> usize {
-    match format {
-        SlotFormat::Dtype(dtype) => length * dtype.size_in_bytes(),
-        SlotFormat::Q8 => length.div_ceil(BLOCK) * RECORD,
+fn bytes(role: &BufferRole, format: SlotFormat, length: usize) -> usize {
+    match (role, format) {
+        (BufferRole::LowBits, SlotFormat::Dtype(DType::I16)) => length.div_ceil(BLOCK) * LOW_RECORD,
+        (_, SlotFormat::Dtype(dtype)) => length * dtype.size_in_bytes(),
+        (_, SlotFormat::Q8) => length.div_ceil(BLOCK) * RECORD,
     }
 }

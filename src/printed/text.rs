@@ -58,7 +58,7 @@ fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declara
 fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> BufferRole {
     let arrays = &layout.kernel.arrays;
     match to {
-        PointerTo::LowBits => BufferRole::LowBits,
+        PointerTo::LowBits(_) => BufferRole::LowBits,
         PointerTo::Parameter | PointerTo::Copy => BufferRole::Parameter,
         PointerTo::Array(index) => match arrays[index].role {
             ArrayRole::X | ArrayRole::SplitX(_) => x.clone(),
@@ -75,8 +75,8 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
 /// The function that a launch calls: it fills the row of the leaf.
 fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
     let parameters: Vec<String> = declared.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
-    let pointers = layout.fields.iter().filter_map(|field| if let RowField::Pointer(pointer) = field { Some(&pointer.name) } else { None });
-    let odd: Vec<String> = pointers.map(|name| format!("(u64){name} % (sizeof(*{name}) * LANES)")).collect();
+    let odd: Vec<String> =
+        layout.pointers().map(|pointer| format!("(u64){} % ({} * LANES)", pointer.name, pointer.dtype.size_in_bytes())).collect();
     let of_field = |field: &RowField| match field {
         RowField::Aligned => "aligned".to_string(),
         RowField::Key => "key".to_string(),

@@ -33,7 +33,7 @@ use crate::tensors::{Device, Tensor, Var};
 /// | --- | --- | --- |
 /// | `MixedPrecision(F32, AdamW)` | 2 + 12 | 0 |
 /// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
-/// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10 |
+/// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10.125 |
 ///
 /// Not state, and not in [`bytes`](crate::StateTree::bytes), is
 ///

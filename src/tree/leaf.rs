@@ -46,6 +46,15 @@ pub struct Leaf {
     pub(crate) allows_low_precision: bool,
 }
 
+/// Why a state is not that of a rule.
+#[derive(Debug)]
+pub(super) enum Misfit {
+    /// It has other tensors.
+    OtherTensors,
+    /// This tensor did not matter so far, and is not [kept](crate::Slot::kept_if).
+    NotKept(String),
+}
+
 impl Leaf {
     /// A fresh leaf for the variable `x`, or this rank's part of it.
     pub(crate) fn new(paths: Vec<String>, x: &dyn Lend, optimiser: Arc<dyn Optimiser>, parts: Option<LeafParts>) -> Result<Self> {
@@ -89,22 +98,29 @@ impl Leaf {
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Whether `optimiser`, which is the leaf's own with one field set to `value`, has the same state
-    /// tensors.
-    pub(crate) fn has_state_for(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<bool> {
-        // Real numbers, such as learning rates, never decide on tensors.
-        if matches!(value, FieldValue::Real(_)) {
-            return Ok(true);
+    /// Why the state is not one of `optimiser`, which is the leaf's own with one field set to `value`.
+    pub(super) fn misfit_of(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<Option<Misfit>> {
+        let tensors = self.state.tensors();
+        let mut not_kept = tensors.iter().filter(|(_, tensor)| !tensor.buffer.is_kept()).map(|(name, _)| name).peekable();
+        // Real numbers, such as learning rates, never decide on tensors, only on whether these are kept.
+        if matches!(value, FieldValue::Real(_)) && not_kept.peek().is_none() {
+            return Ok(None);
         }
-        // The names of both are for this empty tensor: the leaf's own can depend on the parameter's size.
+        // The states of both are for this empty tensor: the leaf's own can depend on the parameter's size.
         let empty = Tensor::zeros(vec![0; self.shape().len()], self.dtype.into(), &Device::Cpu)?;
+        let state = |optimiser: &dyn Optimiser| optimiser.make_state(&empty).map_err(|error| error.at(&self.path));
+        let (before, after) = (state(&*self.optimiser)?, state(optimiser)?);
         // Masters do not count: whether there is one depends on the parameter alone.
-        let is_slot = |tensor: &StateTensor<'_>| !tensor.is_master;
-        let names = |optimiser: &dyn Optimiser| -> Result<Vec<String>> {
-            let state = optimiser.make_state(&empty).map_err(|error| error.at(&self.path))?;
-            Ok(state.tensors().into_iter().filter(|(_, tensor)| is_slot(tensor)).map(|(name, _)| name).collect())
+        let slots = |state: &State| -> Vec<(String, bool)> {
+            let slots = state.tensors().into_iter().filter(|(_, tensor)| !tensor.is_master);
+            slots.map(|(name, tensor)| (name, tensor.buffer.is_kept())).collect()
         };
-        Ok(names(optimiser)? == names(&*self.optimiser)?)
+        let (before, after) = (slots(&before), slots(&after));
+        if !before.iter().map(|(name, _)| name).eq(after.iter().map(|(name, _)| name)) {
+            return Ok(Some(Misfit::OtherTensors));
+        }
+        let lacking = not_kept.find(|name| after.iter().any(|(slot, is_kept)| slot == *name && *is_kept));
+        Ok(lacking.map(|name| Misfit::NotKept(name.clone())))
     }
 
     /// A copy with storage of its own.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::leaf::Misfit;
 use super::once::Once;
 use super::{Leaf, StateTree};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
@@ -288,10 +289,22 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
     for ((field, value), reached) in setting.iter().zip(reached) {
         *reached |= field.set(&mut *optimiser, *value)?;
         if let SetField::Named(field) = field
-            && !leaf.has_state_for(&*optimiser, *value)?
+            && let Some(misfit) = leaf.misfit_of(&*optimiser, *value)?
         {
+            let rule = optimiser.rule().name();
+            if let Misfit::NotKept(tensor) = misfit {
+                let problem =
+                    format!("{rule}: {tensor:?} is not kept, as it does not matter with the {field} of the setup, and {field} is to be");
+                return Err(Error::new(ErrorKind::Argument, problem)
+                    .with_got(value)
+                    .with_expected("one with which it does not matter")
+                    .with_remedy(
+                        "set up the state with a decay above 0, which may become 0 later, or give the parameters the rule anew by \
+                     `Selection::replace`",
+                    ));
+            }
             let available: Vec<String> = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
-            let problem = format!("{}: {field} decides the layout of the state and cannot be adjusted", optimiser.rule().name());
+            let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
             let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
             return Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"));
         }

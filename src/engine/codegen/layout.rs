@@ -3,6 +3,7 @@
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
+use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::Node;
 use crate::numbers::{Code, DType};
 
@@ -44,7 +45,7 @@ pub(crate) enum RowField {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pointer {
     pub(crate) to: PointerTo,
-    /// Of what is stored.
+    /// Of what is read and written, one for each element.
     pub(crate) dtype: DType,
     /// What its bytes mean, if they are codes.
     pub(crate) code: Option<Code>,
@@ -59,7 +60,7 @@ pub(crate) enum PointerTo {
     /// The array of this index.
     Array(usize),
     /// The low bits of a split parameter.
-    LowBits,
+    LowBits(LowBits),
     /// The parameter, beside its master.
     Parameter,
     /// A new tensor.
@@ -110,8 +111,10 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
         }
         let dtype = if code.is_some() { DType::U8 } else { dtype };
         pointers.push(Pointer { to: PointerTo::Array(array), dtype, code, name: name(kernel, array), reads, writes });
-        if let ArrayRole::SplitX(dtype) = role {
-            pointers.push(Pointer { to: PointerTo::LowBits, dtype, code: None, name: "low_bits".into(), reads, writes });
+        if let ArrayRole::SplitX(low_bits) = role {
+            // An access to records is to neighbours among the 16 bits of each.
+            let dtype = if low_bits == LowBits::All { DType::I16 } else { DType::U8 };
+            pointers.push(Pointer { to: PointerTo::LowBits(low_bits), dtype, code: None, name: "low_bits".into(), reads, writes });
         }
     }
     let result = |to, dtype, name: &str| Pointer { to, dtype, code: None, name: name.into(), reads: false, writes: true };

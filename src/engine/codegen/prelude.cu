@@ -29,25 +29,22 @@ static __device__ __forceinline__ void narrow(real a, bf16& to) {
     to.bits = (unsigned short)((a != a ? bits | 0x400000u : even) >> 16);
 }
 
-// A bf16 and what it lacks of an f32, in units of the last place.
-static __device__ __forceinline__ real join(bf16 high, short low_bits) {
-    return __uint_as_float(((unsigned int)high.bits << 16) + (unsigned int)(int)low_bits);
-}
-static __device__ __forceinline__ void split(real a, bf16& high, short& low_bits) {
+// A bf16, the nearest to an f32, and what it lacks of it, in units of the last place.
+static __device__ __forceinline__ real join(bf16 high, int low) { return __uint_as_float(((unsigned int)high.bits << 16) + (unsigned int)low); }
+static __device__ __forceinline__ void split(real a, bf16& high, int& low) {
     const float near = (float)a;
-    const unsigned int bits = __float_as_uint(near);
-    high.bits = (unsigned short)(near != near ? 0x7fc0u : bits + 0x8000u >> 16);
-    low_bits = (short)(near != near ? 0 : bits & 0xffffu);
+    const unsigned int bits = near != near ? 0x7fc00000u : __float_as_uint(near);
+    high.bits = (unsigned short)(bits + 0x7fffu + (bits >> 16 & 1u) >> 16);
+    low = (bits & 0x1ffffu) == 0x8000u ? 0x8000 : (int)(short)(bits & 0xffffu);
 }
 
-// The same with 8 bits: the number is rounded to 24 first.
-static __device__ __forceinline__ real join(bf16 high, unsigned char low_bits) { return join(high, (short)(low_bits << 8)); }
-static __device__ __forceinline__ void split(real a, bf16& high, unsigned char& low_bits) {
+// The same with 8 bits: the number is rounded to 24 first, and ties go away from zero.
+static __device__ __forceinline__ real join(bf16 high, unsigned char low) { return join(high, (int)(short)(low << 8)); }
+static __device__ __forceinline__ void split(real a, bf16& high, unsigned char& low) {
     const float near = (float)a;
-    const unsigned int bits = __float_as_uint(near);
-    short low;
-    split((real)(near != near ? near : __uint_as_float(bits + 0x7fu + (bits >> 8 & 1u) & ~0xffu)), high, low);
-    low_bits = (unsigned char)(low >> 8);
+    const unsigned int all = near != near ? 0x7fc00000u : __float_as_uint(near), bits = all + 0x7fu + (all >> 8 & 1u) & ~0xffu;
+    high.bits = (unsigned short)(bits + 0x8000u >> 16);
+    low = (unsigned char)(bits >> 8);
 }
 
 // 32 random bits for an element: lowbias32 (Wellons 2018) between the two words of the key.

@@ -6,6 +6,7 @@ use super::{CHUNK, THREADS};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::codes::{BLOCK, RECORD};
+use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Binary, Comparison, Node, Unary};
 use crate::numbers::{Code, DType};
 
@@ -26,6 +27,8 @@ pub(crate) fn code(layout: &RowLayout) -> String {
     } else {
         String::new()
     };
+    let is_split = layout.pointers().any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
+    let low_bits = if is_split { include_str!("low_bits.cu") } else { "" };
     let encoded = indented(coded.iter().enumerate().map(encoded), "    ");
     let (joined, more, blocks) = match layout.kernel.sink {
         Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", ""),
@@ -39,7 +42,7 @@ pub(crate) fn code(layout: &RowLayout) -> String {
     let (loads, element, stores) =
         (indented(loads(layout), "    "), indented(element(layout), "        "), indented(stores(layout), "    "));
     format!(
-        "typedef {real} real;\n\n{prelude}\n{constants}\n\n{codes}struct Leaf {{\n{fields}}};\n\n{joined}\
+        "typedef {real} real;\n\n{prelude}\n{constants}\n\n{codes}{low_bits}struct Leaf {{\n{fields}}};\n\n{joined}\
          template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
          {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{blocks}"
     )
@@ -62,7 +65,12 @@ fn declaration(layout: &RowLayout, field: &RowField) -> String {
 impl Pointer {
     /// The C type of the pointer itself.
     pub(crate) fn c_type(&self) -> String {
-        format!("{}{}*", if self.writes { "" } else { "const " }, c_type(self.dtype))
+        format!("{}{}*", if self.writes { "" } else { "const " }, self.pointee())
+    }
+
+    /// The C type of what it points to.
+    fn pointee(&self) -> &'static str {
+        if self.to == PointerTo::LowBits(LowBits::All) { "low_record" } else { c_type(self.dtype) }
     }
 }
 
@@ -76,9 +84,10 @@ fn encoded((place, pointer): (usize, &&Pointer)) -> String {
 }
 
 fn loads(layout: &RowLayout) -> impl Iterator<Item = String> {
-    layout.pointers().filter(|pointer| pointer.code.is_none()).map(|Pointer { dtype, name, reads, .. }| {
+    layout.pointers().filter(|pointer| pointer.code.is_none()).map(|pointer| {
+        let Pointer { name, reads, .. } = pointer;
         let from = if *reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
-        format!("Lanes<{}, N> {name}_now{from}", c_type(*dtype))
+        format!("Lanes<{}, N> {name}_now{from}", pointer.pointee())
     })
 }
 
@@ -100,7 +109,7 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
                 lines.push("const real x = join(x_now.at[j], low_bits_now.at[j])".into());
             }
             PointerTo::Array(_) => lines.push(format!("const real {name} = widen({name}_now.at[j])")),
-            PointerTo::LowBits | PointerTo::Parameter | PointerTo::Copy => {}
+            PointerTo::LowBits(_) | PointerTo::Parameter | PointerTo::Copy => {}
         }
     }
     lines.extend(computed(layout));
@@ -178,7 +187,6 @@ fn c_type(dtype: DType) -> &'static str {
         DType::F16 => "f16",
         DType::BF16 => "bf16",
         DType::F64 => "double",
-        DType::I16 => "short",
         DType::U8 => "unsigned char",
         _ => "float",
     }

@@ -7,6 +7,7 @@ use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
 use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
 use crate::model::lent::Lent;
+use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Expr, Graph, Node, Value};
 use crate::numbers::{Code, DType, is_supported};
 
@@ -42,8 +43,8 @@ pub(crate) struct TracedArray {
 pub(crate) enum ArrayRole {
     /// The parameter, or its master copy.
     X,
-    /// The upper part of the parameter, with low bits of this dtype.
-    SplitX(DType),
+    /// The upper part of the parameter, with these low bits.
+    SplitX(LowBits),
     Gradient,
     Slot(&'static str),
     Compensation,
@@ -90,7 +91,7 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<BoundKernel> {
         }
         Work::Read(view, reducer) => {
             let job = view.job;
-            let mut tracer = Tracer::new(&graph, job.x.dtype(), job.low_bits.as_deref().map(Buffer::dtype), view.sources());
+            let mut tracer = Tracer::new(&graph, job.x.dtype(), job.low_bits.as_deref().map(Buffer::as_low_bits), view.sources());
             if view.is_parameter() {
                 tracer.dx = tracer.x;
             }
@@ -111,7 +112,7 @@ struct Tracer<'g> {
 }
 
 impl<'g> Tracer<'g> {
-    fn new(graph: &'g Graph, x: DType, low_bits: Option<DType>, sources: &[Lent<'_>]) -> Self {
+    fn new(graph: &'g Graph, x: DType, low_bits: Option<LowBits>, sources: &[Lent<'_>]) -> Self {
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
         let mut arrays = vec![TracedArray { role, dtype: x, code: None }];
@@ -129,9 +130,14 @@ impl<'g> Tracer<'g> {
         self.graph.input()
     }
 
+    /// A state tensor. What is not kept is 0, and no array.
+    fn slot(&mut self, name: &'static str, slot: &Buffer) -> Expr<'g> {
+        if slot.is_kept() { self.array(ArrayRole::Slot(name), slot) } else { self.x.constant(0.0) }
+    }
+
     fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
-            let before: Vec<Expr<'_>> = slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot)).collect();
+            let before: Vec<Expr<'_>> = slots.iter().map(|(name, slot)| self.slot(name, slot)).collect();
             let mut after = before.clone();
             self.dx = kernel.trace(self.x, self.dx, &mut after);
             self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));

@@ -14,8 +14,9 @@ use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, Vectors, per_isa};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
+use crate::numbers::low_bits::{LOW_RECORD, join_block, joined_24, split_24, split_block};
 use crate::numbers::value::Compute;
-use crate::numbers::{Code, LowBits, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
+use crate::numbers::{Code, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
 
 /// A compute type that can be read from and written to every storage type.
 pub(super) trait Storable: LaneFloat {
@@ -175,17 +176,30 @@ per_isa! {
 }
 
 per_isa! {
-    fn joined<T: Storable, L: LowBits>(isa, high: &[bf16], low: &[L], dst: &mut [T]) {
+    /// Numbers in two parts, whose low bits are those of a record from `first` on.
+    fn joined<T: Storable>(isa, high: &[bf16], record: &[u8; LOW_RECORD], first: usize, dst: &mut [T]) {
+        join_block(high, record, first, dst, T::widened);
+    }
+}
+
+per_isa! {
+    fn split_up<T: Storable>(isa, src: &[T], high: &mut [bf16], record: &mut [u8; LOW_RECORD]) {
+        split_block(src, |value| value.narrowed(), high, record);
+    }
+}
+
+per_isa! {
+    fn joined_from_24<T: Storable>(isa, high: &[bf16], low: &[u8], dst: &mut [T]) {
         for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
-            *dst = T::widened(L::join(*high, *low));
+            *dst = T::widened(joined_24(*high, *low));
         }
     }
 }
 
 per_isa! {
-    fn split_up<T: Storable, L: LowBits>(isa, src: &[T], high: &mut [bf16], low: &mut [L]) {
+    fn split_to_24<T: Storable>(isa, src: &[T], high: &mut [bf16], low: &mut [u8]) {
         for ((src, high), low) in src.iter().zip(high).zip(low) {
-            (*high, *low) = L::split(src.narrowed());
+            (*high, *low) = split_24(src.narrowed());
         }
     }
 }
@@ -228,7 +242,7 @@ fn cast<S: Compute, T: Compute>(value: S) -> T {
     T::rounded(value.as_())
 }
 
-/// Reads `dst.len()` elements of `data` from `offset` on; of codes no more than a block.
+/// Reads `dst.len()` elements of `data` from `offset` on; of records no more than the rest of one.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing may write them meanwhile.
@@ -245,19 +259,25 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::Bf16(pointer) => each(isa, source!(pointer), dst, T::from_bf16),
         DataPtr::F32(pointer) => each(isa, source!(pointer), dst, cast),
         DataPtr::F64(pointer) => each(isa, source!(pointer), dst, cast),
-        DataPtr::Split(high, LowPtr::I16(low)) => joined(isa, source!(high), source!(low), dst),
-        DataPtr::Split(high, LowPtr::U8(low)) => joined(isa, source!(high), source!(low), dst),
+        DataPtr::Split(high, LowPtr::Records(records)) => {
+            // SAFETY: the caller promises that these elements exist and are not written, and that they are of
+            // one record.
+            let record = unsafe { &*records.range(offset / BLOCK * LOW_RECORD, LOW_RECORD).cast_const().cast() };
+            joined(isa, source!(high), record, offset % BLOCK, dst);
+        }
+        DataPtr::Split(high, LowPtr::U8(low)) => joined_from_24(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
             // SAFETY: the caller promises that these elements exist and are not written, and that they are of
             // one record.
             let record = unsafe { &*records.range(offset / BLOCK * RECORD, RECORD).cast_const().cast() };
             T::decode(isa, code, record, offset % BLOCK, dst);
         }
+        DataPtr::Zeros => dst.fill(T::zero()),
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on. Codes are written as a whole block, or as all
-/// that the last one has.
+/// Writes `src` to the elements of `data` from `offset` on. A record is written whole, with all elements that
+/// it has.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing else may access them meanwhile.
@@ -274,13 +294,19 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::Bf16(pointer) => T::to_bf16s(isa, src, target!(pointer)),
         DataPtr::F32(pointer) => each(isa, src, target!(pointer), cast),
         DataPtr::F64(pointer) => each(isa, src, target!(pointer), cast),
-        DataPtr::Split(high, LowPtr::I16(low)) => split_up(isa, src, target!(high), target!(low)),
-        DataPtr::Split(high, LowPtr::U8(low)) => split_up(isa, src, target!(high), target!(low)),
+        DataPtr::Split(high, LowPtr::Records(records)) => {
+            // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
+            // they are all that a record has.
+            let record = unsafe { &mut *records.range(offset / BLOCK * LOW_RECORD, LOW_RECORD).cast() };
+            split_up(isa, src, target!(high), record);
+        }
+        DataPtr::Split(high, LowPtr::U8(low)) => split_to_24(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
             // they are all that a record has.
             T::encode(isa, code, src, unsafe { &mut *records.range(stored_bytes(offset), RECORD).cast() })
         }
+        DataPtr::Zeros => {}
     }
 }
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::prefetch::lines;
 use super::sources::{CacheLines, StridedSource, read_sum};
-use super::storage::{DataPtr, List};
+use super::storage::{DataPtr, List, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
 use crate::engine::plan::{Epilogue, Sink};
@@ -107,8 +107,8 @@ impl Pass<'_> {
                 scratch.more.resize(levels, CacheLines([T::zero(); BLOCK]));
             }
             let mut sums = [0.0; ACCUMULATORS];
-            // Blocks of codes are written whole.
-            let at_once = if self.has_codes() { codes::BLOCK } else { T::BLOCK };
+            // Records are written whole.
+            let at_once = if self.has_records() { codes::BLOCK } else { T::BLOCK };
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
                 fetch_ahead(&streams, start, at_once);
@@ -178,9 +178,10 @@ impl Pass<'_> {
         })
     }
 
-    /// Whether any state is in 8 bits.
-    fn has_codes(&self) -> bool {
-        self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..))))
+    /// Whether any state is in records.
+    fn has_records(&self) -> bool {
+        let is_split = matches!(self.x, DataPtr::Split(_, LowPtr::Records(_)));
+        is_split || self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..))))
     }
 
     /// The arrays that blocks of a long range go through, each with the bytes of a block of elements.
@@ -205,8 +206,8 @@ impl Pass<'_> {
         match (T::same(self.x), self.sink) {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
             (_, Sink::Reduce(_)) | (None, _) => 0,
-            // Records of codes are whole blocks.
-            _ if self.has_codes() => 0,
+            // Records are of whole blocks.
+            _ if self.has_records() => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
     }

@@ -23,7 +23,8 @@ use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
-use crate::numbers::{Code, DType};
+use crate::numbers::low_bits::LOW_RECORD;
+use crate::numbers::{Code, DType, Records};
 use crate::tensors::CpuStorage;
 
 /// A list that is short for most leaves and then needs no allocation.
@@ -136,12 +137,16 @@ pub(super) enum DataPtr {
     Split(Elements<bf16>, LowPtr),
     /// Numbers in 8 bits, as records.
     Coded(Elements<u8>, Code),
+    /// Numbers that are not kept. Each is read as 0, and what is written is forgotten.
+    Zeros,
 }
 
 /// The lower part of numbers in two parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LowPtr {
-    I16(Elements<i16>),
+    /// All low bits, as records.
+    Records(Elements<u8>),
+    /// Those of numbers of 24 bits.
     U8(Elements<u8>),
 }
 
@@ -153,9 +158,12 @@ impl DataPtr {
             DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.skip(offset)),
             DataPtr::F32(pointer) => DataPtr::F32(pointer.skip(offset)),
             DataPtr::F64(pointer) => DataPtr::F64(pointer.skip(offset)),
-            DataPtr::Split(high, LowPtr::I16(low)) => DataPtr::Split(high.skip(offset), LowPtr::I16(low.skip(offset))),
+            DataPtr::Split(high, LowPtr::Records(records)) => {
+                DataPtr::Split(high.skip(offset), LowPtr::Records(records.skip(offset.div_ceil(BLOCK) * LOW_RECORD)))
+            }
             DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.skip(offset), LowPtr::U8(low.skip(offset))),
             DataPtr::Coded(records, code) => DataPtr::Coded(records.skip(stored_bytes(offset)), code),
+            DataPtr::Zeros => self,
         }
     }
 
@@ -170,9 +178,10 @@ impl DataPtr {
             DataPtr::Bf16(elements) => [bytes(elements), none],
             DataPtr::F32(elements) => [bytes(elements), none],
             DataPtr::F64(elements) => [bytes(elements), none],
-            DataPtr::Split(high, LowPtr::I16(low)) => [bytes(high), bytes(low)],
+            DataPtr::Split(high, LowPtr::Records(records)) => [bytes(high), (records.first(), LOW_RECORD)],
             DataPtr::Split(high, LowPtr::U8(low)) => [bytes(high), bytes(low)],
             DataPtr::Coded(records, _) => [(records.first(), RECORD), none],
+            DataPtr::Zeros => [none; 2],
         }
     }
 
@@ -191,18 +200,20 @@ impl DataPtr {
 macro_rules! start_of {
     ($lent:ident of $Memory:ident, $slot:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
         pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
-            let code = buffer.code();
-            match (buffer.$memory(), code) {
-                (Memory::Host(CpuStorage::U8($values)), Some(code)) => Ok(DataPtr::Coded($first, code)),
+            let records = buffer.records();
+            match (buffer.$memory(), records) {
+                (_, Some(Records::Zeros)) => Ok(DataPtr::Zeros),
+                (Memory::Host(CpuStorage::U8($values)), Some(Records::Codes(code))) => Ok(DataPtr::Coded($first, code)),
                 (Memory::Host(values), None) => $Memory::of_storage(values).map($lent).ok_or_else(unsupported),
                 _ => Err(unsupported()),
             }
         }
 
         pub(super) fn $low_bits(buffer: $($by)* Buffer) -> Result<LowPtr> {
-            match buffer.$memory() {
-                Memory::Host(CpuStorage::I16($values)) => Ok(LowPtr::I16($first)),
-                Memory::Host(CpuStorage::U8($values)) => Ok(LowPtr::U8($first)),
+            let records = buffer.records();
+            match (buffer.$memory(), records) {
+                (Memory::Host(CpuStorage::U8($values)), Some(Records::LowBits)) => Ok(LowPtr::Records($first)),
+                (Memory::Host(CpuStorage::U8($values)), None) => Ok(LowPtr::U8($first)),
                 _ => Err(unsupported()),
             }
         }

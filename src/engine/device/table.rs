@@ -147,7 +147,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 RowField::Pointer(pointer) => {
                     let address = match pointer.to {
                         PointerTo::Array(array) => arrays.address(&mut self.backend, array, pointer.writes)?,
-                        PointerTo::LowBits => data.low_bits.ok_or_else(lacking)?,
+                        PointerTo::LowBits(_) => data.low_bits.ok_or_else(lacking)?,
                         PointerTo::Parameter => self.backend.write(data.parameter.ok_or_else(lacking)?)?,
                         PointerTo::Copy => self.backend.write_new(data.copy.take().ok_or_else(lacking)?)?,
                     };

@@ -37,6 +37,7 @@ static inline unsigned short float_to_half(float a) {
 }
 
 static inline void atomicMax(unsigned int* most, unsigned int value) { *most = value > *most ? value : *most; }
+static inline void atomicXor(unsigned int* bits, unsigned int value) { *bits ^= value; }
 
 static inline void in_global_memory(const void*) {}
 

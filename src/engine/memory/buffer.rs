@@ -9,8 +9,9 @@ use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only, write_tensor};
-use crate::numbers::codes::{BLOCK, RECORD};
-use crate::numbers::{Code, DType, elem_count, is_supported};
+use crate::numbers::codes::BLOCK;
+use crate::numbers::low_bits::LowBits;
+use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
     CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, on_cpu, tensor_of, write_values, zeroed,
 };
@@ -20,8 +21,8 @@ use crate::tensors::{
 pub(crate) struct Buffer {
     shape: Shape,
     memory: Memory,
-    /// The code of its values, if they are in 8 bits.
-    code: Option<Code>,
+    /// What its records are, if it is stored in records.
+    records: Option<Records>,
     /// Whether its numbers are squares of gradients.
     is_of_squares: bool,
 }
@@ -42,10 +43,10 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// The values in 8 bits, on their device.
-fn records(code: Code, values: &Tensor) -> crate::tensors::Result<Tensor> {
-    let records = code.records_of(&on_host::<f32>(&values.to_dtype(DType::F32.into())?)?);
-    Tensor::from_vec(records, (values.elem_count().div_ceil(BLOCK), RECORD), &Device::Cpu)?.to_device(values.device())
+/// The values in records, on their device.
+fn in_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
+    let bytes = records.of(&on_host::<f32>(&values.to_dtype(DType::F32.into())?)?);
+    Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?.to_device(values.device())
 }
 
 fn other_length(length: usize, values: &Tensor) -> crate::tensors::TensorError {
@@ -60,12 +61,12 @@ impl Buffer {
             return Ok(Buffer {
                 shape,
                 memory: Memory::Variable(Var::from_tensor(&owned_on(values.device(), values)?)?),
-                code: None,
+                records: None,
                 is_of_squares: false,
             });
         }
         let memory = Memory::Host(zeroed(&shape, dtype)?);
-        let mut buffer = Buffer { memory, shape, code: None, is_of_squares: false };
+        let mut buffer = Buffer { memory, shape, records: None, is_of_squares: false };
         buffer.set(values)?;
         Ok(buffer)
     }
@@ -74,7 +75,7 @@ impl Buffer {
     /// it.
     pub(crate) fn shared(values: &Tensor) -> Result<Self> {
         let memory = Memory::Variable(Var::from_tensor(&values.detach())?);
-        Ok(Buffer { shape: values.shape().clone(), memory, code: None, is_of_squares: false })
+        Ok(Buffer { shape: values.shape().clone(), memory, records: None, is_of_squares: false })
     }
 
     /// The variable, if it is one.
@@ -97,7 +98,24 @@ impl Buffer {
 
     /// A copy of a tensor's values in 8 bits.
     pub(crate) fn coded(values: &Tensor, code: Code) -> Result<Self> {
-        Ok(Buffer { shape: values.shape().clone(), code: Some(code), ..Buffer::new(&records(code, values)?)? })
+        let records = Records::Codes(code);
+        Ok(Buffer { shape: values.shape().clone(), records: Some(records), ..Buffer::new(&in_records(records, values)?)? })
+    }
+
+    /// What bf16s of this shape lack of f32s: nothing yet.
+    pub(crate) fn low_bits(shape: &[usize], device: &Device) -> Result<Self> {
+        Buffer::of_zeros(shape.into(), Records::LowBits, device)
+    }
+
+    /// Numbers that are 0 whatever they are set to, and take no memory.
+    pub(crate) fn zeros(shape: Shape, device: &Device) -> Result<Self> {
+        Buffer::of_zeros(shape, Records::Zeros, device)
+    }
+
+    /// Records of which each number is 0: all their bytes are.
+    fn of_zeros(shape: Shape, records: Records, device: &Device) -> Result<Self> {
+        let stored = Tensor::zeros((shape.elem_count().div_ceil(BLOCK), records.bytes()), DType::U8.into(), device)?;
+        Ok(Buffer { shape, records: Some(records), ..Buffer::new(&stored)? })
     }
 
     /// The same, whose numbers are squares of gradients if that is so.
@@ -112,12 +130,12 @@ impl Buffer {
 
     /// A copy of the values as a tensor.
     pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
-        let Some(code) = self.code else { return self.stored() };
-        let numbers = code.numbers_of(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
+        let Some(records) = self.records else { return self.stored() };
+        let numbers = records.numbers(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
-    /// A copy of what is stored. Values in 8 bits have another dtype and shape there: a row for each block.
+    /// A copy of what is stored. Records have another dtype and shape there: a row for each block.
     pub(crate) fn stored(&self) -> crate::tensors::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(tensor_of(values.clone(), self.stored_shape())),
@@ -148,7 +166,7 @@ impl Buffer {
     /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores
     /// them.
     pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
-        let values = &self.code.map_or_else(|| Ok(values.clone()), |code| records(code, values))?;
+        let values = &self.records.map_or_else(|| Ok(values.clone()), |records| in_records(records, values))?;
         match &self.memory {
             Memory::Variable(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
             Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => self.set_stored(0, values),
@@ -186,7 +204,7 @@ impl Buffer {
 
     /// The dtype of the values.
     pub(crate) fn dtype(&self) -> DType {
-        if self.code.is_some() { DType::F32 } else { self.stored_dtype() }
+        if self.records.is_some() { DType::F32 } else { self.stored_dtype() }
     }
 
     pub(crate) fn stored_dtype(&self) -> DType {
@@ -202,7 +220,7 @@ impl Buffer {
 
     /// The shape in which a tensor of this shape is stored.
     pub(crate) fn shape_of(&self, whole: &[usize]) -> Shape {
-        if self.code.is_some() { (elem_count(whole).div_ceil(BLOCK), RECORD).into() } else { whole.into() }
+        self.records.map_or_else(|| whole.into(), |records| (elem_count(whole).div_ceil(BLOCK), records.bytes()).into())
     }
 
     pub(in crate::engine) fn stored_shape(&self) -> Shape {
@@ -211,7 +229,22 @@ impl Buffer {
 
     /// The code of the values, if they are in 8 bits.
     pub(crate) fn code(&self) -> Option<Code> {
-        self.code
+        if let Some(Records::Codes(code)) = self.records { Some(code) } else { None }
+    }
+
+    /// What these are, if they are the low bits of numbers.
+    pub(in crate::engine) fn as_low_bits(&self) -> LowBits {
+        if self.records == Some(Records::LowBits) { LowBits::All } else { LowBits::Byte }
+    }
+
+    /// Whether its numbers are kept; else each is 0.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.records != Some(Records::Zeros)
+    }
+
+    /// What its records are, if it is stored in records.
+    pub(crate) fn records(&self) -> Option<Records> {
+        self.records
     }
 
     /// Where it is.
@@ -249,8 +282,8 @@ impl Lend for Buffer {
         match &self.memory {
             Memory::Variable(variable) => Lend::read(variable.as_tensor(), run),
             Memory::Host(values) => {
-                let memory = MemoryRef::of_storage(values).filter(|_| self.code.is_none());
-                run(View::new(memory.ok_or_else(|| defect("state in 8 bits is no array of numbers"))?))
+                let memory = MemoryRef::of_storage(values).filter(|_| self.records.is_none());
+                run(View::new(memory.ok_or_else(|| defect("state in records is no array of numbers"))?))
             }
         }
     }

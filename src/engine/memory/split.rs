@@ -4,27 +4,38 @@ use half::bf16;
 
 use super::Buffer;
 use super::values::on_host;
-use crate::numbers::LowBits;
+use crate::numbers::Records;
+use crate::numbers::low_bits::{joined as join, joined_24, split as split_number, split_24};
 use crate::tensors::{DType, Device, Tensor, WithDType};
 
-/// The f32 whose parts are a bf16 and its low bits.
+/// The f32 whose parts are a bf16 and its low bits: all of them in records, or the 8 of a number of 24 bits.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
-    let join = if low_bits.dtype() == DType::I16 { joined_as::<i16> } else { joined_as::<u8> };
-    Tensor::from_vec(join(on_host(high)?, &low_bits.tensor()?)?, high.shape(), &Device::Cpu)?.to_device(high.device())
+    let (highs, lows) = (on_host(high)?, low_bits.tensor()?);
+    let numbers = match low_bits.records() {
+        Some(Records::LowBits) => joined_as(highs, on_host::<f32>(&lows)?, |high, low| join(high, low as i32)),
+        _ => joined_as(highs, on_host::<u8>(&lows)?, joined_24),
+    };
+    Tensor::from_vec(numbers, high.shape(), &Device::Cpu)?.to_device(high.device())
 }
 
-fn joined_as<L: LowBits + WithDType>(highs: Vec<bf16>, lows: &Tensor) -> crate::tensors::Result<Vec<f32>> {
-    Ok(highs.into_iter().zip(on_host(lows)?).map(|(high, low)| L::join(high, low)).collect())
+fn joined_as<L>(highs: Vec<bf16>, lows: Vec<L>, join: impl Fn(bf16, L) -> f32) -> Vec<f32> {
+    highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect()
 }
 
 /// Overwrites the low bits of f32s, and returns their upper parts.
 pub(crate) fn split(low_bits: &mut Buffer, next: &Tensor) -> crate::tensors::Result<Tensor> {
-    let split = if low_bits.dtype() == DType::I16 { split_as::<i16> } else { split_as::<u8> };
-    split(low_bits, next, on_host(&next.to_dtype(DType::F32)?)?)
+    let exact = |number| {
+        let (high, low) = split_number(number);
+        (high, low as f32)
+    };
+    match low_bits.records() {
+        Some(Records::LowBits) => split_as(low_bits, next, exact),
+        _ => split_as(low_bits, next, split_24),
+    }
 }
 
-fn split_as<L: LowBits + WithDType>(low_bits: &mut Buffer, next: &Tensor, values: Vec<f32>) -> crate::tensors::Result<Tensor> {
-    let (highs, lows): (Vec<bf16>, Vec<L>) = values.into_iter().map(L::split).unzip();
+fn split_as<L: WithDType>(low_bits: &mut Buffer, next: &Tensor, split: impl Fn(f32) -> (bf16, L)) -> crate::tensors::Result<Tensor> {
+    let (highs, lows): (Vec<bf16>, Vec<L>) = on_host(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
     low_bits.set(&Tensor::from_vec(lows, next.shape(), &Device::Cpu)?)?;
     Tensor::from_vec(highs, next.shape(), &Device::Cpu)
 }

@@ -54,7 +54,7 @@ impl Job<'_> {
             Operand::Own(master) => fits.master(master, parameter)?,
         }
         if let Some(low_bits) = self.low_bits.as_deref() {
-            fits.buffer("low_bits", low_bits, |dtype| matches!(dtype, DType::I16 | DType::U8))?;
+            fits.buffer("low_bits", low_bits, |_| low_bits.stored_dtype() == DType::U8 && low_bits.code().is_none())?;
         }
         match &self.epilogue {
             Epilogue::Master(low) => fits.variable("parameter", *low, parameter)?,

@@ -6,6 +6,7 @@ use super::{Group, Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, copied, defect};
+use crate::numbers::low_bits::LowBits;
 use crate::numbers::{DType, compute_dtype};
 use crate::tensors::{Device, Tensor};
 
@@ -199,7 +200,7 @@ pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) x: DType,
     /// The dtype of the low bits of x, if it is the upper part of a number.
     #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
-    pub(in crate::engine) low_bits: Option<DType>,
+    pub(in crate::engine) low_bits: Option<LowBits>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,
     pub(in crate::engine) sources: &'s [Lent<'a>],
@@ -292,7 +293,7 @@ impl<'a> Job<'a> {
     /// What is left to do. All functions must have run.
     pub(in crate::engine) fn segments(&mut self) -> Segments<'_, 'a> {
         let (x, length, compute) = (self.x.dtype(), self.length, self.compute);
-        let low_bits = self.low_bits.as_deref().map(Buffer::dtype);
+        let low_bits = self.low_bits.as_deref().map(Buffer::as_low_bits);
         let segment = |sources, steps, epilogue| Segment { x, low_bits, length, compute, sources, steps, epilogue };
         let (mut sources, mut steps) = (&self.sources[..], &mut self.steps[..]);
         let mut all = SmallVec::new();

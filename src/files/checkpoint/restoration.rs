@@ -216,6 +216,9 @@ impl CheckpointFile {
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
             let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
+            if elem_count(leaf.shape()) > 0 {
+                self.expect_kept(&entry, &name, tensor).map_err(|error| error.at(path))?;
+            }
             // An empty range for another rank's part, which that rank checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
@@ -225,6 +228,19 @@ impl CheckpointFile {
             sources.push(source);
         }
         Ok(sources)
+    }
+
+    /// Refuses a tensor that is kept in the file and not in the state, or the other way round.
+    fn expect_kept(&self, entry: &str, name: &str, tensor: StateTensor<'_>) -> Result<()> {
+        let is_kept = self.entry(entry).is_none_or(|entry| entry.known_dtype() != Some(DType::U8) || entry.shape.last() != Some(&0));
+        let (with, without) = match (is_kept, tensor.buffer.is_kept()) {
+            (true, false) => ("file", "state"),
+            (false, true) => ("state", "file"),
+            _ => return Ok(()),
+        };
+        let problem =
+            format!("{name:?} is kept in the {with} and not kept in the {without}, whose rule had a decay with which it does not matter");
+        Err(Error::new(ErrorKind::OtherRule, problem).with_remedy("set up the state with the decays of the run that saved the file"))
     }
 
     /// The source of each variable, checked.

@@ -153,6 +153,10 @@ impl State {
             *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, has_other_rows: false };
         }
         let meaning = self.meaning(slot.name);
+        if !slot.is_kept {
+            self.tensors.push((slot.name, Buffer::zeros(shape, x.device())?));
+            return Ok(self);
+        }
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
         let values = match slot.initial {
             Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,

@@ -36,13 +36,16 @@ impl State {
                 None if format.fits(meaning) => {}
                 _ => continue,
             }
+            converted += 1;
             let buffer = &mut self.tensors[index].1;
+            if !buffer.is_kept() {
+                continue;
+            }
             let stored = match format {
                 SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
                 SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
             };
             *buffer = stored.of_squares(buffer.is_of_squares());
-            converted += 1;
         }
         self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
     }

@@ -16,7 +16,8 @@ pub(crate) struct Transfer {
 impl State {
     /// Whether a tensor of another state can take the place of this state's of the same name.
     fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
-        let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape();
+        // Zeros that stand for numbers which did not matter are no start for numbers that do.
+        let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape() && (old.is_kept() || !new.is_kept());
         self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 

@@ -1,5 +1,6 @@
 //! Models of plain numbers, and all optimisers that work without candle.
 
+pub mod bits;
 pub mod golden;
 
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -234,7 +234,7 @@ fn hyper_parameters_and_step_counts_are_not_in_the_code() {
         let adam = AdamW { beta: decays, lambda: eta / 2.0, ..AdamW::new(eta) };
         launches(MixedPrecision::new(F32, adam), &parameters).remove(0).source
     };
-    assert_eq!(source(0.1, (0.9, 0.999)), source(0.7, (0.0, 0.5)));
+    assert_eq!(source(0.1, (0.9, 0.999)), source(0.7, (0.3, 0.5)));
 }
 
 /// The code of the main chains is in `tests/printed`. After a wanted change, run this test with `PRINT=1`.

@@ -3,6 +3,7 @@
 mod adjust;
 mod adjust_members;
 mod described_states;
+mod kept_slots;
 pub(crate) mod learning_rates;
 mod orders;
 mod panicking_rules;

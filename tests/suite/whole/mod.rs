@@ -7,3 +7,4 @@ pub(crate) mod readme;
 mod regressions;
 pub(crate) mod structure;
 mod traps;
+mod without_candle;

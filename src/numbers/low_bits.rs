@@ -1,0 +1,225 @@
+//! What a bf16 lacks of an f32: the low bits of [`SplitMaster`](crate::SplitMaster).
+//!
+//! The bf16 is the nearest to the f32, ties to even. The f32 is at most half a unit of the bf16 away, 0x8000
+//! of its own units, in either direction: 17 bits. 16 of them are the lower half of the f32, a signed number.
+//! It is -0x8000 for both ties that round to one bf16, the one above it and the one below, and one more bit
+//! tells them apart: it is set for the one above.
+//!
+//! A block of [`BLOCK`] numbers is stored as a record of [`LOW_RECORD`] bytes: the 16 bits of each,
+//! little-endian, then the further bits, the first in the lowest bit of the first byte. Nearly all of these
+//! are 0, so loops over numbers leave them out and come back to the few that are set.
+
+use half::bf16;
+
+use super::codes::BLOCK;
+
+/// How much of an f32 is kept beside its bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LowBits {
+    /// All of it, in records.
+    All,
+    /// What makes it a number of 24 bits: a byte.
+    Byte,
+}
+
+/// The bytes of a block.
+pub(crate) const LOW_RECORD: usize = LOW_HALVES + BLOCK / 8;
+
+/// The bytes of the 16 bits of each number of a block.
+const LOW_HALVES: usize = BLOCK * size_of::<u16>();
+
+/// A distance of half a unit of the bf16, which the lower half of an f32 has no positive number for.
+const HALF_UNIT: i32 = 0x8000;
+
+/// The bits of a number. NaN has one pattern, which is a bf16.
+#[inline(always)]
+fn bits_of(value: f32) -> u32 {
+    if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
+}
+
+/// The upper half of the nearest f32 whose lower half is 0, ties to even.
+#[inline(always)]
+fn nearest(bits: u32) -> bf16 {
+    bf16::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16)
+}
+
+/// Whether a number lies half a unit above its bf16.
+#[inline(always)]
+fn is_tie_above(bits: u32) -> bool {
+    bits & 0x1_ffff == 0x8000
+}
+
+/// The bf16 that is the nearest to a number, and what it lacks, in units of the number's last place. Of NaN
+/// only that it is NaN is kept.
+pub(crate) fn split(value: f32) -> (bf16, i32) {
+    let bits = bits_of(value);
+    let low = i32::from(bits as i16);
+    (nearest(bits), if is_tie_above(bits) { -low } else { low })
+}
+
+/// The number of which a bf16 lacks this.
+#[inline(always)]
+pub(crate) fn joined(high: bf16, low: i32) -> f32 {
+    f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add_signed(low))
+}
+
+/// [`split`] for at most a block of numbers: `read` makes a number of each value.
+#[inline(always)]
+pub(crate) fn split_block<T>(values: &[T], read: impl Fn(&T) -> f32, high: &mut [bf16], record: &mut [u8; LOW_RECORD]) {
+    let Some((halves, further)) = record.split_first_chunk_mut::<LOW_HALVES>() else { return };
+    let mut any = 0;
+    for ((value, high), half) in values.iter().zip(high).zip(halves.as_chunks_mut().0) {
+        let bits = bits_of(read(value));
+        *high = nearest(bits);
+        *half = (bits as u16).to_le_bytes();
+        any |= u32::from(is_tie_above(bits));
+    }
+    further.fill(0);
+    if any != 0 {
+        let ties = values.iter().map(|value| is_tie_above(bits_of(read(value))));
+        set_further(further, ties);
+    }
+}
+
+/// Sets the bits of the numbers for which it is so.
+#[cold]
+fn set_further(further: &mut [u8], is_set: impl Iterator<Item = bool>) {
+    for (place, _) in is_set.enumerate().filter(|(_, is_set)| *is_set) {
+        further[place / 8] |= 1 << (place % 8);
+    }
+}
+
+/// [`joined`] for numbers of a record from `first` on: `make` makes a value of each.
+#[inline(always)]
+pub(crate) fn join_block<T>(high: &[bf16], record: &[u8; LOW_RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+    let Some((halves, further)) = record.split_first_chunk::<LOW_HALVES>() else { return };
+    let halves = &halves.as_chunks().0[first..];
+    for ((value, high), half) in values.iter_mut().zip(high).zip(halves) {
+        *value = make(joined(*high, i16::from_le_bytes(*half).into()));
+    }
+    if further.iter().fold(0, |any, byte| any | byte) != 0 {
+        join_ties_above(high, further, first, values, make);
+    }
+}
+
+/// Joins the numbers whose further bit is set.
+#[cold]
+fn join_ties_above<T>(high: &[bf16], further: &[u8], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+    for (place, (value, high)) in (first..).zip(values.iter_mut().zip(high)) {
+        if further[place / 8] >> (place % 8) & 1 == 1 {
+            *value = make(joined(*high, HALF_UNIT));
+        }
+    }
+}
+
+/// The records of what bf16s lack.
+pub(crate) fn records_of(lows: &[f32]) -> Vec<u8> {
+    let mut records = vec![0; lows.len().div_ceil(BLOCK) * LOW_RECORD];
+    for (lows, record) in lows.chunks(BLOCK).zip(records.as_chunks_mut::<LOW_RECORD>().0) {
+        let (halves, further) = record.split_at_mut(LOW_HALVES);
+        for (low, half) in lows.iter().zip(halves.as_chunks_mut().0) {
+            *half = (*low as i32 as u16).to_le_bytes();
+        }
+        set_further(further, lows.iter().map(|low| *low as i32 == HALF_UNIT));
+    }
+    records
+}
+
+/// What bf16s lack, of which these are the records.
+pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
+    let mut lows = vec![0.0; length];
+    for (lows, record) in lows.chunks_mut(BLOCK).zip(records.as_chunks::<LOW_RECORD>().0) {
+        let (halves, further) = record.split_at(LOW_HALVES);
+        for (place, (low, half)) in lows.iter_mut().zip(halves.as_chunks().0).enumerate() {
+            let is_above = further[place / 8] >> (place % 8) & 1 == 1;
+            *low = if is_above { HALF_UNIT as f32 } else { f32::from(i16::from_le_bytes(*half)) };
+        }
+    }
+    lows
+}
+
+/// [`split`] for a number that is rounded to 24 bits first, ties to even.
+///
+/// The low bits are the 8 behind the bf16, with their sign. The bf16 is the nearest to the number of 24 bits,
+/// ties away from zero: the only rounding to nearest that 8 bits can undo.
+#[inline(always)]
+pub(crate) fn split_24(value: f32) -> (bf16, u8) {
+    let bits = bits_of(value);
+    let bits = bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff;
+    (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), (bits >> 8) as u8)
+}
+
+/// The number of 24 bits whose parts these are.
+#[inline(always)]
+pub(crate) fn joined_24(high: bf16, low: u8) -> f32 {
+    joined(high, i16::from_be_bytes([low, 0]).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every upper half of an f32 with lower halves around each tie.
+    fn samples() -> Vec<f32> {
+        let lows = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+        (0..=u32::from(u16::MAX)).flat_map(|high| lows.map(|low| f32::from_bits(high << 16 | low))).collect()
+    }
+
+    fn is_same(a: f32, b: f32) -> bool {
+        a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+    }
+
+    #[test]
+    fn a_split_number_comes_back_and_its_bf16_is_the_nearest() {
+        for value in samples() {
+            let (high, low) = split(value);
+            assert!(is_same(joined(high, low), value), "{value:e}");
+            assert!(is_same(high.to_f32(), bf16::from_f32(value).to_f32()), "{value:e}");
+            assert!(low.abs() <= HALF_UNIT, "{value:e}");
+        }
+    }
+
+    #[test]
+    fn blocks_and_records_are_those_of_the_numbers() {
+        // The blocks are of other numbers each time, and the last is short.
+        for values in samples().chunks(BLOCK - 3) {
+            let (mut high, mut record) = (vec![bf16::ZERO; values.len()], [0xff; LOW_RECORD]);
+            record[2 * values.len()..LOW_HALVES].fill(0);
+            split_block(values, f32::clone, &mut high, &mut record);
+            let (highs, lows): (Vec<bf16>, Vec<i32>) = values.iter().copied().map(split).unzip();
+            assert_eq!(
+                high.iter().map(|high| high.to_bits()).collect::<Vec<_>>(),
+                highs.iter().map(|high| high.to_bits()).collect::<Vec<_>>()
+            );
+            let lows: Vec<f32> = lows.into_iter().map(|low| low as f32).collect();
+            assert_eq!(records_of(&lows), record);
+            assert_eq!(lows_of(&record, values.len()), lows);
+            for first in [0, 1, 77] {
+                let mut back = vec![0.0; values.len() - first.min(values.len())];
+                join_block(&high[first.min(values.len())..], &record, first.min(values.len()), &mut back, |number| number);
+                assert!(back.iter().zip(&values[first.min(values.len())..]).all(|(back, value)| is_same(*back, *value)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_of_24_bits_is_the_nearest_and_comes_back() {
+        for value in samples() {
+            let (high, low) = split_24(value);
+            let back = joined_24(high, low);
+            if value.is_nan() {
+                assert!(back.is_nan());
+                continue;
+            }
+            let unit = f64::from(value.abs()).log2().floor().max(-126.0).exp2() * 2f64.powi(-15);
+            assert!((f64::from(back) - f64::from(value)).abs() <= unit / 2.0 || back.is_infinite(), "{value:e} {back:e}");
+            assert_eq!(back.to_bits() & 0xff, 0, "{value:e} {back:e}");
+            if back.is_infinite() {
+                continue;
+            }
+            let again = split_24(back);
+            assert_eq!(joined_24(again.0, again.1).to_bits(), back.to_bits());
+            assert!((back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(), "the bf16 is the nearest to it");
+        }
+    }
+}

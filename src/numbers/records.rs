@@ -1,0 +1,44 @@
+//! How state is stored that is no array of numbers.
+
+use super::codes::{Code, RECORD};
+use super::low_bits::{LOW_RECORD, lows_of, records_of};
+
+/// What the records of a state tensor are: bytes, some for each [block](super::codes::BLOCK) of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Records {
+    /// Numbers in 8 bits.
+    Codes(Code),
+    /// What bf16s lack of f32s, in units of the last place of these.
+    LowBits,
+    /// Nothing: each number is 0.
+    Zeros,
+}
+
+impl Records {
+    /// The bytes of a record.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Records::Codes(_) => RECORD,
+            Records::LowBits => LOW_RECORD,
+            Records::Zeros => 0,
+        }
+    }
+
+    /// The records of numbers.
+    pub(crate) fn of(self, numbers: &[f32]) -> Vec<u8> {
+        match self {
+            Records::Codes(code) => code.records_of(numbers),
+            Records::LowBits => records_of(numbers),
+            Records::Zeros => Vec::new(),
+        }
+    }
+
+    /// The first `length` numbers of records.
+    pub(crate) fn numbers(self, records: &[u8], length: usize) -> Vec<f32> {
+        match self {
+            Records::Codes(code) => code.numbers_of(records, length),
+            Records::LowBits => lows_of(records, length),
+            Records::Zeros => vec![0.0; length],
+        }
+    }
+}
