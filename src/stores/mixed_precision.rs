@@ -21,7 +21,8 @@ use crate::tensors::Tensor;
 /// model with f16 matrices and f32 norms.
 ///
 /// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the
-/// master (4 bytes in F32) and the inner rule's.
+/// master (4 bytes in F32) and the inner rule's. Beside a bf16, [`SplitMaster`](crate::SplitMaster) keeps the
+/// same master in 2.125 bytes, with the same bits in every step.
 ///
 /// The parameter follows its master, so the next step overwrites new weights that are put into the model.
 /// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once, and

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::Lent;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::numbers::{Code, DType, ranges};
+use crate::numbers::{Code, DType, elem_count, ranges};
 use crate::rule::field::{Literal, Number};
 use crate::rule::{Description, Optimiser, StateTensor};
 use crate::rule::{Difference, Extent, difference};

@@ -31,12 +31,12 @@ fn parameter(model: &Vars) -> Vec<u64> {
     bits(&model["0"])
 }
 
-fn stores(rule: &Box<dyn Rule>) -> Vec<(DType, Box<dyn Optimiser>)> {
+fn stores(rule: Box<dyn Rule>) -> Vec<(DType, Box<dyn Optimiser>)> {
     vec![
         (DType::F32, Box::new(rule.clone())),
         (DType::F64, Box::new(rule.clone())),
         (DType::BF16, Box::new(MixedPrecision::new(DType::F32, rule.clone()))),
-        (DType::BF16, Box::new(SplitMaster::new(StoreAs::all(Q8, rule.clone())))),
+        (DType::BF16, Box::new(SplitMaster::new(StoreAs::all(Q8, rule)))),
     ]
 }
 
@@ -56,7 +56,7 @@ fn no_bit_changes_without_what_cannot_matter() {
             continue;
         }
         named.push(rule.name());
-        for ((dtype, with), (_, without)) in stores(&rule).into_iter().zip(stores(&zero)) {
+        for ((dtype, with), (_, without)) in stores(rule.clone()).into_iter().zip(stores(zero.clone())) {
             for engine in engines() {
                 let (x, y) = (model(&[tensor(1, &SHAPE, dtype)]), model(&[tensor(1, &SHAPE, dtype)]));
                 let (mut kept, mut state) = (setup(with.clone(), &x).expect("a state"), setup(without.clone(), &y).expect("a state"));
