@@ -69,6 +69,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let adam_f64 = Traffic { read: vec![8], update: vec![8; 3], write: vec![] };
     let mixed = Traffic { read: vec![2], update: vec![4; 3], write: vec![2] };
     let mixed_clipped = Traffic { read: vec![2; 2], ..mixed.clone() };
+    // Of split masters without the further bits, 16 bytes for each 128.
     let two_parts = Traffic { read: vec![2], update: vec![2, 2, 4, 4], write: vec![] };
     let narrow = Traffic { read: vec![2], update: vec![2, 4, 4], write: vec![] };
     // Without the scales, 4 bytes for each 128 codes.

@@ -31,6 +31,11 @@ const LOW_HALVES: usize = BLOCK * size_of::<u16>();
 /// A distance of half a unit of the bf16, which the lower half of an f32 has no positive number for.
 const HALF_UNIT: i32 = 0x8000;
 
+/// How many bytes the records of these numbers take.
+pub(crate) const fn stored_bytes(numbers: usize) -> usize {
+    numbers.div_ceil(BLOCK) * LOW_RECORD
+}
+
 /// The bits of a number. NaN has one pattern, which is a bf16.
 #[inline(always)]
 fn bits_of(value: f32) -> u32 {
@@ -102,11 +107,16 @@ pub(crate) fn join_block<T>(high: &[bf16], record: &[u8; LOW_RECORD], first: usi
     }
 }
 
+/// Whether the further bit of a number is set.
+fn is_set(further: &[u8], place: usize) -> bool {
+    further[place / 8] >> (place % 8) & 1 == 1
+}
+
 /// Joins the numbers whose further bit is set.
 #[cold]
 fn join_ties_above<T>(high: &[bf16], further: &[u8], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
     for (place, (value, high)) in (first..).zip(values.iter_mut().zip(high)) {
-        if further[place / 8] >> (place % 8) & 1 == 1 {
+        if is_set(further, place) {
             *value = make(joined(*high, HALF_UNIT));
         }
     }
@@ -114,7 +124,7 @@ fn join_ties_above<T>(high: &[bf16], further: &[u8], first: usize, values: &mut 
 
 /// The records of what bf16s lack.
 pub(crate) fn records_of(lows: &[f32]) -> Vec<u8> {
-    let mut records = vec![0; lows.len().div_ceil(BLOCK) * LOW_RECORD];
+    let mut records = vec![0; stored_bytes(lows.len())];
     for (lows, record) in lows.chunks(BLOCK).zip(records.as_chunks_mut::<LOW_RECORD>().0) {
         let (halves, further) = record.split_at_mut(LOW_HALVES);
         for (low, half) in lows.iter().zip(halves.as_chunks_mut().0) {
@@ -131,8 +141,7 @@ pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
     for (lows, record) in lows.chunks_mut(BLOCK).zip(records.as_chunks::<LOW_RECORD>().0) {
         let (halves, further) = record.split_at(LOW_HALVES);
         for (place, (low, half)) in lows.iter_mut().zip(halves.as_chunks().0).enumerate() {
-            let is_above = further[place / 8] >> (place % 8) & 1 == 1;
-            *low = if is_above { HALF_UNIT as f32 } else { f32::from(i16::from_le_bytes(*half)) };
+            *low = if is_set(further, place) { HALF_UNIT as f32 } else { f32::from(i16::from_le_bytes(*half)) };
         }
     }
     lows

@@ -20,7 +20,7 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         let format = match tensor.buffer.records() {
             Some(Records::Codes(_)) => SlotFormat::Q8,
             Some(Records::LowBits) => DType::I16.into(),
-            Some(Records::Zeros) | None => tensor.stored_dtype().into(),
+            Some(Records::Zeros(_)) | None => tensor.stored_dtype().into(),
         };
         let is_like_parameter = tensor.shape() == x.dims();
         let values = tensor.tensor()?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1::<f64>()?;

@@ -1,9 +1,7 @@
 //! A kernel and its arguments as data.
 
 use crate::engine::CUDA_FLAGS;
-use crate::numbers::DType;
-use crate::numbers::codes::{BLOCK, RECORD};
-use crate::numbers::low_bits::LOW_RECORD;
+use crate::numbers::{DType, codes, low_bits};
 use crate::rule::SlotFormat;
 
 /// The code of a step of one parameter, and the arguments of its function.
@@ -159,8 +157,8 @@ impl StateBuffer {
 
 fn bytes(role: &BufferRole, format: SlotFormat, length: usize) -> usize {
     match (role, format) {
-        (BufferRole::LowBits, SlotFormat::Dtype(DType::I16)) => length.div_ceil(BLOCK) * LOW_RECORD,
+        (BufferRole::LowBits, SlotFormat::Dtype(DType::I16)) => low_bits::stored_bytes(length),
         (_, SlotFormat::Dtype(dtype)) => length * dtype.size_in_bytes(),
-        (_, SlotFormat::Q8) => length.div_ceil(BLOCK) * RECORD,
+        (_, SlotFormat::Q8) => codes::stored_bytes(length),
     }
 }

@@ -100,27 +100,25 @@ impl Leaf {
 
     /// Why the state is not one of `optimiser`, which is the leaf's own with one field set to `value`.
     pub(super) fn misfit_of(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<Option<Misfit>> {
-        let tensors = self.state.tensors();
-        let mut not_kept = tensors.iter().filter(|(_, tensor)| !tensor.buffer.is_kept()).map(|(name, _)| name).peekable();
         // Real numbers, such as learning rates, never decide on tensors, only on whether these are kept.
-        if matches!(value, FieldValue::Real(_)) && not_kept.peek().is_none() {
+        if matches!(value, FieldValue::Real(_)) && self.state.keeps_all() {
             return Ok(None);
         }
         // The states of both are for this empty tensor: the leaf's own can depend on the parameter's size.
         let empty = Tensor::zeros(vec![0; self.shape().len()], self.dtype.into(), &Device::Cpu)?;
         let state = |optimiser: &dyn Optimiser| optimiser.make_state(&empty).map_err(|error| error.at(&self.path));
-        let (before, after) = (state(&*self.optimiser)?, state(optimiser)?);
         // Masters do not count: whether there is one depends on the parameter alone.
         let slots = |state: &State| -> Vec<(String, bool)> {
             let slots = state.tensors().into_iter().filter(|(_, tensor)| !tensor.is_master);
             slots.map(|(name, tensor)| (name, tensor.buffer.is_kept())).collect()
         };
-        let (before, after) = (slots(&before), slots(&after));
+        let (before, after) = (slots(&state(&*self.optimiser)?), slots(&state(optimiser)?));
         if !before.iter().map(|(name, _)| name).eq(after.iter().map(|(name, _)| name)) {
             return Ok(Some(Misfit::OtherTensors));
         }
-        let lacking = not_kept.find(|name| after.iter().any(|(slot, is_kept)| slot == *name && *is_kept));
-        Ok(lacking.map(|name| Misfit::NotKept(name.clone())))
+        let own = slots(&self.state);
+        let lacks = |(name, is_kept): &(String, bool)| *is_kept && own.iter().any(|(other, is_kept)| other == name && !is_kept);
+        Ok(after.into_iter().find(lacks).map(|(name, _)| Misfit::NotKept(name)))
     }
 
     /// A copy with storage of its own.

@@ -21,14 +21,18 @@ pub(crate) fn code(layout: &RowLayout) -> String {
     let prelude = include_str!("prelude.cu");
     let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
     let coded: Vec<&Pointer> = coded(layout).collect();
-    let codes = if layout.pointers().any(|pointer| pointer.code.is_some()) {
-        let written = coded.len();
-        format!("enum : unsigned int {{ BLOCK = {BLOCK}, RECORD = {RECORD}, CODED = {written} }};\n\n{}", include_str!("codes.cu"))
-    } else {
-        String::new()
-    };
+    let mut records = String::new();
+    let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
     let is_split = layout.pointers().any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
-    let low_bits = if is_split { include_str!("low_bits.cu") } else { "" };
+    if has_codes || is_split {
+        records += &format!("enum : unsigned int {{ BLOCK = {BLOCK} }};\n\n");
+    }
+    if has_codes {
+        records += &format!("enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n\n{}", coded.len(), include_str!("codes.cu"));
+    }
+    if is_split {
+        records += include_str!("low_bits.cu");
+    }
     let encoded = indented(coded.iter().enumerate().map(encoded), "    ");
     let (joined, more, blocks) = match layout.kernel.sink {
         Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", ""),
@@ -42,7 +46,7 @@ pub(crate) fn code(layout: &RowLayout) -> String {
     let (loads, element, stores) =
         (indented(loads(layout), "    "), indented(element(layout), "        "), indented(stores(layout), "    "));
     format!(
-        "typedef {real} real;\n\n{prelude}\n{constants}\n\n{codes}{low_bits}struct Leaf {{\n{fields}}};\n\n{joined}\
+        "typedef {real} real;\n\n{prelude}\n{constants}\n\n{records}struct Leaf {{\n{fields}}};\n\n{joined}\
          template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
          {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{blocks}"
     )

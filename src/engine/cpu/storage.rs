@@ -23,7 +23,7 @@ use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
-use crate::numbers::low_bits::LOW_RECORD;
+use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
 use crate::tensors::CpuStorage;
 
@@ -159,7 +159,7 @@ impl DataPtr {
             DataPtr::F32(pointer) => DataPtr::F32(pointer.skip(offset)),
             DataPtr::F64(pointer) => DataPtr::F64(pointer.skip(offset)),
             DataPtr::Split(high, LowPtr::Records(records)) => {
-                DataPtr::Split(high.skip(offset), LowPtr::Records(records.skip(offset.div_ceil(BLOCK) * LOW_RECORD)))
+                DataPtr::Split(high.skip(offset), LowPtr::Records(records.skip(low_bits::stored_bytes(offset))))
             }
             DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.skip(offset), LowPtr::U8(low.skip(offset))),
             DataPtr::Coded(records, code) => DataPtr::Coded(records.skip(stored_bytes(offset)), code),
@@ -202,7 +202,7 @@ macro_rules! start_of {
         pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
             let records = buffer.records();
             match (buffer.$memory(), records) {
-                (_, Some(Records::Zeros)) => Ok(DataPtr::Zeros),
+                (_, Some(Records::Zeros(_))) => Ok(DataPtr::Zeros),
                 (Memory::Host(CpuStorage::U8($values)), Some(Records::Codes(code))) => Ok(DataPtr::Coded($first, code)),
                 (Memory::Host(values), None) => $Memory::of_storage(values).map($lent).ok_or_else(unsupported),
                 _ => Err(unsupported()),

@@ -108,8 +108,8 @@ impl Buffer {
     }
 
     /// Numbers that are 0 whatever they are set to, and take no memory.
-    pub(crate) fn zeros(shape: Shape, device: &Device) -> Result<Self> {
-        Buffer::of_zeros(shape, Records::Zeros, device)
+    pub(crate) fn zeros(shape: Shape, dtype: DType, device: &Device) -> Result<Self> {
+        Buffer::of_zeros(shape, Records::Zeros(dtype), device)
     }
 
     /// Records of which each number is 0: all their bytes are.
@@ -132,7 +132,7 @@ impl Buffer {
     pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
         let Some(records) = self.records else { return self.stored() };
         let numbers = records.numbers(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
-        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
+        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_dtype(records.dtype().into())?.to_device(self.device())
     }
 
     /// A copy of what is stored. Records have another dtype and shape there: a row for each block.
@@ -204,7 +204,7 @@ impl Buffer {
 
     /// The dtype of the values.
     pub(crate) fn dtype(&self) -> DType {
-        if self.records.is_some() { DType::F32 } else { self.stored_dtype() }
+        self.records.map_or_else(|| self.stored_dtype(), Records::dtype)
     }
 
     pub(crate) fn stored_dtype(&self) -> DType {
@@ -239,7 +239,7 @@ impl Buffer {
 
     /// Whether its numbers are kept; else each is 0.
     pub(crate) fn is_kept(&self) -> bool {
-        self.records != Some(Records::Zeros)
+        !matches!(self.records, Some(Records::Zeros(_)))
     }
 
     /// What its records are, if it is stored in records.

@@ -4,16 +4,15 @@ use half::bf16;
 
 use super::Buffer;
 use super::values::on_host;
-use crate::numbers::Records;
-use crate::numbers::low_bits::{joined as join, joined_24, split as split_number, split_24};
+use crate::numbers::low_bits::{LowBits, joined as join, joined_24, split as split_number, split_24};
 use crate::tensors::{DType, Device, Tensor, WithDType};
 
 /// The f32 whose parts are a bf16 and its low bits: all of them in records, or the 8 of a number of 24 bits.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
     let (highs, lows) = (on_host(high)?, low_bits.tensor()?);
-    let numbers = match low_bits.records() {
-        Some(Records::LowBits) => joined_as(highs, on_host::<f32>(&lows)?, |high, low| join(high, low as i32)),
-        _ => joined_as(highs, on_host::<u8>(&lows)?, joined_24),
+    let numbers = match low_bits.as_low_bits() {
+        LowBits::All => joined_as(highs, on_host::<f32>(&lows)?, |high, low| join(high, low as i32)),
+        LowBits::Byte => joined_as(highs, on_host::<u8>(&lows)?, joined_24),
     };
     Tensor::from_vec(numbers, high.shape(), &Device::Cpu)?.to_device(high.device())
 }
@@ -28,9 +27,9 @@ pub(crate) fn split(low_bits: &mut Buffer, next: &Tensor) -> crate::tensors::Res
         let (high, low) = split_number(number);
         (high, low as f32)
     };
-    match low_bits.records() {
-        Some(Records::LowBits) => split_as(low_bits, next, exact),
-        _ => split_as(low_bits, next, split_24),
+    match low_bits.as_low_bits() {
+        LowBits::All => split_as(low_bits, next, exact),
+        LowBits::Byte => split_as(low_bits, next, split_24),
     }
 }
 

@@ -198,7 +198,7 @@ pub(in crate::engine) struct Segment<'s, 'a> {
     /// The dtype of x.
     #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
     pub(in crate::engine) x: DType,
-    /// The dtype of the low bits of x, if it is the upper part of a number.
+    /// What the low bits of x are, if it is the upper part of a number.
     #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
     pub(in crate::engine) low_bits: Option<LowBits>,
     pub(in crate::engine) length: usize,

@@ -43,7 +43,10 @@ impl CheckpointFile {
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
         for (tensor, source) in tensors.into_iter().zip(&restoration.tensors) {
-            self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
+            match source {
+                Some(source) => self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?,
+                None => tensor.fill_zero()?,
+            }
         }
         for (counter, count) in counters.into_iter().zip(restoration.counters) {
             *counter = count;

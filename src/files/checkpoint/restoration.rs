@@ -10,7 +10,7 @@ use super::file::CheckpointFile;
 use super::record::{LeafRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
-use crate::files::tensor_file::read_error;
+use crate::files::tensor_file::{Entry, read_error};
 use crate::model::lent::Lent;
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::numbers::{Code, DType, elem_count, ranges};
@@ -45,8 +45,8 @@ pub(super) struct EntryPart {
 /// The values that a leaf takes over.
 pub(super) struct LeafRestoration {
     pub(super) optimiser: Arc<dyn Optimiser>,
-    /// The source of each state tensor, in their order.
-    pub(super) tensors: Vec<EntryPart>,
+    /// The source of each state tensor, in their order; `None` for zeros.
+    pub(super) tensors: Vec<Option<EntryPart>>,
     pub(super) counters: Vec<u64>,
     pub(super) numbers: Vec<f64>,
     pub(super) steps: u64,
@@ -191,7 +191,7 @@ impl CheckpointFile {
     }
 
     /// The source of each of the leaf's tensors, checked.
-    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Result<Vec<EntryPart>> {
+    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Result<Vec<Option<EntryPart>>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
         let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
@@ -216,8 +216,19 @@ impl CheckpointFile {
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
             let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
-            if elem_count(leaf.shape()) > 0 {
-                self.expect_kept(&entry, &name, tensor).map_err(|error| error.at(path))?;
+            match (self.is_kept(&entry, leaf), tensor.buffer.is_kept()) {
+                (false, true) => {
+                    // It does not matter with the decay of the file, which the rule gets.
+                    sources.push(None);
+                    continue;
+                }
+                (true, false) => {
+                    let problem =
+                        format!("{name:?} is in the file and not kept in the state, whose rule had a decay with which it does not matter");
+                    let other = Error::new(ErrorKind::OtherRule, problem).at(path);
+                    return Err(other.with_remedy("set up the state with the decays of the run that saved the file"));
+                }
+                _ => {}
             }
             // An empty range for another rank's part, which that rank checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
@@ -225,22 +236,15 @@ impl CheckpointFile {
             let checked = self.check_entry(&source, shape.as_ref().map(crate::tensors::Shape::dims), tensor.stored_dtype());
             let checked = checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
             checked.map_err(|error| error.at(path))?;
-            sources.push(source);
+            sources.push(Some(source));
         }
         Ok(sources)
     }
 
-    /// Refuses a tensor that is kept in the file and not in the state, or the other way round.
-    fn expect_kept(&self, entry: &str, name: &str, tensor: StateTensor<'_>) -> Result<()> {
-        let is_kept = self.entry(entry).is_none_or(|entry| entry.known_dtype() != Some(DType::U8) || entry.shape.last() != Some(&0));
-        let (with, without) = match (is_kept, tensor.buffer.is_kept()) {
-            (true, false) => ("file", "state"),
-            (false, true) => ("state", "file"),
-            _ => return Ok(()),
-        };
-        let problem =
-            format!("{name:?} is kept in the {with} and not kept in the {without}, whose rule had a decay with which it does not matter");
-        Err(Error::new(ErrorKind::OtherRule, problem).with_remedy("set up the state with the decays of the run that saved the file"))
+    /// Whether the file has the numbers of a state tensor. One that did not matter is records of no bytes.
+    fn is_kept(&self, entry: &str, leaf: &Leaf) -> bool {
+        let has_bytes = |entry: Entry<'_>| entry.known_dtype() != Some(DType::U8) || entry.shape.last() != Some(&0);
+        elem_count(leaf.shape()) == 0 || self.entry(entry).is_none_or(has_bytes)
     }
 
     /// The source of each variable, checked.

@@ -154,7 +154,7 @@ impl State {
         }
         let meaning = self.meaning(slot.name);
         if !slot.is_kept {
-            self.tensors.push((slot.name, Buffer::zeros(shape, x.device())?));
+            self.tensors.push((slot.name, Buffer::zeros(shape, dtype, x.device())?));
             return Ok(self);
         }
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
@@ -217,6 +217,11 @@ impl State {
         for child in &self.children {
             child.state.walk(&child.prefixed(prefix), visit);
         }
+    }
+
+    /// Whether every tensor is [kept](Slot::kept_if).
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.tensors.iter().all(|(_, buffer)| buffer.is_kept()) && self.children.iter().all(|child| child.state.keeps_all())
     }
 
     /// Every tensor under its full name, the rule's own first.
