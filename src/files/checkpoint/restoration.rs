@@ -45,7 +45,7 @@ pub(super) struct EntryPart {
 /// The values that a leaf takes over.
 pub(super) struct LeafRestoration {
     pub(super) optimiser: Arc<dyn Optimiser>,
-    /// The source of each state tensor, in their order; `None` for zeros.
+    /// The source of each state tensor, in their order; `None` for one that is not kept from now on.
     pub(super) tensors: Vec<Option<EntryPart>>,
     pub(super) counters: Vec<u64>,
     pub(super) numbers: Vec<f64>,
@@ -243,8 +243,10 @@ impl CheckpointFile {
 
     /// Whether the file has the numbers of a state tensor. One that did not matter is records of no bytes.
     fn is_kept(&self, entry: &str, leaf: &Leaf) -> bool {
-        let has_bytes = |entry: Entry<'_>| entry.known_dtype() != Some(DType::U8) || entry.shape.last() != Some(&0);
-        elem_count(leaf.shape()) == 0 || self.entry(entry).is_none_or(has_bytes)
+        // A parameter without elements may have 0 as its last dimension itself.
+        let are_records = |shape: &[usize]| if elem_count(leaf.shape()) == 0 { shape == [0, 0] } else { shape.last() == Some(&0) };
+        let has_bytes = |entry: Entry<'_>| entry.known_dtype() != Some(DType::U8) || !are_records(entry.shape);
+        self.entry(entry).is_none_or(has_bytes)
     }
 
     /// The source of each variable, checked.

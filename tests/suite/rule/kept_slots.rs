@@ -119,13 +119,17 @@ fn files_go_on_without_it_and_say_where_it_is() {
     assert_eq!(bits16(&x["0"]), bits16(&z["0"]));
     assert!(snapshot(&x, &whole) == snapshot(&z, &resumed));
 
-    // A state with the mean has the decay of the file then, with which the mean does not matter.
+    // A state with the mean has the decay of the file then, with which the mean does not matter, and keeps it
+    // no longer.
     let w = start();
     let mut keeps = with(Adam::new(1e-3), &w);
     run(&mut keeps, &w, 90..92);
     file.restore_with_model(&mut keeps, &w).expect("a file without the mean");
     run(&mut keeps, &w, 6..10);
     assert_eq!(bits16(&x["0"]), bits16(&w["0"]));
+    assert!(snapshot(&x, &whole) == snapshot(&w, &keeps));
+    assert_eq!(keeps.bytes(), whole.bytes());
+    keeps.adjust_field("beta", (0.9, 0.99)).expect_err("the mean is no longer kept");
 
     let keeps = with(Adam::new(1e-3), &z);
     let file = open(&file_of(Checkpoint::new(&keeps))).expect("a file");
