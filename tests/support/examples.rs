@@ -32,7 +32,7 @@ pub fn program(name: &str) -> PathBuf {
 
 /// The folder of the crate.
 pub fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// A folder with the text.

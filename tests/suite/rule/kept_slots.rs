@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, AdamW, Adjust, Checkpoint, ErrorKind, FieldValue, MixedPrecision, Momentum, Optimiser, OptimiserChain, Q8, Rule, SplitMaster,
-    StateTree, StoreAs, Update, setup, update,
+    Adam, AdamW, Adjust, Checkpoint, Engine, ErrorKind, FieldValue, MixedPrecision, Momentum, Optimiser, OptimiserChain, Q8, Rule,
+    SplitMaster, StateTree, StoreAs, Update, setup, update,
 };
 
 use support::common::{Grads, Vars, bits, bits16, engines, for_any_shape, grads, is_kind, model, rules_and_chains, snapshot, tensor};
@@ -57,7 +57,9 @@ fn no_bit_changes_without_what_cannot_matter() {
         }
         named.push(rule.name());
         for ((dtype, with), (_, without)) in stores(rule.clone()).into_iter().zip(stores(zero.clone())) {
-            for engine in engines() {
+            // A kernel has its compiler for each store.
+            let is_emulated = |engine: &Engine| *engine != Engine::Emulated || dtype == DType::BF16;
+            for engine in engines().into_iter().filter(is_emulated) {
                 let (x, y) = (model(&[tensor(1, &SHAPE, dtype)]), model(&[tensor(1, &SHAPE, dtype)]));
                 let (mut kept, mut state) = (setup(with.clone(), &x).expect("a state"), setup(without.clone(), &y).expect("a state"));
                 kept.adjust_field(field, value).expect("a decay may become 0");
