@@ -95,7 +95,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         case("adamw_f32_q8", DType::F32, adam_q8, false, || Box::new(StoreAs::all(Q8, adamw()))),
         of_sizes("small_f32", vec![4096; 2000], true),
     ];
-    let exponents = if sizes.quick { 5..=7 } else { 5..=8 };
+    let exponents = if sizes.quick { 3..=7 } else { 3..=8 };
     let growth = exponents.map(|exponent| {
         let elements = 10usize.pow(exponent);
         let models = BEYOND_CACHES.div_ceil(elements * adam_f32.held());

@@ -54,6 +54,9 @@ orthogonal_parameters! {
     /// million elements or one larger parameter at a time. A step needs 28 bytes for each of these beside the
     /// state, for square matrices in F32.
     ///
+    /// On the CPU set the environment variable `RAYON_NUM_THREADS` to the number of cores. Without it
+    /// candle 0.11 reads `/proc/cpuinfo` before each product, which takes longer than that of small matrices.
+    ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
     /// use optimisers::{Muon, setup, update};
