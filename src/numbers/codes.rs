@@ -17,6 +17,9 @@
 /// How many numbers share a scale.
 pub(crate) const BLOCK: usize = 128;
 
+/// How many blocks are encoded together.
+pub(crate) const TOGETHER: usize = 4;
+
 /// The bytes of a block.
 pub(crate) const RECORD: usize = SCALE + BLOCK;
 
@@ -63,15 +66,12 @@ pub(crate) const fn stored_bytes(numbers: usize) -> usize {
 }
 
 impl Code {
-    /// Encodes at most [`BLOCK`] values as a record: `read` makes a number of each.
+    /// Encodes values as records: `read` makes a number of each.
     #[inline(always)]
-    pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
-        match (self, <&[T; BLOCK]>::try_from(values).ok()) {
-            // Loops of known length.
-            (Code::Signed, Some(block)) => encode::<true, T>(block, read, record),
-            (Code::NonNegative, Some(block)) => encode::<false, T>(block, read, record),
-            (Code::Signed, None) => encode::<true, T>(values, read, record),
-            (Code::NonNegative, None) => encode::<false, T>(values, read, record),
+    pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32 + Copy, records: &mut [[u8; RECORD]]) {
+        match self {
+            Code::Signed => encode_all::<true, T>(values, read, records),
+            Code::NonNegative => encode_all::<false, T>(values, read, records),
         }
     }
 
@@ -89,9 +89,7 @@ impl Code {
     /// The records of numbers.
     pub(crate) fn records_of(self, numbers: &[f32]) -> Vec<u8> {
         let mut records = vec![0; stored_bytes(numbers.len())];
-        for (numbers, record) in numbers.chunks(BLOCK).zip(records.as_chunks_mut().0) {
-            self.encode(numbers, |number| *number, record);
-        }
+        self.encode(numbers, |number| *number, records.as_chunks_mut().0);
         records
     }
 
@@ -139,11 +137,37 @@ fn scale_of(record: &[u8; RECORD]) -> f32 {
     record.first_chunk().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
+/// Blocks are encoded a few at a time, as each division waits for the end of a maximum.
 #[inline(always)]
-fn encode<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
-    // Sizes of floats are in the order of their bits, with infinity and NaN above all others.
-    let largest = values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE));
-    let (Some(Scale { unit, inverse }), Some((scale, codes))) = (Scale::of(largest), record.split_first_chunk_mut::<SCALE>()) else {
+fn encode_all<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32 + Copy, records: &mut [[u8; RECORD]]) {
+    let (blocks, rest) = values.as_chunks::<BLOCK>();
+    let (full, last) = records.split_at_mut(blocks.len().min(records.len()));
+    for (blocks, records) in blocks.chunks(TOGETHER).zip(full.chunks_mut(TOGETHER)) {
+        let mut scales = [None; TOGETHER];
+        for (scale, block) in scales.iter_mut().zip(blocks) {
+            *scale = Scale::of(largest(block, read));
+        }
+        for ((scale, block), record) in scales.into_iter().zip(blocks).zip(records) {
+            // A loop of known length.
+            encode::<SIGNED, T>(block, scale, read, record);
+        }
+    }
+    if let [record, ..] = last {
+        encode::<SIGNED, T>(rest, Scale::of(largest(rest, read)), read, record);
+    }
+}
+
+/// The size of the largest value. Sizes of floats are in the order of their bits, with infinity and NaN above
+/// all others.
+#[inline(always)]
+fn largest<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
+    values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE))
+}
+
+/// The record of values with this scale.
+#[inline(always)]
+fn encode<const SIGNED: bool, T>(values: &[T], scale: Option<Scale>, read: impl Fn(&T) -> f32 + Copy, record: &mut [u8; RECORD]) {
+    let (Some(Scale { unit, inverse }), Some((scale, codes))) = (scale, record.split_first_chunk_mut::<SCALE>()) else {
         return encode_non_finite::<SIGNED, T>(values, read, record);
     };
     *scale = unit.to_le_bytes();
@@ -179,12 +203,13 @@ impl Scale {
 
 /// [`encode`] for numbers among which one is infinite or NaN.
 #[cold]
-fn encode_non_finite<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32, record: &mut [u8; RECORD]) {
+fn encode_non_finite<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32 + Copy, record: &mut [u8; RECORD]) {
     let finite_or = |other: f32, number: f32| if number.is_finite() { number } else { other };
     // The smallest number stands for these: with a scale of 0, infinity would become NaN.
     let mut numbers = [f32::from_bits(1); BLOCK];
     numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
-    encode::<SIGNED, f32>(&numbers[..values.len()], f32::clone, record);
+    let numbers = &numbers[..values.len()];
+    encode::<SIGNED, f32>(numbers, Scale::of(largest(numbers, f32::clone)), f32::clone, record);
     let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
     for (code, number) in record[SCALE..].iter_mut().zip(values.iter().map(read)) {
         if number.is_nan() {

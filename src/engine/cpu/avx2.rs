@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::numbers::Code;
-use crate::numbers::codes::{BLOCK, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, Scale};
+use crate::numbers::codes::{BLOCK, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, Scale, TOGETHER};
 
 /// Calls `row` for N neighbours at a time, and `one` for each of the rest.
 #[inline(always)]
@@ -124,28 +124,56 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
     true
 }
 
-/// The record of numbers that are all finite; otherwise `false`.
+/// The records of at most [`TOGETHER`] blocks of numbers that are all finite; otherwise `false`.
 #[target_feature(enable = "avx2")]
-pub(super) fn encode(code: Code, numbers: &[f32; BLOCK], record: &mut [u8; RECORD]) -> bool {
-    let (vectors, _) = numbers.as_chunks::<NUMBERS>();
-    let sizes = _mm256_set1_epi32(SIZE as i32);
+pub(super) fn encode(code: Code, blocks: &[[f32; BLOCK]], records: &mut [[u8; RECORD]]) -> bool {
+    // A division waits for the end of each maximum.
+    let mut scales = [Scale { unit: 0.0, inverse: 0.0 }; TOGETHER];
+    for (scale, block) in scales.iter_mut().zip(blocks) {
+        let Some(of_block) = Scale::of(largest(block)) else { return false };
+        *scale = of_block;
+    }
+    for ((scale, block), record) in scales.iter().zip(blocks).zip(records) {
+        encode_block(code, block, scale, record);
+    }
+    true
+}
+
+/// As many numbers as a vector has.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn loaded(numbers: &[f32; NUMBERS]) -> __m256i {
     // SAFETY: the array holds as many numbers as the vector, and the instruction allows any alignment.
-    let loaded = |numbers: &[f32; NUMBERS]| unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) };
+    unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) }
+}
+
+/// The bits of the largest size.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn largest(numbers: &[f32; BLOCK]) -> u32 {
+    let sizes = _mm256_set1_epi32(SIZE as i32);
     let size = |numbers: &[f32; NUMBERS]| _mm256_and_si256(loaded(numbers), sizes);
     let larger = |largest: [__m256i; 2], [a, b]: &[[f32; NUMBERS]; 2]| {
         [_mm256_max_epi32(largest[0], size(a)), _mm256_max_epi32(largest[1], size(b))]
     };
-    let [a, b] = vectors.as_chunks().0.iter().fold([_mm256_setzero_si256(); 2], larger);
+    let pairs = numbers.as_chunks().0.as_chunks().0;
+    let [a, b] = pairs.iter().fold([_mm256_setzero_si256(); 2], larger);
     let largest = _mm256_max_epi32(a, b);
     let largest = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
     let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b11_10_11_10>(largest));
     let largest = _mm_max_epi32(largest, _mm_shuffle_epi32::<0b01_01_01_01>(largest));
-    let Some(scale) = Scale::of(_mm_cvtsi128_si32(largest) as u32) else { return false };
-    let Some((stored, codes)) = record.split_first_chunk_mut() else { return false };
+    _mm_cvtsi128_si32(largest) as u32
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn encode_block(code: Code, numbers: &[f32; BLOCK], scale: &Scale, record: &mut [u8; RECORD]) {
+    let Some((stored, codes)) = record.split_first_chunk_mut() else { return };
     *stored = scale.unit.to_le_bytes();
     let inverse = _mm256_set1_ps(scale.inverse);
-    for (vectors, codes) in vectors.as_chunks().0.iter().zip(codes.as_chunks_mut::<CODES>().0) {
-        let vectors = vectors.each_ref().map(loaded);
+    let vectors = numbers.as_chunks().0.as_chunks().0;
+    for (vectors, codes) in vectors.iter().zip(codes.as_chunks_mut::<CODES>().0) {
+        let vectors = vectors.each_ref().map(|numbers| loaded(numbers));
         let packed = match code {
             Code::Signed => signed_codes(vectors, inverse),
             Code::NonNegative => codes_of_sizes(vectors, inverse),
@@ -155,7 +183,6 @@ pub(super) fn encode(code: Code, numbers: &[f32; BLOCK], record: &mut [u8; RECOR
         // SAFETY: the array holds as many codes as the vector, and the instruction allows any alignment.
         unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), packed) };
     }
-    true
 }
 
 /// The sizes of numbers, divided by the scale.

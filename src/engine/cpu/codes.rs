@@ -16,8 +16,8 @@ per_isa! {
 }
 
 per_isa! {
-    /// The record of numbers.
-    pub(super) fn encoded<T: Compute>(isa, code: Code, src: &[T], record: &mut [u8; RECORD]) {
-        code.encode(src, |value| value.as_() as f32, record);
+    /// The records of numbers.
+    pub(super) fn encoded<T: Compute>(isa, code: Code, src: &[T], records: &mut [[u8; RECORD]]) {
+        code.encode(src, |value| value.as_() as f32, records);
     }
 }

@@ -5,6 +5,8 @@
 //! the same bits on every instruction set.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
@@ -13,8 +15,8 @@ use super::codes::{decoded, encoded};
 use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{LaneFloat, Vectors, per_isa};
-use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
-use crate::numbers::low_bits::{LOW_RECORD, join_block, joined_24, split_24, split_block};
+use crate::numbers::codes::{self, BLOCK, RECORD, TOGETHER};
+use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24, split_block};
 use crate::numbers::value::Compute;
 use crate::numbers::{Code, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
 
@@ -35,9 +37,9 @@ pub(super) trait Storable: LaneFloat {
     fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [Self]) {
         decoded(isa, code, record, first, dst);
     }
-    /// The record of numbers.
-    fn encode(isa: Isa, code: Code, src: &[Self], record: &mut [u8; RECORD]) {
-        encoded(isa, code, src, record);
+    /// The records of numbers.
+    fn encode(isa: Isa, code: Code, src: &[Self], records: &mut [[u8; RECORD]]) {
+        encoded(isa, code, src, records);
     }
     /// The data as elements of this very type, if that is what they are.
     fn same(data: DataPtr) -> Option<Elements<Self>>;
@@ -111,15 +113,17 @@ impl Storable for f32 {
         decoded(isa, code, record, first, dst);
     }
 
-    fn encode(isa: Isa, code: Code, src: &[f32], record: &mut [u8; RECORD]) {
-        #[cfg(target_arch = "x86_64")]
-        if let (Vectors::Bits256, Ok(block)) = (isa.vectors(), src.try_into()) {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
-            if unsafe { avx2::encode(code, block, record) } {
-                return;
+    fn encode(isa: Isa, code: Code, src: &[f32], records: &mut [[u8; RECORD]]) {
+        for (src, records) in src.chunks(TOGETHER * BLOCK).zip(records.chunks_mut(TOGETHER)) {
+            #[cfg(target_arch = "x86_64")]
+            if let (Vectors::Bits256, (blocks, [])) = (isa.vectors(), src.as_chunks()) {
+                // SAFETY: `Isa` has vectors only if it has detected their instructions.
+                if unsafe { avx2::encode(code, blocks, records) } {
+                    continue;
+                }
             }
+            encoded(isa, code, src, records);
         }
-        encoded(isa, code, src, record);
     }
 
     fn same(data: DataPtr) -> Option<Elements<f32>> {
@@ -242,7 +246,17 @@ fn cast<S: Compute, T: Compute>(value: S) -> T {
     T::rounded(value.as_())
 }
 
-/// Reads `dst.len()` elements of `data` from `offset` on; of records no more than the rest of one.
+/// The parts of a range from `offset` on that are each of one record.
+fn parts_of_records(offset: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let part = start..length.min(start + BLOCK - (offset + start) % BLOCK);
+        start = part.end;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
+/// Reads `dst.len()` elements of `data` from `offset` on.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing may write them meanwhile.
@@ -260,24 +274,29 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
         DataPtr::F32(pointer) => each(isa, source!(pointer), dst, cast),
         DataPtr::F64(pointer) => each(isa, source!(pointer), dst, cast),
         DataPtr::Split(high, LowPtr::Records(records)) => {
-            // SAFETY: the caller promises that these elements exist and are not written, and that they are of
-            // one record.
-            let record = unsafe { &*records.range(offset / BLOCK * LOW_RECORD, LOW_RECORD).cast_const().cast() };
-            joined(isa, source!(high), record, offset % BLOCK, dst);
+            let high = source!(high);
+            let bytes = low_bits::stored_bytes(offset % BLOCK + length);
+            // SAFETY: the caller promises that these elements exist and are not written.
+            let records = unsafe { records.read(offset / BLOCK * LOW_RECORD, bytes) }.as_chunks().0;
+            for (part, record) in parts_of_records(offset, length).zip(records) {
+                joined(isa, &high[part.clone()], record, (offset + part.start) % BLOCK, &mut dst[part]);
+            }
         }
         DataPtr::Split(high, LowPtr::U8(low)) => joined_from_24(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
-            // SAFETY: the caller promises that these elements exist and are not written, and that they are of
-            // one record.
-            let record = unsafe { &*records.range(offset / BLOCK * RECORD, RECORD).cast_const().cast() };
-            T::decode(isa, code, record, offset % BLOCK, dst);
+            let bytes = codes::stored_bytes(offset % BLOCK + length);
+            // SAFETY: the caller promises that these elements exist and are not written.
+            let records = unsafe { records.read(offset / BLOCK * RECORD, bytes) }.as_chunks().0;
+            for (part, record) in parts_of_records(offset, length).zip(records) {
+                T::decode(isa, code, record, (offset + part.start) % BLOCK, &mut dst[part]);
+            }
         }
         DataPtr::Zeros => dst.fill(T::zero()),
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on. A record is written whole, with all elements that
-/// it has.
+/// Writes `src` to the elements of `data` from `offset` on. Records are written whole, with all elements that
+/// they have.
 ///
 /// # Safety
 /// The data must hold that many elements there, and nothing else may access them meanwhile.
@@ -295,16 +314,20 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
         DataPtr::F32(pointer) => each(isa, src, target!(pointer), cast),
         DataPtr::F64(pointer) => each(isa, src, target!(pointer), cast),
         DataPtr::Split(high, LowPtr::Records(records)) => {
+            let high = target!(high);
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
-            // they are all that a record has.
-            let record = unsafe { &mut *records.range(offset / BLOCK * LOW_RECORD, LOW_RECORD).cast() };
-            split_up(isa, src, target!(high), record);
+            // they are all that their records have.
+            let records = unsafe { records.write(offset / BLOCK * LOW_RECORD, low_bits::stored_bytes(length)) }.as_chunks_mut().0;
+            for ((src, high), record) in src.chunks(BLOCK).zip(high.chunks_mut(BLOCK)).zip(records) {
+                split_up(isa, src, high, record);
+            }
         }
         DataPtr::Split(high, LowPtr::U8(low)) => split_to_24(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
-            // they are all that a record has.
-            T::encode(isa, code, src, unsafe { &mut *records.range(stored_bytes(offset), RECORD).cast() })
+            // they are all that their records have.
+            let records = unsafe { records.write(offset / BLOCK * RECORD, codes::stored_bytes(length)) };
+            T::encode(isa, code, src, records.as_chunks_mut().0);
         }
         DataPtr::Zeros => {}
     }
@@ -423,7 +446,7 @@ mod tests {
                     let mut numbers: [f32; BLOCK] = std::array::from_fn(|i| f32::from_bits(first + i as u32 - u32::from(i > 0)).min(1.0));
                     numbers[0] = 1.0;
                     let (mut record, mut back) = ([0; RECORD], [0f32; BLOCK]);
-                    f32::encode(isa, code, &numbers, &mut record);
+                    f32::encode(isa, code, &numbers, std::slice::from_mut(&mut record));
                     f32::decode(isa, code, &record, 0, &mut back);
                     for (number, back) in numbers.iter().zip(back) {
                         let smallest = 1.125 * 2f32.powi(if code == Code::Signed { -15 } else { -31 });
@@ -445,37 +468,49 @@ mod tests {
         }
     }
 
-    /// Records of numbers of all sizes, around zeros of both signs, and some with what is not finite.
+    /// Records of numbers of all sizes, around zeros of both signs, and some with what is not finite, each by
+    /// itself and all together.
     #[test]
     fn codes_are_the_same_on_every_instruction_set() {
+        // More blocks than are encoded together, and a short one.
+        const LENGTH: usize = (TOGETHER + 1) * BLOCK + 37;
         let mut state = 7u64;
         let mut random = || {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             (state >> 33) as u32
         };
-        for round in 0..3000u32 {
-            let spread = [1, 8, 40, 255][round as usize % 4];
-            let mut numbers = [0f32; BLOCK];
-            for number in &mut numbers {
-                let exponent = (255 - spread.min(1 + round % 255) + random() % spread).min(254);
-                *number = f32::from_bits(random() << 31 | exponent << 23 | random() & 0x7f_ffff);
+        for round in 0..500u32 {
+            let mut numbers = [0f32; LENGTH];
+            for (block, numbers) in numbers.chunks_mut(BLOCK).enumerate() {
+                let spread = [1, 8, 40, 255][(round as usize + block) % 4];
+                for number in numbers {
+                    let exponent = (255 - spread.min(1 + round % 255) + random() % spread).min(254);
+                    *number = f32::from_bits(random() << 31 | exponent << 23 | random() & 0x7f_ffff);
+                }
             }
-            (0..random() % 4).for_each(|_| numbers[random() as usize % BLOCK] = [0.0, -0.0, 1e-45][random() as usize % 3]);
-            if round % 5 == 0 {
-                numbers[random() as usize % BLOCK] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random() as usize % 3];
+            (0..random() % 16).for_each(|_| numbers[random() as usize % LENGTH] = [0.0, -0.0, 1e-45][random() as usize % 3]);
+            if round % 3 == 0 {
+                numbers[random() as usize % LENGTH] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random() as usize % 3];
             }
-            if round == 0 {
-                numbers = [-0.0; BLOCK];
+            if round < 6 {
+                numbers[round as usize * BLOCK..].iter_mut().take(BLOCK).for_each(|number| *number = -0.0);
             }
             for code in [Code::Signed, Code::NonNegative] {
-                let through = |isa| {
-                    let (mut record, mut back) = ([0; RECORD], [0f32; BLOCK]);
-                    f32::encode(isa, code, &numbers, &mut record);
-                    f32::decode(isa, code, &record, 0, &mut back);
-                    (record, back.map(f32::to_bits))
+                let through = |isa, together: usize| {
+                    let mut records = [[0; RECORD]; LENGTH.div_ceil(BLOCK)];
+                    for (numbers, records) in numbers.chunks(together * BLOCK).zip(records.chunks_mut(together)) {
+                        f32::encode(isa, code, numbers, records);
+                    }
+                    let mut back = [0f32; LENGTH];
+                    for (back, record) in back.chunks_mut(BLOCK).zip(&records) {
+                        f32::decode(isa, code, record, 0, back);
+                    }
+                    (records, back.map(f32::to_bits))
                 };
-                for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
-                    assert!(through(isa) == through(Isa::PORTABLE), "{code:?} {numbers:?}");
+                let portable = through(Isa::PORTABLE, 1);
+                for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+                    assert!(through(isa, 1) == portable, "{code:?} on {isa:?} {numbers:?}");
+                    assert!(through(isa, numbers.len()) == portable, "{code:?} on {isa:?} together {numbers:?}");
                 }
             }
         }

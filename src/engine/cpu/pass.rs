@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::prefetch::lines;
-use super::sources::{CacheLines, StridedSource, read_sum};
-use super::storage::{DataPtr, List, LowPtr};
+use super::sources::{CacheLines, LONGEST, ROOM, StridedSource, read_sum};
+use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::codes;
 
-// Scratch has room for a block; a record of codes is written from one, and has its scale.
+// Blocks begin where records do.
 const _: () = assert!(BLOCK == codes::BLOCK);
 
 /// A leaf's work with everything resolved to locked data.
@@ -40,18 +40,53 @@ pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 /// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
 
-/// How many blocks ahead memory is fetched in such a range. The hardware stops at the end of a page, and
+/// How many pieces ahead memory is fetched in such a range. The hardware stops at the end of a page, and
 /// while a loop works on what is in the first-level cache. This way memory is never idle.
 const AHEAD: usize = 4;
+
+/// Whether state of a pass is in records, which a block has whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HasRecords {
+    No,
+    /// The low bits of x.
+    OfLowBits,
+    /// Numbers in 8 bits.
+    OfCodes,
+}
 
 /// The arrays that a pass goes through, see [`Pass::streams`].
 type Streams = SmallVec<[(*const u8, usize); 8]>;
 
-/// Fetches what the block [`AHEAD`] blocks behind this one will need. The range may end before it.
-#[inline(always)]
-fn fetch_ahead(streams: &Streams, start: usize, block: usize) {
-    for &(first, size) in streams {
-        lines(first.wrapping_add((start + AHEAD * block) * size / BLOCK), block * size / BLOCK);
+/// What is fetched while a block is computed: a piece before each piece of its last step, as memory takes no
+/// more requests at a time.
+#[derive(Clone, Copy)]
+struct Ahead<'s> {
+    streams: &'s Streams,
+    start: usize,
+    piece: usize,
+}
+
+impl Ahead<'_> {
+    /// Fetches what the piece [`AHEAD`] pieces behind that at `done` will need. The range may end before it.
+    #[inline(always)]
+    fn fetch(self, done: usize) {
+        for &(first, size) in self.streams {
+            let start = self.start + done + AHEAD * self.piece;
+            lines(first.wrapping_add(start * size / BLOCK), self.piece * size / BLOCK);
+        }
+    }
+
+    /// Runs the last step of a block.
+    fn run<T: Storable>(&self, kernel: &dyn Kernel, isa: Isa, arrays: LaneArrays<'_, T>) {
+        let LaneArrays { x, dx, out, slots } = arrays;
+        let mut slots: List<*mut T> = list(slots.iter().copied());
+        let mut out = out.map(|out| out.chunks_mut(self.piece));
+        for (i, (x, dx)) in x.chunks_mut(self.piece).zip(dx.chunks(self.piece)).enumerate() {
+            self.fetch(i * self.piece);
+            let out = out.as_mut().and_then(Iterator::next);
+            kernel.run(&mut LaneBlock { isa, lanes: T::lanes(LaneArrays { x, dx, out, slots: &slots }) });
+            slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(self.piece));
+        }
     }
 }
 
@@ -61,7 +96,12 @@ pub(super) struct PassScratch<T> {
     dx: [CacheLines<T>; 2],
     /// For sums of several gradients: one for each level of pairs.
     more: Vec<CacheLines<T>>,
-    staged: Vec<CacheLines<T>>,
+    stage: Stage<T>,
+}
+
+/// Slots of a step, and copies of those that cannot be used in place.
+struct Stage<T> {
+    copies: Vec<CacheLines<T>>,
     slots: Vec<*mut T>,
 }
 
@@ -74,10 +114,11 @@ macro_rules! scratched {
     ($($T:ty),*) => {$(
         impl HasScratch for $T {
             fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<$T>) -> R) -> R {
-                const EMPTY: CacheLines<$T> = CacheLines([0.0; BLOCK]);
+                const EMPTY: CacheLines<$T> = CacheLines([0.0; ROOM]);
                 thread_local! {
                     static SCRATCH: RefCell<PassScratch<$T>> = const {
-                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: Vec::new(), staged: Vec::new(), slots: Vec::new() })
+                        let stage = Stage { copies: Vec::new(), slots: Vec::new() };
+                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: Vec::new(), stage })
                     };
                 }
                 SCRATCH.with_borrow_mut(run)
@@ -104,16 +145,24 @@ impl Pass<'_> {
             // At least one, which a Kahan sum needs.
             let levels = self.sources.len().next_power_of_two().ilog2().max(1) as usize;
             if scratch.more.len() < levels {
-                scratch.more.resize(levels, CacheLines([T::zero(); BLOCK]));
+                scratch.more.resize(levels, CacheLines([T::zero(); ROOM]));
             }
             let mut sums = [0.0; ACCUMULATORS];
             // Records are written whole.
-            let at_once = if self.has_records() { codes::BLOCK } else { T::BLOCK };
-            let streams = self.streams(&range);
+            let at_once = match self.records() {
+                HasRecords::No => T::BLOCK,
+                HasRecords::OfLowBits => BLOCK,
+                HasRecords::OfCodes => LONGEST,
+            };
+            let (streams, piece) = (self.streams(&range), at_once.min(BLOCK));
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
-                fetch_ahead(&streams, start, at_once);
+                let ahead = Ahead { streams: &streams, start, piece };
+                let later = at_once > piece && !streams.is_empty();
+                if !later {
+                    ahead.fetch(0);
+                }
                 // SAFETY: the block lies within the range (`blocks`), for which the caller promises the rest.
-                unsafe { self.block::<T>(scratch, start, end - start, &mut sums) };
+                unsafe { self.block::<T>(scratch, start, end - start, &mut sums, later.then_some(&ahead)) };
             }
             match self.sink {
                 Sink::Reduce(reducer) => join_accumulators(reducer.op, &sums),
@@ -138,7 +187,8 @@ impl Pass<'_> {
         let (at_once, streams) = if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
-                fetch_ahead(&streams, start, T::BLOCK);
+                let ahead = Ahead { streams: &streams, start, piece: T::BLOCK };
+                ahead.fetch(0);
                 // SAFETY: the caller promises that all data is locked and holds the range, and that no other
                 // thread runs it. The gradient does not lie in x: `Job::copy_shared` would have copied it.
                 let (x, dx) = unsafe { (x.write(start, end - start), dx.read(start, end - start)) };
@@ -178,10 +228,15 @@ impl Pass<'_> {
         })
     }
 
-    /// Whether any state is in records.
-    fn has_records(&self) -> bool {
-        let is_split = matches!(self.x, DataPtr::Split(_, LowPtr::Records(_)));
-        is_split || self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..))))
+    /// What is in records.
+    fn records(&self) -> HasRecords {
+        if self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)))) {
+            HasRecords::OfCodes
+        } else if matches!(self.x, DataPtr::Split(_, LowPtr::Records(_))) {
+            HasRecords::OfLowBits
+        } else {
+            HasRecords::No
+        }
     }
 
     /// The arrays that blocks of a long range go through, each with the bytes of a block of elements.
@@ -207,7 +262,7 @@ impl Pass<'_> {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
             (_, Sink::Reduce(_)) | (None, _) => 0,
             // Records are of whole blocks.
-            _ if self.has_records() => 0,
+            _ if self.records() != HasRecords::No => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
     }
@@ -216,10 +271,17 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`Pass::run`], for `start..start + length`, with at most a block.
-    unsafe fn block<T: HasScratch>(&self, scratch: &mut PassScratch<T>, start: usize, length: usize, sums: &mut [f64; ACCUMULATORS]) {
-        let PassScratch { x: x_copy, dx: [input, output], more, staged, slots } = scratch;
+    unsafe fn block<T: HasScratch>(
+        &self,
+        scratch: &mut PassScratch<T>,
+        start: usize,
+        length: usize,
+        sums: &mut [f64; ACCUMULATORS],
+        ahead: Option<&Ahead<'_>>,
+    ) {
+        let PassScratch { x: x_copy, dx: [input, output], more, stage } = scratch;
+        debug_assert!(length <= LONGEST);
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
-        debug_assert!(length <= BLOCK);
         // SAFETY: the caller promises the same of this block.
         let mut in_place = unsafe { self.gradient_in_place(start, length) };
         if in_place.is_none() {
@@ -246,8 +308,9 @@ impl Pass<'_> {
             let last = subtracts && i + 1 == self.steps.len();
             let dx = in_place.take().unwrap_or(&*input);
             let out = if last { None } else { Some(&mut *output) };
+            let (arrays, ahead) = (LaneArrays { x, dx, out, slots: &[] }, ahead.filter(|_| i + 1 == self.steps.len()));
             // SAFETY: the caller promises the same of this block. A slot is a `Buffer` of its own.
-            unsafe { self.step(step, start, LaneArrays { x, dx, out, slots: &[] }, staged, slots) };
+            unsafe { self.step(step, start, arrays, stage, ahead) };
             std::mem::swap(&mut input, &mut output);
         }
         let dx = in_place.unwrap_or(&*input);
@@ -331,7 +394,7 @@ impl Pass<'_> {
         Some(unsafe { elements.read(start, length) })
     }
 
-    /// Runs one step, with copies of the slots that cannot be used in place.
+    /// Runs one step, with copies of the slots that cannot be used in place. The last fetches what is ahead.
     ///
     /// # Safety
     /// As [`Pass::block`].
@@ -340,19 +403,19 @@ impl Pass<'_> {
         step: &PassStep<'_>,
         start: usize,
         arrays: LaneArrays<'_, T>,
-        staged: &mut Vec<CacheLines<T>>,
-        slots: &mut Vec<*mut T>,
+        Stage { copies, slots }: &mut Stage<T>,
+        ahead: Option<&Ahead<'_>>,
     ) {
         let length = arrays.dx.len();
         let read_only = !self.sink.writes_state();
         // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
         let in_place = |data: DataPtr| if read_only { None } else { T::same(data) };
-        if staged.len() < step.slots.len() {
-            staged.resize(step.slots.len(), CacheLines([T::zero(); BLOCK]));
+        if copies.len() < step.slots.len() {
+            copies.resize(step.slots.len(), CacheLines([T::zero(); ROOM]));
         }
         let mut is_staged = false;
         slots.clear();
-        for (&data, copy) in step.slots.iter().zip(&mut *staged) {
+        for (&data, copy) in step.slots.iter().zip(&mut *copies) {
             slots.push(in_place(data).map(|slot| slot.range(start, length)).unwrap_or_else(|| {
                 is_staged = true;
                 // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and
@@ -361,11 +424,15 @@ impl Pass<'_> {
                 copy.0.as_mut_ptr()
             }));
         }
-        step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { slots, ..arrays }) });
+        let arrays = LaneArrays { slots, ..arrays };
+        match ahead {
+            Some(ahead) => ahead.run(step.kernel, self.isa, arrays),
+            None => step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(arrays) }),
+        }
         if read_only || !is_staged {
             return;
         }
-        for (&data, copy) in step.slots.iter().zip(&*staged).filter(|(data, _)| in_place(**data).is_none()) {
+        for (&data, copy) in step.slots.iter().zip(&*copies).filter(|(data, _)| in_place(**data).is_none()) {
             // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and `write`
             // in `engine/cpu/mod.rs` has borrowed the state to write it.
             unsafe { store(self.isa, &copy.0[..length], data, start) };

@@ -8,11 +8,22 @@ use super::storage::{DataPtr, Elements, lent};
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
 use crate::model::lent::View;
+use crate::numbers::codes;
 
-/// A block of elements on a cache line of its own, so that no vector crosses two.
+/// The most elements of a block: where state is in 8 bits, as many as are encoded together.
+pub(super) const LONGEST: usize = codes::TOGETHER * codes::BLOCK;
+
+/// The elements of [`CacheLines`].
+pub(super) const ROOM: usize = LONGEST + 64;
+
+// All blocks fit.
+const _: () = assert!(BLOCK <= LONGEST);
+
+/// A block of elements on a cache line of its own, so that no vector crosses two. Several of them do not lie a
+/// multiple of 4096 bytes apart: processors take a read of one for a read of what is written to the other.
 #[derive(Clone)]
 #[repr(C, align(64))]
-pub(super) struct CacheLines<T>(pub(super) [T; BLOCK]);
+pub(super) struct CacheLines<T>(pub(super) [T; ROOM]);
 
 /// A gradient of any layout.
 pub(super) struct StridedSource<'p> {
