@@ -39,6 +39,10 @@ struct Record {
     divider: f64,
     /// How many such vectors the threads compute at once, times the elements of one.
     at_once: f64,
+    /// By case and who measured it, in nanoseconds per parameter of each turn. Of peers alone.
+    turns: BTreeMap<String, BTreeMap<String, Vec<f64>>>,
+    /// The versions of peers.
+    versions: BTreeMap<String, String>,
 }
 
 /// A case from memory and in the cache, all in nanoseconds per parameter but the bytes.
@@ -51,18 +55,30 @@ struct Case {
     cycles: f64,
 }
 
+/// What stands behind `name=` in a line.
+fn behind<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
 /// The number behind `name=` in a line, and 0 without one.
 fn number(line: &str, name: &str) -> f64 {
-    let behind = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-    behind.and_then(|number| number.parse().ok()).unwrap_or(0.0)
+    behind(line, name).and_then(|number| number.parse().ok()).unwrap_or(0.0)
 }
+
+/// The peers that are measured in turns with this crate.
+const PEERS: [&str; 2] = ["torch", "deepspeed"];
+
+/// The cases of a number of parameters begin so.
+const GROWTH: &str = "growth_";
 
 /// The records of a file by machine and instruction set.
 fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
     let machine = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let (mut records, mut name, mut gigahertz) = (BTreeMap::<String, Record>::new(), machine.clone(), 1.0);
     for line in fs::read_to_string(path)?.lines() {
-        if let Some(isa) = line.split_whitespace().find_map(|word| word.strip_prefix("isa=")) {
+        if line.starts_with("peers") {
+            name = format!("{machine}, peers");
+        } else if let Some(isa) = behind(line, "isa").filter(|_| !name.ends_with("peers")) {
             name = format!("{machine}, {isa}");
         }
         let record = records.entry(name.clone()).or_default();
@@ -70,7 +86,19 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
             // The processors that are known divide no more than eight numbers at once.
             record.at_once = number(line, "threads") * if name.ends_with("portable") { 4.0 } else { 8.0 };
         }
+        for peer in PEERS {
+            record.versions.extend(behind(line, peer).map(|version| (peer.to_string(), version.to_string())));
+        }
         match line.split_whitespace().collect::<Vec<_>>()[..] {
+            [who @ ("bench" | "torch" | "deepspeed"), case, ..] if name.ends_with("peers") => {
+                let turns = record.turns.entry(case.to_string()).or_default();
+                let mut note = |who: &str, field| turns.entry(who.to_string()).or_default().push(number(line, field));
+                note(who, "ns_per_element");
+                if who == "bench" {
+                    note("floor", "floor_ns");
+                    note("candle-nn", "candle_nn_ns");
+                }
+            }
             ["bench", case, ..] => {
                 let case = record.cases.entry(case.to_string()).or_default();
                 case.bytes = number(line, "bytes");
@@ -87,8 +115,24 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
             _ => {}
         }
     }
-    records.retain(|_, record| !record.cases.is_empty());
+    records.retain(|_, record| !record.cases.is_empty() || !record.turns.is_empty());
     Ok(records)
+}
+
+/// The medians of all turns, of the cases that peers have.
+fn print_peers(name: &str, record: &Record) {
+    let peers: Vec<&str> = PEERS.into_iter().filter(|peer| record.versions.contains_key(*peer)).collect();
+    let titles: Vec<String> = peers.iter().map(|peer| format!("{peer} {}", record.versions[*peer])).collect();
+    println!("\n| {name} | this crate | floor | candle-nn | {} |\n| {}", titles.join(" | "), "--- | ".repeat(4 + peers.len()));
+    for (case, turns) in record.turns.iter().filter(|(_, turns)| turns.contains_key(PEERS[0])) {
+        let median = |who: &str| {
+            let mut turns = turns.get(who).cloned().unwrap_or_default();
+            turns.sort_by(f64::total_cmp);
+            turns.get(turns.len() / 2).map_or("–".to_string(), |median| format!("{median:.2}"))
+        };
+        let columns: Vec<String> = ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| median(who)).collect();
+        println!("| `{case}` | {} |", columns.join(" | "));
+    }
 }
 
 fn print(name: &str, record: &Record) {
@@ -114,14 +158,31 @@ fn main() -> Result<(), Box<dyn Error>> {
     for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "txt")) {
         records.append(&mut read(file).map_err(|error| format!("{}: {error}", file.display()))?);
     }
-    let all = || records.values().flat_map(|record| record.cases.values()).filter(|case| case.bytes > 0.0);
-    let most = |of: fn(&Case) -> f64| all().map(of).fold(0.0, f64::max) * 1.1;
+    for (name, record) in &records {
+        if record.turns.is_empty() { print(name, record) } else { print_peers(name, record) }
+    }
+    records.retain(|_, record| !record.cases.is_empty());
     let root = canvas(&options.out)?;
     let area = titled(
         &root,
         "What limits a step",
         "lines: a loop that moves the bytes and computes nothing; dashes: Adam's root and quotient and nothing else",
     )?;
+    let (bytes, growth) = area.split_vertically(area.dim_in_pixel().1 * 2 / 3);
+    draw_bytes(&bytes, &records)?;
+    draw_growth(&growth, &records)?;
+    root.present()?;
+    println!("\nwrote {}", options.out.display());
+    Ok(())
+}
+
+type Area<'a> = DrawingArea<BitMapBackend<'a>, plotters::coord::Shift>;
+
+/// Bytes against time: a line for memory, dashes for the divider, a point for each case.
+fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(), Box<dyn Error>> {
+    let is_drawn = |(name, case): &(&String, &Case)| case.bytes > 0.0 && !name.starts_with(GROWTH);
+    let all = || records.values().flat_map(|record| &record.cases).filter(is_drawn).map(|(_, case)| case);
+    let most = |of: fn(&Case) -> f64| all().map(of).fold(0.0, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(&area)
         .margin(30)
         .x_label_area_size(90)
@@ -129,9 +190,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .build_cartesian_2d(0.0..most(|case| case.bytes), 0.0..most(|case| case.ours))?;
     chart.configure_mesh().x_desc("bytes per parameter").y_desc("ns per parameter").label_style(("sans-serif", 30, &INK)).draw()?;
     for (place, (name, record)) in records.iter().enumerate() {
-        print(name, record);
         let colour = Palette99::pick(place).to_rgba();
-        let cases: Vec<&Case> = record.cases.values().filter(|case| case.bytes > 0.0).collect();
+        let cases: Vec<&Case> = record.cases.iter().filter(is_drawn).map(|(_, case)| case).collect();
         let mut slopes: Vec<f64> = cases.iter().map(|case| case.floor / case.bytes).collect();
         slopes.sort_by(f64::total_cmp);
         let slope = slopes.get(slopes.len() / 2).copied().unwrap_or_default();
@@ -155,7 +215,31 @@ fn main() -> Result<(), Box<dyn Error>> {
         .background_style(WHITE.mix(0.9))
         .border_style(BLACK.mix(0.3))
         .draw()?;
-    root.present()?;
-    println!("\nwrote {}", options.out.display());
+    Ok(())
+}
+
+/// Parameters against the time that one of them takes.
+fn draw_growth(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(), Box<dyn Error>> {
+    let points = |record: &Record| -> Vec<(f64, f64)> {
+        let parameters = |name: &str| name.strip_prefix(GROWTH)?.parse::<f64>().ok();
+        let mut points: Vec<_> = record.cases.iter().filter_map(|(name, case)| Some((parameters(name)?, case.ours))).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        points
+    };
+    let all = || records.values().flat_map(points);
+    let (least, most) = (all().map(|point| point.0).fold(f64::INFINITY, f64::min), all().map(|point| point.0).fold(0.0, f64::max));
+    let slowest = all().map(|point| point.1).fold(0.0, f64::max) * 1.1;
+    let mut chart = ChartBuilder::on(area)
+        .margin(30)
+        .x_label_area_size(90)
+        .y_label_area_size(130)
+        .build_cartesian_2d((least..most).log_scale(), 0.0..slowest)?;
+    let thousands = |parameters: &f64| format!("{parameters:e}");
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("parameters").y_desc("ns per parameter").x_label_formatter(&thousands).label_style(("sans-serif", 30, &INK)).draw()?;
+    for (place, record) in records.values().enumerate() {
+        let colour = Palette99::pick(place).to_rgba();
+        chart.draw_series(LineSeries::new(points(record), colour.stroke_width(4)).point_size(6))?;
+    }
     Ok(())
 }
