@@ -35,10 +35,9 @@ struct Options {
 #[derive(Default)]
 struct Record {
     cases: BTreeMap<String, Case>,
-    /// What Adam's root and quotient take for the elements of a vector, in nanoseconds.
+    /// What Adam's root and quotient take on one thread, in nanoseconds per parameter.
     divider: f64,
-    /// How many such vectors the threads compute at once, times the elements of one.
-    at_once: f64,
+    threads: f64,
     /// By case and who measured it, in nanoseconds per parameter of each turn. Of peers alone.
     turns: BTreeMap<String, BTreeMap<String, Vec<f64>>>,
     /// The versions of peers.
@@ -82,9 +81,8 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
             name = format!("{machine}, {isa}");
         }
         let record = records.entry(name.clone()).or_default();
-        if !line.contains("threads=1 ") && line.starts_with("threads=") {
-            // The processors that are known divide no more than eight numbers at once.
-            record.at_once = number(line, "threads") * if name.ends_with("portable") { 4.0 } else { 8.0 };
+        if line.starts_with("threads=") && !line.contains("threads=1 ") {
+            record.threads = number(line, "threads");
         }
         for peer in PEERS {
             record.versions.extend(behind(line, peer).map(|version| (peer.to_string(), version.to_string())));
@@ -198,8 +196,8 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
         let end = most(|case| case.bytes);
         let line = chart.draw_series([PathElement::new([(0.0, 0.0), (end, slope * end)], colour.stroke_width(2))])?;
         line.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], colour.stroke_width(6)));
-        if record.divider > 0.0 && record.at_once > 0.0 {
-            let least = record.divider / record.at_once;
+        if record.divider > 0.0 && record.threads > 0.0 {
+            let least = record.divider / record.threads;
             let dashes = (0..40).map(|dash| f64::from(dash) * end / 40.0);
             let dash = |start: f64| PathElement::new([(start, least), (start + end / 80.0, least)], colour.stroke_width(2));
             chart.draw_series(dashes.map(dash))?;

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use candle_core::Result;
 
 use crate::cases::Case;
-use crate::divider;
 use crate::instructions::IsaName;
 
 /// The lengths of both leaves. The large one holds half a MiB in f64, with gradient and two moments.
 const LENGTHS: [usize; 2] = [1 << 12, 1 << 14];
 
-/// Measures these cases, each by itself.
-pub fn measure(cases: impl Iterator<Item = Case>, isa: IsaName, rounds: u32) -> Result<()> {
+/// Measures these cases, each by itself. Before them one line has the cycles of root and quotient, of
+/// multiplications, and of both in one step: the larger of these where they overlap.
+pub fn measure(bounds: [Case; 3], cases: impl Iterator<Item = Case>, isa: IsaName, rounds: u32) -> Result<()> {
     println!("cycles are of a clock of {:.2} GHz, as a chain of additions says", gigahertz());
-    println!("{}", divider::report(gigahertz()));
+    let cycles = bounds.map(|case| Ok(slope(&case, rounds)? * gigahertz())).into_iter().collect::<Result<Vec<_>>>()?;
+    println!("divider isa={isa} root_and_quotient={:.2} products={:.2} together={:.2}", cycles[0], cycles[1], cycles[2]);
     // Several models take turns so that they find their data in memory, which is not wanted here.
     for case in cases.filter(|case| !case.name.starts_with("growth") && case.name != "small_f32") {
         let nanoseconds = slope(&case, rounds)?;

@@ -13,6 +13,7 @@ use optimisers::{
 };
 use optimisers::{Engine, GradientSlices, Kind, ParameterSlices, rules::Listing};
 
+use crate::divider::Terms;
 use crate::floor::{Traffic, floor};
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -158,25 +159,35 @@ fn lent<'v>(names: &'v [String], vectors: &'v mut [Vec<bf16>]) -> ParameterSlice
 /// Every elementwise rule of the crate on parameters in f32, with the bytes of its own state.
 pub fn rules(sizes: &Sizes) -> Vec<Vec<Case>> {
     let listings = rules::catalogue().into_iter().filter(|listing| listing.rule.kind() == Kind::Elementwise);
-    let case = |listing: Listing| {
-        let state =
-            setup(listing.rule.clone(), &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?).ok()?;
-        let slots = state.bytes() / size_of::<f32>();
-        Some(Case {
-            name: listing.name.to_string(),
-            device: sizes.device.clone(),
-            engine: Engine::FusedWith(sizes.isa),
-            sizes: sizes.one(),
-            dtype: DType::F32,
-            optimiser: Rc::new(move || Box::new(listing.rule.clone())),
-            traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
-            candle_nn: false,
-            loss_scale: None,
-            models: 1,
-            in_slices: false,
-        })
-    };
-    listings.filter_map(case).map(|case| vec![case]).collect()
+    listings.filter_map(|Listing { name, rule, .. }| Some(vec![of_rule(sizes, name, rule)?])).collect()
+}
+
+/// What bounds the arithmetic of Adam: root and quotient, multiplications, and both.
+pub fn bounds(sizes: &Sizes) -> Option<[Case; 3]> {
+    Some([
+        of_rule(sizes, "root_and_quotient", Terms::<true, false>)?,
+        of_rule(sizes, "products", Terms::<false, true>)?,
+        of_rule(sizes, "together", Terms::<true, true>)?,
+    ])
+}
+
+/// A rule by itself, in f32.
+fn of_rule(sizes: &Sizes, name: &str, rule: impl Rule + Clone + 'static) -> Option<Case> {
+    let state = setup(rule.clone(), &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?).ok()?;
+    let slots = state.bytes() / size_of::<f32>();
+    Some(Case {
+        name: name.to_string(),
+        device: sizes.device.clone(),
+        engine: Engine::FusedWith(sizes.isa),
+        sizes: sizes.one(),
+        dtype: DType::F32,
+        optimiser: Rc::new(move || Box::new(rule.clone())),
+        traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
+        candle_nn: false,
+        loss_scale: None,
+        models: 1,
+        in_slices: false,
+    })
 }
 
 impl Case {

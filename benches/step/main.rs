@@ -102,7 +102,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cases = if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) };
     let is_wanted = |case: &Case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter));
     if options.cached {
-        return Ok(cached::measure(cases.into_iter().flatten().filter(is_wanted), options.isa, options.rounds)?);
+        let bounds = cases::bounds(&sizes).ok_or("no rule of a root and a quotient")?;
+        return Ok(cached::measure(bounds, cases.into_iter().flatten().filter(is_wanted), options.isa, options.rounds)?);
     }
     for mut together in cases {
         together.retain(is_wanted);
