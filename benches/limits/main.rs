@@ -181,7 +181,7 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
     let is_drawn = |(name, case): &(&String, &Case)| case.bytes > 0.0 && !name.starts_with(GROWTH);
     let all = || records.values().flat_map(|record| &record.cases).filter(is_drawn).map(|(_, case)| case);
     let most = |of: fn(&Case) -> f64| all().map(of).fold(0.0, f64::max) * 1.1;
-    let mut chart = ChartBuilder::on(&area)
+    let mut chart = ChartBuilder::on(area)
         .margin(30)
         .x_label_area_size(90)
         .y_label_area_size(130)
