@@ -44,14 +44,32 @@ struct Record {
     versions: BTreeMap<String, String>,
 }
 
-/// A case from memory and in the cache, all in nanoseconds per parameter but the bytes.
+/// A case from memory, in nanoseconds per parameter of each run, and in the cache.
 #[derive(Default)]
 struct Case {
     bytes: f64,
-    ours: f64,
-    floor: f64,
+    ours: Vec<f64>,
+    floor: Vec<f64>,
     cached: f64,
     cycles: f64,
+}
+
+impl Case {
+    fn ours(&self) -> f64 {
+        median(self.ours.iter().copied())
+    }
+
+    /// Of what stands in one line, as memory can be slower at one time than at another.
+    fn of_floor(&self) -> f64 {
+        median(self.ours.iter().zip(&self.floor).map(|(ours, floor)| ours / floor))
+    }
+}
+
+/// 0 without numbers.
+fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+    let mut numbers: Vec<f64> = numbers.collect();
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }
 
 /// What stands behind `name=` in a line.
@@ -100,8 +118,8 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
             ["bench", case, ..] => {
                 let case = record.cases.entry(case.to_string()).or_default();
                 case.bytes = number(line, "bytes");
-                case.ours = number(line, "ns_per_element");
-                case.floor = number(line, "floor_ns");
+                case.ours.push(number(line, "ns_per_element"));
+                case.floor.push(number(line, "floor_ns"));
             }
             ["cached", case, ..] => {
                 let case = record.cases.entry(case.to_string()).or_default();
@@ -117,18 +135,17 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
     Ok(records)
 }
 
-/// The medians of all turns, of the cases that peers have.
+/// The least of all turns, of the cases that peers have: whatever disturbs one makes it longer.
 fn print_peers(name: &str, record: &Record) {
     let peers: Vec<&str> = PEERS.into_iter().filter(|peer| record.versions.contains_key(*peer)).collect();
     let titles: Vec<String> = peers.iter().map(|peer| format!("{peer} {}", record.versions[*peer])).collect();
     println!("\n| {name} | this crate | floor | candle-nn | {} |\n| {}", titles.join(" | "), "--- | ".repeat(4 + peers.len()));
     for (case, turns) in record.turns.iter().filter(|(_, turns)| turns.contains_key(PEERS[0])) {
-        let median = |who: &str| {
-            let mut turns = turns.get(who).cloned().unwrap_or_default();
-            turns.sort_by(f64::total_cmp);
-            turns.get(turns.len() / 2).map_or("–".to_string(), |median| format!("{median:.2}"))
+        let least = |who: &str| {
+            let least = turns.get(who).and_then(|turns| turns.iter().copied().reduce(f64::min));
+            least.map_or("–".to_string(), |least| format!("{least:.2}"))
         };
-        let columns: Vec<String> = ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| median(who)).collect();
+        let columns: Vec<String> = ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| least(who)).collect();
         println!("| `{case}` | {} |", columns.join(" | "));
     }
 }
@@ -136,14 +153,14 @@ fn print_peers(name: &str, record: &Record) {
 fn print(name: &str, record: &Record) {
     println!("\n| {name} | bytes | ns | of the floor | ns in the cache, one thread | cycles |\n| --- | --- | --- | --- | --- | --- |");
     let written = |number: f64, digits: usize| if number > 0.0 { format!("{number:.digits$}") } else { "–".to_string() };
-    for (case, Case { bytes, ours, floor, cached, cycles }) in &record.cases {
-        let of_floor = if *floor > 0.0 { ours / floor } else { 0.0 };
+    for (name, case) in &record.cases {
         println!(
-            "| `{case}` | {bytes} | {} | {} | {} | {} |",
-            written(*ours, 2),
-            written(of_floor, 2),
-            written(*cached, 2),
-            written(*cycles, 1)
+            "| `{name}` | {} | {} | {} | {} | {} |",
+            case.bytes,
+            written(case.ours(), 2),
+            written(case.of_floor(), 2),
+            written(case.cached, 2),
+            written(case.cycles, 1)
         );
     }
 }
@@ -185,14 +202,12 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
         .margin(30)
         .x_label_area_size(90)
         .y_label_area_size(130)
-        .build_cartesian_2d(0.0..most(|case| case.bytes), 0.0..most(|case| case.ours))?;
+        .build_cartesian_2d(0.0..most(|case| case.bytes), 0.0..most(Case::ours))?;
     chart.configure_mesh().x_desc("bytes per parameter").y_desc("ns per parameter").label_style(("sans-serif", 30, &INK)).draw()?;
     for (place, (name, record)) in records.iter().enumerate() {
         let colour = Palette99::pick(place).to_rgba();
         let cases: Vec<&Case> = record.cases.iter().filter(is_drawn).map(|(_, case)| case).collect();
-        let mut slopes: Vec<f64> = cases.iter().map(|case| case.floor / case.bytes).collect();
-        slopes.sort_by(f64::total_cmp);
-        let slope = slopes.get(slopes.len() / 2).copied().unwrap_or_default();
+        let slope = median(cases.iter().map(|case| median(case.floor.iter().copied()) / case.bytes));
         let end = most(|case| case.bytes);
         let line = chart.draw_series([PathElement::new([(0.0, 0.0), (end, slope * end)], colour.stroke_width(2))])?;
         line.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], colour.stroke_width(6)));
@@ -202,7 +217,7 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
             let dash = |start: f64| PathElement::new([(start, least), (start + end / 80.0, least)], colour.stroke_width(2));
             chart.draw_series(dashes.map(dash))?;
         }
-        chart.draw_series(cases.iter().map(|case| Circle::new((case.bytes, case.ours), 8, colour.filled())))?;
+        chart.draw_series(cases.iter().map(|case| Circle::new((case.bytes, case.ours()), 8, colour.filled())))?;
     }
     chart
         .configure_series_labels()
@@ -220,7 +235,7 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
 fn draw_growth(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(), Box<dyn Error>> {
     let points = |record: &Record| -> Vec<(f64, f64)> {
         let parameters = |name: &str| name.strip_prefix(GROWTH)?.parse::<f64>().ok();
-        let mut points: Vec<_> = record.cases.iter().filter_map(|(name, case)| Some((parameters(name)?, case.ours))).collect();
+        let mut points: Vec<_> = record.cases.iter().filter_map(|(name, case)| Some((parameters(name)?, case.ours()))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         points
     };
