@@ -40,39 +40,46 @@ pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 /// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
 const LONG: usize = 1 << 13;
 
-/// How many pieces ahead memory is fetched in such a range. The hardware stops at the end of a page, and
-/// while a loop works on what is in the first-level cache. This way memory is never idle.
+/// How many blocks of the usual length ahead memory is fetched in such a range. The hardware stops at the end of
+/// a page, and while a loop works on what is in the first-level cache. This way memory is never idle.
 const AHEAD: usize = 4;
 
-/// Whether state of a pass is in records, which a block has whole.
+/// How many elements are fetched at once. With all of a long block a step takes up to a quarter longer.
+const PIECE: usize = 2 * BLOCK;
+
+/// The state of a pass that is in records, which a block has whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum HasRecords {
-    No,
+enum Records {
+    None,
     /// The low bits of x.
-    OfLowBits,
+    LowBits,
     /// Numbers in 8 bits.
-    OfCodes,
+    Codes,
 }
 
 /// The arrays that a pass goes through, see [`Pass::streams`].
 type Streams = SmallVec<[(*const u8, usize); 8]>;
 
-/// What is fetched while a block is computed: a piece before each piece of its last step, as memory takes no
-/// more requests at a time.
+/// What is fetched for later blocks before one is computed. Of a long block, a piece before each piece of its
+/// last step.
 #[derive(Clone, Copy)]
 struct Ahead<'s> {
     streams: &'s Streams,
+    /// The first element that is fetched.
     start: usize,
     piece: usize,
 }
 
-impl Ahead<'_> {
-    /// Fetches what the piece [`AHEAD`] pieces behind that at `done` will need. The range may end before it.
+impl<'s> Ahead<'s> {
+    fn new(streams: &'s Streams, start: usize, at_once: usize) -> Self {
+        Ahead { streams, start: start + AHEAD * at_once.min(BLOCK), piece: at_once.min(PIECE) }
+    }
+
+    /// Fetches the piece at `done`. The range may end before it.
     #[inline(always)]
     fn fetch(self, done: usize) {
         for &(first, size) in self.streams {
-            let start = self.start + done + AHEAD * self.piece;
-            lines(first.wrapping_add(start * size / BLOCK), self.piece * size / BLOCK);
+            lines(first.wrapping_add((self.start + done) * size / BLOCK), self.piece * size / BLOCK);
         }
     }
 
@@ -150,14 +157,14 @@ impl Pass<'_> {
             let mut sums = [0.0; ACCUMULATORS];
             // Records are written whole.
             let at_once = match self.records() {
-                HasRecords::No => T::BLOCK,
-                HasRecords::OfLowBits => BLOCK,
-                HasRecords::OfCodes => LONGEST,
+                Records::None => T::BLOCK,
+                Records::LowBits => BLOCK,
+                Records::Codes => LONGEST,
             };
-            let (streams, piece) = (self.streams(&range), at_once.min(BLOCK));
+            let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
-                let ahead = Ahead { streams: &streams, start, piece };
-                let later = at_once > piece && !streams.is_empty();
+                let ahead = Ahead::new(&streams, start, at_once);
+                let later = at_once > PIECE && !streams.is_empty();
                 if !later {
                     ahead.fetch(0);
                 }
@@ -187,8 +194,7 @@ impl Pass<'_> {
         let (at_once, streams) = if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
-                let ahead = Ahead { streams: &streams, start, piece: T::BLOCK };
-                ahead.fetch(0);
+                Ahead::new(&streams, start, T::BLOCK).fetch(0);
                 // SAFETY: the caller promises that all data is locked and holds the range, and that no other
                 // thread runs it. The gradient does not lie in x: `Job::copy_shared` would have copied it.
                 let (x, dx) = unsafe { (x.write(start, end - start), dx.read(start, end - start)) };
@@ -229,13 +235,13 @@ impl Pass<'_> {
     }
 
     /// What is in records.
-    fn records(&self) -> HasRecords {
+    fn records(&self) -> Records {
         if self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)))) {
-            HasRecords::OfCodes
+            Records::Codes
         } else if matches!(self.x, DataPtr::Split(_, LowPtr::Records(_))) {
-            HasRecords::OfLowBits
+            Records::LowBits
         } else {
-            HasRecords::No
+            Records::None
         }
     }
 
@@ -262,7 +268,7 @@ impl Pass<'_> {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
             (_, Sink::Reduce(_)) | (None, _) => 0,
             // Records are of whole blocks.
-            _ if self.records() != HasRecords::No => 0,
+            _ if self.records() != Records::None => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
     }
