@@ -49,8 +49,8 @@ const PIECE: usize = 2 * BLOCK;
 
 /// The state of a pass that is in records, which a block has whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Records {
-    None,
+enum InRecords {
+    Nothing,
     /// The low bits of x.
     LowBits,
     /// Numbers in 8 bits.
@@ -157,9 +157,9 @@ impl Pass<'_> {
             let mut sums = [0.0; ACCUMULATORS];
             // Records are written whole.
             let at_once = match self.records() {
-                Records::None => T::BLOCK,
-                Records::LowBits => BLOCK,
-                Records::Codes => LONGEST,
+                InRecords::Nothing => T::BLOCK,
+                InRecords::LowBits => BLOCK,
+                InRecords::Codes => LONGEST,
             };
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
@@ -235,13 +235,13 @@ impl Pass<'_> {
     }
 
     /// What is in records.
-    fn records(&self) -> Records {
+    fn records(&self) -> InRecords {
         if self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)))) {
-            Records::Codes
+            InRecords::Codes
         } else if matches!(self.x, DataPtr::Split(_, LowPtr::Records(_))) {
-            Records::LowBits
+            InRecords::LowBits
         } else {
-            Records::None
+            InRecords::Nothing
         }
     }
 
@@ -268,7 +268,7 @@ impl Pass<'_> {
             // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
             (_, Sink::Reduce(_)) | (None, _) => 0,
             // Records are of whole blocks.
-            _ if self.records() != Records::None => 0,
+            _ if self.records() != InRecords::Nothing => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
     }
