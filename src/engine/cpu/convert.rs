@@ -374,7 +374,11 @@ pub(super) unsafe fn gather<T: Storable>(data: DataPtr, positions: impl Iterator
 
 #[cfg(test)]
 mod tests {
+    use super::super::storage::{low_bits_mut, slot_mut};
     use super::*;
+    use crate::engine::memory::Buffer;
+    use crate::numbers::DType;
+    use crate::tensors::{Device, Tensor};
 
     fn narrowed(isa: Isa, values: &[f32]) -> (Vec<u16>, Vec<u16>) {
         let mut halves = vec![f16::ZERO; values.len()];
@@ -513,6 +517,40 @@ mod tests {
                     assert!(through(isa, numbers.len()) == portable, "{code:?} on {isa:?} together {numbers:?}");
                 }
             }
+        }
+    }
+
+    /// Parts of what is in records, which begin and end anywhere, and records that are written behind others.
+    #[test]
+    fn any_part_of_records_is_read() {
+        const LENGTH: usize = (TOGETHER + 1) * BLOCK + 37;
+        let numbers: Vec<f32> = (0..LENGTH).map(|i| (i as f32 - 300.0) * 0.37).collect();
+        let zeros = |dtype: DType| Tensor::zeros(LENGTH, dtype.into(), &Device::Cpu).expect("zeros");
+        let mut codes = Buffer::coded(&zeros(DType::F32), Code::Signed).expect("state in 8 bits");
+        let mut low = Buffer::low_bits(&[LENGTH], &Device::Cpu).expect("low bits");
+        let mut high = Buffer::new(&zeros(DType::BF16)).expect("bf16");
+        let low = low_bits_mut(&mut low).expect("memory");
+        let split = slot_mut(&mut high).expect("memory").with_low_bits(Some(low)).expect("both parts");
+        let coded = slot_mut(&mut codes).expect("memory");
+        for (data, is_exact) in [(coded, false), (split, true)] {
+            let read = |offset, length| {
+                let mut part = vec![0f32; length];
+                // SAFETY: the memory has `LENGTH` numbers, which all callers stay below, and nothing writes it.
+                unsafe { load(Isa::best(), data, offset, &mut part) };
+                part
+            };
+            // SAFETY: the memory has as many numbers, and nothing else uses it.
+            unsafe { store(Isa::best(), &numbers, data, 0) };
+            let whole = read(0, LENGTH);
+            assert!(!is_exact || whole == numbers);
+            for (offset, length) in [(0, 1), (5, 3), (100, 60), (BLOCK, 2 * BLOCK), (130, 400), (500, LENGTH - 500)] {
+                assert_eq!(read(offset, length), whole[offset..offset + length], "{length} from {offset} of {data:?}");
+            }
+            // SAFETY: the memory has as many numbers there, and nothing else uses it.
+            unsafe { store(Isa::best(), &numbers[..2 * BLOCK], data, 3 * BLOCK) };
+            assert_eq!(read(0, 3 * BLOCK), whole[..3 * BLOCK]);
+            assert_eq!(read(3 * BLOCK, 2 * BLOCK), whole[..2 * BLOCK]);
+            assert_eq!(read(5 * BLOCK, 37), whole[5 * BLOCK..]);
         }
     }
 
