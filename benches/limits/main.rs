@@ -92,10 +92,12 @@ const GROWTH: &str = "growth_";
 fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
     let machine = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let (mut records, mut name, mut gigahertz) = (BTreeMap::<String, Record>::new(), machine.clone(), 1.0);
+    // From their heading on, to the end of the file.
+    let mut is_of_peers = false;
     for line in fs::read_to_string(path)?.lines() {
         if line.starts_with("peers") {
-            name = format!("{machine}, peers");
-        } else if let Some(isa) = behind(line, "isa").filter(|_| !name.ends_with("peers")) {
+            (name, is_of_peers) = (format!("{machine}, peers"), true);
+        } else if let Some(isa) = behind(line, "isa").filter(|_| !is_of_peers) {
             name = format!("{machine}, {isa}");
         }
         let record = records.entry(name.clone()).or_default();
@@ -106,7 +108,7 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
             record.versions.extend(behind(line, peer).map(|version| (peer.to_string(), version.to_string())));
         }
         match line.split_whitespace().collect::<Vec<_>>()[..] {
-            [who @ ("bench" | "torch" | "deepspeed"), case, ..] if name.ends_with("peers") => {
+            [who, case, ..] if is_of_peers && (who == "bench" || PEERS.contains(&who)) => {
                 let turns = record.turns.entry(case.to_string()).or_default();
                 let mut note = |who: &str, field| turns.entry(who.to_string()).or_default().push(number(line, field));
                 note(who, "ns_per_element");
