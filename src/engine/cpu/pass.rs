@@ -37,8 +37,9 @@ pub(super) struct PassStep<'p> {
 /// Where the gradient goes at the end of the chain.
 pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
-/// From this length on a range in blocks begins with a short one, so that the others start on a cache line.
-const LONG: usize = 1 << 13;
+/// From this length on a range in blocks begins with a short one, so that the others start on a cache line, and
+/// fetches ahead.
+const LONG: usize = 1 << 10;
 
 /// How many blocks of the usual length ahead memory is fetched in such a range. The hardware stops at the end of
 /// a page, and while a loop works on what is in the first-level cache. This way memory is never idle.
