@@ -50,7 +50,7 @@ mod route;
 #[cfg(feature = "printed")]
 pub(crate) use codegen::{ArrayRole, BoundKernel, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, traced};
 pub(crate) use commit::commit;
-pub(crate) use cpu::for_all;
+pub(crate) use cpu::{for_all, to_bf16, to_f16};
 pub(crate) use dispatch::download;
 pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;

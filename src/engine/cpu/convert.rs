@@ -20,6 +20,16 @@ use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24
 use crate::numbers::value::Compute;
 use crate::numbers::{Code, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
 
+/// Rounds to bf16 as a step does.
+pub(crate) fn to_bf16(src: &[f32], dst: &mut [bf16]) {
+    f32::to_bf16s(Isa::best(), src, dst);
+}
+
+/// Rounds to f16 as a step does.
+pub(crate) fn to_f16(src: &[f32], dst: &mut [f16]) {
+    f32::to_f16(Isa::best(), src, dst);
+}
+
 /// A compute type that can be read from and written to every storage type.
 pub(super) trait Storable: LaneFloat {
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [Self]);

@@ -26,6 +26,7 @@ use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
 use crate::tensors::{Device, Tensor};
+pub(crate) use convert::{to_bf16, to_f16};
 use pass::{Pass, PassSink, PassStep};
 use sources::StridedSource;
 use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};

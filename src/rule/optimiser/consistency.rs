@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::engine::Buffer;
+use crate::engine::{Buffer, to_bf16, to_f16};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryRef, Numbers, owned, read};
 use crate::numbers::{is_wider, round_to_odd};
@@ -194,10 +194,10 @@ fn compared(low: Numbers<'_>, high: Numbers<'_>, runs: impl Iterator<Item = Rang
 fn is_surely_rounded(low: Numbers<'_>, high: Numbers<'_>, part: Range<usize>) -> bool {
     use Numbers::{BF16, F16, F32, F64};
     match (low, high) {
-        (BF16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
-        (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part]),
-        (BF16(low), BF16(high)) => low[part.clone()] == high[part],
-        (F16(low), F16(high)) => low[part.clone()] == high[part],
+        (BF16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part], to_bf16),
+        (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part], to_f16),
+        (BF16(low), BF16(high)) => low[part.clone()].reinterpret_cast() == high[part].reinterpret_cast(),
+        (F16(low), F16(high)) => low[part.clone()].reinterpret_cast() == high[part].reinterpret_cast(),
         (F32(low), F32(high)) => low[part.clone()] == high[part],
         (F64(low), F64(high)) => low[part.clone()] == high[part],
         _ => false,
@@ -210,15 +210,15 @@ fn parts(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     run.step_by(RUN).map(move |start| start..end.min(start + RUN))
 }
 
-/// Whether all of `low` is `high` rounded, to the bit; NaN may differ in bits.
-fn is_rounded<T: Copy + Default + PartialEq>(low: &[T], high: &[f32]) -> bool
+/// Whether all of `low` is `high` rounded, to the bit.
+fn is_rounded<T: Copy + Default>(low: &[T], high: &[f32], to_low: fn(&[f32], &mut [T])) -> bool
 where
     [T]: HalfFloatSliceExt,
 {
     let mut rounded = [T::default(); RUN];
     let rounded = &mut rounded[..low.len()];
-    rounded.convert_from_f32_slice(high);
-    rounded == low
+    to_low(high, rounded);
+    rounded.reinterpret_cast() == low.reinterpret_cast()
 }
 
 fn differ(a: f64, b: f64) -> bool {
