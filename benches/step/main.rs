@@ -74,7 +74,7 @@ struct Options {
     /// The instruction set of our steps on the CPU: the best if not said.
     #[arg(long, value_enum, default_value_t = IsaName::best())]
     isa: IsaName,
-    /// Parameters of each case but `small_f32` and `growth`. Without it 33.5 M, with --quick 8.4 M; on a GPU
+    /// Parameters of each case but `small` and `growth`. Without it 33.5 M, with --quick 8.4 M; on a GPU
     /// 1e9 for the main cases and 1e8 for the others. Where a GPU has too little memory they are fewer.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..))]
     elements: Option<usize>,

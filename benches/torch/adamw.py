@@ -112,7 +112,12 @@ def main():
     cases = Cases(options.device, peer)
     large = [math.ceil(options.elements / 2)] * 2
     small = [SMALL[1]] * SMALL[0]
-    for name, case, sizes in (("adamw_f32", cases.plain, large), ("mixed_bf16_adamw", cases.mixed, large), ("small_f32", cases.plain, small)):
+    for name, case, sizes in (
+        ("adamw_f32", cases.plain, large),
+        ("mixed_bf16_adamw", cases.mixed, large),
+        ("small_f32", cases.plain, small),
+        ("small_mixed_bf16_adamw", cases.mixed, small),
+    ):
         measure(cases, name, case, sizes, options.rounds)
         if options.device == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-//! Conversions of numbers in 16 and 8 bits by AVX2 and F16C instructions that the compiler does not find.
+//! Conversions of numbers in 8, 16 and 24 bits by AVX2 and F16C instructions that the compiler does not find.
 //! `unsafe`: loads and stores of vectors.
 #![allow(unsafe_code)]
 
@@ -61,6 +61,78 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
     if _mm256_movemask_ps(is_nan) != 0 {
         src.iter().zip(dst).for_each(|(src, dst)| *dst = one(*src));
     }
+}
+
+/// Splits numbers into the two parts of their 24 bits, 32 at once, as if none were NaN. If one is, all are done
+/// once more.
+#[target_feature(enable = "avx2")]
+pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl Fn(f32) -> (bf16, u8)) {
+    // What rounding to nearest adds if the last kept bit is even, and if it is odd.
+    let halves = _mm256_castsi256_ps(_mm256_set1_epi64x(0x80_0000_007f));
+    let rounded = |values| {
+        let bits = _mm256_castps_si256(values);
+        let half = _mm256_castps_si256(_mm256_permutevar_ps(halves, _mm256_srli_epi32::<8>(bits)));
+        _mm256_add_epi32(bits, half)
+    };
+    let upper = |rounded| _mm256_srli_epi32::<16>(_mm256_add_epi32(rounded, _mm256_set1_epi32(0x8000)));
+    let lower = |rounded| _mm256_and_si256(rounded, _mm256_set1_epi32(0xff00));
+    let mut is_nan = _mm256_setzero_ps();
+    let (rows, rest) = src.as_chunks::<CODES>();
+    let ((high_rows, high_rest), (low_rows, low_rest)) = (high.as_chunks_mut::<CODES>(), low.as_chunks_mut::<CODES>());
+    for ((row, high), low) in rows.iter().zip(high_rows).zip(low_rows) {
+        // SAFETY: the array holds four times eight elements, and the instruction allows any alignment.
+        let values = [0, 8, 16, 24].map(|first| unsafe { _mm256_loadu_ps(row.as_ptr().add(first)) });
+        let unordered = |a, b| _mm256_cmp_ps::<_CMP_UNORD_Q>(values[a], values[b]);
+        is_nan = _mm256_or_ps(is_nan, _mm256_or_ps(unordered(0, 1), unordered(2, 3)));
+        let rounded = values.map(rounded);
+        // Both halves of a register are packed by themselves.
+        let [a, b, c, d] = rounded.map(upper);
+        let packed = [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)].map(|both| _mm256_permute4x64_epi64::<0b11_01_10_00>(both));
+        let [a, b, c, d] = rounded.map(lower);
+        let bytes = [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)].map(|both| _mm256_srli_epi16::<8>(both));
+        let bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(bytes[0], bytes[1]), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        // SAFETY: the arrays hold 32 elements, and the instructions allow any alignment.
+        unsafe {
+            _mm256_storeu_si256(high.as_mut_ptr().cast(), packed[0]);
+            _mm256_storeu_si256(high.as_mut_ptr().add(16).cast(), packed[1]);
+            _mm256_storeu_si256(low.as_mut_ptr().cast(), bytes);
+        }
+    }
+    let one_by_one = |src: &[f32], high: &mut [bf16], low: &mut [u8]| {
+        src.iter().zip(high).zip(low).for_each(|((src, high), low)| (*high, *low) = one(*src));
+    };
+    one_by_one(rest, high_rest, low_rest);
+    if _mm256_movemask_ps(is_nan) != 0 {
+        one_by_one(src, high, low);
+    }
+}
+
+/// Joins the two parts of numbers of 24 bits, 32 at once.
+#[target_feature(enable = "avx2")]
+pub(super) fn join_24(high: &[bf16], low: &[u8], dst: &mut [f32], one: impl Fn(bf16, u8) -> f32) {
+    let zero = _mm256_setzero_si256();
+    let (rows, rest) = dst.as_chunks_mut::<CODES>();
+    let ((high_rows, high_rest), (low_rows, low_rest)) = (high.as_chunks::<CODES>(), low.as_chunks::<CODES>());
+    for ((row, high), low) in rows.iter_mut().zip(high_rows).zip(low_rows) {
+        // SAFETY: the array holds 32 elements, and the instruction allows any alignment.
+        let low = unsafe { _mm256_loadu_si256(low.as_ptr().cast()) };
+        // SAFETY: the array holds twice sixteen elements, and the instruction allows any alignment.
+        let high = [0, 16].map(|first| unsafe { _mm256_loadu_si256(high.as_ptr().add(first).cast()) });
+        // Both halves of a register are unpacked by themselves.
+        let low = _mm256_permute4x64_epi64::<0b11_01_10_00>(low);
+        let lower = [_mm256_unpacklo_epi8(zero, low), _mm256_unpackhi_epi8(zero, low)];
+        for ((high, lower), row) in high.into_iter().zip(lower).zip(row.as_chunks_mut::<16>().0) {
+            // The low bits have a sign: where it is set, one is taken from the bf16.
+            let upper = _mm256_add_epi16(high, _mm256_srai_epi16::<15>(lower));
+            let (a, b) = (_mm256_unpacklo_epi16(lower, upper), _mm256_unpackhi_epi16(lower, upper));
+            // SAFETY: the array holds sixteen elements, and the instructions allow any alignment.
+            unsafe {
+                _mm256_storeu_si256(row.as_mut_ptr().cast(), _mm256_permute2x128_si256::<0x20>(a, b));
+                _mm256_storeu_si256(row.as_mut_ptr().add(8).cast(), _mm256_permute2x128_si256::<0x31>(a, b));
+            }
+        }
+    }
+    rest.iter_mut().zip(high_rest).zip(low_rest).for_each(|((dst, high), low)| *dst = one(*high, *low));
 }
 
 /// How many codes a vector has.

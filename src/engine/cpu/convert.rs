@@ -51,6 +51,13 @@ pub(super) trait Storable: LaneFloat {
     fn encode(isa: Isa, code: Code, src: &[Self], records: &mut [[u8; RECORD]]) {
         encoded(isa, code, src, records);
     }
+    /// Numbers of 24 bits, in two parts.
+    fn from_24(isa: Isa, high: &[bf16], low: &[u8], dst: &mut [Self]) {
+        joined_from_24(isa, high, low, dst);
+    }
+    fn to_24(isa: Isa, src: &[Self], high: &mut [bf16], low: &mut [u8]) {
+        split_to_24(isa, src, high, low);
+    }
     /// The data as elements of this very type, if that is what they are.
     fn same(data: DataPtr) -> Option<Elements<Self>>;
 }
@@ -136,6 +143,24 @@ impl Storable for f32 {
         }
     }
 
+    fn from_24(isa: Isa, high: &[bf16], low: &[u8], dst: &mut [f32]) {
+        match isa.vectors() {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Bits256 => unsafe { avx2::join_24(high, low, dst, joined_24) },
+            _ => joined_from_24(isa, high, low, dst),
+        }
+    }
+
+    fn to_24(isa: Isa, src: &[f32], high: &mut [bf16], low: &mut [u8]) {
+        match isa.vectors() {
+            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Bits256 => unsafe { avx2::split_24(src, high, low, split_24) },
+            _ => split_to_24(isa, src, high, low),
+        }
+    }
+
     fn same(data: DataPtr) -> Option<Elements<f32>> {
         if let DataPtr::F32(elements) = data { Some(elements) } else { None }
     }
@@ -203,6 +228,7 @@ per_isa! {
 }
 
 per_isa! {
+    /// Numbers of 24 bits, whose upper 16 are rounded.
     fn joined_from_24<T: Storable>(isa, high: &[bf16], low: &[u8], dst: &mut [T]) {
         for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
             *dst = T::widened(joined_24(*high, *low));
@@ -292,7 +318,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
                 joined(isa, &high[part.clone()], record, (offset + part.start) % BLOCK, &mut dst[part]);
             }
         }
-        DataPtr::Split(high, LowPtr::U8(low)) => joined_from_24(isa, source!(high), source!(low), dst),
+        DataPtr::Split(high, LowPtr::U8(low)) => T::from_24(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
             let bytes = codes::stored_bytes(offset % BLOCK + length);
             // SAFETY: the caller promises that these elements exist and are not written.
@@ -332,7 +358,7 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
                 split_up(isa, src, high, record);
             }
         }
-        DataPtr::Split(high, LowPtr::U8(low)) => split_to_24(isa, src, target!(high), target!(low)),
+        DataPtr::Split(high, LowPtr::U8(low)) => T::to_24(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
             // they are all that their records have.
@@ -417,6 +443,25 @@ mod tests {
         }
         for (value, bits) in values.iter().zip(&portable.1) {
             assert_eq!(*bits, bf16::from_f32(*value).to_bits(), "{value:e}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_24_bits_are_the_same_on_every_instruction_set() {
+        let values = around_every_tie();
+        let through = |isa, values: &[f32]| {
+            let (mut high, mut low, mut back) = (vec![bf16::ZERO; values.len()], vec![0; values.len()], vec![0f32; values.len()]);
+            f32::to_24(isa, values, &mut high, &mut low);
+            f32::from_24(isa, &high, &low, &mut back);
+            let bits: Vec<u32> = back.into_iter().map(f32::to_bits).collect();
+            (high.into_iter().map(bf16::to_bits).collect::<Vec<_>>(), low, bits)
+        };
+        for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+            assert_eq!(through(isa, &values), through(Isa::PORTABLE, &values));
+            // NaN takes another path, and its neighbours with it.
+            for values in values.chunks(75) {
+                assert_eq!(through(isa, values), through(Isa::PORTABLE, values));
+            }
         }
     }
 
