@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::prefetch::lines;
-use super::sources::{CacheLines, LONGEST, ROOM, StridedSource, read_sum};
+use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
 use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
@@ -122,7 +122,7 @@ macro_rules! scratched {
     ($($T:ty),*) => {$(
         impl HasScratch for $T {
             fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<$T>) -> R) -> R {
-                const EMPTY: CacheLines<$T> = CacheLines([0.0; ROOM]);
+                const EMPTY: CacheLines<$T> = CacheLines([0.0; LONGEST]);
                 thread_local! {
                     static SCRATCH: RefCell<PassScratch<$T>> = const {
                         let stage = Stage { copies: Vec::new(), slots: Vec::new() };
@@ -153,7 +153,7 @@ impl Pass<'_> {
             // At least one, which a Kahan sum needs.
             let levels = self.sources.len().next_power_of_two().ilog2().max(1) as usize;
             if scratch.more.len() < levels {
-                scratch.more.resize(levels, CacheLines([T::zero(); ROOM]));
+                scratch.more.resize(levels, CacheLines([T::zero(); LONGEST]));
             }
             let mut sums = [0.0; ACCUMULATORS];
             // Records are written whole.
@@ -418,7 +418,7 @@ impl Pass<'_> {
         // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
         let in_place = |data: DataPtr| if read_only { None } else { T::same(data) };
         if copies.len() < step.slots.len() {
-            copies.resize(step.slots.len(), CacheLines([T::zero(); ROOM]));
+            copies.resize(step.slots.len(), CacheLines([T::zero(); LONGEST]));
         }
         let mut is_staged = false;
         slots.clear();

@@ -13,17 +13,13 @@ use crate::numbers::codes;
 /// The most elements of a block: where state is in 8 bits, as many as are encoded together.
 pub(super) const LONGEST: usize = codes::TOGETHER * codes::BLOCK;
 
-/// The elements of [`CacheLines`].
-pub(super) const ROOM: usize = LONGEST + 64;
-
 // All blocks fit.
 const _: () = assert!(BLOCK <= LONGEST);
 
-/// A block of elements on a cache line of its own, so that no vector crosses two. Several of them do not lie a
-/// multiple of 4096 bytes apart: processors take a read of one for a read of what is written to the other.
+/// A block of elements on a cache line of its own, so that no vector crosses two.
 #[derive(Clone)]
 #[repr(C, align(64))]
-pub(super) struct CacheLines<T>(pub(super) [T; ROOM]);
+pub(super) struct CacheLines<T>(pub(super) [T; LONGEST]);
 
 /// A gradient of any layout.
 pub(super) struct StridedSource<'p> {
