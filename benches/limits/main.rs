@@ -137,17 +137,18 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
     Ok(records)
 }
 
-/// The least of all turns, of the cases that peers have: whatever disturbs one makes it longer.
+/// The median of all turns and the least, of the cases that peers have.
 fn print_peers(name: &str, record: &Record) {
     let peers: Vec<&str> = PEERS.into_iter().filter(|peer| record.versions.contains_key(*peer)).collect();
     let titles: Vec<String> = peers.iter().map(|peer| format!("{peer} {}", record.versions[*peer])).collect();
     println!("\n| {name} | this crate | floor | candle-nn | {} |\n| {}", titles.join(" | "), "--- | ".repeat(4 + peers.len()));
     for (case, turns) in record.turns.iter().filter(|(_, turns)| turns.contains_key(PEERS[0])) {
-        let least = |who: &str| {
-            let least = turns.get(who).and_then(|turns| turns.iter().copied().reduce(f64::min));
-            least.map_or("–".to_string(), |least| format!("{least:.2}"))
+        let column = |who: &str| {
+            let turns = || turns.get(who).into_iter().flatten().copied().filter(|turn| *turn > 0.0);
+            let least = turns().reduce(f64::min);
+            least.map_or("–".to_string(), |least| format!("{:.2} ({least:.2})", median(turns())))
         };
-        let columns: Vec<String> = ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| least(who)).collect();
+        let columns: Vec<String> = ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| column(who)).collect();
         println!("| `{case}` | {} |", columns.join(" | "));
     }
 }
