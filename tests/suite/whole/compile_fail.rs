@@ -25,15 +25,26 @@ fn built(directory: &Path, library: &str) -> Vec<PathBuf> {
     matching
 }
 
-/// Compiles against the newest build of this crate, and the build of candle that goes with it: there is one
-/// for each set of features.
+/// The builds of this crate and of candle that a case is compiled against.
+struct Builds {
+    optimisers: PathBuf,
+    candle: PathBuf,
+}
+
+impl Builds {
+    /// The newest that go together: there is one for each set of features, and those without candle do not.
+    fn newest() -> Self {
+        let [optimisers, candle] = ["optimisers", "candle_core"].map(|library| built(&libraries(), library));
+        let pairs = optimisers.iter().flat_map(|optimisers| candle.iter().map(move |candle| (optimisers, candle)));
+        let mut pairs = pairs.map(|(optimisers, candle)| Builds { optimisers: optimisers.clone(), candle: candle.clone() });
+        let fits = |builds: &Builds| compile_with(builds, "control").status.success();
+        pairs.find(fits).unwrap_or(Builds { optimisers: optimisers[0].clone(), candle: candle[0].clone() })
+    }
+}
+
 fn compile(case: &str) -> Output {
-    static CANDLE: LazyLock<PathBuf> = LazyLock::new(|| {
-        let builds = built(&libraries(), "candle_core");
-        let fits = |candle: &&PathBuf| compile_with(candle, "control").status.success();
-        builds.iter().find(fits).unwrap_or(&builds[0]).clone()
-    });
-    compile_with(&CANDLE, case)
+    static BUILDS: LazyLock<Builds> = LazyLock::new(Builds::newest);
+    compile_with(&BUILDS, case)
 }
 
 fn libraries() -> PathBuf {
@@ -41,7 +52,7 @@ fn libraries() -> PathBuf {
     test.parent().expect("a directory").to_path_buf()
 }
 
-fn compile_with(candle: &Path, case: &str) -> Output {
+fn compile_with(Builds { optimisers, candle }: &Builds, case: &str) -> Output {
     let libraries = libraries();
     let out = std::env::temp_dir().join(format!("optimisers-{case}-{:?}-{}", std::thread::current().id(), std::process::id()));
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
@@ -50,7 +61,7 @@ fn compile_with(candle: &Path, case: &str) -> Output {
         .arg("-L")
         .arg(format!("dependency={}", libraries.display()))
         .arg("--extern")
-        .arg(format!("optimisers={}", built(&libraries, "optimisers")[0].display()))
+        .arg(format!("optimisers={}", optimisers.display()))
         .arg("--extern")
         .arg(format!("candle_core={}", candle.display()))
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("compile_fail").join(format!("{case}.rs")))
