@@ -252,7 +252,12 @@ fn draw_growth(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<()
         .build_cartesian_2d((least..most).log_scale(), 0.0..slowest)?;
     let thousands = |parameters: &f64| format!("{parameters:e}");
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc("parameters").y_desc("ns per parameter").x_label_formatter(&thousands).label_style(("sans-serif", 30, &INK)).draw()?;
+    mesh.x_desc("parameters")
+        .y_desc("ns per parameter")
+        .y_labels(5)
+        .x_label_formatter(&thousands)
+        .label_style(("sans-serif", 30, &INK))
+        .draw()?;
     for (place, record) in records.values().enumerate() {
         let colour = Palette99::pick(place).to_rgba();
         chart.draw_series(LineSeries::new(points(record), colour.stroke_width(4)).point_size(6))?;
