@@ -32,13 +32,16 @@ struct Builds {
 }
 
 impl Builds {
-    /// The newest that go together: there is one for each set of features, and those without candle do not.
+    /// The newest of this crate that has candle, and that of candle which goes with it: there is one for each set
+    /// of features.
     fn newest() -> Self {
         let [optimisers, candle] = ["optimisers", "candle_core"].map(|library| built(&libraries(), library));
-        let pairs = optimisers.iter().flat_map(|optimisers| candle.iter().map(move |candle| (optimisers, candle)));
-        let mut pairs = pairs.map(|(optimisers, candle)| Builds { optimisers: optimisers.clone(), candle: candle.clone() });
-        let fits = |builds: &Builds| compile_with(builds, "control").status.success();
-        pairs.find(fits).unwrap_or(Builds { optimisers: optimisers[0].clone(), candle: candle[0].clone() })
+        let pair = |optimisers: &PathBuf, candle: &PathBuf| Builds { optimisers: optimisers.clone(), candle: candle.clone() };
+        let compiles = |builds: &Builds, case| compile_with(builds, case).status.success();
+        let with_candle = optimisers.iter().find(|optimisers| compiles(&pair(optimisers, &candle[0]), "with_candle"));
+        let optimisers = with_candle.unwrap_or(&optimisers[0]);
+        let fits = candle.iter().map(|candle| pair(optimisers, candle)).find(|builds| compiles(builds, "control"));
+        fits.unwrap_or_else(|| pair(optimisers, &candle[0]))
     }
 }
 

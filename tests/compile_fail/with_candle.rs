@@ -1,0 +1,3 @@
+//! Compiles where the crate has candle.
+
+pub use optimisers::CandleOptimizer;
