@@ -43,6 +43,9 @@ pub struct Case {
 /// and not in a cache, as after a backward pass.
 const BEYOND_CACHES: usize = 1 << 28;
 
+/// The sizes of many small tensors.
+const SMALL: [usize; 2000] = [4096; 2000];
+
 const LAMBDA: f64 = 0.01;
 const OFFLOADED: &str = "offload_mixed_bf16_adamw";
 
@@ -94,7 +97,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
             Box::new(DecoupledDecay::new(LAMBDA, AdamW { lambda: 0.0, ..adamw() }).cautious())
         }),
         case("adamw_f32_q8", DType::F32, adam_q8, false, || Box::new(StoreAs::all(Q8, adamw()))),
-        of_sizes("small_f32", vec![4096; 2000], true),
+        of_sizes("small_f32", SMALL.to_vec(), true),
     ];
     let exponents = if sizes.quick { 3..=7 } else { 3..=8 };
     let growth = exponents.map(|exponent| {
@@ -143,7 +146,7 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         |name, candle_nn| case(name, DType::BF16, mixed.clone(), candle_nn, || Box::new(MixedPrecision::new(DType::F32, adamw())));
     let by_memory = vec![
         of_masters("mixed_bf16_adamw", true),
-        Case { sizes: vec![4096; 2000], ..of_masters("small_mixed_bf16_adamw", false) },
+        Case { sizes: SMALL.to_vec(), ..of_masters("small_mixed_bf16_adamw", false) },
         Case { sizes: sizes.two("mixed_bf16_adamw"), in_slices: true, ..of_masters("slices_mixed_bf16_adamw", false) },
     ];
     [by_size, by_memory].into_iter().chain(others.into_iter().map(|case| vec![case])).chain([growth]).collect()
