@@ -2,8 +2,9 @@
 //!
 //! Every leaf's rules plan first, and compute nothing. Then the norms and tensor functions that they asked
 //! for are evaluated, reading only. Last, parameters, state and counters are written, in one pass per leaf. A
-//! block of 512 bytes of each array goes through the whole chain while it is in the first-level cache (one
-//! step by itself, with all data in place, needs no blocks). Leaves below 65 536 elements are taken in rows,
+//! factor, a limit and a decay go into the loop of the step behind them, their prologue. If several loops are
+//! left, a block of 512 bytes of each array goes through all of them while it is in the first-level cache. One
+//! by itself, with all data in place, needs no blocks. Leaves below 65 536 elements are taken in rows,
 //! a thread for each row. All threads share a larger one. If all leaves together are small, they run on the
 //! caller's thread.
 //!

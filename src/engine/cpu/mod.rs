@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::{Buffer, set_lent};
-use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
+use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
@@ -29,7 +29,7 @@ use crate::tensors::{Device, Tensor};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{Pass, PassSink, PassStep};
 use sources::StridedSource;
-use storage::{DataPtr, List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
+use storage::{List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE_LEAF: usize = 1 << 16;
@@ -184,7 +184,7 @@ fn write(
                 isa,
                 x: x.with_low_bits(low_bits)?,
                 sources: strided(gradients, part.start),
-                steps: with_slots(steps.iter().filter_map(|step| step.link()), &slots),
+                steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), &slots),
                 sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?),
             };
             // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
@@ -222,7 +222,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
         };
         let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
         let sources = if view.is_parameter() { list([StridedSource::in_order(x)]) } else { strided(gradients, 0) };
-        let pass = Pass { isa, x, sources, steps: with_slots(view.links(), &slots), sink };
+        let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
         // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`; of
         // state, `Job::check`). Only the target is written. The caller promises that it has room, and that
         // nothing else accesses it.
@@ -236,15 +236,6 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
 /// Gradients whose first element is the leaf's element `first`.
 fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
     list(views.iter().map(|view| StridedSource::new(*view, first)))
-}
-
-/// The steps, each with its own slots.
-fn with_slots<'p>(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr]) -> List<PassStep<'p>> {
-    list(links.map(|link| {
-        let (own, rest) = slots.split_at(link.slots.len());
-        slots = rest;
-        PassStep { kernel: link.kernel, slots: own }
-    }))
 }
 
 /// Runs a pass over a part of a leaf of this length, in chunks; the result is their totals in order, if it

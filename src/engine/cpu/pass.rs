@@ -12,9 +12,12 @@ use super::prefetch::lines;
 use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
 use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
-use crate::engine::kernel::{ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, Reducer, add, join_accumulators, reduce_block, subtract};
-use crate::engine::plan::{Epilogue, Sink};
+use crate::engine::kernel::{
+    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, LaneFloat, Reducer, add, join_accumulators, reduce_block, subtract,
+};
+use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::codes;
+use crate::numbers::value::Prologue;
 
 // Blocks begin where records do.
 const _: () = assert!(BLOCK == codes::BLOCK);
@@ -24,14 +27,49 @@ pub(super) struct Pass<'p> {
     pub(super) isa: Isa,
     pub(super) x: DataPtr,
     pub(super) sources: List<StridedSource<'p>>,
-    pub(super) steps: List<PassStep<'p>>,
+    pub(super) steps: PassSteps<'p>,
     pub(super) sink: PassSink,
 }
 
-/// One step of the chain with its slots.
+/// One step of the chain with its slots, and with the steps in front of it that its loop does besides.
 pub(super) struct PassStep<'p> {
-    pub(super) kernel: &'p dyn Kernel,
-    pub(super) slots: &'p [DataPtr],
+    kernel: &'p dyn Kernel,
+    slots: &'p [DataPtr],
+    prologue: Option<Prologue>,
+}
+
+/// The steps of a chain. Most have one, with the others as its prologue.
+pub(super) type PassSteps<'p> = SmallVec<[PassStep<'p>; 1]>;
+
+impl<'p> PassStep<'p> {
+    /// The steps of a chain with their slots. Each goes into the loop of the one behind it, where it can.
+    pub(super) fn chain(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr]) -> PassSteps<'p> {
+        let mut steps = PassSteps::new();
+        for Link { kernel, slots: own } in links {
+            let (own, rest) = slots.split_at(own.len());
+            slots = rest;
+            let mut prologue = None;
+            while kernel.takes_prologue()
+                && let Some(before) = steps.last().and_then(PassStep::as_prologue)
+                && let Some(longer) = before.then(prologue.unwrap_or_default())
+            {
+                prologue = Some(longer);
+                steps.pop();
+            }
+            steps.push(PassStep { kernel, slots: own, prologue });
+        }
+        steps
+    }
+
+    /// The step as a prologue of the one behind it, if it is no more than that.
+    fn as_prologue(&self) -> Option<Prologue> {
+        self.prologue.unwrap_or_default().then(self.kernel.as_prologue()?)
+    }
+
+    /// Runs over a block.
+    fn run<T: LaneFloat>(&self, isa: Isa, arrays: LaneArrays<'_, T>) {
+        self.kernel.run(self.prologue.as_ref(), &mut LaneBlock { isa, lanes: T::lanes(arrays) });
+    }
 }
 
 /// Where the gradient goes at the end of the chain.
@@ -85,14 +123,14 @@ impl<'s> Ahead<'s> {
     }
 
     /// Runs the last step of a block.
-    fn run<T: Storable>(&self, kernel: &dyn Kernel, isa: Isa, arrays: LaneArrays<'_, T>) {
+    fn run<T: Storable>(&self, step: &PassStep<'_>, isa: Isa, arrays: LaneArrays<'_, T>) {
         let LaneArrays { x, dx, out, slots } = arrays;
         let mut slots: List<*mut T> = list(slots.iter().copied());
         let mut out = out.map(|out| out.chunks_mut(self.piece));
         for (i, (x, dx)) in x.chunks_mut(self.piece).zip(dx.chunks(self.piece)).enumerate() {
             self.fetch(i * self.piece);
             let out = out.as_mut().and_then(Iterator::next);
-            kernel.run(&mut LaneBlock { isa, lanes: T::lanes(LaneArrays { x, dx, out, slots: &slots }) });
+            step.run(isa, LaneArrays { x, dx, out, slots: &slots });
             slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(self.piece));
         }
     }
@@ -215,11 +253,11 @@ impl Pass<'_> {
             let (own, rest) = slots.split_at(step.slots.len());
             slots = rest;
             let (dx, out) = (gradient.take().unwrap_or(&input[..x.len()]), Some(&mut output[..x.len()]));
-            step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { x, dx, out, slots: own }) });
+            step.run(self.isa, LaneArrays { x, dx, out, slots: own });
             std::mem::swap(&mut input, &mut output);
         }
         let dx = gradient.unwrap_or_else(|| &input[..x.len()]);
-        last.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(LaneArrays { x, dx, out: None, slots }) });
+        last.run(self.isa, LaneArrays { x, dx, out: None, slots });
     }
 
     /// The range in blocks of `at_once` elements. The first is shorter, if it pays that the others then start
@@ -433,8 +471,8 @@ impl Pass<'_> {
         }
         let arrays = LaneArrays { slots, ..arrays };
         match ahead {
-            Some(ahead) => ahead.run(step.kernel, self.isa, arrays),
-            None => step.kernel.run(&mut LaneBlock { isa: self.isa, lanes: T::lanes(arrays) }),
+            Some(ahead) => ahead.run(step, self.isa, arrays),
+            None => step.run(self.isa, arrays),
         }
         if read_only || !is_staged {
             return;

@@ -3,19 +3,21 @@
 use smallbox::{SmallBox, smallbox};
 
 use super::lanes::{LaneBlock, run_lanes};
-use crate::numbers::value::{self, Arithmetic, Array};
+use crate::numbers::value::{self, Arithmetic, Array, Prologue, Value};
 
 /// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing
 /// measurable.
 pub(crate) trait Kernel: Send + Sync {
-    /// Runs over a block on the CPU.
-    fn run(&self, block: &mut LaneBlock<'_>);
+    /// Runs over a block on the CPU, with a prologue if there is one.
+    fn run(&self, prologue: Option<&Prologue>, block: &mut LaneBlock<'_>);
+    /// See [`Arithmetic::TAKES_PROLOGUE`].
+    fn takes_prologue(&self) -> bool;
+    /// See [`Arithmetic::as_prologue`].
+    fn as_prologue(&self) -> Option<Prologue>;
     /// How many state slots it works on.
     fn slots(&self) -> usize;
     /// See [`Arithmetic::KEEPS_NON_FINITE`].
     fn keeps_non_finite(&self) -> bool;
-    /// See [`Arithmetic::exact_scale`].
-    fn exact_scale(&self) -> Option<f64>;
     /// Records the arithmetic.
     #[cfg(feature = "candle")]
     fn trace<'g>(&self, x: value::Expr<'g>, dx: value::Expr<'g>, slots: &mut [value::Expr<'g>]) -> value::Expr<'g>;
@@ -30,8 +32,20 @@ pub(crate) fn erased(kernel: impl Kernel + 'static) -> ErasedKernel {
 }
 
 impl<A: Arithmetic> Kernel for A {
-    fn run(&self, block: &mut LaneBlock<'_>) {
-        run_lanes(*self, block);
+    fn run(&self, prologue: Option<&Prologue>, block: &mut LaneBlock<'_>) {
+        debug_assert!(A::TAKES_PROLOGUE || prologue.is_none());
+        match prologue {
+            Some(prologue) if A::TAKES_PROLOGUE => run_lanes(Behind(*prologue, *self), block),
+            _ => run_lanes(*self, block),
+        }
+    }
+
+    fn takes_prologue(&self) -> bool {
+        A::TAKES_PROLOGUE
+    }
+
+    fn as_prologue(&self) -> Option<Prologue> {
+        Arithmetic::as_prologue(*self)
     }
 
     fn slots(&self) -> usize {
@@ -42,15 +56,25 @@ impl<A: Arithmetic> Kernel for A {
         A::KEEPS_NON_FINITE
     }
 
-    fn exact_scale(&self) -> Option<f64> {
-        Arithmetic::exact_scale(*self)
-    }
-
     #[cfg(feature = "candle")]
     fn trace<'g>(&self, x: value::Expr<'g>, dx: value::Expr<'g>, slots: &mut [value::Expr<'g>]) -> value::Expr<'g> {
         let mut values = A::Slots::<value::Expr<'g>>::from_fn(|slot| slots[slot]);
         let out = self.step(x, dx, &mut values);
         slots.copy_from_slice(values.as_ref());
         out
+    }
+}
+
+/// Arithmetic behind a prologue.
+#[derive(Clone, Copy)]
+struct Behind<A>(Prologue, A);
+
+impl<A: Arithmetic> Arithmetic for Behind<A> {
+    type Slots<T> = A::Slots<T>;
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut A::Slots<V>) -> V {
+        let Behind(prologue, arithmetic) = self;
+        arithmetic.step(x, prologue.apply(x, dx), slots)
     }
 }

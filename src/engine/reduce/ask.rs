@@ -84,7 +84,7 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
 fn power_of_two_before(job: &Job<'_>, step: usize) -> Option<f64> {
     let mut before = job.steps[..step].iter().filter(|step| !matches!(step, Step::Check | Step::Identity));
     match (before.next(), before.next(), &job.sources[..]) {
-        (Some(Step::Map { kernel, .. }), None, [_]) => kernel.exact_scale(),
+        (Some(Step::Map { kernel, .. }), None, [_]) => kernel.as_prologue()?.exact_scale(),
         _ => None,
     }
 }

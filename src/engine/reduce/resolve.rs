@@ -158,7 +158,7 @@ fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
     // A power of two right before it is multiplied in, which saves a step.
     let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
     if let Some(before) = before
-        && let Some(power) = before.link().and_then(|link| link.kernel.exact_scale())
+        && let Some(power) = before.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())
     {
         factor *= power;
         *before = Step::Identity;

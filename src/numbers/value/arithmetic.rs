@@ -1,6 +1,6 @@
 //! One elementwise step with its scalars bound.
 
-use super::Value;
+use super::{Prologue, Value};
 
 /// A fixed number of things of one type: `[T; N]`.
 ///
@@ -56,9 +56,14 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// arithmetic can stand for the check of the gradient, which saves a read of it.
     const KEEPS_NON_FINITE: bool = false;
 
-    /// The factor, if this is a multiplication by a power of two, which is exact.
+    /// Whether its loop is compiled a second time, with a [`Prologue`]. That is for what often stands last in
+    /// a chain.
     #[doc(hidden)]
-    fn exact_scale(self) -> Option<f64> {
+    const TAKES_PROLOGUE: bool = false;
+
+    /// This arithmetic as a prologue of the one behind it, if it is no more than that.
+    #[doc(hidden)]
+    fn as_prologue(self) -> Option<Prologue> {
         None
     }
 
@@ -76,9 +81,8 @@ impl Arithmetic for ScaleBy {
     type Slots<T> = [T; 0];
     const KEEPS_NON_FINITE: bool = true;
 
-    fn exact_scale(self) -> Option<f64> {
-        const FRACTION: u64 = (1 << 52) - 1;
-        (self.0.is_normal() && self.0.to_bits() & FRACTION == 0).then_some(self.0)
+    fn as_prologue(self) -> Option<Prologue> {
+        Some(Prologue::scale(self.0))
     }
 
     #[inline(always)]

@@ -8,6 +8,7 @@ mod arithmetic;
 #[cfg(feature = "candle")]
 mod expr;
 mod lane;
+mod prologue;
 
 pub use arithmetic::Arithmetic;
 pub(crate) use arithmetic::{Array, DivideBy, ScaleBy};
@@ -15,6 +16,8 @@ pub(crate) use arithmetic::{Array, DivideBy, ScaleBy};
 pub(crate) use expr::{Binary, Comparison, Expr, Graph, Node, Unary};
 pub(crate) use lane::Compute;
 pub use lane::Lane;
+#[doc(hidden)]
+pub use prologue::Prologue;
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 

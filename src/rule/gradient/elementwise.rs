@@ -1,14 +1,16 @@
 //! Rules that treat every element alike.
 
 use crate::error::Result;
-use crate::numbers::value::{Arithmetic, Array, Value};
+use crate::numbers::value::{Arithmetic, Array, Prologue, Value};
 use crate::rule::{Adjust, Describe, Parts, Slots};
 use crate::rule::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
 ///
 /// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all
-/// steps of a chain on a block of elements that stays in the first-level cache.
+/// steps of a chain on a block of elements that stays in the first-level cache. What often stands before a
+/// rule even becomes a part of its loop: the factor of a clipped norm or a [`Scale`](crate::Scale), then
+/// [`ClipGrad`](crate::ClipGrad), then [`WeightDecay`](crate::WeightDecay).
 ///
 /// # Writing one
 ///
@@ -64,6 +66,10 @@ pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync
     /// The state: `[T; N]` for N numbers per element.
     type Slots<T>: Array<T>;
 
+    /// The formula as a part of the loop behind it, if it is no more than that.
+    #[doc(hidden)]
+    const AS_PROLOGUE: Option<fn(Self::Scalars) -> Prologue> = None;
+
     /// The names and initial values of the state. A [`Slot::average`] holds weights to evaluate with.
     fn slots(&self) -> Self::Slots<Slot>;
 
@@ -90,6 +96,11 @@ impl<E: Elementwise> Copy for ElementwiseStep<E> {}
 
 impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     type Slots<T> = E::Slots<T>;
+    const TAKES_PROLOGUE: bool = E::AS_PROLOGUE.is_none();
+
+    fn as_prologue(self) -> Option<Prologue> {
+        E::AS_PROLOGUE.map(|prologue| prologue(self.0))
+    }
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, slots: &mut E::Slots<V>) -> V {

@@ -74,6 +74,7 @@ struct NAdamWStep {
 
 impl Arithmetic for NAdamWStep {
     type Slots<T> = [T; 2];
+    const TAKES_PROLOGUE: bool = true;
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {

@@ -94,6 +94,7 @@ impl Plain {
 
 impl Arithmetic for Plain {
     type Slots<T> = [T; 1];
+    const TAKES_PROLOGUE: bool = true;
 
     #[inline(always)]
     fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {

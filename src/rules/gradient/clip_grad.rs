@@ -1,5 +1,5 @@
 use crate::rule::{Elementwise, Slot, range};
-use crate::numbers::value::Value;
+use crate::numbers::value::{Prologue, Value};
 
 crate::hyper_parameters! {
     /// Limits every element of the gradient.
@@ -29,6 +29,7 @@ crate::hyper_parameters! {
 impl Elementwise for ClipGrad {
     type Scalars = f64;
     type Slots<T> = [T; 0];
+    const AS_PROLOGUE: Option<fn(f64) -> Prologue> = Some(Prologue::limit);
 
     fn slots(&self) -> [Slot; 0] {
         []

@@ -1,5 +1,5 @@
 use crate::rule::{Elementwise, Slot, range};
-use crate::numbers::value::Value;
+use crate::numbers::value::{Prologue, Value};
 
 crate::hyper_parameters! {
     /// Multiplies the gradient by a number.
@@ -46,6 +46,7 @@ crate::hyper_parameters! {
 impl Elementwise for Scale {
     type Scalars = f64;
     type Slots<T> = [T; 0];
+    const AS_PROLOGUE: Option<fn(f64) -> Prologue> = Some(Prologue::scale);
 
     fn slots(&self) -> [Slot; 0] {
         []

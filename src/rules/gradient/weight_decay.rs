@@ -1,5 +1,5 @@
 use crate::rule::{Elementwise, Slot, range};
-use crate::numbers::value::Value;
+use crate::numbers::value::{Prologue, Value};
 
 crate::hyper_parameters! {
     /// Adds the gradient of ½·λ·‖x‖² (L2 regularisation).
@@ -30,6 +30,7 @@ crate::hyper_parameters! {
 impl Elementwise for WeightDecay {
     type Scalars = f64;
     type Slots<T> = [T; 0];
+    const AS_PROLOGUE: Option<fn(f64) -> Prologue> = Some(Prologue::decay);
 
     fn slots(&self) -> [Slot; 0] {
         []

@@ -80,6 +80,7 @@ pub(crate) struct ScheduleFreeStep {
 
 impl Arithmetic for ScheduleFreeStep {
     type Slots<T> = [T; 2];
+    const TAKES_PROLOGUE: bool = true;
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
