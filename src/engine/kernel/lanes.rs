@@ -98,6 +98,16 @@ fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut LaneArr
         Some(out) => transform(isa, step, x, dx, out, slots),
         None => descend(isa, step, x, dx, slots),
     }
+    if whole(x.len()) < x.len() {
+        rest(step, arrays);
+    }
+}
+
+/// How many of so many elements the vectorised loops take: a multiple of all vectors. With a loop of their own
+/// for the rest, they would keep its numbers in the registers, and those of the vectors in memory.
+#[inline(always)]
+fn whole(length: usize) -> usize {
+    length & !15
 }
 
 /// One element: reads the slots at `i`, runs the step, writes the slots.
@@ -116,14 +126,29 @@ unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut
     result
 }
 
+/// The elements behind the whole vectors.
+#[inline(never)]
+fn rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }: &mut LaneArrays<'_, T>) {
+    for i in whole(x.len())..x.len() {
+        // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
+        // `Pass::run_in_place` make them so.
+        let result = unsafe { element(step, x[i], dx[i], slots, i) };
+        match out {
+            Some(out) => out[i] = result,
+            None => x[i] = x[i] - result,
+        }
+    }
+}
+
 // `zip` leaves no bounds check in these loops; with one, the compiler computes the last elements of every
 // block one by one.
 
 per_isa! {
-    /// `out = step(x, dx)`.
+    /// `out = step(x, dx)`, for whole vectors.
     fn transform<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &[T], out: &mut [T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
-        for (i, ((out, x), dx)) in out.iter_mut().zip(x).zip(dx).enumerate() {
+        let whole = whole(x.len());
+        for (i, ((out, x), dx)) in out[..whole].iter_mut().zip(&x[..whole]).zip(&dx[..whole]).enumerate() {
             // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
             // `Pass::run_in_place` make them so.
             *out = unsafe { element(step, *x, *dx, slots.as_ref(), i) };
@@ -132,10 +157,11 @@ per_isa! {
 }
 
 per_isa! {
-    /// `x -= step(x, dx)`: the last step of a chain.
+    /// `x -= step(x, dx)`, for whole vectors: the last step of a chain.
     fn descend<A: Arithmetic, T: Compute>(isa, step: A, x: &mut [T], dx: &[T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
-        for (i, (x, dx)) in x.iter_mut().zip(dx).enumerate() {
+        let whole = whole(x.len());
+        for (i, (x, dx)) in x[..whole].iter_mut().zip(&dx[..whole]).enumerate() {
             // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
             // `Pass::run_in_place` make them so.
             *x = *x - unsafe { element(step, *x, *dx, slots.as_ref(), i) };
