@@ -182,8 +182,8 @@ impl Error {
 
     /// The same error with the rank that brought the number; the remedy names it too.
     pub(crate) fn brought_by(mut self, rank: usize) -> Self {
-        let remedy = self.0.remedy.take().unwrap_or_default();
-        self.of_rank(rank).with_remedy(format!("rank {rank} brought it; {remedy}"))
+        let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("; {remedy}"));
+        self.of_rank(rank).with_remedy(format!("rank {rank} brought it{remedy}"))
     }
 
     /// The same error with the file, if it has none yet. `what` is what the file is to the program:

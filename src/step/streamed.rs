@@ -69,7 +69,8 @@ use crate::tree::{Leaf, StateTree, Twins};
 /// - A step that is dropped before `finish` leaves each parameter whole: as it was, or moved with its state and
 ///   counters. Windows do not count the call. The state meets a [warning](Warning::StepDropped).
 /// - The [`LossScaler`] divides each gradient. One that is not finite lowers the scale at the end; the others
-///   have moved. If none has moved, the outcome is that of a skipped call.
+///   have moved. If none has moved, the outcome is that of a skipped call. A step in which anything was pushed
+///   uses the scaled loss up, whether it is finished or dropped.
 /// - A model that is evaluated meanwhile has parameters of both sides of the step, for longer. A backward pass
 ///   may push a parameter only after it has read it for the last time.
 ///
@@ -314,23 +315,26 @@ impl StreamedStep<'_> {
     /// - No parameter has a gradient, or not all that are [required](StateTree::require_all). Windows do not
     ///   count the call then.
     /// - The [scaler](Update::scaler) would fall below its floor.
-    /// - A device fails.
+    /// - A device or an owner of lent memory fails, with the
+    ///   [consequences](crate::update#what-is-left-in-the-middle) that it has in `update` for what was not pushed.
     pub fn finish(mut self) -> Result<Outcome> {
         let advances = self.put_back();
-        let ended = self.end(advances);
-        let Some(scaler) = self.scaler.take() else { return ended };
-        let (scale, overflow) = (self.call.loss_scale, self.overflow.take());
-        match ended {
-            Ok(mut outcome) => {
-                if scaler.account_with(&mut outcome, scale, overflow)? {
-                    self.state.end_windows()?;
-                }
-                Ok(outcome)
-            }
-            Err(error) => {
-                fall(scaler, scale, overflow);
-                Err(error)
-            }
+        let moved = count_moved(&advances);
+        let mut outcome = self.end(advances).inspect_err(|_| self.fail(moved))?;
+        if let Some(scaler) = self.scaler.take()
+            && scaler.account_with(&mut outcome, self.call.loss_scale, self.overflow.take())?
+        {
+            self.state.end_windows()?;
+        }
+        Ok(outcome)
+    }
+
+    /// Ends the scaler's step, if leaves have moved or a gradient was not finite. If the scale is at its floor, the
+    /// next step says so.
+    fn fail(&mut self, moved: usize) {
+        let overflow = self.overflow.take();
+        if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
+            let _ = scaler.account_with(&mut Outcome::default(), self.call.loss_scale, overflow);
         }
     }
 
@@ -402,22 +406,17 @@ impl Drop for StreamedStep<'_> {
         if self.leaves.is_empty() {
             return;
         }
-        let moved = self.put_back().iter().flatten().filter(|advance| advance.plan.moves).count();
+        let moved = count_moved(&self.put_back());
         if moved > 0 {
             self.state.warnings.meet(Warning::StepDropped { moved, parameters: self.state.len() });
         }
-        if let Some(scaler) = self.scaler.take() {
-            fall(scaler, self.call.loss_scale, self.overflow.take());
-        }
+        self.fail(moved);
     }
 }
 
-/// Lowers the scale of a step that has failed with an overflow. If the scale is at its floor, the next step
-/// says so.
-fn fall(scaler: &mut LossScaler, scale: f64, overflow: Option<String>) {
-    if overflow.is_some() {
-        let _ = scaler.account_with(&mut Outcome::default(), scale, overflow);
-    }
+/// How many leaves were pushed and have moved.
+fn count_moved(advances: &[Option<Advance>]) -> usize {
+    advances.iter().flatten().filter(|advance| advance.plan.moves).count()
 }
 
 /// The leaf's shares of norms; `None` if its gradient is not finite.

@@ -304,6 +304,15 @@ pub fn is_kind(error: &Error, kind: ErrorKind, words: &[&str]) {
     let text = error.to_string();
     assert_eq!(error.kind(), kind, "{text}");
     words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+    is_punctuated(&text);
+}
+
+/// No part of a text that is made of parts is empty.
+fn is_punctuated(text: &str) {
+    for stray in ["; .", "; ;", ";;", ": :", ": ;", ", ;", ". .", " ,", " ;"] {
+        assert!(!text.contains(stray), "{stray:?} in {text}");
+    }
+    assert!(!text.ends_with([' ', ';', ':', ',']), "{text:?}");
 }
 
 /// The error's text, or the list of its facts, contains each word.
@@ -314,6 +323,7 @@ pub fn says(error: &Error, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "no {word:?} in {text}");
     }
+    is_punctuated(&error.to_string());
 }
 
 thread_local! {

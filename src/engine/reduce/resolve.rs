@@ -84,7 +84,9 @@ impl ReduceOutcome {
                     return Err(Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), format!("the {p}-norm of its gradient is"))
                         .with_got(numbers[0])
                         .with_expected("a finite number")
-                        .with_remedy("nothing was changed; to go on regardless set the clipping rule's `non_finite` to Pass or Skip")
+                        .with_remedy(
+                            "this call has changed nothing; to go on regardless set the clipping rule's `non_finite` to Pass or Skip",
+                        )
                         .at(jobs[offender].path));
                 }
                 OnNonFinite::Skip => {

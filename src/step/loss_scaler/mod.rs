@@ -268,7 +268,7 @@ impl LossScaler {
     /// Moves the scale by the findings of an update or iteration.
     fn go_on(&mut self, found: &Findings) -> Result<()> {
         match &found.overflow {
-            Some(path) => self.overflowed(path),
+            Some(path) => self.overflowed(path, found.stepped),
             None if found.stepped => {
                 self.stepped();
                 Ok(())
@@ -277,7 +277,7 @@ impl LossScaler {
         }
     }
 
-    fn overflowed(&mut self, path: &str) -> Result<()> {
+    fn overflowed(&mut self, path: &str, stepped: bool) -> Result<()> {
         let Some(DynamicScale { backoff_factor, floor, .. }) = self.dynamic else { return Ok(()) };
         self.good_steps = 0;
         if self.tolerance > 0 {
@@ -285,9 +285,13 @@ impl LossScaler {
             return Ok(());
         }
         if self.scale <= floor {
+            let remedy = match stepped {
+                true => "look for infinities in the model, or make the floor lower; other parameters have moved",
+                false => "look for infinities in the model, or make the floor lower",
+            };
             return Err(Error::new(ErrorKind::LossScale, "its gradient is not finite although the loss scale is at its floor of")
                 .with_got(floor)
-                .with_remedy("look for infinities in the model, or make the floor lower; nothing was changed")
+                .with_remedy(remedy)
                 .at(path));
         }
         self.scale = (self.scale * backoff_factor).max(floor);

@@ -119,7 +119,8 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
         bad.insert("layer.39".to_string(), Tensor::new(&[[0f32, 1.0, 2.0], [3.0, 4.0, poison]], CPU).unwrap());
         for (_, optimiser) in clipping(NonFinite::Error) {
             let mut state = started(optimiser, &model);
-            let words = ["parameter \"layer.39\"", "-norm of its gradient is", "nothing was changed", "`non_finite` to Pass or Skip"];
+            let words =
+                ["parameter \"layer.39\"", "-norm of its gradient is", "this call has changed nothing", "`non_finite` to Pass or Skip"];
             refused(&model, &mut state, &bad, ErrorKind::Tensor(TensorProblem::NotFinite), &words);
         }
         for (windowed, optimiser) in clipping(NonFinite::Skip) {

@@ -5,9 +5,9 @@ use std::thread;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, Ema, ErrorKind, Flow, Gradient, Kind, LossScaler, MixedPrecision, Model, Optimiser,
-    OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule, Setup, SkipOutliers, SkipReason, State, StateTree, Status, StepNorms,
-    StreamedStep, TensorProblem, Twin, Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
+    AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient, Kind, LossScaler, MixedPrecision,
+    Model, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule, Setup, SkipOutliers, SkipReason, State, StateTree, Status,
+    StepNorms, StreamedStep, TensorProblem, Twin, Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
 };
 
 use support::common::{
@@ -273,6 +273,57 @@ fn a_scaler_divides_and_learns_of_overflows() {
     step.push("1", of(f64::NAN, 3)).unwrap_err();
     is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["1 of 2"]);
     assert_eq!(scaler.current() / first, 0.0625);
+}
+
+/// The error of an overflow at the floor says what has moved, and not that nothing has.
+#[test]
+fn an_overflow_at_the_floor_does_not_deny_what_has_moved() {
+    let scaler = || LossScaler::with(DynamicScale { initial: 2.0, floor: 2.0, ..DynamicScale::default() });
+    for (first, has_moved) in [(2.0, true), (f64::NAN, false)] {
+        let ((model, mut state), mut scaler) = (started(Descent::new(1.0)), scaler());
+        let scale = scaler.factor().expect("a factor");
+        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+        assert_eq!(step.push("0", of(first * scale, 2)).is_ok(), has_moved);
+        step.push("1", of(f64::NAN, 3)).unwrap_err();
+        let error = step.finish().unwrap_err();
+        is_kind(&error, ErrorKind::LossScale, &["at its floor of 2", "make the floor lower"]);
+        let text = error.to_string();
+        assert_eq!((text.contains("other parameters have moved"), text.contains("nothing")), (has_moved, false), "{error}");
+        assert_eq!(numbers(&model)[0][0] != 1.0, has_moved);
+    }
+    // So do the updates of an iteration.
+    let ((model, mut state), mut scaler) = (started(Descent::new(1.0)), scaler());
+    let ended = scaler.iteration(|scaler| {
+        let scale = scaler.factor()?;
+        for (first, second) in [(2.0, 2.0), (2.0, f64::NAN)] {
+            scaler.update(&mut state, &model, &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]))?;
+        }
+        Ok(())
+    });
+    is_kind(&ended.unwrap_err(), ErrorKind::LossScale, &["at its floor of 2", "other parameters have moved"]);
+}
+
+/// A scaled loss is for one step, whether that is finished or not; a step in which nothing has moved may be begun
+/// again.
+#[test]
+fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
+    for (is_required, is_pushed, is_finished) in [(false, true, false), (false, false, false), (true, true, true)] {
+        let ((model, mut state), mut scaler) = (started(Descent::new(1.0)), LossScaler::fixed(4.0));
+        if is_required {
+            state.require_all();
+        }
+        let _ = scaler.factor().expect("a factor");
+        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+        if is_pushed {
+            step.push("0", of(4.0, 2)).expect("a push");
+        }
+        match is_finished {
+            true => is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["what was pushed has moved"]),
+            false => drop(step),
+        }
+        let again = Update::new(&mut state).scaler(&mut scaler).begin(&model).map(drop);
+        assert_eq!(again.map_err(|error| error.kind()), if is_pushed { Err(ErrorKind::LossScale) } else { Ok(()) });
+    }
 }
 
 #[test]
