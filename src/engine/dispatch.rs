@@ -131,7 +131,7 @@ pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tenso
 /// Only if a device fails.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
-    empty.into_iter().for_each(Job::finish);
+    empty.into_iter().try_for_each(Job::finish)?;
     let routed = WorkByEngine::new(engine, jobs.iter().map(|job| &**job));
     let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
     let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> { indices.iter().filter_map(|&index| jobs[index].take()).collect() };
@@ -141,15 +141,13 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
         let done = on_backend!(device, device::commit_with, &mut *here, vec![false; here.len()])?;
         for (job, done) in here.iter_mut().zip(done) {
             match done {
-                true => job.write_function_outputs()?,
+                true => job.finish()?,
                 false => reference::commit(job).map_err(|error| error.at(job.path))?,
             }
-            job.finish();
         }
     }
     for job in take(&routed.tensors) {
         reference::commit(job).map_err(|error| error.at(job.path))?;
-        job.finish();
     }
     cpu::commit(routed.isa(), take(&routed.cpu))
 }

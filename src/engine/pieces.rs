@@ -40,10 +40,7 @@ pub(crate) fn commit_pieces<'a>(
         job.sources = gradients;
         match (window, engine.route(job.x.device())) {
             (Some(window), Route::Cpu(isa)) => {
-                cpu::commit_part(isa, job, window)?;
-                if is_last {
-                    job.finish();
-                }
+                cpu::commit_part(isa, job, window, is_last)?;
             }
             _ => whole.extend(jobs[index].take()),
         }

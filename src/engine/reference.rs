@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
-use super::memory::{Buffer, joined, on_host, scalar, set_lent, split};
+use super::memory::{Buffer, joined, on_host, rounded, scalar, set_lent, set_lent_and, split};
 use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut};
 use crate::error::Result;
 use crate::model::lent::Lent;
@@ -87,48 +87,75 @@ fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<
     Ok(values)
 }
 
-/// Runs the job to its end and writes the results.
-pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
-    let Segments { x, mut low_bits, all } = job.segments();
-    for segment in all {
-        write(segment, x, low_bits.as_deref_mut())?;
-    }
-    job.write_function_outputs()
+/// What a commit writes.
+struct NextValues {
+    /// The slots of all segments, in order.
+    slots: Vec<Tensor>,
+    /// x as it is stored; `None` if it stays.
+    x: Option<Tensor>,
+    /// What that lacks: the low bits, or the compensation.
+    rest: Option<Tensor>,
 }
 
-fn write(segment: Segment<'_, '_>, place: &mut Operand<'_>, low_bits: Option<&mut Buffer>) -> Result<()> {
-    let Segment { compute, sources, steps, epilogue, .. } = segment;
-    let compute = DType::from(compute);
-    let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
-    let StepResult { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
-    for (slot, next) in slots_mut(steps).zip(&slots) {
-        slot.set(next)?;
+/// Runs the job to its end: computes everything, and then writes it.
+///
+/// The parameter comes first, as its owner may refuse, and everything else while it is lent: what its owner does
+/// afterwards comes too late.
+pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
+    let NextValues { slots, x: next, rest } = next_values(job)?;
+    let (parameter, follower) = match (&job.x, &job.epilogue) {
+        (Operand::Lent(x), Epilogue::Master(parameter)) => (Some(*x), Some(*parameter)),
+        (Operand::Lent(x), _) => (Some(*x), None),
+        (Operand::Own(_), Epilogue::Master(parameter)) => (Some(*parameter), None),
+        (Operand::Own(_), _) => (None, None),
+    };
+    let mut write_own = || {
+        slots_mut(&mut job.steps).zip(&slots).try_for_each(|(slot, next)| slot.set(next))?;
+        if let (Operand::Own(master), Some(next)) = (&mut job.x, &next) {
+            master.set(next)?;
+        }
+        match (&mut job.epilogue, &mut job.low_bits, &rest) {
+            (Epilogue::Kahan(kept), _, Some(rest)) | (_, Some(kept), Some(rest)) => kept.set(rest)?,
+            _ => {}
+        }
+        job.finish()
+    };
+    match (parameter, &next) {
+        (Some(parameter), Some(next)) => set_lent_and(parameter, next, &mut write_own)?,
+        _ => write_own()?,
     }
-    match epilogue {
-        Epilogue::StateOnly => Ok(()),
-        Epilogue::Subtract => match low_bits {
-            None => place.set(&(x - dx)?),
-            Some(low_bits) => place.set(&split(low_bits, &(x - dx)?)?),
-        },
-        Epilogue::Master(parameter) => {
-            place.set(&(x - dx)?)?;
-            set_lent(parameter, &place.to_tensor()?)
-        }
-        Epilogue::Stochastic(key) => {
-            let next = rounded_at_random(place.dtype().into(), &(x - dx)?, key)?;
-            place.set(&next)
-        }
-        Epilogue::Kahan(compensation) => {
-            let carry = (compensation.tensor()?.to_dtype(compute)? - dx)?;
-            place.set(&(&x + &carry)?)?;
-            let stored = place.to_tensor()?.to_dtype(compute)?;
-            let lost = (carry - (&stored - x)?)?;
-            // An infinite sum has lost nothing that could be made up for.
-            let largest = if compute == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
-            let is_finite = stored.abs()?.broadcast_le(&scalar(largest, compute, stored.device())?)?;
-            Ok(compensation.set(&is_finite.where_cond(&lost, &lost.zeros_like()?)?)?)
-        }
+    follower.zip(next).map_or(Ok(()), |(parameter, x)| set_lent(parameter, &x))
+}
+
+fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
+    let Segments { x: place, low_bits, all, .. } = job.segments();
+    let mut next = NextValues { slots: Vec::new(), x: None, rest: None };
+    for Segment { compute, sources, steps, epilogue, .. } in all {
+        let (compute, dtype) = (DType::from(compute), place.dtype());
+        let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
+        let StepResult { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
+        next.slots.extend(slots);
+        (next.x, next.rest) = match (epilogue, &low_bits) {
+            (Epilogue::StateOnly, _) => (None, None),
+            (Epilogue::Subtract, Some(low_bits)) => {
+                let (high, low) = split(low_bits, &(x - dx)?)?;
+                (Some(high), Some(low))
+            }
+            (Epilogue::Subtract | Epilogue::Master(_), _) => (Some(rounded(&(x - dx)?, dtype)?), None),
+            (Epilogue::Stochastic(key), _) => (Some(rounded_at_random(dtype.into(), &(x - dx)?, key)?), None),
+            (Epilogue::Kahan(compensation), _) => {
+                let carry = (compensation.tensor()?.to_dtype(compute)? - dx)?;
+                let stored = rounded(&(&x + &carry)?, dtype)?;
+                let seen = stored.to_dtype(compute)?;
+                let lost = (carry - (&seen - x)?)?;
+                // An infinite sum has lost nothing that could be made up for.
+                let largest = if compute == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+                let is_finite = seen.abs()?.broadcast_le(&scalar(largest, compute, seen.device())?)?;
+                (Some(stored), Some(is_finite.where_cond(&lost, &lost.zeros_like()?)?))
+            }
+        };
     }
+    Ok(next)
 }
 
 /// The parameter, or its master, as one number for each element.

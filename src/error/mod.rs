@@ -217,18 +217,14 @@ impl Error {
         self
     }
 
-    /// The same error, which names the leaves that had moved before, if it is about memory.
+    /// The same error, which names the leaves that have moved.
     pub(crate) fn after<'p>(mut self, moved: impl Iterator<Item = &'p str>) -> Self {
-        let moved: Vec<&str> = moved.collect();
-        if self.0.kind == ErrorKind::Memory && !moved.is_empty() {
-            let remedy = self.0.remedy.unwrap_or_default();
-            let remedy = format!(
-                "{remedy}. This came up during the call, and {} had moved before: take model and state from a checkpoint",
-                joined(&moved)
-            );
-            self.0.remedy = Some(remedy.into());
+        let moved = listed(moved);
+        if moved.is_empty() {
+            return self;
         }
-        self
+        let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("{remedy}; "));
+        self.with_remedy(format!("{remedy}this came up after {} had moved: take model and state from a checkpoint", joined(&moved)))
     }
 }
 

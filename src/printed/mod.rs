@@ -183,7 +183,7 @@ impl Printed {
             known.len() - 1
         });
         if is_taken {
-            job.finish();
+            job.finish()?;
             *calls = if windows.open { *calls + 1 } else { 0 };
         }
         let KnownKernel { kernel, scalars: taken, .. } = &known[index];

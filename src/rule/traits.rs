@@ -373,8 +373,8 @@ pub trait Holder {
 ///   the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
-/// An owner of [lent memory](crate::Lend) that panics there leaves the same, except that the elements and the
-/// state of its parameter have moved as a whole or not at all.
+/// An owner of [lent memory](crate::Lend) that panics there leaves the same, except that its parameter is as it
+/// was, or has moved as a whole with its state and counters.
 ///
 /// No lock of candle's stays held, so model and state can be used. But they do not belong together: take both
 /// from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the originals

@@ -90,8 +90,7 @@ pub(crate) fn step(
         Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
         None => commit(call.options.engine, planned(&mut jobs)),
     };
-    let committed = committed.map_err(|error| error.after(jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)));
-    ranks.settle(Call::Commit, committed)?;
+    ranks.settle(Call::Commit, committed.map_err(|error| error.after(moved(&jobs))))?;
     pool.recycle(jobs);
     ranks.share(leaves, parameters, &plan.moved)?;
     norms.record(&limited);
@@ -112,6 +111,11 @@ pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
 /// The jobs of all leaves that are not frozen.
 pub(super) fn planned<'j, 'a>(jobs: &'j mut [Option<Job<'a>>]) -> Vec<&'j mut Job<'a>> {
     jobs.iter_mut().flatten().collect()
+}
+
+/// The paths of the leaves that a commit has moved.
+pub(super) fn moved<'j>(jobs: &'j [Option<Job<'_>>]) -> impl Iterator<Item = &'j str> {
+    jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)
 }
 
 /// The plans of all leaves together, and the norms and figures found later.

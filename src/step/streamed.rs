@@ -4,6 +4,7 @@
 //! those of an update. The leaves are out of the tree meanwhile, each behind a lock of its own that nobody waits
 //! for: threads that push different leaves do not meet, and a second push of a leaf is refused.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 
@@ -12,7 +13,7 @@ use super::exchange::CallGradients;
 use super::leaf::{LeafPlan, LeafUpdate};
 use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason, Status};
-use super::pipeline::{StepPlan, are_finite, figures, keep_written, planned};
+use super::pipeline::{StepPlan, are_finite, figures, keep_written, moved, planned};
 use super::ranks::Ranks;
 use super::step_norms::{NormsOfStep, StepNorms, expect_all_enough, expect_enough};
 use super::update::{StepTarget, Update};
@@ -210,14 +211,20 @@ impl StreamedStep<'_> {
     /// frozen parameter, or one that was left out, is not used.
     ///
     /// # Errors
-    /// The parameter stays as it was, and can be pushed again, unless it was pushed before.
-    /// - There is no parameter with this path, or it was pushed before in this step.
+    /// The parameter stays as it was, and can be pushed again, except in the cases that say so.
+    /// - There is no parameter with this path; or it has moved in this step, or is about to.
     /// - The gradient has another shape or device, or a dtype that is not floating-point.
     /// - It has a number that is [infinite, NaN or too large to be squared](Update::finite_only).
     /// - What [`update`](crate::update) refuses of a parameter: one that was changed, or whose memory is not
-    ///   what it says.
-    /// - A device or a function of a rule fails, with the [consequences](crate::update#what-is-left-in-the-middle)
-    ///   that it has in `update` for that parameter.
+    ///   what it says. If the owner of the memory fails after it was written, the parameter has moved as a whole,
+    ///   the error says so, and another push of it is refused.
+    /// - A function of a rule fails.
+    /// - A device fails. The parameter may have moved [in part](crate::update#what-is-left-in-the-middle) then,
+    ///   and cannot be pushed again.
+    ///
+    /// # Panics
+    /// As [`update`](crate::update#panics), with the consequences that it has there for this parameter. If it has
+    /// moved, another push of it is refused.
     pub fn push(&self, path: &str, gradient: impl Lend) -> Result<()> {
         self.push_lent(path, &gradient)
     }
@@ -258,31 +265,38 @@ impl StreamedStep<'_> {
             return Err(pushed_twice(path));
         }
         let gradient = OneGradient { path, gradient };
-        match self.advance(index, &mut open.leaf, &gradient)? {
-            Ok(advance) => open.advance = Some(advance),
-            Err(windows) => return Err(self.not_finite(index, &mut open.leaf, windows, &gradient)?),
+        match self.advance(index, &mut open, &gradient)? {
+            Ok(()) => Ok(()),
+            Err(windows) => Err(self.not_finite(index, &mut open.leaf, windows, &gradient)?),
         }
-        Ok(())
     }
 
     /// Moves a leaf by its gradient. If that is not finite nothing moves, and the result is what the call would
     /// have done to windows.
-    fn advance(&self, index: usize, leaf: &mut Leaf, gradient: &OneGradient<'_>) -> Result<std::result::Result<Advance, Windows>> {
+    fn advance(&self, index: usize, open: &mut OpenLeaf, gradient: &OneGradient<'_>) -> Result<std::result::Result<(), Windows>> {
+        let OpenLeaf { leaf, advance } = open;
         let (x, grads) = (&self.parameters[index], CallGradients::Own(OwnGradients::LookUp(gradient)));
         let norms = self.call.options.figures.then(LeafNorms::default);
         let mut job = None;
         let mut update = LeafUpdate::new((0, ((leaf, x), &mut job)));
         update.make(&self.call, &self.twins, grads, &UpdateTargets::all(), norms.as_slice())?;
         let plan = update.plan;
-        let mut shares = Vec::new();
+        let mut done = Advance { plan, ..Advance::default() };
         if let Some(job) = &mut job {
             match reduced(&self.call, self.norms.as_ref(), job)? {
-                Some(found) => shares = found,
+                Some(shares) => done.shares = shares,
                 None => return Ok(Err(plan.windows)),
             }
-            commit(self.call.options.engine, vec![job])?;
         }
-        Ok(Ok(Advance { plan, shares, figures: norms.and_then(|norms| norms.found()) }))
+        done.figures = norms.and_then(|norms| norms.found());
+        let committed = catch_unwind(AssertUnwindSafe(|| commit(self.call.options.engine, planned(slice::from_mut(&mut job)))));
+        // On a device a part may have moved, whatever the error is.
+        let may_have_moved = job.as_ref().is_some_and(|job| job.has_moved || !job.x.device().is_cpu());
+        if may_have_moved || matches!(committed, Ok(Ok(()))) {
+            *advance = Some(done);
+        }
+        let committed = committed.unwrap_or_else(|panic| resume_unwind(panic));
+        committed.map(Ok).map_err(|error| error.after(moved(slice::from_ref(&job))))
     }
 
     /// The error for a gradient that is not finite, or whose window is not.
@@ -385,7 +399,7 @@ impl StreamedStep<'_> {
             pool.recycle(jobs);
             return Ok(all.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
         }
-        commit(call.options.engine, planned(&mut jobs))?;
+        commit(call.options.engine, planned(&mut jobs)).map_err(|error| error.after(moved(&jobs)))?;
         pool.recycle(jobs);
         for &index in &given_up {
             let Leaf { optimiser, state, path, .. } = &mut leaves[index];

@@ -73,8 +73,9 @@ use crate::tree::{Leaf, StateTree, Twins};
 /// # What is left in the middle
 /// While parameters are written only four things can fail: a device, a rule's [late
 /// function](crate::Gradient::with_tensors_late), a tensor whose storage is exchanged at that very time, and
-/// an owner of [lent memory](crate::Lend) that no longer lends what it lent in the plan. The error of the
-/// last two names the parameters that have moved. Such an error leaves
+/// an owner of [lent memory](crate::Lend) that no longer lends what it lent in the plan. The error names the
+/// parameters that have moved: the owner's own is among them, if the owner failed after its memory was written.
+/// Such an error leaves
 ///
 /// - on the CPU, every parameter with its state and counters either as it was or moved as a whole. A
 ///   parameter whose function failed is as it was;
@@ -82,8 +83,8 @@ use crate::tree::{Leaf, StateTree, Twins};
 /// - under [`Offload`](crate::Offload), also masters ahead of their parameters (in a large one, in part). The
 ///   next update compares samples, which may miss it;
 /// - the count of calls in windows of [`AccumGrad`](crate::AccumGrad) as it was;
-/// - over [ranks](crate::Setup::over), if one has left, state that has moved in part, and parameters that
-///   only some ranks have: start all ranks anew from a checkpoint.
+/// - over [ranks](crate::Setup::over), if one has left or an owner fails, state that has moved in part, and
+///   parameters that only some ranks have: start all ranks anew from a checkpoint.
 ///
 /// Model and state are usable then, but no longer fit each other: take both from a checkpoint, or from a
 /// copy. With [`Update::functional`] the originals are intact.

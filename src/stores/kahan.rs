@@ -1,4 +1,4 @@
-use crate::engine::{Buffer, Operand, set_lent};
+use crate::engine::{Buffer, Operand, rounded, set_lent_and};
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
@@ -87,8 +87,8 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        set_lent(x, values)?;
-        Ok(compensation.set(&difference(values, &x.to_tensor()?.to_dtype(values.dtype())?)?)?)
+        let lost = difference(values, &rounded(values, x.dtype())?.to_dtype(values.dtype())?)?;
+        set_lent_and(x, values, &mut || Ok(compensation.set(&lost)?))
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

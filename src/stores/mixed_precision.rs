@@ -1,4 +1,4 @@
-use crate::engine::set_lent;
+use crate::engine::{rounded, set_lent_and};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::{DType, is_wider};
@@ -114,8 +114,8 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let Some(master) = &mut state.master else { return state_of_another_rule(self) };
-        master.set(values)?;
-        set_lent(x, &master.tensor()?)
+        let values = rounded(values, master.dtype())?;
+        set_lent_and(x, &values, &mut || Ok(master.set(&values)?))
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {

@@ -1,4 +1,4 @@
-use crate::engine::{Buffer, Operand, joined, set_lent, split};
+use crate::engine::{Buffer, Operand, joined, set_lent_and, split};
 use crate::error::{Error, Result};
 use crate::model::lent::Lend;
 use crate::numbers::DType;
@@ -114,7 +114,8 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let [(_, rest)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        set_lent(x, &split(rest, values)?)
+        let (high, low) = split(rest, values)?;
+        set_lent_and(x, &high, &mut || Ok(rest.set(&low)?))
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

@@ -14,13 +14,14 @@ mod storage;
 mod threads;
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
-use super::memory::{Buffer, set_lent};
+use super::memory::set_lent;
 use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
@@ -42,24 +43,26 @@ const ROW: usize = 32;
 pub(super) fn commit(isa: Isa, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let leaf = |job: &mut &mut Job<'_>, parallel| {
         let all = 0..job.length;
-        write_all(isa, job, all, parallel)?;
-        job.write_function_outputs()?;
-        job.finish();
-        Ok(())
+        write_part(isa, job, all, parallel, true)
     };
     for_each_leaf(&mut jobs, |job| job.length, |job, stage| prefetch::prefetch_job(job, stage), leaf)
 }
 
-/// Writes a part of the parameter and state of a job, whose gradients are of that part.
-pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>) -> Result<()> {
-    threads::run(|| write_all(isa, job, part, true))?
+/// Writes a part of the parameter and state of a job, whose gradients are of that part. The last part finishes
+/// the job.
+pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, is_last: bool) -> Result<()> {
+    threads::run(|| write_part(isa, job, part, true, is_last))?
 }
 
-fn write_all(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool) -> Result<()> {
-    let path = job.path;
-    let Segments { x, mut low_bits, all } = job.segments();
-    let mut all = all.into_iter();
-    all.try_for_each(|segment| write(isa, segment, x, low_bits.as_deref_mut(), part.clone(), parallel)).map_err(|error| error.at(path))
+fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_last: bool) -> Result<()> {
+    let mut is_written = false;
+    // An owner of lent memory may return an error or panic when all is written already. Counters belong to
+    // what is written, so they move all the same.
+    let written = catch_unwind(AssertUnwindSafe(|| write(isa, job, part, parallel, &mut is_written)));
+    if is_written && is_last {
+        job.finish()?;
+    }
+    written.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.at(job.path))
 }
 
 /// The totals of the chunks of elements of leaves.
@@ -133,20 +136,21 @@ fn for_each_leaf<I: Send>(
     })?
 }
 
-/// Runs a segment to its end: writes slots and parameter of a part of the leaf. The gradients are of that
-/// part.
-fn write(
-    isa: Isa,
-    segment: Segment<'_, '_>,
-    x: &mut Operand<'_>,
-    low_bits: Option<&mut Buffer>,
-    part: Range<usize>,
-    parallel: bool,
-) -> Result<()> {
-    let Segment { length, compute, sources, steps, epilogue, .. } = segment;
-    let slots = try_list(slots_mut(steps).map(slot_mut))?;
+/// Runs all segments of a job to their ends: writes slots and parameter of a part of the leaf, of which the
+/// gradients are, and notes when that is done.
+///
+/// All that the segments need is lent once, around all of them: what its owner refuses is refused before the
+/// first is written.
+fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_written: &mut bool) -> Result<()> {
+    let length = job.length;
+    let Segments { x, low_bits, mut all, has_moved } = job.segments();
+    let Some(last) = all.last_mut() else {
+        *is_written = true;
+        return Ok(());
+    };
+    let mut epilogue = std::mem::replace(&mut last.epilogue, Epilogue::StateOnly).try_map(Ok, slot_mut)?;
+    let slots = try_list(all.iter_mut().map(|segment| try_list(slots_mut(segment.steps).map(slot_mut))))?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
-    let mut epilogue = epilogue.try_map(Ok, slot_mut)?;
     // Two variables that a model computes with are not locked together: an evaluation may hold one and wait
     // for the other. If they have one dtype, they can meet in one of candle's operations.
     let mut follower = None;
@@ -155,7 +159,9 @@ fn write(
     {
         (follower, epilogue) = (Some((parameter, *x)), Epilogue::Subtract);
     }
-    let mut read: List<(NamedLender<'_>, usize)> = list(sources.iter().map(|source| (("gradient", &**source), part.len())));
+    let gradients = all.iter().flat_map(|segment| segment.sources);
+    let mut read: List<(NamedLender<'_>, usize)> = list(gradients.map(|source| (("gradient", &**source), part.len())));
+    let gradients = read.len();
     let mut written: List<NamedLender<'_>> = List::new();
     let own = match x {
         Operand::Own(master) => Some(slot_mut(master)?),
@@ -173,24 +179,32 @@ fn write(
     }
     with_written(&written, length, &mut |written| {
         with_read(&read, &mut |read| {
-            let (gradients, x) = read.split_at(sources.len());
+            let (mut gradients, x) = read.split_at(gradients);
             let (x, parameter) = match (own, written, x) {
                 (Some(own), written, _) => (own, written.first()),
                 (None, [x, rest @ ..], _) => (*x, rest.first()),
                 (None, [], [x, ..]) => (x.in_order().map(lent).ok_or_else(unsupported)?, None),
                 (None, [], []) => return Err(unsupported()),
             };
-            let pass = Pass {
-                isa,
-                x: x.with_low_bits(low_bits)?,
-                sources: strided(gradients, part.start),
-                steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), &slots),
-                sink: Sink::Write(epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?),
-            };
-            // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
-            // `with_read` have checked that the gradients have the elements of the part, the others those of
-            // the leaf. The state is this job's own and has as many (`Job::check`).
-            unsafe { over(&pass, length, compute, part.clone(), parallel) };
+            let x = x.with_low_bits(low_bits)?;
+            let epilogue = epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?;
+            *has_moved = true;
+            for (index, (&Segment { length, compute, sources, ref steps, .. }, slots)) in all.iter().zip(&slots).enumerate() {
+                let of_segment;
+                (of_segment, gradients) = gradients.split_at(sources.len());
+                let pass = Pass {
+                    isa,
+                    x,
+                    sources: strided(of_segment, part.start),
+                    steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), slots),
+                    sink: Sink::Write(if index + 1 == all.len() { epilogue } else { Epilogue::StateOnly }),
+                };
+                // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
+                // `with_read` have checked that the gradients have the elements of the part, the others those
+                // of the leaf. The state is this job's own and has as many (`Job::check`).
+                unsafe { over(&pass, length, compute, part.clone(), parallel) };
+            }
+            *is_written = true;
             Ok(())
         })
     })?;

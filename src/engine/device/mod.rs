@@ -37,7 +37,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut 
         }
     }
     let done = handles.iter().map(Option::is_some).collect();
-    for (Segments { x, low_bits, all }, handles) in jobs.into_iter().zip(handles) {
+    for (Segments { x, low_bits, all, .. }, handles) in jobs.into_iter().zip(handles) {
         let Some(handles) = handles else { continue };
         let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
         let x = match x {

@@ -21,20 +21,19 @@ fn joined_as<L>(highs: Vec<bf16>, lows: Vec<L>, join: impl Fn(bf16, L) -> f32) -
     highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect()
 }
 
-/// Overwrites the low bits of f32s, and returns their upper parts.
-pub(crate) fn split(low_bits: &mut Buffer, next: &Tensor) -> crate::tensors::Result<Tensor> {
+/// The upper parts of f32s, and their low bits as this buffer stores them.
+pub(crate) fn split(low_bits: &Buffer, next: &Tensor) -> crate::tensors::Result<(Tensor, Tensor)> {
     let exact = |number| {
         let (high, low) = split_number(number);
         (high, low as f32)
     };
     match low_bits.as_low_bits() {
-        LowBits::All => split_as(low_bits, next, exact),
-        LowBits::Byte => split_as(low_bits, next, split_24),
+        LowBits::All => split_as(next, exact),
+        LowBits::Byte => split_as(next, split_24),
     }
 }
 
-fn split_as<L: WithDType>(low_bits: &mut Buffer, next: &Tensor, split: impl Fn(f32) -> (bf16, L)) -> crate::tensors::Result<Tensor> {
+fn split_as<L: WithDType>(next: &Tensor, split: impl Fn(f32) -> (bf16, L)) -> crate::tensors::Result<(Tensor, Tensor)> {
     let (highs, lows): (Vec<bf16>, Vec<L>) = on_host(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
-    low_bits.set(&Tensor::from_vec(lows, next.shape(), &Device::Cpu)?)?;
-    Tensor::from_vec(highs, next.shape(), &Device::Cpu)
+    Ok((Tensor::from_vec(highs, next.shape(), &Device::Cpu)?, Tensor::from_vec(lows, next.shape(), &Device::Cpu)?))
 }

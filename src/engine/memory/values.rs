@@ -50,11 +50,17 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> crate::tensors::Re
 
 /// Overwrites what is lent, rounded to its dtype.
 pub(crate) fn set_lent(lender: &dyn Lend, next: &Tensor) -> Result<()> {
+    set_lent_and(lender, next, &mut || Ok(()))
+}
+
+/// Overwrites what is lent, rounded to its dtype, and then runs a function. Memory that is no tensor is lent
+/// meanwhile: if its owner refuses, the function does not run, and what the owner does afterwards comes too late.
+pub(crate) fn set_lent_and(lender: &dyn Lend, next: &Tensor, then: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     if let Some(variable) = lender.tensor() {
-        return Ok(set_tensor(variable, next)?);
+        set_tensor(variable, next)?;
+        return then();
     }
-    let next = rounded(next, lender.dtype())?.to_device(&Device::Cpu)?.flatten_all()?.contiguous()?;
-    set_lent_part(lender, 0, &next)
+    set_memory(lender, 0, &rounded(next, lender.dtype())?.contiguous()?, then)
 }
 
 /// Overwrites elements of what is lent from `start` on, rounded to its dtype.
@@ -62,13 +68,19 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     if let Some(variable) = lender.tensor() {
         return Ok(set_part(variable, start, values)?);
     }
-    let next = rounded(values, lender.dtype())?.to_device(&Device::Cpu)?.flatten_all()?;
+    set_memory(lender, start, &rounded(values, lender.dtype())?, &mut || Ok(()))
+}
+
+/// Overwrites elements of memory that is no tensor, and then runs a function.
+fn set_memory(lender: &dyn Lend, start: usize, next: &Tensor, then: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    let next = next.to_device(&Device::Cpu)?.flatten_all()?;
     write("parameter", lender, &mut |mut memory| {
         read("new value", &next, &mut |view| {
             let fits = view.in_order().is_some_and(|next| memory.set(start, next));
             let unfit = || defect(format!("{} values from element {start} on do not fit a parameter", next.elem_count()));
             if fits { Ok(()) } else { Err(unfit()) }
-        })
+        })?;
+        then()
     })
 }
 

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Group, Reduction, Step, StepSlots, Steps};
-use crate::engine::memory::{Addresses, Buffer, WrittenStorages, set_lent};
+use crate::engine::memory::{Addresses, Buffer, WrittenStorages};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, copied, defect};
 use crate::numbers::low_bits::LowBits;
@@ -51,7 +51,7 @@ pub(crate) struct Job<'a> {
     pub(crate) numbers: NumberWrites<'a>,
     /// Where the gradients that were not copied are, for prefetching.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
-    /// Whether parameter or state have been written.
+    /// Whether parameter or state have been written, or have begun to be.
     pub(crate) has_moved: bool,
 }
 
@@ -97,14 +97,6 @@ impl<'a> Operand<'a> {
         match self {
             Operand::Lent(lender) => lender.to_tensor(),
             Operand::Own(buffer) => Ok(buffer.tensor()?),
-        }
-    }
-
-    /// Overwrites the values, rounded to their dtype.
-    pub(in crate::engine) fn set(&mut self, values: &Tensor) -> Result<()> {
-        match self {
-            Operand::Lent(lender) => set_lent(*lender, values),
-            Operand::Own(buffer) => Ok(buffer.set(values)?),
         }
     }
 }
@@ -213,6 +205,8 @@ pub(in crate::engine) struct Segments<'s, 'a> {
     pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
     pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
+    /// That of the job.
+    pub(in crate::engine) has_moved: &'s mut bool,
 }
 
 impl<'a> Job<'a> {
@@ -316,26 +310,23 @@ impl<'a> Job<'a> {
         if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
             all.push(segment(sources, steps, epilogue));
         }
-        Segments { x: &mut self.x, low_bits: self.low_bits.as_deref_mut(), all }
+        Segments { x: &mut self.x, low_bits: self.low_bits.as_deref_mut(), all, has_moved: &mut self.has_moved }
     }
 
-    /// Writes what functions have returned to the state.
-    pub(in crate::engine) fn write_function_outputs(&mut self) -> Result<()> {
+    /// Ends a job whose segments are written: writes what functions have returned to the state, moves counters
+    /// and numbers, and drops everything else.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.has_moved |= self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         for step in &mut self.steps {
             if let Step::Output(output) = step {
                 output.slots.iter_mut().zip(&output.next).try_for_each(|((_, slot), next)| slot.set(next))?;
             }
         }
-        Ok(())
-    }
-
-    /// Moves counters and numbers, and drops everything else: all has been written.
-    pub(crate) fn finish(&mut self) {
-        self.has_moved = self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         self.numbers.drain(..).for_each(|(number, next)| *number = next);
         self.counters.drain(..).for_each(|(counter, next)| *counter = next);
         self.sources.clear();
         self.steps.clear();
+        Ok(())
     }
 
     /// The reduction at `index`.

@@ -52,7 +52,7 @@ fn assert_exchanged(error: &Error, path: &str, name: &str, expected: (DType, usi
     let (expected, got) = (format!("{} of {:?}", expected.1, expected.0), format!("{} elements of {:?}", got.1, got.0));
     assert_eq!((error.path(), error.got(), error.expected()), (Some(path), Some(&*got), Some(&*expected)), "{error}");
     let text = error.to_string();
-    let before = text.split_once("during the call, and ").and_then(|(_, text)| text.split_once(" had moved before"));
+    let before = text.split_once("this came up after ").and_then(|(_, text)| text.split_once(" had moved"));
     assert_eq!(before.map(|(before, _)| before), (!moved.is_empty()).then_some(&*moved.join(", ")), "{error}");
 }
 
@@ -252,7 +252,7 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
                     };
                     if engine == Engine::Fused {
                         assert_exchanged(&error, "b", name, (F32, LENGTH), (F32, 4), &["a"]);
-                        assert!(error.to_string().contains("a had moved before"), "{error}");
+                        assert!(error.to_string().contains("after a had moved"), "{error}");
                     }
                 }
             }

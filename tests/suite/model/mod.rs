@@ -2,6 +2,7 @@
 
 mod every_model;
 mod exchanged_storages;
+mod failing_owners;
 mod gradient_lists;
 mod lenders;
 pub(crate) mod locks;
