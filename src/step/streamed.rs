@@ -76,7 +76,7 @@ use crate::tree::{Leaf, StateTree, Twins};
 ///   may push a parameter only after it has read it for the last time.
 ///
 /// Windows, averages and frozen parameters are as in `update`. If the step is leaked (`std::mem::forget`), the
-/// state has no leaves left.
+/// state has lost its leaves, and everything that needs them is an error.
 #[must_use = "gradients that are pushed move their parameters; `finish` ends the step"]
 pub struct StreamedStep<'s> {
     /// The state; its leaves are in `leaves`.

@@ -114,8 +114,9 @@ impl StateTree {
         Ok(AverageExchange { averages, parameters, copies })
     }
 
-    /// Refuses to go on while the model has averages in place of its parameters.
+    /// Refuses to go on while the model has averages in place of its parameters, or without leaves.
     pub(crate) fn expect_parameters(&self) -> Result<()> {
+        self.check_leaves()?;
         self.leaves.iter().try_for_each(Leaf::expect_parameter)
     }
 }

@@ -118,6 +118,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove(&mut self, path: &str) -> Result<Vec<String>> {
+        self.check_leaves()?;
         let is_below = |name: &str| below(name, path).is_some();
         if !self.by_path.keys().any(|name| is_below(name)) {
             return Err(self.no_leaf(&selected_path(path)));
@@ -149,6 +150,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        self.check_leaves()?;
         let renamed = |name: &str| {
             below(name, from).map(|rest| match (to, rest.strip_prefix('.').unwrap_or(rest)) {
                 ("", rest) => rest.to_string(),
@@ -258,6 +260,7 @@ impl StateTree {
     /// # Errors
     /// If a device has no memory left.
     pub fn try_clone(&self) -> Result<Self> {
+        self.check_leaves()?;
         let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;
         Ok(self.with_leaves(leaves, self.left_out.clone()))
     }

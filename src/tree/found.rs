@@ -72,6 +72,7 @@ impl StateTree {
     /// # Errors
     /// As [`StateTree::parameters`], and if a variable has two.
     pub(crate) fn pairs<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<(Vec<Lent<'m>>, Twins)> {
+        self.check_leaves()?;
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
         let mut search = ParameterSearch {
             state: self,

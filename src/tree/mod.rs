@@ -166,13 +166,19 @@ impl StateTree {
 
     /// The leaf of the parameter with this path, or any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
-        self.by_path.get(path).copied().flatten().map(|i| &self.leaves[i])
+        self.by_path.get(path).copied().flatten().and_then(|i| self.leaves.get(i))
     }
 
     /// The paths of each variable that was left out.
     #[cfg(feature = "config")]
     pub(crate) fn left_out(&self) -> impl Iterator<Item = &[String]> {
         self.left_out.iter().map(|variable| &variable.paths[..])
+    }
+
+    /// Refuses a state without the leaves that it knows: they are with a streamed step that was leaked.
+    pub(crate) fn check_leaves(&self) -> Result<()> {
+        let is_leaked = self.leaves.is_empty() && self.by_path.values().any(Option::is_some);
+        if is_leaked { Err(leaked()) } else { Ok(()) }
     }
 
     /// How many leaves there are.
@@ -302,7 +308,8 @@ impl StateTree {
     /// All leaves.
     pub fn all(&mut self) -> Selection<'_> {
         self.warnings.look_again();
-        Selection::new(self.leaves.iter_mut().collect())
+        let is_leaked = self.check_leaves().is_err();
+        Selection { leaves: self.leaves.iter_mut().collect(), is_leaked }
     }
 
     /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not
@@ -337,11 +344,14 @@ impl StateTree {
             return Err(self.no_leaf(&what()));
         }
         self.warnings.look_again();
-        Ok(Selection::new(self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect()))
+        Ok(Selection { leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), is_leaked: false })
     }
 
     /// The error that a selection, given in words, has no leaf.
     pub(crate) fn no_leaf(&self, selection: &str) -> Error {
+        if let Err(error) = self.check_leaves() {
+            return error;
+        }
         let error = Error::new(ErrorKind::UnknownName, format!("{selection} selects no leaf"));
         if self.is_empty() {
             return error.with_remedy("`add` parameters to the state first");
@@ -380,7 +390,8 @@ impl Clone for StateTree {
     /// A copy with storage of its own.
     ///
     /// # Panics
-    /// If a device has no memory left; [`StateTree::try_clone`] returns the error.
+    /// If a device has no memory left, or the state has lost its leaves; [`StateTree::try_clone`] returns the
+    /// error.
     fn clone(&self) -> Self {
         self.try_clone().unwrap_or_else(|error| panic!("cannot copy the optimiser state: {error}"))
     }
@@ -390,6 +401,12 @@ impl Clone for StateTree {
 /// empty path it is all of `name`.
 pub(crate) fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The error of a state that has lost its leaves.
+fn leaked() -> Error {
+    Error::new(ErrorKind::Unsupported, "the state has lost its leaves with a `StreamedStep` that was leaked")
+        .with_remedy("set up a state, and restore a checkpoint; end a step with `finish`, or drop it")
 }
 
 /// A path in words, for errors.

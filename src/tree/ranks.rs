@@ -56,8 +56,9 @@ impl StateTree {
         whole.into_iter().map(|(index, tensor)| Ok((index, tensor.to_tensor()?))).collect()
     }
 
-    /// Refuses a call that needs the whole state, if the state is divided.
+    /// Refuses a call that needs the whole state, if the state is divided or has lost its leaves.
     pub(crate) fn expect_whole(&self, call: &'static str) -> Result<()> {
+        self.check_leaves()?;
         match StateWorld::several(self.world.as_ref()) {
             Some(world) => Err(divided(call, world.size())),
             None => Ok(()),

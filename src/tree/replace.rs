@@ -67,6 +67,7 @@ impl Selection<'_> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<StateChange>> {
+        self.check_leaves()?;
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let variables = in_path_order(model, is_trainable)?;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::leaf::Misfit;
 use super::once::Once;
-use super::{Leaf, StateTree};
+use super::{Leaf, StateTree, leaked};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::rule::{FieldValue, Optimiser, RATE, available, has_no, set_value};
 
@@ -17,11 +17,14 @@ use crate::rule::{FieldValue, Optimiser, RATE, available, has_no, set_value};
 #[derive(Debug)]
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
+    /// Whether these are none because the state has lost its leaves.
+    pub(super) is_leaked: bool,
 }
 
-impl<'t> Selection<'t> {
-    pub(super) fn new(leaves: Vec<&'t mut Leaf>) -> Self {
-        Selection { leaves }
+impl Selection<'_> {
+    /// [`StateTree::check_leaves`] of the state.
+    pub(crate) fn check_leaves(&self) -> Result<()> {
+        if self.is_leaked { Err(leaked()) } else { Ok(()) }
     }
 
     /// The selected leaves.
@@ -130,6 +133,7 @@ impl<'t> Selection<'t> {
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
     pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
+        self.check_leaves()?;
         let values: SmallVec<[(&str, FieldValue); 2]> = values.into_iter().collect();
         let names: SmallVec<[&str; 2]> = values.iter().map(|(name, _)| *name).collect();
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();

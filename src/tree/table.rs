@@ -43,6 +43,9 @@ impl Leaf {
 /// ```
 impl fmt::Display for StateTree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Err(error) = self.check_leaves() {
+            return error.fmt(f);
+        }
         let rows: Vec<[String; 8]> = std::iter::once(HEADINGS.map(str::to_string)).chain(self.leaves().map(Leaf::row)).collect();
         let widths: [usize; 8] = std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
         for row in &rows {

@@ -301,6 +301,7 @@ impl OptimiserConfig {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of_state(state: &StateTree) -> Result<Self> {
+        state.check_leaves()?;
         Self::of_data(by_path(state)?)
     }
 

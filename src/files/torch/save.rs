@@ -50,6 +50,7 @@ fn optimisers(state: &StateTree) -> Vec<Aspect> {
 
 /// The counterpart of each leaf, and the groups of parameters with the same hyper-parameters.
 fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
+    state.check_leaves()?;
     let counterparts = state.leaves().map(Counterpart::of).collect::<Result<Vec<_>>>()?;
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
     let mut first: Option<(&str, &'static str)> = None;

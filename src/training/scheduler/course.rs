@@ -71,6 +71,7 @@ pub(super) struct DrivenFields {
 
 impl DriveStep {
     pub(super) fn new(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
+        state.check_leaves()?;
         let before = if let Start::Running(before) = start { before } else { steps };
         let next = schedules.iter().map(|schedule| Next::of(schedule, before, steps)).collect::<Result<_>>()?;
         let mut search = Search { schedules, start, before, next, met: vec![DriveRecord::default(); schedules.len()] };

@@ -220,6 +220,7 @@ impl ReduceOnPlateau {
     pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
         self.check()?;
         let mut leaves = leaves.into();
+        leaves.check_leaves()?;
         let falls = self.falls(&leaves)?;
         let mut next = self.clone();
         let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());

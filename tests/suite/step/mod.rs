@@ -6,6 +6,7 @@ mod empty_batches;
 mod error_places;
 mod figures;
 mod functional;
+mod leaked_steps;
 mod loss_scaler;
 mod loss_scaler_shared;
 mod missing_gradients;
