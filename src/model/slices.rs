@@ -7,7 +7,7 @@ use super::gradients::{Gradients, duplicate_gradient};
 use super::lent::{Lend, MemoryMut, MemoryRef, View, read_only};
 use super::{Model, Visitor, duplicate_path};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, Shape};
+use crate::numbers::{DType, Shape, UNCOUNTED};
 
 /// Parameters in memory that the caller owns, as a [`Model`].
 ///
@@ -83,11 +83,9 @@ impl<'a> ParameterSlices<'a> {
         let (shape, values) = (shape.into(), values.into());
         let (expected, got) = (shape.elem_count(), values.len());
         if expected != got {
-            return Err(Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice"))
-                .with_got(got)
-                .with_expected(expected)
-                .with_remedy("pass all its elements")
-                .at(path));
+            let error = Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice")).with_got(got);
+            let error = if expected == UNCOUNTED { error.with_expected("more than can be counted") } else { error.with_expected(expected) };
+            return Err(error.with_remedy("pass its shape and all its elements").at(path));
         }
         if self.by_path.insert(path, self.slices.len()).is_some() {
             return Err(duplicate_path(path));

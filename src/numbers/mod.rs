@@ -28,5 +28,5 @@ pub(crate) use records::Records;
 pub(crate) use reflectors::orthonormal;
 pub(crate) use rounding::{round_to_odd, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
-pub(crate) use shape::{elem_count, place_of};
+pub(crate) use shape::{UNCOUNTED, elem_count, place_of};
 pub(crate) use symmetric::{Eigen, eigen};

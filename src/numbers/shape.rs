@@ -34,10 +34,15 @@ impl Shape {
     }
 }
 
-/// How many elements a tensor with these dimensions has.
+/// How many elements a tensor with these dimensions has; [`UNCOUNTED`] if these, or the strides of a tensor
+/// without elements, are more than can be counted.
 pub(crate) fn elem_count(dims: &[usize]) -> usize {
-    dims.iter().product()
+    let others = dims.iter().fold(1usize, |count, dim| count.saturating_mul((*dim).max(1)));
+    if others < UNCOUNTED && dims.contains(&0) { 0 } else { others }
 }
+
+/// More elements than any memory has.
+pub(crate) const UNCOUNTED: usize = usize::MAX;
 
 /// How far an element is from the first, if elements lie `strides` apart in each dimension.
 pub(crate) fn place_of(element: usize, dims: &[usize], strides: &[usize]) -> usize {

@@ -21,8 +21,8 @@ use crate::tree::{ChoiceCache, StateTree, chosen, expect_patterns, is_trainable}
 /// [`StateTree::warnings`] has a [`Warning::LowPrecision`](crate::Warning::LowPrecision).
 ///
 /// # Errors
-/// If a hyper-parameter is out of range, the model has no trainable parameter, or the device has no memory
-/// left.
+/// If a hyper-parameter is out of range, the model has no trainable parameter, an owner of [lent
+/// memory](crate::Lend) lends something else than it says, or the device has no memory left.
 ///
 /// ```
 /// use candle_core::{DType, Device};

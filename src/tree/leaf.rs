@@ -5,7 +5,7 @@ use super::marks::DriveMark;
 use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::lent::{Lend, Lent};
+use crate::model::lent::{Lend, Lent, expect_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
 use crate::rule::{Description, FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
@@ -64,6 +64,8 @@ impl Leaf {
             let error = Error::dtype("it", x.dtype(), FLOATS).at(&path);
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
+        // Before there is memory for the state of what the owner says: it may lend less.
+        expect_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
         let state = state.map_err(|error| error.at(&path))?;
         if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {

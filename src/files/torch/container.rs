@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use super::archive::Archive;
 use super::content::StoredTensor;
 use crate::files::tensor_file::{Entry, TensorFile};
-use crate::numbers::{first_non_finite, ranges};
+use crate::numbers::{elem_count, first_non_finite, ranges};
 
 /// A file of either format.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Container {
 
     /// The one number of a tensor, if it has one.
     pub(super) fn number(&self, stored: &StoredTensor) -> io::Result<Option<f64>> {
-        if stored.shape.iter().product::<usize>() != 1 {
+        if elem_count(&stored.shape) != 1 {
             return Ok(None);
         }
         self.verify(stored)?;

@@ -60,6 +60,10 @@ pub(super) struct StridedRun {
 impl StridedRun {
     /// The elements of a tensor of this shape in the run.
     pub(super) fn of(&self, run: &Tensor, shape: &[usize]) -> candle_core::Result<Tensor> {
+        if self.span == [0] {
+            // The other dimensions of an empty tensor may be of any size.
+            return run.reshape(shape);
+        }
         let mut places = vec![0i64];
         for (length, stride) in shape.iter().zip(&self.strides) {
             places = places.iter().flat_map(|place| (0..*length).map(move |i| place + (i * stride) as i64)).collect();
@@ -119,4 +123,22 @@ impl Content {
 /// The texts of a list.
 pub(super) fn texts(value: &Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|text| text.as_str().map(str::to_string)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn elements_of_a_run_are_in_the_order_of_the_shape() -> candle_core::Result<()> {
+        let run = |strides: &[usize], span| StridedRun { offset: 0, strides: strides.to_vec(), span: [span] };
+        let numbers = Tensor::new(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &Device::Cpu)?;
+        assert_eq!(run(&[1, 2], 6).of(&numbers, &[2, 3])?.to_vec2::<f32>()?, [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]);
+        // At once, however large the other dimensions are.
+        let none = run(&[0, 1], 0).of(&Tensor::zeros(0, DType::F32, &Device::Cpu)?, &[1 << 40, 0])?;
+        assert_eq!(none.dims(), [1 << 40, 0]);
+        Ok(())
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::MemoryRef;
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, place_of};
+use crate::numbers::{DType, UNCOUNTED, elem_count, place_of};
 
 /// Numbers that are lent to be read, and how the elements of a tensor lie in them.
 ///
@@ -31,7 +31,8 @@ impl<'a> View<'a> {
     /// Elements that lie `strides` apart in each dimension; the first number is the first element.
     ///
     /// # Errors
-    /// If the last element is not within the numbers, or there are not as many strides as dimensions.
+    /// If the last element is not within the numbers, there are not as many strides as dimensions, or more
+    /// elements than can be counted.
     pub fn strided(numbers: impl Into<MemoryRef<'a>>, dims: &'a [usize], strides: &'a [usize]) -> Result<Self> {
         let memory = numbers.into();
         let (expected, got) = (reach(dims, strides), memory.len());
@@ -45,6 +46,10 @@ impl<'a> View<'a> {
                 .with_got(format_args!("{got} elements"))
                 .with_expected(format_args!("{expected} elements"))
                 .with_remedy("pass all numbers from the first element to the last"));
+        }
+        if elem_count(dims) == UNCOUNTED {
+            return Err(Error::new(ErrorKind::Memory, format!("a view of shape {dims:?} has more elements than can be counted"))
+                .with_remedy("pass the sizes of the dimensions"));
         }
         if is_in_order(dims, strides) {
             // For an empty view, or one in order, the reach is the number of elements.
@@ -65,7 +70,7 @@ impl<'a> View<'a> {
 
     /// How many elements there are.
     pub(crate) fn elements(self) -> usize {
-        self.strides.map_or(self.memory.len(), |(dims, _)| dims.iter().product())
+        self.strides.map_or(self.memory.len(), |(dims, _)| elem_count(dims))
     }
 
     /// The numbers, from the first element on.
@@ -93,7 +98,7 @@ impl<'a> View<'a> {
     pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
         let got = self.elements();
         let is_shaped = self.strides.is_none_or(|(own, _)| own == dims);
-        if is_shaped && self.memory.dtype() == dtype && got == dims.iter().product::<usize>() {
+        if is_shaped && self.memory.dtype() == dtype && got == elem_count(dims) {
             return Ok(());
         }
         Err((self.memory.dtype(), got))

@@ -7,4 +7,5 @@ mod gradient_lists;
 mod lenders;
 pub(crate) mod locks;
 pub(crate) mod models;
+mod shapes;
 pub(crate) mod slices;
