@@ -24,9 +24,9 @@ pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
 }
 
 /// At most `LISTED` names, for messages that say what exists.
-pub(crate) fn listed<'p>(names: impl Iterator<Item = &'p str>) -> Vec<String> {
+pub(crate) fn listed(names: impl Iterator<Item = impl Into<String>>) -> Vec<String> {
     const LISTED: usize = 20;
-    let mut names: Vec<String> = names.take(LISTED + 1).map(str::to_string).collect();
+    let mut names: Vec<String> = names.take(LISTED + 1).map(Into::into).collect();
     if names.len() > LISTED {
         names[LISTED] = "...".to_string();
     }

@@ -29,6 +29,9 @@ use crate::tensors::{Tensor, Var};
 /// `Sequential`) cannot be visited: pass the `VarMap` that their variables came from.
 ///
 /// A struct needs one line, [`model!`](crate::model).
+///
+/// In a list a path is a place: `0`, `1`, and so on. A checkpoint goes by paths, so the list needs the same
+/// order in each run. `VarMap::all_vars` has another one each time: pass the `VarMap` itself, which has names.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
     label = "not a model",

@@ -178,6 +178,7 @@ impl StateTree {
         for leaf in &mut leaves {
             let mut paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             rename_all(&mut paths);
+            leaf.is_place &= leaf.path != from;
             leaf.aliases = paths.split_off(1);
             leaf.path = paths.swap_remove(0);
         }
@@ -194,9 +195,10 @@ impl StateTree {
     ///
     /// # Errors
     /// If the model lacks a parameter of this state, has one that the state does not know, or two for one
-    /// leaf with two paths. If a shape or dtype differs, the old model has averages in place of its
-    /// parameters, or a device has no memory left. Over ranks also if a parameter is not on the
-    /// [device](crate::Communicator::device) of a transport that has one. Nothing changes then.
+    /// leaf with two paths. If the parameters have [no names](crate::CandleOptimizer), a shape or dtype
+    /// differs, the old model has averages in place of its parameters, or a device has no memory left. Over
+    /// ranks also if a parameter is not on the [device](crate::Communicator::device) of a transport that has
+    /// one. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -210,6 +212,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
+        self.expect_names()?;
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;

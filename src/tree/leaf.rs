@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub struct Leaf {
     pub(crate) aside: Option<Tensor>,
     /// Whether a parameter of 16 bits may lose steps below its rounding without a warning.
     pub(crate) allows_low_precision: bool,
+    /// Whether the path is a place in a list, which may have another order in another process.
+    pub(crate) is_place: bool,
 }
 
 /// Why a state is not that of a rule.
@@ -90,6 +93,7 @@ impl Leaf {
             settled_after: 0,
             aside: None,
             allows_low_precision: false,
+            is_place: false,
         })
     }
 
@@ -121,6 +125,11 @@ impl Leaf {
         let own = slots(&self.state);
         let lacks = |(name, is_kept): &(String, bool)| *is_kept && own.iter().any(|(other, is_kept)| other == name && !is_kept);
         Ok(after.into_iter().find(lacks).map(|(name, _)| Misfit::NotKept(name)))
+    }
+
+    /// The path, in lists of messages: a place in a list means nothing without the shape.
+    pub(crate) fn label(&self) -> Cow<'_, str> {
+        if self.is_place { format!("{} {:?}", self.path, self.shape()).into() } else { self.path.as_str().into() }
     }
 
     /// A copy with storage of its own.

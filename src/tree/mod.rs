@@ -347,6 +347,16 @@ impl StateTree {
         Ok(Selection { leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), is_leaked: false })
     }
 
+    /// Refuses to save, restore or rebind leaves whose paths are places in a list: with another order of the
+    /// list each parameter would get what belongs to another one of its shape.
+    pub(crate) fn expect_names(&self) -> Result<()> {
+        let Some(leaf) = self.leaves.iter().find(|leaf| leaf.is_place) else { return Ok(()) };
+        let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and `VarMap::all_vars` has another order in each process";
+        let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the model's names, or, if the list \
+                      always has the same order, by `for_model(&list, rule)`";
+        Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy).at(&leaf.path))
+    }
+
     /// The error that a selection, given in words, has no leaf.
     pub(crate) fn no_leaf(&self, selection: &str) -> Error {
         if let Err(error) = self.check_leaves() {

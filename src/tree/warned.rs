@@ -75,6 +75,6 @@ fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
 fn low_precision(leaves: &[Leaf]) -> Option<Warning> {
     let losing = || leaves.iter().filter(|leaf| leaf.loses_steps());
     let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();
-    let paths = listed(losing().map(Leaf::path));
+    let paths = listed(losing().map(Leaf::label));
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
 }

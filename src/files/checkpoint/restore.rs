@@ -33,10 +33,10 @@ impl CheckpointFile {
     /// # Errors
     /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype differs; if
     /// a hyper-parameter is out of range or a number is not finite; if the model has averages in place of its
-    /// parameters; if the file can no longer be read, or was changed after it was opened. Nothing changes
-    /// then, unless the file fails, is cut or is changed in the very moment in which it is taken over: the
-    /// error then says that the state has to be restored again. A change in place that keeps length and time
-    /// of modification is not noticed.
+    /// parameters, or these have [no names](crate::CandleOptimizer); if the file can no longer be read, or
+    /// was changed after it was opened. Nothing changes then, unless the file fails, is cut or is changed in
+    /// the very moment in which it is taken over: the error then says that the state has to be restored
+    /// again. A change in place that keeps length and time of modification is not noticed.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         self.take_over_all(state, None::<&Var>)
     }
@@ -51,7 +51,7 @@ impl CheckpointFile {
     }
 
     fn take_over_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
-        let planned = state.expect_parameters().and_then(|()| {
+        let planned = state.expect_names().and_then(|()| state.expect_parameters()).and_then(|()| {
             let variables = model.map(|model| variables(state, model)).transpose()?;
             let restoration = self.restoration(state, variables.as_ref())?;
             let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);

@@ -169,10 +169,10 @@ impl<'s> Checkpoint<'s> {
     /// ```
     ///
     /// # Errors
-    /// If the model is not the state's or has averages in place of its parameters, a number of the scaler or
-    /// of the plateau is out of range, two tensors would have the same name in the file, or the file system
-    /// fails. The old file is still at `path` then, unless only the flush of the folder failed: the error
-    /// then says that the new file is in place.
+    /// If the model is not the state's or has averages in place of its parameters, the parameters have [no
+    /// names](crate::CandleOptimizer), a number of the scaler or of the plateau is out of range, two tensors
+    /// would have the same name in the file, or the file system fails. The old file is still at `path` then,
+    /// unless only the flush of the folder failed: the error then says that the new file is in place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let (path, world) = (path.as_ref(), self.state.world.as_ref());
         self.with_content(path, |content, numbers| {
@@ -214,6 +214,7 @@ impl<'s> Checkpoint<'s> {
 }
 
 fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
+    state.expect_names()?;
     state.expect_parameters()?;
     // JSON has no infinity or NaN, so such numbers could not be read again.
     extras.check()
@@ -227,9 +228,10 @@ impl StateTree {
     /// that are infinite or NaN. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
     ///
     /// # Errors
-    /// As [`StateTree::masters`]; if the file system fails.
+    /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file system
+    /// fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
-        let (path, masters) = (path.as_ref(), self.master_parts(model));
+        let (path, masters) = (path.as_ref(), self.expect_names().and_then(|()| self.master_parts(model)));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
         Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Nothing))?))

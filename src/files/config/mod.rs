@@ -274,7 +274,8 @@ impl OptimiserConfig {
     /// same model makes leaves with the same optimisers, and leaves the same parameters out.
     ///
     /// # Errors
-    /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and no pattern tells it from others.
+    /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and no pattern tells it from others, or
+    /// optimisers differ by parameters that have [no names](crate::CandleOptimizer).
     ///
     /// ```
     /// use candle_core::{DType::F32, Device, Var};

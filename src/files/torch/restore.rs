@@ -34,10 +34,11 @@ impl TorchState {
     /// # Errors
     /// If the file lacks a parameter or an entry, or has one too many; if a shape, an optimiser or a
     /// hyper-parameter differs; if a number is not finite, a second moment negative or a step not a count; if
-    /// the model has averages in place of its parameters. Nothing changes then, unless the file fails in the
-    /// very moment in which it is taken over: the error then says that the state has to be restored again.
+    /// the model has averages in place of its parameters, or these have [no names](crate::CandleOptimizer).
+    /// Nothing changes then, unless the file fails in the very moment in which it is taken over: the error
+    /// then says that the state has to be restored again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let planned = state.expect_parameters().and_then(|()| {
+        let planned = state.expect_names().and_then(|()| state.expect_parameters()).and_then(|()| {
             let check = Check {
                 content: &self.content,
                 container: &self.container,

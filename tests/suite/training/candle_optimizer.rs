@@ -1,15 +1,19 @@
 //! Training loops written for candle-nn's `Optimizer` trait.
 
+use std::path::Path;
+
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, SGD, VarMap, loss::mse};
+use optimisers::config::OptimiserConfig;
+use optimisers::torch::TorchState;
 use optimisers::{
-    Adam, AdamW, CandleOptimizer, ClipGrad, ClipNorm, Descent, Error, ErrorKind, FieldValue, MixedPrecision, Momentum, OptimiserChain,
-    SkipReason, Status, model, setup, update,
+    Adam, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ClipNorm, Descent, Error, ErrorKind, FieldValue,
+    MixedPrecision, Momentum, OptimiserChain, SkipReason, StateTree, Status, model, setup, update,
 };
 
 use crate::model::models::{CPU, integers, of, plain, squares, var_map};
-use support::common::{bits, is_kind, random, values, var};
+use support::common::{Vars, bits, is_kind, random, snapshot, values, var};
 
 /// A loop as it stands in candle programs: an MLP on made-up data with a learning rate that decays. All
 /// losses, and the variables at last.
@@ -196,6 +200,71 @@ fn for_model_keeps_the_paths() {
     assert_eq!(paths(&CandleOptimizer::new(variables.all_vars(), rule()).unwrap()), ["0", "1"]);
     let error = CandleOptimizer::for_model(&VarMap::new(), rule()).unwrap_err();
     is_kind(&error, ErrorKind::Model, &["no trainable floating-point variable"]);
+}
+
+/// A call that goes by the names of leaves: with a state, its model, a copy of the model, and a file.
+type ByName = fn(&mut StateTree, &[Var], &[Var], &Path) -> optimisers::Result<()>;
+
+/// `VarMap::all_vars` has another order in each process, and of equal shapes nothing shows it.
+#[test]
+fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_another() {
+    let calls: [(&str, ByName); 9] = [
+        ("save", |state, model, _, path| Checkpoint::new(state).model(model).save(path).map(drop)),
+        ("a saver", |state, _, _, path| CheckpointSaver::new(path).save(1, Checkpoint::new(state)).map(drop)),
+        ("StateTree::save", |state, _, _, path| state.save(path).map(drop)),
+        ("save_masters", |state, model, _, path| state.save_masters(model, path).map(drop)),
+        ("save_torch", |state, _, _, path| state.save_torch(path).map(drop)),
+        ("restore", |state, _, _, path| CheckpointFile::open(path)?.restore(state).map(drop)),
+        ("restore_with_model", |state, model, _, path| CheckpointFile::open(path)?.restore_with_model(state, model).map(drop)),
+        ("torch's restore", |state, _, _, path| TorchState::open(path)?.restore(state).map(drop)),
+        ("rebind", |state, _, copy, _| state.rebind(copy)),
+    ];
+    for (name, call) in calls {
+        let vars: Vec<Var> = (0..3).map(|seed| var(&random(seed, &[2, 2], DType::F32, CPU))).collect();
+        let copy: Vec<Var> = vars.iter().map(|x| var(x)).collect();
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state");
+        // A list that always has the same order has names.
+        let mut named = CandleOptimizer::for_model(&vars, AdamW::new(0.1)).expect("an optimiser");
+        named.step(&squares(&vars)).expect("a step");
+        if name.contains("restore") {
+            let saved = Checkpoint::new(named.state()).model(&vars).save(&path);
+            if name.starts_with("torch") { named.state().save_torch(&path) } else { saved }.expect("a file");
+        }
+        let file = std::fs::read(&path).ok();
+
+        let permuted: Vec<Var> = [2, 0, 1].map(|place: usize| vars[place].clone()).into();
+        let mut optimizer = CandleOptimizer::new(permuted.clone(), AdamW::new(0.1)).expect("an optimiser");
+        optimizer.step(&squares(&vars)).expect("a step");
+        let model: Vars = (0..).map(|i: usize| i.to_string()).zip(permuted.clone()).collect();
+        let before = snapshot(&model, optimizer.state());
+        let mut clone = optimizer.state().clone();
+        for state in [optimizer.state_mut(), &mut clone] {
+            let error = call(state, &permuted, &copy, &path).expect_err(name);
+            let words = ["parameter \"0\"", "`VarMap::all_vars`", "`CandleOptimizer::for_model(&variables, rule)`"];
+            is_kind(&error, ErrorKind::Unsupported, &words);
+        }
+        assert_eq!((snapshot(&model, optimizer.state()), std::fs::read(&path).ok()), (before, file), "{name}");
+        call(named.state_mut(), &vars, &copy, &path).unwrap_or_else(|error| panic!("{name}: {error}"));
+
+        // A place that was renamed is a name.
+        let mut state = optimizer.into_state();
+        for place in ["0", "1", "2"] {
+            assert!(state.save(folder.path().join("named")).is_err());
+            state.rename(place, &format!("x{place}")).expect("a name");
+        }
+        state.save(folder.path().join("named")).expect("a file");
+    }
+}
+
+#[test]
+fn an_optimiser_by_place_is_not_written_as_one_by_path() {
+    let vars: Vec<Var> = (0..3).map(|seed| var(&random(seed, &[2], DType::F32, CPU))).collect();
+    let mut optimizer = CandleOptimizer::new(vars, AdamW::new(0.1)).expect("an optimiser");
+    assert!(OptimiserConfig::of_state(optimizer.state()).is_ok(), "all have the same");
+    optimizer.state_mut().at("1").expect("a leaf").adjust(0.2).expect("a rate");
+    let error = OptimiserConfig::of_state(optimizer.state()).expect_err("another process has another order");
+    is_kind(&error, ErrorKind::Unsupported, &["for_model"]);
 }
 
 #[test]
