@@ -3,16 +3,15 @@
 use std::process::{Command, Termination};
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::{Adam, Descent, StateTree, Warning, setup, update};
+use optimisers::{Adam, StateTree, Warning, setup, update};
 
 /// What tells a process of this test which case it is.
 const CASE: &str = "OPTIMISERS_WARNINGS_CASE";
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-fn step(state: &mut StateTree, x: &Var, gradient: f32) -> Outcome {
-    let loss = (x.as_tensor().to_dtype(DType::F32)? * f64::from(gradient))?.sum_all()?;
-    update(state, x, &loss.backward()?)?;
+fn step(state: &mut StateTree, x: &Var) -> Outcome {
+    update(state, x, &x.as_tensor().to_dtype(DType::F32)?.sum_all()?.backward()?)?;
     Ok(())
 }
 
@@ -24,16 +23,10 @@ fn bare(allow: bool) -> Outcome {
         if allow {
             state.all().allow_low_precision();
         }
-        step(&mut state, &x, 1.0)?;
-        step(&mut state, &x, 1.0)?;
+        step(&mut state, &x)?;
+        step(&mut state, &x)?;
     }
     Ok(())
-}
-
-/// An update with a gradient of NaN.
-fn not_finite() -> Outcome {
-    let x = Var::ones(4, DType::F32, &Device::Cpu)?;
-    step(&mut setup(Descent::new(0.1), &x)?, &x, f32::NAN)
 }
 
 struct Nowhere;
@@ -62,7 +55,6 @@ fn a_case() -> Outcome {
     match std::env::var(CASE).as_deref() {
         Ok("bare") => bare(false),
         Ok("allowed") => bare(true),
-        Ok("two kinds") => bare(false).and_then(|()| not_finite()),
         Ok("silent") => {
             Warning::silence();
             bare(false)
@@ -90,11 +82,10 @@ fn said(case: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_program_without_a_logger_is_told_each_kind_once_unless_it_turns_that_off() {
+fn a_program_without_a_logger_is_told_once_for_each_state_unless_it_turns_that_off() {
     let bare = said("bare");
-    assert!(matches!(&bare[..], [line] if line.starts_with("warning: 1 BF16 parameter loses every step below 2⁻⁹")), "{bare:?}");
-    let kinds = said("two kinds");
-    assert!(matches!(&kinds[..], [first, second] if *first == bare[0] && second.starts_with("warning: element 0 of \"\"")), "{kinds:?}");
+    let is_low = |line: &String| line.starts_with("warning: 1 BF16 parameter loses every step below 2⁻⁹");
+    assert!(matches!(&bare[..], [first, second] if is_low(first) && is_low(second)), "{bare:?}");
     for case in ["allowed", "silent", "logger"] {
         assert_eq!(said(case), [""; 0], "{case}");
     }

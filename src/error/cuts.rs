@@ -1,27 +1,24 @@
-//! candle's operations through which no gradient passes.
+//! Why parameters have no gradient, and what to do.
 
-/// Operations of candle 0.11 that cut the graph without an error, each with one that computes the same and
-/// has a gradient. Names are those in candle-nn or candle. `guide/cuts.md` also says when each cuts.
-const CUTS: &[(&str, &str)] = &[
-    ("LayerNorm::forward, ops::layer_norm", "ops::layer_norm_slow, or layer_norm_no_bias"),
-    ("RmsNorm::forward, ops::rms_norm", "RmsNorm::forward_diff, or ops::rms_norm_slow"),
-    ("ops::softmax_last_dim", "ops::softmax(x, D::Minus1)"),
-    ("rotary_emb::rope", "rotary_emb::rope_slow"),
-    ("rotary_emb::rope_i", "rotary_emb::rope_i_slow"),
-    ("rotary_emb::rope_thd", "rotary_emb::rope_slow between two transpose(1, 2)"),
-    ("attention::flash_attn, flash_attn_varlen_*, ops::sdpa", "matmul, ops::softmax, matmul"),
-    ("kv_cache::*::append", "the keys and values themselves"),
-    ("QMatMul::forward", "QMatMul::Tensor(weight.dequantize(device)?)"),
-    ("moe::moe_gemm, moe_gemm_gguf", "a matmul for each expert"),
-];
+/// The operations of candle 0.11 that cut the graph most often. `guide/cuts.md` has all.
+pub(crate) const CUTS: &str = "In candle `LayerNorm::forward` (use `ops::layer_norm_slow`), `RmsNorm::forward` (use \
+     `RmsNorm::forward_diff`) and `ops::softmax_last_dim` (use `ops::softmax`) cut the graph without an error; the page \
+     `optimisers::guide::cuts` lists all that do";
 
-/// Advice for messages about parameters without a gradient.
-pub(crate) fn advice() -> String {
-    format!("Where the loss depends on them something cuts the graph: `audit(&model, &loss)` shows what a loss reaches. {}", silent_cuts())
+/// What BatchNorm's running statistics are, where nothing else lacks a gradient.
+pub(crate) const STATISTICS: &str = "These are running statistics of BatchNorm, which its forward pass moves: leave them out of the \
+     state, with `None` for them in `setup_with`";
+
+/// Advice for messages about parameters without a gradient, in whose list running statistics are last.
+pub(crate) fn advice(paths: &[String]) -> String {
+    match paths.first() {
+        Some(first) if is_running_statistic(first) => STATISTICS.to_string(),
+        _ => format!("If the loss should depend on them, something cuts the graph: `audit(&model, &loss)` shows what it reaches. {CUTS}"),
+    }
 }
 
-/// What cuts the graph, and what to use in its place.
-pub(crate) fn silent_cuts() -> String {
-    let cuts: Vec<String> = CUTS.iter().map(|(operation, instead)| format!("{operation} (use {instead})")).collect();
-    format!("These operations of candle do so without an error: {}", cuts.join("; "))
+/// Whether a path is that of a running statistic of BatchNorm: a variable of a `VarMap` that no loss is
+/// differentiated by.
+pub(crate) fn is_running_statistic(path: &str) -> bool {
+    matches!(path.rsplit('.').next(), Some("running_mean" | "running_var"))
 }

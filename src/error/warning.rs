@@ -1,11 +1,11 @@
 //! Warnings: what is no error, but hurts a training.
 
 use std::fmt;
-use std::mem::{Discriminant, discriminant};
+use std::mem::discriminant;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 use super::cuts::advice;
 use super::joined;
@@ -14,8 +14,8 @@ use super::joined;
 ///
 /// A state meets each kind of warning once in its life. [`StateTree::warnings`](crate::StateTree::warnings)
 /// keeps it, the [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the
-/// log has a line. In a program without a logger the line goes to standard error, once for each kind and
-/// process, unless [`Warning::silence`] turns that off.
+/// log has a line. In a program without a logger the line goes to standard error, unless
+/// [`Warning::silence`] turns that off.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -37,7 +37,8 @@ pub enum Warning {
         missing: usize,
         /// How many parameters the state has.
         parameters: usize,
-        /// Their paths, or the first of them.
+        /// Their paths, or the first of them, with running statistics of BatchNorm last. A path that is a
+        /// place in a list ([`CandleOptimizer`](crate::CandleOptimizer)) is followed by the shape.
         paths: Vec<String>,
     },
     /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no state
@@ -83,7 +84,8 @@ pub enum Warning {
         bf16: usize,
         /// How many are in F16.
         f16: usize,
-        /// Their paths, or the first of them.
+        /// Their paths, or the first of them. A path that is a place in a list
+        /// ([`CandleOptimizer`](crate::CandleOptimizer)) is followed by the shape.
         paths: Vec<String>,
     },
 
@@ -221,7 +223,7 @@ impl fmt::Display for Warning {
                 "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
                  `Selection::allow_missing` says that it is meant",
                 joined(paths),
-                advice()
+                advice(paths)
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
@@ -301,9 +303,6 @@ impl fmt::Display for Warning {
 
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// The kinds that were printed to standard error.
-static PRINTED: Mutex<Vec<Discriminant<Warning>>> = Mutex::new(Vec::new());
-
 impl Warning {
     /// Prints no warning to standard error from now on. A program with a logger decides by that logger
     /// instead.
@@ -314,12 +313,7 @@ impl Warning {
     /// Writes a line to the log, or to standard error where the program has no logger.
     pub(crate) fn say(&self) {
         log::warn!("{self}");
-        if log::max_level() != log::LevelFilter::Off || IS_SILENT.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut printed = PRINTED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !printed.contains(&discriminant(self)) {
-            printed.push(discriminant(self));
+        if log::max_level() == log::LevelFilter::Off && !IS_SILENT.load(Ordering::Relaxed) {
             eprintln!("warning: {self}");
         }
     }

@@ -1,7 +1,7 @@
 //! Leaves without a gradient in a call: an error under `require_all`, else a warning.
 
 use super::paths::Paths;
-use crate::error::cuts::advice;
+use crate::error::cuts::{advice, is_running_statistic};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, joined, listed};
 use crate::rule::Progress;
@@ -40,14 +40,14 @@ impl Missing {
 
     /// The error of a refused call, which says what has moved.
     pub(crate) fn refusal(&self, state: &StateTree, moved: &str) -> Error {
-        let paths = listed(self.refused.iter().map(|&leaf| state.leaves[leaf].path()));
+        let paths = labels(self.refused.iter().map(|&leaf| &state.leaves[leaf]));
         let (missing, leaves) = (self.refused.len(), state.len());
         Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
             .with_got(joined(&paths))
             .with_remedy(format!(
                 "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
                  `Selection::allow_missing`; {moved}. {}",
-                advice()
+                advice(&paths)
             ))
     }
 
@@ -57,7 +57,7 @@ impl Missing {
             return None;
         }
         let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
-        let warning = Warning::WithoutGradient { missing: odd().count(), parameters: state.len(), paths: listed(odd().map(Leaf::path)) };
+        let warning = Warning::WithoutGradient { missing: odd().count(), parameters: state.len(), paths: labels(odd()) };
         state.warnings.meet(warning)
     }
 
@@ -65,4 +65,10 @@ impl Missing {
     pub(crate) fn into_paths(self, state: &StateTree) -> Paths {
         if self.leaves.is_empty() { Paths::default() } else { Paths::new(state.paths(), self.leaves) }
     }
+}
+
+/// Some of these leaves, for messages: BatchNorm's running statistics last, as nothing is wrong with them.
+fn labels<'l>(leaves: impl Iterator<Item = &'l Leaf>) -> Vec<String> {
+    let (statistics, others): (Vec<&Leaf>, Vec<&Leaf>) = leaves.partition(|leaf| is_running_statistic(leaf.path()));
+    listed(others.into_iter().chain(statistics).map(Leaf::label))
 }

@@ -215,7 +215,9 @@ impl StepPlan {
     pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Outcome {
         state.calls = if self.windows.open { state.calls + 1 } else { 0 };
         let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
-        let warnings = self.missing.warn(state).into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
+        // Without any gradient the call is one that may have none.
+        let missing = if self.has_gradient { self.missing.warn(state) } else { None };
+        let warnings = missing.into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
         let warnings = warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
         Outcome { warnings, ..self.outcome(state, status) }
     }

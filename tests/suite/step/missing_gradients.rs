@@ -4,10 +4,10 @@ use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
     AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, Descent, Error, ErrorKind, LossScaler, MixedPrecision, Offload, Optimiser,
-    OptimiserChain, Outcome, StateTree, Status, Twin, Update, setup, setup_with, trainables, update,
+    OptimiserChain, Outcome, StateTree, Status, Twin, Update, Warning, setup, setup_with, trainables, update,
 };
 
-use crate::training::cuts::listed;
+use crate::training::audit::names_what_cuts;
 use support::common::{Grads, Vars, grads, is_kind, logged, model, not_finite, random, says, snapshot};
 use support::crafted_checkpoints::{Pieces, file_of, open};
 
@@ -153,11 +153,24 @@ fn the_log_names_them_once_in_the_life_of_a_state() {
     });
     let [line] = &lines[..] else { panic!("one line, got {lines:?}") };
     assert!(line.starts_with("2 of 3 parameters have no gradient and stay as they are: 0, 2. "), "{line}");
-    for words in
-        listed().into_iter().flat_map(|(operation, instead)| [operation, instead]).chain(["audit(", "require_all", "allow_missing"])
-    {
+    names_what_cuts(line);
+    for words in ["audit(", "require_all", "allow_missing"] {
         assert!(line.contains(words), "no {words:?} in {line}");
     }
+}
+
+/// The empty calls that end a window, or that are all an update gets.
+#[test]
+fn a_call_that_may_have_no_gradient_does_not_warn_of_none() {
+    let (model, mut state) = started(OptimiserChain::new((AccumGrad::new(4), Descent::new(0.1))), 3);
+    step(&mut state, &model, [true; 3]);
+    let (outcomes, lines) =
+        logged(|| [(); 3].map(|()| Update::new(&mut state).allow_no_gradients().apply(&model, &Grads::new()).expect("an update")));
+    assert_eq!(outcomes.map(|outcome| (outcome.applied, outcome.warnings.len())), [(0, 0), (0, 0), (3, 0)]);
+    assert_eq!((lines, state.warnings().len()), (vec![], 0));
+    // Of some the call may not lack, one is missing.
+    let some = Update::new(&mut state).allow_no_gradients().apply(&model, &some([true])).expect("an update");
+    assert!(matches!(&some.warnings[..], [Warning::WithoutGradient { missing: 2, .. }]), "{some:?}");
 }
 
 #[test]

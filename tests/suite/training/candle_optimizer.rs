@@ -9,7 +9,7 @@ use optimisers::config::OptimiserConfig;
 use optimisers::torch::TorchState;
 use optimisers::{
     Adam, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ClipNorm, Descent, Error, ErrorKind, FieldValue,
-    MixedPrecision, Momentum, OptimiserChain, SkipReason, StateTree, Status, model, setup, update,
+    MixedPrecision, Momentum, OptimiserChain, SkipReason, StateTree, Status, Warning, model, setup, update,
 };
 
 use crate::model::models::{CPU, integers, of, plain, squares, var_map};
@@ -265,6 +265,22 @@ fn an_optimiser_by_place_is_not_written_as_one_by_path() {
     optimizer.state_mut().at("1").expect("a leaf").adjust(0.2).expect("a rate");
     let error = OptimiserConfig::of_state(optimizer.state()).expect_err("another process has another order");
     is_kind(&error, ErrorKind::Unsupported, &["for_model"]);
+}
+
+#[test]
+fn warnings_and_errors_name_the_shape_of_a_place_in_a_list() {
+    let tensors = [random(1, &[64, 10], DType::BF16, CPU), random(2, &[3], DType::F32, CPU), random(3, &[2], DType::F32, CPU)];
+    let vars = tensors.map(|x| var(&x));
+    let mut optimizer = CandleOptimizer::new(vars.to_vec(), AdamW::new(0.1)).expect("an optimiser");
+    optimizer.step(&squares([&vars[1]])).expect("a step");
+    let [without, low] = optimizer.state().warnings() else { panic!("two warnings") };
+    let paths = |paths: &[&str]| paths.iter().map(|path| path.to_string()).collect::<Vec<_>>();
+    let missing = paths(&["0 [64, 10]", "2 [2]"]);
+    assert_eq!(*without, Warning::WithoutGradient { missing: 2, parameters: 3, paths: missing });
+    assert_eq!(*low, Warning::LowPrecision { bf16: 1, f16: 0, paths: paths(&["0 [64, 10]"]) });
+    optimizer.state_mut().require_all();
+    let error = optimizer.step(&squares([&vars[1]])).expect_err("missing gradients");
+    assert!(message(&error).starts_with("2 of 3 parameters have no gradient, and the state requires all: 0 [64, 10], 2 [2]; "), "{error}");
 }
 
 #[test]
