@@ -8,7 +8,8 @@ use candle_core::{Device, Tensor, TensorId};
 
 use crate::engine::storage_address;
 use crate::error::Result;
-use crate::error::cuts::silent_cuts;
+use crate::error::cuts::{CUTS, STATISTICS, is_running_statistic};
+use crate::error::{joined, listed};
 use crate::model::{CandleVariable, Model, empty_model, of_candle};
 use crate::numbers::DType;
 use crate::tree::is_trainable;
@@ -21,8 +22,10 @@ use crate::tree::is_trainable;
 ///
 /// The model is the one that the loss was computed with; for a [`Twin`](crate::Twin) the low-precision one.
 ///
-/// A zero gradient is no mistake by itself: one of LoRA's two factors has it in the first step, as the other
-/// is zero.
+/// Variables with a gradient of exactly zero are named at the end. That is no mistake by itself: one of LoRA's
+/// two factors has it in the first step, as the other is zero. But `VarBuilder::get` makes zeros of a new
+/// variable in a `VarMap` that has no initialiser, and a model with such a norm or table may never train.
+/// [`StateTree::require_all`](crate::StateTree::require_all) cannot tell: the gradients are there.
 ///
 /// For several matrices in one it shows which [rows](Audited::cut_rows) have no gradient. Variables that the
 /// model does not show have no path; they are listed [by shape and dtype](Audit::outside).
@@ -263,29 +266,43 @@ impl fmt::Display for Audit {
         for [path, shape, dtype, reach] in &rows {
             writeln!(f, "{path:<0$}  {shape:<1$}  {dtype:<2$}  {reach}", widths[0], widths[1], widths[2])?;
         }
-        let (unreached, cuts) = (self.unreached().count(), silent_cuts());
-        if unreached > 0 && unreached == self.variables.len() {
+        let (unreached, all) = (self.unreached().count(), self.variables.len());
+        let mut is_cut = unreached > 0;
+        if self.unreached().all(is_running_statistic) && is_cut {
+            is_cut = false;
+            writeln!(f, "The loss does not reach {unreached} of {all} variables. {STATISTICS}.")?;
+        } else if unreached == all {
             writeln!(
                 f,
-                "The loss reaches none of the {unreached} variables. Pass the model that the loss was computed with; if this is it, something \
-                 cuts the graph. {cuts}."
+                "The loss reaches none of the {all} variables. Pass the model that the loss was computed with; if this is it, something cuts the \
+                 graph."
             )?;
-        } else if unreached > 0 {
-            writeln!(
-                f,
-                "The loss does not reach {unreached} of {} variables. Where it depends on them something cuts the graph. {cuts}.",
-                self.variables.len()
-            )?;
+        } else if is_cut {
+            writeln!(f, "The loss does not reach {unreached} of {all} variables. If it should depend on them, something cuts the graph.")?;
         }
         for Audited { paths, shape, cut_rows, .. } in &self.variables {
             let Some(first) = cut_rows.first() else { continue };
+            is_cut = true;
             let heads = if cut_rows.len() > 1 { format!(" (and so on, {} times)", cut_rows.len()) } else { String::new() };
             write!(f, "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ", shape[0], paths.join(" = "))?;
             writeln!(
                 f,
-                "If the matrix is several in one, such as queries, keys and values, something cuts the graph behind these rows. (Not so if the model \
-                 cannot use them yet, as queries and keys for a single position.) {}.",
-                cuts
+                "If the matrix is several in one, such as queries, keys and values, something cuts the graph behind these rows. (A single \
+                 position is an exception: its queries and keys have no effect.)"
+            )?;
+        }
+        if is_cut {
+            writeln!(f, "{CUTS}.")?;
+        }
+        let zeros: Vec<&str> = self.with(|reach| reach == Reach::Zero).collect();
+        if !zeros.is_empty() {
+            writeln!(
+                f,
+                "{} of {all} variables have a gradient of exactly zero: {}. In the first step that is right for one of LoRA's two factors. \
+                 Otherwise something that they are multiplied with is zero, as every variable is that `VarBuilder::get` makes in a `VarMap` \
+                 without an initialiser.",
+                zeros.len(),
+                joined(&listed(zeros.iter().copied()))
             )?;
         }
         for (shape, dtype) in &self.outside {

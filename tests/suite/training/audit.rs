@@ -1,8 +1,8 @@
 //! What `audit` says of a model and a loss.
 
 use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap, layer_norm, linear};
-use optimisers::{Audit, ErrorKind, Model, Reach, Twin, Visitor, audit};
+use candle_nn::{BatchNormConfig, ModuleT, VarBuilder, VarMap, batch_norm, layer_norm, linear};
+use optimisers::{AdamW, Audit, ErrorKind, Model, Reach, Twin, Visitor, audit, setup, update};
 
 use crate::training::cuts::listed;
 use support::common::{Vars, is_kind, model, random, values};
@@ -66,16 +66,75 @@ fn the_table_has_a_line_for_each_variable_and_names_what_cuts() {
     assert_eq!(words(lines[2]), ["first.weight", "[8,", "4]", "BF16", "none"]);
     assert_eq!(words(lines[3]), ["last.bias", "[1]", "BF16", "norm", "2.000e0"]);
     assert_eq!(lines[1].find("none"), lines[6].find("none"), "columns:\n{text}");
-    assert!(lines[7].starts_with("The loss does not reach 4 of 6 variables."), "{text}");
-    for (operation, instead) in listed() {
-        assert!(lines[7].contains(&format!("{operation} (use {instead})")), "{text}");
-    }
-    assert_eq!(lines[7].matches("(use ").count(), listed().len(), "{text}");
-    assert_eq!(lines.len(), 8);
+    assert_eq!(lines[7], "The loss does not reach 4 of 6 variables. If it should depend on them, something cuts the graph.");
+    names_what_cuts(lines[8]);
+    assert_eq!(lines.len(), 9);
 
     let whole = audit(&variables, &first.forward(&x).and_then(|x| last.forward(&x)?.sum_all()).expect("a loss")).expect("an audit");
     assert_eq!(whole.unreached().collect::<Vec<_>>(), ["norm.bias", "norm.weight"]);
     assert!(!audit(&vec![first, last], &output.sum_all().expect("a loss")).expect("an audit").to_string().contains("not show"));
+}
+
+/// candle's `VarMap` makes zeros of what has no initialiser, and `require_all` is content with the gradients.
+#[test]
+fn variables_with_a_gradient_of_exactly_zero_are_told() {
+    let variables = VarMap::new();
+    let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
+    let layer = linear(4, 8, builder.pp("layer")).expect("a layer");
+    let scale = builder.get(8, "norm.scale").expect("a variable");
+    let loss = layer.forward(&random(1, &[2, 4], DType::F32, CPU)).and_then(|x| x.broadcast_mul(&scale)?.sum_all()).expect("a loss");
+    let text = audit(&variables, &loss).expect("an audit").to_string();
+    let last = text.lines().last().expect("a line");
+    assert!(last.starts_with("2 of 3 variables have a gradient of exactly zero: layer.bias, layer.weight. "), "{text}");
+    assert!(last.contains("LoRA") && last.contains("`VarBuilder::get`") && !text.contains("cuts"), "{text}");
+
+    let scale = scale.ones_like().expect("ones");
+    let loss = layer.forward(&random(1, &[2, 4], DType::F32, CPU)).and_then(|x| x.broadcast_mul(&scale)?.sum_all()).expect("a loss");
+    assert!(!audit(&layer, &loss).expect("an audit").to_string().contains("exactly zero"));
+}
+
+/// Its statistics are variables of the map, and nothing that a loss is differentiated by.
+#[test]
+fn of_batch_norms_statistics_no_operation_is_accused() {
+    let variables = VarMap::new();
+    let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
+    let (first, norm) = (linear(4, 4, builder.pp("a")), batch_norm(4, BatchNormConfig::default(), builder.pp("norm")));
+    let (first, norm) = (first.expect("a layer"), norm.expect("a norm"));
+    let input = random(1, &[5, 4], DType::F32, CPU);
+    let loss = |x: &Tensor| norm.forward_t(x, true).and_then(|x| x.powf(3.0)?.sum_all()).expect("a loss");
+    let told = |loss: Tensor| {
+        let text = audit(&variables, &loss).expect("an audit").to_string();
+        let mut state = setup(AdamW::new(0.1), &variables).expect("a state");
+        let gradients = loss.backward().expect("gradients");
+        let warning = update(&mut state, &variables, &gradients).expect("an update").warnings.remove(0).to_string();
+        state.require_all();
+        let error = update(&mut state, &variables, &gradients).expect_err("a missing gradient").to_string();
+        [text, warning, error]
+    };
+    for text in told(loss(&first.forward(&input).expect("an output"))) {
+        assert!(text.contains("BatchNorm") && text.contains("with `None` for them in `setup_with`") && !text.contains("cut"), "{text}");
+    }
+    // With another one missing, that one is named first.
+    const NAMES: &str = "a.bias, a.weight, norm.running_mean, norm.running_var";
+    for (text, names) in told(loss(&input)).iter().zip(["", NAMES, NAMES]) {
+        assert!(!text.contains("BatchNorm") && text.contains(names), "{text}");
+        names_what_cuts(text);
+    }
+}
+
+/// The usual three of the list, each with what to use, and the page that has all.
+#[track_caller]
+pub(crate) fn names_what_cuts(text: &str) {
+    let usual = [
+        ("LayerNorm::forward", "ops::layer_norm_slow"),
+        ("RmsNorm::forward", "RmsNorm::forward_diff"),
+        ("ops::softmax_last_dim", "ops::softmax"),
+    ];
+    for (operation, instead) in usual {
+        assert!(text.contains(&format!("`{operation}` (use `{instead}`)")), "{text}");
+        assert!(listed().iter().any(|(cuts, replacement)| cuts.contains(operation) && replacement.contains(instead)), "{operation}");
+    }
+    assert!(text.contains("`optimisers::guide::cuts`") && text.matches("(use ").count() == 3 && text.len() < 1000, "{text}");
 }
 
 /// A field that was forgotten in `model!`.

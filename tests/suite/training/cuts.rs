@@ -7,7 +7,8 @@ use candle_nn::attention::{AttnMask, flash_attn, flash_attn_varlen_cpu, flash_at
 use candle_nn::kv_cache::{ConcatKvCache, KvCache, RotatingKvCache};
 use candle_nn::ops::{layer_norm, layer_norm_slow, rms_norm, rms_norm_slow, softmax, softmax_last_dim};
 use candle_nn::rotary_emb::{rope, rope_i, rope_i_slow, rope_slow, rope_thd};
-use candle_nn::{LayerNorm, RmsNorm};
+use candle_nn::{Conv2dConfig, LayerNorm, RmsNorm, VarBuilder, VarMap, conv2d};
+use optimisers::InDtype;
 
 use crate::whole::readme::table;
 use support::common::{random, values, var};
@@ -209,4 +210,27 @@ fn what_cuts_in_some_cases_does_not_in_others() {
     let (q, lengths) = (constant(4, &[4, 1, 3]), Tensor::new(&[4u32], CPU).expect("lengths"));
     let v = contiguous.unsqueeze(1).expect("values");
     assert!(reaches(flash_attn_varlen_unfused(&q, &q, &v, None, &lengths, &lengths, 4, 4, 1.0, false, None, None)));
+}
+
+/// What the page says below the list: the forward pass fails in one dtype, and a layer in F32 trains.
+#[test]
+fn convolutions_have_no_bf16_on_the_cpu_and_in_dtype_is_the_remedy() {
+    let reaches = |dtype: DType, inner: Option<DType>| {
+        let variables = VarMap::new();
+        let builder = VarBuilder::from_varmap(&variables, inner.unwrap_or(dtype), CPU);
+        let layer = conv2d(1, 2, 3, Conv2dConfig::default(), builder).expect("a layer");
+        let x = constant(1, &[1, 1, 5, 5]).to_dtype(dtype).expect("an input");
+        let y = match inner {
+            Some(inner) => InDtype::new(inner, layer).expect("a layer").forward(&x)?,
+            None => layer.forward(&x)?,
+        };
+        assert_eq!(y.dtype(), dtype);
+        let gradients = y.sum_all()?.backward()?;
+        Result::Ok(variables.all_vars().iter().all(|x| gradients.get(x).is_some()))
+    };
+    let error = reaches(DType::BF16, None).expect_err("no kernel").to_string();
+    assert!(error.contains("unsupported dtype BF16 for op matmul"), "{error}");
+    for (dtype, inner) in [(DType::F16, None), (DType::BF16, Some(DType::F32))] {
+        assert!(reaches(dtype, inner).unwrap_or_else(|error| panic!("{dtype:?}: {error}")), "{dtype:?}");
+    }
 }

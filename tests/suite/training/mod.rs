@@ -1,6 +1,6 @@
 //! Schedules, layers by precision, sharpness-aware steps, candle around them.
 
-mod audit;
+pub(crate) mod audit;
 mod autocast;
 mod candle_optimizer;
 mod cut_gradients;
