@@ -23,11 +23,11 @@ impl Array {
 }
 
 impl Lend for Array {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         &self.shape
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         DType::F32
     }
 

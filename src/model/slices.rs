@@ -109,11 +109,11 @@ impl Model for ParameterSlices<'_> {
 }
 
 impl Lend for ParameterSlice<'_> {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         self.dtype
     }
 
@@ -174,11 +174,11 @@ impl<'a> GradientSlices<'a> {
 
 /// A vector, of whatever shape the parameter is.
 impl Lend for GradientSlice<'_> {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         &self.length
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         self.values.dtype()
     }
 

@@ -143,7 +143,7 @@ fn bf16_parameters_are_their_masters_rounded() {
     assert_eq!(before.others, after.others);
     assert!(after.others.iter().all(|(_, _, dtype, requires_gradient, _)| *dtype == DType::BF16 && *requires_gradient));
     let master = optimizer.state().leaf("hidden.weight").unwrap().tensor("master").unwrap().unwrap();
-    assert_eq!(master.dtype(), optimisers::DType::F32);
+    assert_eq!(master.lent_dtype(), optimisers::DType::F32);
     let mut numbers = Vec::new();
     let read = &mut |view: View<'_>| {
         numbers = view.numbers();

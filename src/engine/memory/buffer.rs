@@ -210,7 +210,7 @@ impl Buffer {
     pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
             Memory::Host(values) => dtype_of(values).into(),
-            Memory::Variable(variable) => variable.dtype(),
+            Memory::Variable(variable) => variable.dtype().into(),
         }
     }
 
@@ -266,11 +266,11 @@ impl Buffer {
 
 /// State is lent to be read only: engines write it where it lies.
 impl Lend for Buffer {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         self.stored_dtype()
     }
 

@@ -40,11 +40,11 @@ impl<'a> Known<'a> {
 }
 
 impl Lend for Known<'_> {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         self.dtype
     }
 

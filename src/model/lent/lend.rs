@@ -21,7 +21,7 @@ use crate::tensors::{Device, Tensor, tensor_of, write_values};
 ///   [the page for authors of frameworks](crate::guide::frameworks#what-an-update-promises).
 ///
 /// # What the owner promises
-/// - `shape` and `dtype` say the same for as long as they are borrowed. A call asks once.
+/// - `lent_shape` and `lent_dtype` say the same for as long as they are borrowed. A call asks once.
 /// - `read` and `write` call the function once, with all elements, and return its error; or they return an
 ///   error.
 /// - `read` lends a parameter in row-major order.
@@ -30,10 +30,10 @@ use crate::tensors::{Device, Tensor, tensor_of, write_values};
 /// time, and the function's error is that of the call whatever the owner returns.
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
-    fn shape(&self) -> &[usize];
+    fn lent_shape(&self) -> &[usize];
 
     /// The dtype of the elements: F16, BF16, F32 or F64.
-    fn dtype(&self) -> DType;
+    fn lent_dtype(&self) -> DType;
 
     /// A number that two lenders share exactly if they share memory, and so a lock: such as an address.
     ///
@@ -73,6 +73,14 @@ pub trait Lend: Send + Sync {
 }
 
 impl dyn Lend + '_ {
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.lent_shape()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.lent_dtype()
+    }
+
     /// Where it is.
     pub(crate) fn device(&self) -> &Device {
         self.tensor().map_or(&Device::Cpu, Tensor::device)
@@ -221,7 +229,7 @@ pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Err
 }
 
 /// The remedy for an owner whose memory is not what it says.
-pub(super) const KEEP_TO: &str = "let `Lend::read` and `Lend::write` hand over what `shape` and `dtype` say";
+pub(super) const KEEP_TO: &str = "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` say";
 
 /// The error for an owner that has run the function another number of times than once.
 fn not_lent(lender: &dyn Lend, runs: usize) -> Error {

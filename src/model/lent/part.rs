@@ -22,7 +22,7 @@ impl<'a> LentPart<'a> {
 
     /// No elements, in a shape of the same rank.
     pub(super) fn none(of: Known<'a>) -> Self {
-        LentPart { of, shape: vec![0; of.shape().len()].into(), elements: 0..0 }
+        LentPart { of, shape: vec![0; of.lent_shape().len()].into(), elements: 0..0 }
     }
 
     /// A range of its elements.
@@ -36,12 +36,12 @@ fn lacks() -> Error {
 }
 
 impl Lend for LentPart<'_> {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape.dims()
     }
 
-    fn dtype(&self) -> DType {
-        self.of.dtype()
+    fn lent_dtype(&self) -> DType {
+        self.of.lent_dtype()
     }
 
     fn memory(&self) -> Option<usize> {

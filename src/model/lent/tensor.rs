@@ -15,11 +15,11 @@ pub(crate) fn unsupported() -> Error {
 }
 
 impl Lend for Tensor {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.dims()
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         Tensor::dtype(self).into()
     }
 
@@ -44,11 +44,11 @@ impl Lend for Tensor {
 }
 
 impl Lend for Var {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.dims()
     }
 
-    fn dtype(&self) -> DType {
+    fn lent_dtype(&self) -> DType {
         self.as_tensor().dtype().into()
     }
 

@@ -42,11 +42,11 @@ impl Locked {
 }
 
 impl Lend for Locked {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape.dims()
     }
 
-    fn dtype(&self) -> optimisers::DType {
+    fn lent_dtype(&self) -> optimisers::DType {
         self.dtype.into()
     }
 
@@ -179,10 +179,10 @@ fn trainings_with_each_others_parameters_as_gradients() {
 fn gradients_have_strides() {
     struct Columns(Vec<f32>, Shape);
     impl Lend for Columns {
-        fn shape(&self) -> &[usize] {
+        fn lent_shape(&self) -> &[usize] {
             self.1.dims()
         }
-        fn dtype(&self) -> optimisers::DType {
+        fn lent_dtype(&self) -> optimisers::DType {
             F32.into()
         }
         fn memory(&self) -> Option<usize> {
@@ -249,11 +249,11 @@ impl Faulty {
 }
 
 impl Lend for Faulty {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape.dims()
     }
 
-    fn dtype(&self) -> optimisers::DType {
+    fn lent_dtype(&self) -> optimisers::DType {
         F32.into()
     }
 
@@ -444,11 +444,11 @@ impl Changing {
 }
 
 impl Lend for Changing {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shapes[self.is_changed()].dims()
     }
 
-    fn dtype(&self) -> optimisers::DType {
+    fn lent_dtype(&self) -> optimisers::DType {
         self.dtypes[self.is_changed()].into()
     }
 
@@ -516,10 +516,10 @@ fn owners_that_change_their_minds_make_no_write_outside() {
 fn what_lies_in_order_is_in_order_with_strides_too() {
     struct Strided<'s>(Shape, &'s [usize], RwLock<Vec<f32>>);
     impl Lend for Strided<'_> {
-        fn shape(&self) -> &[usize] {
+        fn lent_shape(&self) -> &[usize] {
             self.0.dims()
         }
-        fn dtype(&self) -> optimisers::DType {
+        fn lent_dtype(&self) -> optimisers::DType {
             F32.into()
         }
         fn memory(&self) -> Option<usize> {
@@ -566,11 +566,11 @@ impl Handle {
 }
 
 impl Lend for Handle {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.shape.dims()
     }
 
-    fn dtype(&self) -> optimisers::DType {
+    fn lent_dtype(&self) -> optimisers::DType {
         F32.into()
     }
 
@@ -637,10 +637,10 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// Numbers that are converted for each reader.
     struct Converted(Shape, f64);
     impl Lend for Converted {
-        fn shape(&self) -> &[usize] {
+        fn lent_shape(&self) -> &[usize] {
             self.0.dims()
         }
-        fn dtype(&self) -> optimisers::DType {
+        fn lent_dtype(&self) -> optimisers::DType {
             F32.into()
         }
         fn memory(&self) -> Option<usize> {
@@ -656,10 +656,10 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     /// One object, or slices of one memory, by columns.
     struct Columns<'c>(Shape, &'c [f32]);
     impl Lend for Columns<'_> {
-        fn shape(&self) -> &[usize] {
+        fn lent_shape(&self) -> &[usize] {
             self.0.dims()
         }
-        fn dtype(&self) -> optimisers::DType {
+        fn lent_dtype(&self) -> optimisers::DType {
             F32.into()
         }
         fn memory(&self) -> Option<usize> {

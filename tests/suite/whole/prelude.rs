@@ -73,6 +73,11 @@ mod everything {
         Ok(rate.to_string().parse::<f64>().map(|_| state.len())?)
     }
 
+    /// A variable's methods are candle's, which it has from its tensor: a trait's would stand before them.
+    pub fn of_tensor(x: &candle_core::Var) -> (candle_core::DType, &candle_core::Shape) {
+        (x.dtype(), x.shape())
+    }
+
     /// With one argument it is this crate's.
     pub fn own(x: &candle_core::Tensor) -> Result<State> {
         AdamW::new(0.1).init(x.into())
@@ -85,6 +90,7 @@ fn a_glob_of_the_crate_leaves_the_standard_librarys_names_alone() {
     let state = optimisers::setup(optimisers::AdamW::new(0.5), &x).expect("a state");
     assert_eq!(everything::count(&state), Ok(1));
     assert_eq!(everything::boxed(&state).ok(), Some(1));
+    assert_eq!(everything::of_tensor(&x), (candle_core::DType::F32, &().into()));
     assert!(everything::own(&x).is_ok() && alone::has_state(&optimisers::Adam::new(0.1), &x) && alone::adam_has_state(&x));
 }
 
