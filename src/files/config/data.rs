@@ -8,7 +8,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::marker::PhantomData;
 
-use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor, value};
+use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor, value};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
@@ -291,6 +291,12 @@ impl<'de> Visitor<'de> for DataVisitor {
         let inside = self.inside()?;
         let entries = std::iter::from_fn(|| map.next_entry_seed(PhantomData, inside).transpose());
         entries.collect::<std::result::Result<_, _>>().map(Data::Table)
+    }
+
+    /// A tag of YAML, in which serde_yaml writes an enum: `!AdamW {eta: 1e-3}`.
+    fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> std::result::Result<Data, A::Error> {
+        let (name, value) = tagged.variant::<String>()?;
+        Ok(Data::table([(name.as_str(), value.newtype_variant_seed(self.inside()?)?)]))
     }
 }
 

@@ -52,7 +52,8 @@
 //! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
 //! written without a point; write infinity as `"inf"` if the format has no word for it. A pair is a list of
 //! two numbers, a [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing.
-//! Rules and wrappers of your own are named in the same way once they are in a [`Registry`], by [one
+//! In YAML a table may have its name as a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`. Rules and
+//! wrappers of your own are named in the same way once they are in a [`Registry`], by [one
 //! line](Registry::with_wrapper) each. A rule that holds several has them as `"members"`.
 //!
 //! # The way back
@@ -272,6 +273,10 @@ impl OptimiserConfig {
     /// patterns such as `*.bias` and `encoder.*` if these match no parameter with another optimiser, else by
     /// whole paths, and `*` for the optimiser of most parameters. [`setup`](OptimiserConfig::setup) with the
     /// same model makes leaves with the same optimisers, and leaves the same parameters out.
+    ///
+    /// Hyper-parameters are those of the moment. In a run under a [relative](crate::Schedule::relative)
+    /// schedule the rates have its factor in them, and a run that is set up with them multiplies by it again:
+    /// write the file before the scheduler is made.
     ///
     /// # Errors
     /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and no pattern tells it from others, or

@@ -1,5 +1,7 @@
 //! Optimisers from JSON and TOML.
 
+use std::collections::BTreeMap;
+
 use candle_core::{DType, Device};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
@@ -302,4 +304,19 @@ fn rules_of_ones_own() {
     assert_eq!(state.len(), 2);
     let message = config.setup(&model).unwrap_err().to_string();
     assert!(message.contains("at ByPath[0].optimiser[0]: there is no rule \"Stretch\""), "{message}");
+}
+
+/// A table whose name is a tag, as serde_yaml writes an enum.
+#[test]
+fn a_tag_of_yaml_is_a_table_of_its_name() {
+    use serde::Deserialize;
+    use serde::de::value::{EnumAccessDeserializer, Error, MapAccessDeserializer, MapDeserializer};
+    let tagged = |rule: &'static str, fields: BTreeMap<&'static str, f64>| {
+        let table = MapDeserializer::<_, Error>::new([(rule, fields)].into_iter());
+        OptimiserConfig::deserialize(EnumAccessDeserializer::new(MapAccessDeserializer::new(table)))
+    };
+    let read = |text: &str| serde_json::from_str::<OptimiserConfig>(text).expect("a configuration");
+    assert_eq!(tagged("AdamW", BTreeMap::from([("eta", 0.25)])), Ok(read(r#"{"AdamW": {"eta": 0.25}}"#)));
+    let wrong = tagged("AdamW", BTreeMap::from([("lr", 0.25)])).and_then(|config| config.optimiser().map_err(serde::de::Error::custom));
+    assert!(wrong.expect_err("no such key").to_string().contains("did you mean eta?"));
 }
