@@ -134,10 +134,13 @@ impl Setup {
     /// ranks.
     ///
     /// # What is divided
-    /// Parameters lie one after another, in the order of paths, and each rank has about as many elements. A
-    /// rule that is not [divisible](crate::Rule::is_divisible) keeps a parameter whole on one rank: functions
-    /// of whole tensors, your own rules by default, and [`StochasticRounding`](crate::StochasticRounding).
-    /// [`Leaf::part`](crate::Leaf::part) says which elements are here.
+    /// Parameters lie one after another, in the order of paths, and each rank has as many elements, give or
+    /// take 16,384 (or a 1024th of a parameter of more than 16 M elements): parameters are cut only where the
+    /// chunks of a norm begin. A model that is small beside that is divided unevenly, and a rank can have
+    /// nothing of it. A rule that is not [divisible](crate::Rule::is_divisible) keeps a parameter whole on
+    /// one rank: functions of whole tensors, your own rules by default, and
+    /// [`StochasticRounding`](crate::StochasticRounding). [`Leaf::part`](crate::Leaf::part) says which
+    /// elements are here.
     ///
     /// # Where gradients are collected
     /// With [`AccumGrad`](crate::AccumGrad) in the chain each rank keeps a part of the sum, and gradients

@@ -22,7 +22,8 @@ impl StateTree {
     /// A parameter without a step has no average: for example BatchNorm's running statistics, which are
     /// variables in a `VarMap` and move without gradients.
     ///
-    /// Over [ranks](crate::Setup::over) all call this, and each gets the whole.
+    /// Over [ranks](crate::Setup::over) all call this, and each gets the whole. Without candle their numbers
+    /// are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
     /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the

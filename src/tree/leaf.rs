@@ -367,6 +367,11 @@ impl Leaf {
     ///
     /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32.
     ///
+    /// Without candle, and in code that serves both, its shape and numbers are read as what
+    /// [lends](crate::Lend) them: `tensor.lent_shape()`, and
+    /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`. The page
+    /// [frameworks](crate::guide::frameworks#reading-the-state) has it as a program.
+    ///
     /// # Errors
     /// If the device fails.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {

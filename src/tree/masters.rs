@@ -22,6 +22,8 @@ impl StateTree {
     /// [`StateTree::save_masters`] writes them to a file for other tools. Over [ranks](crate::Setup::over)
     /// all call this, and each gets the whole; into a file each writes only its parts.
     ///
+    /// Without candle their numbers are read as those of [`Leaf::tensor`].
+    ///
     /// # Errors
     /// If `model` is not the state's.
     ///
@@ -104,6 +106,11 @@ impl StateTree {
     }
 
     /// Sets every master to its parameter, after new weights were put into the model.
+    ///
+    /// Call it even if there are no masters: after the first step of a parameter without one nothing notices
+    /// that its variable has other values, and a rule that keeps a copy or a sum of its own steps
+    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD))
+    /// leads it back to where it was.
     ///
     /// State that started as the parameter follows, and so does the low-precision half of a
     /// [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state stays.

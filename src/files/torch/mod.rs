@@ -75,9 +75,12 @@
 //! of steps of its scheduler. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is
 //! `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each group.
 //!
-//! A schedule with another number of steps than torch's is not noticed: compare
-//! [`Leaf::learning_rate`](crate::Leaf::learning_rate) with the file's `lr`. Files without `initial_lr`, so without
-//! a scheduler, have no base: `adjust` to the rate of step 0, then `Scheduler::new` and `go_to`.
+//! A schedule that has another rate in this step than the file is met with a
+//! [warning](crate::Warning::ScheduleMismatch); one that differs only later, as by its number of steps in a
+//! warm-up, is not noticed. Files without `initial_lr`, so without a scheduler, have no base: `adjust` to the
+//! rate of step 0, then `Scheduler::new` and `go_to`.
+//!
+//! The state of a `GradScaler` is on the page of [`LossScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};

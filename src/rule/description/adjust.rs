@@ -13,7 +13,6 @@ use crate::rule::field::FieldValue;
 /// The learning rate is different: the steps of a chain are multiplied by the `eta` of each member, so `eta`
 /// is the *product*. [Reading](Adjust::field) gives the product. Setting it sets the last member's `eta` so
 /// that the product is right. `0.eta` is that of one member, unless this is a chain of several itself.
-/// that the product is right. `0.eta` is one member's, if that is no chain of several itself.
 ///
 /// ```
 /// use optimisers::{Adam, Adjust, ClipGrad, OptimiserChain};

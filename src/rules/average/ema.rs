@@ -27,7 +27,8 @@ crate::hyper_parameters! {
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. It starts
     /// anew when the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters).
+    /// [`refresh_masters`](crate::StateTree::refresh_masters). A frozen parameter takes no steps, and neither
+    /// does its average: it stays where it was, and does not come closer to the parameter.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

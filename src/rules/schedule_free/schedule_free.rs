@@ -30,7 +30,7 @@ crate::hyper_parameters! {
     /// stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. When the model is given new weights by
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with W = 0; v, the
-    /// warm-up and the largest η stay.
+    /// warm-up and the largest η stay. Without such a call y is led back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -59,6 +59,31 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// [`LossScaler::enabled`] with `false` switches the scaler off, so that a loop written for f16 also runs in
 /// f32 or bf16.
 ///
+/// # From torch
+/// serde reads and writes a scaler with its counts. What `GradScaler.state_dict()` has goes in by name:
+/// `scale` is `scale`, `_growth_tracker` is `good_steps`, and the other three are the fields of
+/// [`DynamicScale`].
+///
+/// ```
+/// use optimisers::{DynamicScale, LossScaler};
+///
+/// let torch = r#"{"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}"#;
+/// let torch: serde_json::Value = serde_json::from_str(torch)?;
+/// let number = |key: &str| torch[key].as_f64().expect("a number");
+/// let dynamic = DynamicScale {
+///     growth_factor: number("growth_factor"),
+///     backoff_factor: number("backoff_factor"),
+///     growth_interval: number("growth_interval") as u64,
+///     ..DynamicScale::default()
+/// };
+/// let mut scaler = serde_json::to_value(LossScaler::with(dynamic))?;
+/// scaler["scale"] = torch["scale"].clone();
+/// scaler["good_steps"] = torch["_growth_tracker"].clone();
+/// let scaler: LossScaler = serde_json::from_value(scaler)?;
+/// assert_eq!(scaler.current(), 1024.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Departures
 /// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own,
 /// once per window. A call of `step` without overflow counts as a good step even if nothing was applied. The

@@ -153,7 +153,8 @@ impl Schedule {
     /// Linearly up to `peak` in `warmup` steps, `peak` for `stable`, linearly down to `end` in `decay`.
     ///
     /// Warmup-stable-decay is by Hu et al. 2024 ([arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a
-    /// decay along another curve see [`Schedule::warmup_stable_then`].
+    /// decay along another curve see [`Schedule::warmup_stable_then`]. With a warm-up the first rate is 0, so the
+    /// first update moves nothing.
     pub fn warmup_stable_decay(peak: f64, end: f64, warmup: u64, stable: u64, decay: u64) -> Self {
         Self::warmup_stable_then(peak, warmup, stable, Self::linear(peak, end, decay))
     }
@@ -162,7 +163,8 @@ impl Schedule {
     ///
     /// `decay` is any curve from `peak` down, such as
     /// [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or
-    /// [`exponential`](Schedule::exponential).
+    /// [`exponential`](Schedule::exponential). With a warm-up the first rate is 0, so the first update moves
+    /// nothing.
     pub fn warmup_stable_then(peak: f64, warmup: u64, stable: u64, decay: Schedule) -> Self {
         let rise = Self::linear(0.0, peak, warmup).then(warmup, Self::constant(peak));
         rise.then(warmup.saturating_add(stable), decay)

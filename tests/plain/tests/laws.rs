@@ -148,11 +148,11 @@ fn a_state_lends_its_numbers() {
     let master = state.leaf("matrix").expect("the leaf").tensor("master").expect("a copy").expect("a master");
     assert_eq!((master.lent_shape(), master.lent_dtype()), (&[70, 130][..], DType::F32));
     let mut numbers = Vec::new();
-    let read = &mut |view: View<'_>| {
+    let read = master.read(&mut |view| {
         numbers = view.numbers();
         Ok(())
-    };
-    Lend::read(&master, read).expect("the numbers");
+    });
+    read.expect("the numbers");
     assert!(optimisers_plain::Vector::new(DType::BF16, &numbers) == model.0[0].values);
     let columns = [1f32, 4.0, 2.0, 5.0, 3.0, 6.0];
     assert_eq!(View::strided(&columns, &[2, 3], &[1, 2]).expect("a view").numbers(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
