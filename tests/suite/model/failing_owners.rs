@@ -80,11 +80,11 @@ impl Owner {
 }
 
 impl Lend for Owner {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         &SHAPE
     }
 
-    fn dtype(&self) -> optimisers::DType {
+    fn lent_dtype(&self) -> optimisers::DType {
         self.dtype.into()
     }
 
@@ -119,12 +119,12 @@ enum Way {
 struct Lent<'o>(&'o Owner);
 
 impl Lend for Lent<'_> {
-    fn shape(&self) -> &[usize] {
-        self.0.shape()
+    fn lent_shape(&self) -> &[usize] {
+        self.0.lent_shape()
     }
 
-    fn dtype(&self) -> optimisers::DType {
-        self.0.dtype()
+    fn lent_dtype(&self) -> optimisers::DType {
+        self.0.lent_dtype()
     }
 
     fn memory(&self) -> Option<usize> {

@@ -40,11 +40,11 @@ fn views_of_such_a_shape_are_refused() {
 struct Boasting(&'static [usize], usize);
 
 impl Lend for Boasting {
-    fn shape(&self) -> &[usize] {
+    fn lent_shape(&self) -> &[usize] {
         self.0
     }
 
-    fn dtype(&self) -> optimisers::DType {
+    fn lent_dtype(&self) -> optimisers::DType {
         F32.into()
     }
 
