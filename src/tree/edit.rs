@@ -119,15 +119,17 @@ impl StateTree {
     /// ```
     pub fn remove(&mut self, path: &str) -> Result<Vec<String>> {
         self.check_leaves()?;
-        let is_below = |name: &str| below(name, path).is_some();
-        if !self.by_path.keys().any(|name| is_below(name)) {
+        let is_below = |variable: &LeftOut| variable.names().any(|name| below(name, path).is_some());
+        let places = self.places_below(path);
+        if places.is_empty() && !self.left_out.iter().any(is_below) {
             return Err(self.no_leaf(&selected_path(path)));
         }
-        self.leaves.iter().filter(|leaf| leaf.paths().any(is_below)).try_for_each(Leaf::expect_parameter)?;
-        let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaves).into_iter().partition(|leaf| leaf.paths().any(is_below));
-        let mut left_out = std::mem::take(&mut self.left_out);
-        left_out.retain(|variable| !variable.paths.iter().any(|name| is_below(name)));
-        *self = self.with_leaves(kept, left_out);
+        places.iter().try_for_each(|&place| self.leaves[place].expect_parameter())?;
+        let removed = self.take_out(&places);
+        self.written.forget(removed.iter().flat_map(Leaf::written));
+        let others: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_below(variable)).collect();
+        self.forget_names(others.iter().filter_map(|variable| variable.id), others.iter().flat_map(LeftOut::names));
+        self.leaves_have_changed();
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
@@ -158,23 +160,25 @@ impl StateTree {
                 (to, rest) => format!("{to}.{rest}"),
             })
         };
-        if !self.by_path.keys().any(|name| renamed(name).is_some()) {
+        let is_below = |variable: &LeftOut| variable.names().any(|name| renamed(name).is_some());
+        let places = self.places_below(from);
+        let left_out = || self.left_out.iter().filter(|variable| is_below(variable));
+        if places.is_empty() && left_out().next().is_none() {
             return Err(self.no_leaf(&selected_path(from)));
         }
-        let mut names = HashSet::new();
-        for name in self.by_path.keys() {
-            let name = renamed(name).unwrap_or_else(|| name.clone());
-            if let Some(path) = names.replace(name) {
-                return Err(path_taken(&path));
-            }
+        let old = places.iter().flat_map(|&place| self.leaves[place].paths()).chain(left_out().flat_map(LeftOut::names));
+        // Names that are below `from` themselves make room.
+        let taken = |name: &String| self.by_path.contains_key(name) && renamed(name).is_none();
+        if let Some(path) = old.filter_map(renamed).find(taken) {
+            return Err(path_taken(&path));
         }
-        let (mut leaves, mut left_out) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
         let rename_all = |paths: &mut Vec<String>| {
             for path in paths.iter_mut() {
                 *path = renamed(path).unwrap_or_else(|| std::mem::take(path));
             }
             paths.sort();
         };
+        let mut leaves = self.take_out(&places);
         for leaf in &mut leaves {
             let mut paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             rename_all(&mut paths);
@@ -182,8 +186,13 @@ impl StateTree {
             leaf.aliases = paths.split_off(1);
             leaf.path = paths.swap_remove(0);
         }
-        left_out.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
-        *self = self.with_leaves(leaves, left_out);
+        let mut others: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_below(variable)).collect();
+        self.forget_names(std::iter::empty(), others.iter().flat_map(LeftOut::names));
+        others.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
+        self.by_path.extend(others.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None)));
+        self.left_out.extend(others);
+        self.put_in(leaves);
+        self.leaves_have_changed();
         Ok(())
     }
 

@@ -22,7 +22,7 @@ mod waiting;
 mod warned;
 mod weights;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use choices::{ChoiceCache, chosen, expect_patterns};
@@ -82,8 +82,11 @@ pub struct StateTree {
     by_id: HashMap<TensorId, Option<usize>>,
     /// All paths, including further names of one variable and names of variables that were left out.
     by_path: HashMap<String, Option<usize>>,
+    /// The further names of leaves that have several. With the order of the leaves they find what is below a
+    /// path, so that a loop over all parameters does not read all leaves for each.
+    aliases: BTreeMap<String, usize>,
     /// The storages that updates write.
-    _written: UpdateTargets,
+    written: UpdateTargets,
     /// Storages of parameters that have since come in other memory.
     pub(crate) written_elsewhere: UpdateTargets,
     /// The calls that windows of accumulation have counted since they last began together.
@@ -111,22 +114,22 @@ pub(crate) struct LeftOut {
     pub(crate) paths: Vec<String>,
 }
 
+impl LeftOut {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.paths.iter().map(String::as_str)
+    }
+}
+
 impl StateTree {
-    pub(crate) fn new(mut leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        leaves.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut by_id: HashMap<_, _> = left_out.iter().filter_map(|variable| Some((variable.id?, None))).collect();
-        by_id.extend(leaves.iter().enumerate().filter_map(|(i, leaf)| Some((leaf.id?, Some(i)))));
-        let mut by_path: HashMap<_, _> = left_out.iter().flat_map(|variable| &variable.paths).map(|path| (path.clone(), None)).collect();
-        for (i, leaf) in leaves.iter().enumerate() {
-            by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(i))));
-        }
-        StateTree {
-            _written: UpdateTargets::new(leaves.iter().flat_map(Leaf::written)),
+    pub(crate) fn new(leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+        let mut tree = StateTree {
+            by_id: left_out.iter().filter_map(|variable| Some((variable.id?, None))).collect(),
+            by_path: left_out.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None)).collect(),
+            aliases: BTreeMap::new(),
+            written: UpdateTargets::new(leaves.iter().flat_map(Leaf::written)),
             written_elsewhere: UpdateTargets::default(),
-            leaves,
+            leaves: Vec::new(),
             left_out,
-            by_id,
-            by_path,
             calls: 0,
             norms: NormHistories::default(),
             visited: OnceLock::new(),
@@ -136,7 +139,82 @@ impl StateTree {
             jobs: JobPool::default(),
             sums: KeptSums::default(),
             world: None,
+        };
+        tree.put_in(leaves);
+        tree
+    }
+
+    /// Puts leaves at their places in the order of paths.
+    fn put_in(&mut self, mut leaves: Vec<Leaf>) {
+        leaves.sort_by(|a, b| a.path.cmp(&b.path));
+        let before: Vec<usize> = leaves.iter().map(|leaf| self.leaves.partition_point(|other| other.path < leaf.path)).collect();
+        self.move_places(|place| place + before.partition_point(|&new| new <= place));
+        let (mut others, mut done) = (std::mem::take(&mut self.leaves).into_iter(), 0);
+        for (leaf, before) in leaves.into_iter().zip(before) {
+            self.leaves.extend(others.by_ref().take(before - done));
+            done = before;
+            let place = self.leaves.len();
+            self.by_id.extend(leaf.id.map(|id| (id, Some(place))));
+            self.by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(place))));
+            self.aliases.extend(leaf.aliases.iter().map(|path| (path.clone(), place)));
+            self.leaves.push(leaf);
         }
+        self.leaves.extend(others);
+    }
+
+    /// Takes the leaves at these places out, which are in order, and forgets their names.
+    fn take_out(&mut self, places: &[usize]) -> Vec<Leaf> {
+        let mut taken = Vec::with_capacity(places.len());
+        let mut next = places.iter().peekable();
+        for (place, leaf) in std::mem::take(&mut self.leaves).into_iter().enumerate() {
+            match next.next_if_eq(&&place) {
+                Some(_) => taken.push(leaf),
+                None => self.leaves.push(leaf),
+            }
+        }
+        self.forget_names(taken.iter().filter_map(|leaf| leaf.id), taken.iter().flat_map(Leaf::paths));
+        self.move_places(|place| place - places.partition_point(|&taken| taken < place));
+        taken
+    }
+
+    /// Removes variables and names from the indices.
+    fn forget_names<'n>(&mut self, ids: impl Iterator<Item = TensorId>, names: impl Iterator<Item = &'n str>) {
+        for id in ids {
+            self.by_id.remove(&id);
+        }
+        for name in names {
+            self.by_path.remove(name);
+            self.aliases.remove(name);
+        }
+    }
+
+    /// Changes the places of all leaves in the indices.
+    fn move_places(&mut self, to: impl Fn(usize) -> usize) {
+        let known = self.by_id.values_mut().chain(self.by_path.values_mut()).flatten();
+        known.chain(self.aliases.values_mut()).for_each(|place| *place = to(*place));
+    }
+
+    /// Forgets what follows from the leaves, after some were taken out or put in.
+    fn leaves_have_changed(&mut self) {
+        self.warnings = self.warnings.of_other_leaves();
+        (self.visited, self.names) = (OnceLock::new(), OnceLock::new());
+        (self.jobs, self.sums) = (JobPool::default(), KeptSums::default());
+    }
+
+    /// The places of the leaves that have a path at `path` or below it, in order.
+    fn places_below(&self, path: &str) -> Vec<usize> {
+        if path.is_empty() {
+            return (0..self.leaves.len()).collect();
+        }
+        let from = format!("{path}.");
+        let first = self.leaves.partition_point(|leaf| leaf.path < from);
+        let below = self.leaves[first..].iter().take_while(|leaf| leaf.path.starts_with(&from)).count();
+        let aliases = self.aliases.range(from.clone()..).take_while(|(name, _)| name.starts_with(&from));
+        let at = self.place(path).flatten();
+        let mut places: Vec<usize> = at.into_iter().chain(first..first + below).chain(aliases.map(|(_, place)| *place)).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
     }
 
     /// This tree with other leaves.
@@ -319,7 +397,19 @@ impl StateTree {
     /// # Errors
     /// If there is none.
     pub fn at(&mut self, path: &str) -> Result<Selection<'_>> {
-        self.select(|leaf| leaf.paths().any(|name| below(name, path).is_some()), || selected_path(path))
+        let places = self.places_below(path);
+        if places.is_empty() {
+            return Err(self.no_leaf(&selected_path(path)));
+        }
+        self.warnings.look_again();
+        let (mut rest, mut done) = (&mut self.leaves[..], 0);
+        let mut leaves = Vec::with_capacity(places.len());
+        for place in places {
+            let Some((leaf, behind)) = rest.split_at_mut(place - done).1.split_first_mut() else { break };
+            leaves.push(leaf);
+            (rest, done) = (behind, place + 1);
+        }
+        Ok(Selection::new(leaves))
     }
 
     /// The leaves for which `choose` holds.
@@ -336,12 +426,8 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn select_where(&mut self, choose: impl Fn(&Leaf) -> bool) -> Result<Selection<'_>> {
-        self.select(choose, || "the predicate".to_string())
-    }
-
-    fn select(&mut self, choose: impl Fn(&Leaf) -> bool, what: impl Fn() -> String) -> Result<Selection<'_>> {
         if !self.leaves.iter().any(&choose) {
-            return Err(self.no_leaf(&what()));
+            return Err(self.no_leaf("the predicate"));
         }
         self.warnings.look_again();
         Ok(Selection { leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), is_leaked: false })

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::found::IN_MODEL;
 use super::leaf::fresh_state;
-use super::{Leaf, StateChange, StateTree, below, is_trainable, selected_path};
+use super::{Leaf, StateChange, StateTree, is_trainable, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, in_path_order};
@@ -71,8 +71,7 @@ impl StateTree {
     /// ```
     pub fn resize_rows<M: Model + ?Sized>(&mut self, path: &str, model: &M, rows: &[Option<usize>]) -> Result<Vec<StateChange>> {
         self.expect_whole("`resize_rows`")?;
-        let chosen: Vec<usize> =
-            (0..self.leaves.len()).filter(|&i| self.leaves[i].paths().any(|name| below(name, path).is_some())).collect();
+        let chosen = self.places_below(path);
         if chosen.is_empty() {
             return Err(self.no_leaf(&selected_path(path)));
         }

@@ -76,6 +76,14 @@ impl UpdateTargets {
         }
     }
 
+    /// Forgets these, each once.
+    pub(crate) fn forget(&mut self, storages: impl IntoIterator<Item = usize>) {
+        let mut forgotten = WrittenStorages::new();
+        storages.into_iter().for_each(|storage| *forgotten.entry(storage).or_default() += 1);
+        let is_forgotten = |storage: &mut usize| forgotten.get_mut(storage).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
+        drop(UpdateTargets(self.0.extract_if(.., is_forgotten).collect()));
+    }
+
     /// The storages of all states.
     pub(crate) fn all() -> Arc<WrittenStorages> {
         WRITTEN.read().unwrap_or_else(PoisonError::into_inner).clone()

@@ -9,6 +9,7 @@ use optimisers::{
 };
 
 use support::common::{Grads, Snapshot, Vars, assert_same, bits, is_kind, random, rules_and_chains, snapshot, unnamed, values, var};
+use support::random_programs::draw;
 
 const PATHS: [&str; 4] = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
 
@@ -153,6 +154,81 @@ fn a_tied_variable_is_renamed_under_each_of_its_names() {
     let expected =
         before.iter().zip(values(&both["head"])).zip(values(&both["token"])).map(|((x, a), b)| *x as f32 - (a as f32 + b as f32));
     assert_eq!(values(&shared), expected.map(f64::from).collect::<Vec<_>>());
+}
+
+/// Whatever was renamed, removed and added: a path finds its variable and all that is below it, ties and variables
+/// that were left out included.
+#[test]
+fn paths_find_their_leaves_after_any_edits() {
+    const SEGMENTS: [&str; 5] = ["a", "a0", "b", "b.a", "c"];
+    let segment = |facts: (usize, usize, &str)| SEGMENTS[draw(facts, SEGMENTS.len())];
+    let mut applied = [0; 3];
+    for seed in 0..40 {
+        let variables: Vec<_> = (0..8).map(|i| var(&tensor(i, DType::F32))).collect();
+        // Ten names of eight variables: two have a second one. Every fifth variable is left out.
+        let mut named: BTreeMap<String, usize> = (0..10).map(|i| (format!("{}.{i}", segment((seed, i, "first"))), i % 8)).collect();
+        let left_out = |i: usize| i % 5 == 3;
+        let model =
+            |named: &BTreeMap<String, usize>| -> Vars { named.iter().map(|(path, i)| (path.clone(), variables[*i].clone())).collect() };
+        let of_path: BTreeMap<String, usize> = named.clone();
+        let mut state = setup_with(&model(&named), |path, _| (!left_out(of_path[path])).then(|| Descent::new(0.1))).expect("a state");
+        for edit in 0..12 {
+            let (from, to) = (segment((seed, edit, "from")), segment((seed, edit, "to")));
+            let is_below = |path: &str| path == from || path.starts_with(&format!("{from}."));
+            match draw((seed, edit, "what"), 3) {
+                0 => {
+                    let renamed = |path: &str| if is_below(path) { format!("{to}{}", &path[from.len()..]) } else { path.to_string() };
+                    let expected: BTreeMap<String, usize> = named.iter().map(|(path, i)| (renamed(path), *i)).collect();
+                    let is_possible = expected.len() == named.len() && named.keys().any(|path| is_below(path));
+                    assert_eq!(state.rename(from, to).is_ok(), is_possible, "{seed} {edit}: {from} to {to} of {named:?}");
+                    if is_possible {
+                        named = expected;
+                        applied[0] += 1;
+                    }
+                }
+                1 => {
+                    let gone: Vec<usize> = named.iter().filter(|(path, _)| is_below(path)).map(|(_, i)| *i).collect();
+                    assert_eq!(state.remove(from).is_ok(), !gone.is_empty(), "{seed} {edit}: without {from} of {named:?}");
+                    named.retain(|_, i| !gone.contains(i));
+                    applied[1] += usize::from(!gone.is_empty());
+                }
+                _ => {
+                    let (path, i) = (format!("{to}.new{edit}"), draw((seed, edit, "which"), variables.len()));
+                    if named.values().any(|known| *known == i) {
+                        continue;
+                    }
+                    named.insert(path.clone(), i);
+                    let added = state.add_with(&model(&named), |path, _| (!left_out(named[path])).then(|| Descent::new(0.1)));
+                    assert_eq!(added.expect("a new variable"), if left_out(i) { vec![] } else { vec![path] });
+                    applied[2] += 1;
+                }
+            }
+            let leaves: BTreeMap<&String, usize> = named.iter().filter(|(_, i)| !left_out(**i)).map(|(path, i)| (path, *i)).collect();
+            let mut first: Vec<&String> = Vec::new();
+            leaves.iter().for_each(|(path, i)| first.extend((!first.iter().any(|known| leaves[known] == *i)).then_some(*path)));
+            assert_eq!(paths(&state), first, "{seed} {edit}");
+            for (path, i) in &leaves {
+                let own: Vec<&String> = leaves.iter().filter(|(_, other)| *other == i).map(|(path, _)| *path).collect();
+                assert!(state.leaf(path).expect("a leaf").paths().eq(own), "{seed} {edit}: {path}");
+            }
+            for prefix in SEGMENTS.into_iter().chain(["", "b.a.9", "a."]) {
+                let is_below = |path: &str| prefix.is_empty() || path == prefix || path.starts_with(&format!("{prefix}."));
+                let wanted: Vec<&str> = first
+                    .iter()
+                    .filter(|path| leaves.iter().any(|(other, i)| *i == leaves[*path] && is_below(other)))
+                    .map(|path| path.as_str())
+                    .collect();
+                let selected = state.at(prefix).map(|selection| selection.leaves().map(|leaf| leaf.path().to_string()).collect::<Vec<_>>());
+                assert_eq!(selected.unwrap_or_default(), wanted, "{seed} {edit}: {prefix:?} of {named:?}");
+            }
+            if !leaves.is_empty() {
+                let model = model(&named);
+                let gradients: Grads = first.iter().map(|path| (path.to_string(), tensor(9, DType::F32))).collect();
+                assert_eq!(update(&mut state, &model, &gradients).expect("an update").applied, first.len(), "{seed} {edit}");
+            }
+        }
+    }
+    assert!(applied.iter().all(|count| *count > 40), "{applied:?}");
 }
 
 /// A state with one leaf for two places has no leaf for the second of two variables.
