@@ -60,6 +60,8 @@ pub(super) trait Storable: LaneFloat {
     }
     /// The data as elements of this very type, if that is what they are.
     fn same(data: DataPtr) -> Option<Elements<Self>>;
+    /// Numbers of this type as data.
+    fn elements(numbers: &mut [Self]) -> DataPtr;
 }
 
 impl Storable for f32 {
@@ -164,6 +166,10 @@ impl Storable for f32 {
     fn same(data: DataPtr) -> Option<Elements<f32>> {
         if let DataPtr::F32(elements) = data { Some(elements) } else { None }
     }
+
+    fn elements(numbers: &mut [f32]) -> DataPtr {
+        DataPtr::F32(Elements::of(numbers))
+    }
 }
 
 impl Storable for f64 {
@@ -202,6 +208,10 @@ impl Storable for f64 {
 
     fn same(data: DataPtr) -> Option<Elements<f64>> {
         if let DataPtr::F64(elements) = data { Some(elements) } else { None }
+    }
+
+    fn elements(numbers: &mut [f64]) -> DataPtr {
+        DataPtr::F64(Elements::of(numbers))
     }
 }
 

@@ -28,7 +28,7 @@ use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
 use crate::tensors::{Device, Tensor};
 pub(crate) use convert::{to_bf16, to_f16};
-use pass::{Pass, PassSink, PassStep};
+use pass::{HasScratch, Pass, PassSink, PassStep};
 use sources::StridedSource;
 use storage::{List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
 
@@ -235,7 +235,7 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
             (None, []) => None,
         };
         let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
-        let sources = if view.is_parameter() { list([StridedSource::in_order(x)]) } else { strided(gradients, 0) };
+        let sources = if view.is_parameter() { list([StridedSource::in_order(x, 0)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
         // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`; of
         // state, `Job::check`). Only the target is written. The caller promises that it has room, and that
@@ -258,24 +258,50 @@ fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
 /// # Safety
 /// All data of the pass must be locked and hold the part.
 unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize>, parallel: bool) -> ChunkTotals {
+    // SAFETY: the caller promises the same.
+    unsafe {
+        match compute {
+            DType::F64 => over_in::<f64>(pass, length, part, parallel),
+            _ => over_in::<f32>(pass, length, part, parallel),
+        }
+    }
+}
+
+/// [`over`] in this type.
+///
+/// # Safety
+/// As [`over`].
+unsafe fn over_in<T: HasScratch>(pass: &Pass<'_>, length: usize, part: Range<usize>, parallel: bool) -> ChunkTotals {
     let chunk = chunk_length(length);
     let count = part.len().div_ceil(chunk);
     let reduced = if matches!(pass.sink, Sink::Reduce(_)) { count } else { 0 };
     // At most 1024 of them, see `chunk_length`.
     let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
-    let run = |i: usize| {
+    let run = |pass: &Pass<'_>, i: usize| {
         let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
         // SAFETY: the caller promises that the data is locked and holds the part. The chunks lie in the part
         // and do not overlap, and each runs once.
-        let total = unsafe { if compute == DType::F64 { pass.run::<f64>(range) } else { pass.run::<f32>(range) } };
+        let total = unsafe { pass.run::<T>(range) };
         if let Some(place) = totals.get(i) {
             place.store(total.to_bits(), Ordering::Release);
         }
     };
-    if parallel {
-        threads::for_each_chunk(count, &run)
-    } else {
-        (0..count).for_each(run)
+    match pass.sources.iter().filter_map(StridedSource::band).max() {
+        None if parallel => threads::for_each_chunk(count, &|i| run(pass, i)),
+        None => (0..count).for_each(|i| run(pass, i)),
+        // A gradient that lies by columns is brought in order for several chunks at once.
+        Some(band) => {
+            let tasks = if parallel { rayon::current_num_threads() } else { 1 };
+            let together = (band / chunk).clamp(1, count.div_ceil(tasks).max(1));
+            let task = |first: usize| {
+                let chunks = first * together..count.min((first + 1) * together);
+                let range = part.start + chunks.start * chunk..part.end.min(part.start + chunks.end * chunk);
+                // SAFETY: the caller promises that the data is locked and holds the part, in which the range lies.
+                unsafe { pass.by_rows::<T>(&range, |pass| chunks.for_each(|i| run(pass, i))) };
+            };
+            let count = count.div_ceil(together);
+            if parallel { threads::for_each_chunk(count, &task) } else { (0..count).for_each(task) }
+        }
     }
     totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
 }

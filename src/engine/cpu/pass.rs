@@ -32,6 +32,7 @@ pub(super) struct Pass<'p> {
 }
 
 /// One step of the chain with its slots, and with the steps in front of it that its loop does besides.
+#[derive(Clone, Copy)]
 pub(super) struct PassStep<'p> {
     kernel: &'p dyn Kernel,
     slots: &'p [DataPtr],
@@ -143,6 +144,8 @@ pub(super) struct PassScratch<T> {
     /// For sums of several gradients: one for each level of pairs.
     more: Vec<CacheLines<T>>,
     stage: Stage<T>,
+    /// Gradients that lie by columns, brought in order.
+    bands: Vec<Vec<T>>,
 }
 
 /// Slots of a step, and copies of those that cannot be used in place.
@@ -164,7 +167,7 @@ macro_rules! scratched {
                 thread_local! {
                     static SCRATCH: RefCell<PassScratch<$T>> = const {
                         let stage = Stage { copies: Vec::new(), slots: Vec::new() };
-                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: Vec::new(), stage })
+                        RefCell::new(PassScratch { x: EMPTY, dx: [EMPTY; 2], more: Vec::new(), stage, bands: Vec::new() })
                     };
                 }
                 SCRATCH.with_borrow_mut(run)
@@ -176,6 +179,23 @@ macro_rules! scratched {
 scratched!(f32, f64);
 
 impl Pass<'_> {
+    /// Calls `run` with this pass over the elements of `range`, whose gradients that lie by columns were brought
+    /// in order.
+    ///
+    /// # Safety
+    /// All data must be locked and hold `range`, and `run` must not keep the pass.
+    pub(super) unsafe fn by_rows<T: HasScratch>(&self, range: &Range<usize>, run: impl FnOnce(&Pass<'_>)) {
+        // Taken out, as the pass uses the thread's scratch, too.
+        let mut bands = T::with_scratch(|scratch| std::mem::take(&mut scratch.bands));
+        bands.resize_with(bands.len().max(self.sources.len()), Vec::new);
+        let sources = self.sources.iter().zip(&mut bands);
+        // SAFETY: the caller promises that the gradients are locked and hold the range. The bands live until
+        // `run` has returned.
+        let sources = list(sources.map(|(source, band)| unsafe { source.by_rows(self.isa, range, band) }));
+        run(&Pass { isa: self.isa, x: self.x, sources, steps: self.steps.clone(), sink: self.sink });
+        T::with_scratch(|scratch| scratch.bands = bands);
+    }
+
     /// Runs over the elements of `range`; the result is their total, if this pass reduces.
     ///
     /// # Safety
@@ -324,7 +344,7 @@ impl Pass<'_> {
         sums: &mut [f64; ACCUMULATORS],
         ahead: Option<&Ahead<'_>>,
     ) {
-        let PassScratch { x: x_copy, dx: [input, output], more, stage } = scratch;
+        let PassScratch { x: x_copy, dx: [input, output], more, stage, .. } = scratch;
         debug_assert!(length <= LONGEST);
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         // SAFETY: the caller promises the same of this block.

@@ -1,14 +1,17 @@
 //! The gradients of a leaf, of any layout, and their sum. `unsafe`: raw storage pointers.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::convert::{Storable, gather, load, sum_bf16};
+use super::prefetch::lines;
 use super::storage::{DataPtr, Elements, lent};
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
 use crate::model::lent::View;
-use crate::numbers::codes;
+use crate::numbers::{codes, place_of};
 
 /// The most elements of a block: where state is in 8 bits, as many as are encoded together.
 pub(super) const LONGEST: usize = codes::TOGETHER * codes::BLOCK;
@@ -21,6 +24,14 @@ const _: () = assert!(BLOCK <= LONGEST);
 #[repr(C, align(64))]
 pub(super) struct CacheLines<T>(pub(super) [T; LONGEST]);
 
+/// The rows and columns of a tile. A row is a cache line of f32. A column is four, because it is usually on a page
+/// of its own, and to find a page takes longer than to fetch the next line.
+const TILE: (usize, usize) = (64, 16);
+
+/// The most elements that a thread brings in order at once. More rows would use more of each page, and take more
+/// memory in each thread.
+const BAND: usize = 1 << 19;
+
 /// A gradient of any layout.
 pub(super) struct StridedSource<'p> {
     /// The first element.
@@ -31,14 +42,132 @@ pub(super) struct StridedSource<'p> {
     first: usize,
 }
 
+/// The last dimensions of a gradient that lies by columns: elements of a column are nearer than those of a row.
+#[derive(Clone, Copy)]
+struct Columns {
+    /// Numbers of rows and of columns.
+    shape: (usize, usize),
+    /// From a row to the next, and from a column to the next.
+    strides: (usize, usize),
+    /// How many dimensions are before these.
+    outer: usize,
+}
+
+impl Columns {
+    fn of(dims: &[usize], strides: &[usize]) -> Option<Columns> {
+        let mut outer = dims.len();
+        let mut last = || {
+            while outer > 0 {
+                outer -= 1;
+                if dims[outer] != 1 {
+                    return Some((dims[outer], strides[outer], outer));
+                }
+            }
+            None
+        };
+        let (mut columns, stride, _) = last()?;
+        let (rows, row_stride, outer) = loop {
+            let (dim, next, outer) = last()?;
+            if next != stride.saturating_mul(columns) {
+                break (dim, next, outer);
+            }
+            columns *= dim;
+        };
+        let lies_by_columns = 0 < row_stride && row_stride < stride;
+        lies_by_columns.then_some(Columns { shape: (rows, columns), strides: (row_stride, stride), outer })
+    }
+}
+
 impl<'p> StridedSource<'p> {
     pub(super) fn new(view: View<'p>, first: usize) -> Self {
         StridedSource { data: lent(view.memory()), strides: view.strides(), first }
     }
 
-    /// Data whose first element is the leaf's, with the others in order.
-    pub(super) fn in_order(data: DataPtr) -> Self {
-        StridedSource { data, strides: None, first: 0 }
+    /// Data whose first element is the leaf's element `first`, with the others in order.
+    pub(super) fn in_order(data: DataPtr, first: usize) -> Self {
+        StridedSource { data, strides: None, first }
+    }
+
+    fn columns(&self) -> Option<Columns> {
+        self.strides.and_then(|(dims, strides)| Columns::of(dims, strides))
+    }
+
+    /// How many elements of the leaf, in order, a thread should read at once, because the gradient lies by
+    /// columns: fewer would use a part of each cache line.
+    pub(super) fn band(&self) -> Option<usize> {
+        self.columns().map(|columns| (TILE.0 * columns.shape.1).min(BAND))
+    }
+
+    /// The elements of a range, brought in order if they lie by columns.
+    ///
+    /// # Safety
+    /// As [`StridedSource::read`], for the range. The result must not outlive the elements of `band`.
+    pub(super) unsafe fn by_rows<T: Storable>(&self, isa: Isa, range: &Range<usize>, band: &mut Vec<T>) -> StridedSource<'p> {
+        let Some(columns) = self.columns() else { return StridedSource { ..*self } };
+        let length = range.len();
+        if band.len() < length {
+            band.resize(length, T::zero());
+        }
+        let (start, matrix) = (range.start - self.first, columns.shape.0 * columns.shape.1);
+        let mut done = 0;
+        while done < length {
+            let (index, within) = ((start + done) / matrix, (start + done) % matrix);
+            let run = (matrix - within).min(length - done);
+            // SAFETY: the caller promises that the range lies within the layout's shape, so that the elements
+            // of this matrix do.
+            unsafe { self.read_tiles(isa, columns, index, within, &mut band[done..done + run]) };
+            done += run;
+        }
+        StridedSource::in_order(T::elements(&mut band[..length]), range.start)
+    }
+
+    /// Reads elements of the matrix with this index among those of the outer dimensions, in row-major order
+    /// from `first` on, tile by tile: each cache line is read once, and one of the result is written at once.
+    ///
+    /// # Safety
+    /// As [`StridedSource::read`], for these elements.
+    unsafe fn read_tiles<T: Storable>(&self, isa: Isa, columns: Columns, index: usize, first: usize, dst: &mut [T]) {
+        let Columns { shape: (_, width), strides: (row_stride, stride), outer } = columns;
+        let origin = self.strides.map_or(0, |(dims, strides)| place_of(index, &dims[..outer], &strides[..outer]));
+        let end = first + dst.len();
+        let mut tile = [[T::zero(); TILE.0]; TILE.1];
+        for left in (0..width).step_by(TILE.1) {
+            let right = width.min(left + TILE.1);
+            // The rows that have an element of the range in these columns. All of them are rows of the matrix.
+            let rows = (first + 1).saturating_sub(right).div_ceil(width)..end.saturating_sub(left).div_ceil(width);
+            for top in rows.clone().step_by(TILE.0) {
+                let height = TILE.0.min(rows.end - top);
+                for (column, tile) in (left..right).zip(&mut tile) {
+                    let place = origin + top * row_stride + column * stride;
+                    // The hardware fetches no columns ahead.
+                    if right + TILE.1 <= width {
+                        for (array, size) in self.data.skip(place + TILE.1 * stride).arrays() {
+                            lines(array, height * row_stride * size / BLOCK);
+                        }
+                    }
+                    // SAFETY: the caller promises the layout's elements, and these are some of them.
+                    unsafe {
+                        match row_stride {
+                            1 => load(isa, self.data, place, &mut tile[..height]),
+                            _ => gather(self.data, (0..height).map(|row| place + row * row_stride), &mut tile[..height]),
+                        }
+                    }
+                }
+                for row in 0..height {
+                    let start = (top + row) * width;
+                    let piece = first.max(start + left)..end.min(start + right);
+                    if piece.is_empty() {
+                        continue;
+                    }
+                    let (columns, dst) = (&tile[piece.start - start - left..], &mut dst[piece.start - first..piece.end - first]);
+                    match <&mut [T; TILE.1]>::try_from(&mut *dst) {
+                        // With a length that the compiler knows it takes half the time.
+                        Ok(dst) => dst.iter_mut().zip(&tile).for_each(|(dst, column)| *dst = column[row]),
+                        Err(_) => dst.iter_mut().zip(columns).for_each(|(dst, column)| *dst = column[row]),
+                    }
+                }
+            }
+        }
     }
 
     /// Where the leaf's element 0 lies or would lie, if they are in order.
@@ -76,19 +205,19 @@ impl<'p> StridedSource<'p> {
         let (Some((&columns, rows)), Some((&stride, row_strides))) = (dims.split_last(), strides.split_last()) else { return };
         let mut done = 0;
         while done < dst.len() {
-            let (mut row, column) = ((start + done) / columns, (start + done) % columns);
+            let (row, column) = ((start + done) / columns, (start + done) % columns);
             let run = (columns - column).min(dst.len() - done);
-            let mut offset = column * stride;
-            for (&dim, &stride) in rows.iter().zip(row_strides).rev() {
-                offset += row % dim * stride;
-                row /= dim;
-            }
+            let offset = place_of(row, rows, row_strides) + column * stride;
             let dst = &mut dst[done..done + run];
             // SAFETY: the offsets are those of elements of the view. `View::strided` has checked that these
             // lie within its numbers.
             unsafe {
                 match stride {
                     1 => load(isa, self.data, offset, dst),
+                    0 => {
+                        load(isa, self.data, offset, &mut dst[..1]);
+                        dst.fill(dst[0]);
+                    }
                     _ => gather(self.data, (0..run).map(|i| offset + i * stride), dst),
                 }
             }

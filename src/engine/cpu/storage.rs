@@ -82,6 +82,11 @@ impl<T> Elements<T> {
         }
     }
 
+    /// All elements of a slice.
+    pub(super) fn of(slice: &mut [T]) -> Self {
+        Elements::new(slice.as_mut_ptr(), slice.len())
+    }
+
     /// The elements from `offset` further on.
     pub(super) fn skip(self, offset: usize) -> Self {
         Elements { first: self.first.wrapping_add(offset), ..self }
@@ -221,7 +226,7 @@ macro_rules! start_of {
 }
 
 start_of!(lent of MemoryRef, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
-start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::new(values.as_mut_ptr(), values.len()));
+start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::of(values));
 
 /// The elements that are lent to be read.
 pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
@@ -235,10 +240,10 @@ pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
 
 fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
     match memory.0 {
-        NumbersMut::F16(values) => DataPtr::F16(Elements::new(values.as_mut_ptr(), values.len())),
-        NumbersMut::BF16(values) => DataPtr::Bf16(Elements::new(values.as_mut_ptr(), values.len())),
-        NumbersMut::F32(values) => DataPtr::F32(Elements::new(values.as_mut_ptr(), values.len())),
-        NumbersMut::F64(values) => DataPtr::F64(Elements::new(values.as_mut_ptr(), values.len())),
+        NumbersMut::F16(values) => DataPtr::F16(Elements::of(values)),
+        NumbersMut::BF16(values) => DataPtr::Bf16(Elements::of(values)),
+        NumbersMut::F32(values) => DataPtr::F32(Elements::of(values)),
+        NumbersMut::F64(values) => DataPtr::F64(Elements::of(values)),
     }
 }
 

@@ -187,6 +187,11 @@ fn layouts(seed: u64, shape: &[usize], dtype: DType) -> Vec<(&'static str, Tenso
         let reversed: Vec<usize> = shape.iter().rev().copied().collect();
         layouts.extend([
             ("transposed", random(&reversed).permute((0..=last).rev().collect::<Vec<_>>())),
+            ("every matrix transposed", {
+                let mut by_columns = shape.to_vec();
+                by_columns.swap(last, last.saturating_sub(1));
+                random(&by_columns).transpose(last, last.saturating_sub(1))
+            }),
             ("broadcast rows", resized(0, 1).broadcast_as(shape)),
             ("broadcast columns", resized(last, 1).broadcast_as(shape)),
             ("narrowed rows", resized(0, shape[0] + 3).narrow(0, 2, shape[0])),
@@ -204,7 +209,17 @@ fn reading_chain() -> impl Rule + Clone {
 #[test]
 fn any_layout_of_the_gradient() {
     let all = engines();
-    let rows: [(&[usize], &[Engine]); 4] = [(&[7], &all), (&[6, 5], &all), (&[3, 4, 50], &all), (&[301, 250], &[Engine::Fused])];
+    // The last are read in bands of rows, which begin and end within rows, and are of several matrices.
+    let fused = [Engine::Fused];
+    let rows: [(&[usize], &[Engine]); 7] = [
+        (&[7], &all),
+        (&[6, 5], &all),
+        (&[3, 4, 50], &all),
+        (&[301, 250], &fused),
+        (&[70, 4099], &fused),
+        (&[3, 1, 37, 2003], &fused),
+        (&[500, 7, 9, 3], &fused),
+    ];
     for (shape, engines) in rows {
         for (parameter, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::F16), (DType::F32, DType::F64)] {
             let parameters = [random(1, shape, parameter, &Device::Cpu)];
