@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::DType::{self, BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, MixedPrecision, Optimiser, OptimiserChain, ParameterSlices, Result, setup,
-    update,
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, MixedPrecision, Optimiser, OptimiserChain, ParameterSlices, Q8, Result, StoreAs,
+    setup, update,
 };
 
 /// Bytes asked for so far, by all threads.
@@ -26,6 +26,13 @@ unsafe impl GlobalAlloc for Counting {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: promised by the caller.
         unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -118,5 +125,27 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
     let before = ALLOCATED.load(Ordering::Relaxed);
     drop(Tensor::ones(100_000, BF16, &Device::Cpu)?.copy()?);
     assert!(ALLOCATED.load(Ordering::Relaxed) - before > 64 << 10);
+    Ok(())
+}
+
+/// The most memory that the process has had, in bytes.
+#[cfg(target_os = "linux")]
+fn peak() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the status of the process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
+    1024 * line.trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB")
+}
+
+/// Moments of f32 would take four times as much on the way, and the model would not fit.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_setup_of_a_state_in_8_bits_takes_little_more_than_the_state() -> Result<()> {
+    let mut numbers = vec![half::bf16::ONE; 1 << 26];
+    let model = ParameterSlices::new().with("x", numbers.len(), &mut numbers[..])?;
+    let before = peak();
+    let state = setup(StoreAs::all(Q8, AdamW::new(1e-3)), &model)?;
+    // Other tests of this program run meanwhile.
+    let taken = peak() - before;
+    assert!(taken < 2 * state.bytes(), "{taken} bytes for {}", state.bytes());
     Ok(())
 }

@@ -104,18 +104,32 @@ impl Buffer {
 
     /// What bf16s of this shape lack of f32s: nothing yet.
     pub(crate) fn low_bits(shape: &[usize], device: &Device) -> Result<Self> {
-        Buffer::of_zeros(shape.into(), Records::LowBits, device)
+        Buffer::of_zeros(shape.into(), DType::U8, Some(Records::LowBits), device)
     }
 
     /// Numbers that are 0 whatever they are set to, and take no memory.
     pub(crate) fn zeros(shape: Shape, dtype: DType, device: &Device) -> Result<Self> {
-        Buffer::of_zeros(shape, Records::Zeros(dtype), device)
+        Buffer::of_zeros(shape, dtype, Some(Records::Zeros(dtype)), device)
     }
 
-    /// Records of which each number is 0: all their bytes are.
-    fn of_zeros(shape: Shape, records: Records, device: &Device) -> Result<Self> {
-        let stored = Tensor::zeros((shape.elem_count().div_ceil(BLOCK), records.bytes()), DType::U8.into(), device)?;
-        Ok(Buffer { shape, records: Some(records), ..Buffer::new(&stored)? })
+    /// Numbers that are 0, of this dtype or in records: all their bytes are.
+    ///
+    /// On the CPU they take memory when they are first written, so that a format that replaces another before
+    /// that costs nothing.
+    pub(crate) fn of_zeros(shape: Shape, dtype: DType, records: Option<Records>, device: &Device) -> Result<Self> {
+        let (stored, dtype) = match records {
+            Some(records) => ((shape.elem_count().div_ceil(BLOCK), records.bytes()).into(), DType::U8),
+            None => (shape.clone(), dtype),
+        };
+        if device.is_cpu() {
+            return Ok(Buffer { shape, memory: Memory::Host(zeroed(&stored, dtype.into())?), records, is_of_squares: false });
+        }
+        Ok(Buffer { shape, records, ..Buffer::new(&Tensor::zeros(stored, dtype.into(), device)?)? })
+    }
+
+    /// Whether all bytes are 0, and the numbers on the CPU, where that can be seen.
+    pub(crate) fn is_zero(&self) -> bool {
+        matches!(&self.memory, Memory::Host(values) if bytes(values).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0)))
     }
 
     /// The same, whose numbers are squares of gradients if that is so.

@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use super::{Adjust, Parameter};
 use crate::engine::{Buffer, filled, rounded};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{Code, DType, Shape, compute_dtype};
+use crate::numbers::{Code, DType, Records, Shape, compute_dtype};
 use crate::tensors::{Device, Tensor, Var};
 use format::{Meaning, SlotFormat};
 use slot::{EntryTraits, Initial, Renewal, Slot};
@@ -158,12 +158,13 @@ impl State {
             return Ok(self);
         }
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
-        let values = match slot.initial {
-            Initial::Value(initial) => filled(initial, shape, dtype, x.device())?,
-            Initial::Parameter => rounded(&x.values()?, dtype)?.broadcast_as(shape)?,
+        let code = (slot.format == Some(SlotFormat::Q8)).then(|| self.code_of(slot.name));
+        let new = |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
+        let buffer = match slot.initial {
+            Initial::Value(0.0) => Buffer::of_zeros(shape, dtype, code.map(Records::Codes), x.device())?,
+            Initial::Value(initial) => new(&filled(initial, shape, dtype, x.device())?)?,
+            Initial::Parameter => new(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
         };
-        let is_coded = slot.format == Some(SlotFormat::Q8);
-        let buffer = if is_coded { Buffer::coded(&values, self.code_of(slot.name))? } else { Buffer::new(&values)? };
         self.tensors.push((slot.name, buffer.of_squares(meaning == Meaning::SecondMoment)));
         Ok(self)
     }

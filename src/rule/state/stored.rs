@@ -5,7 +5,7 @@ use super::slot::Sign;
 use crate::engine::{Buffer, rounded};
 use crate::error::Result;
 use crate::numbers::codes::BLOCK;
-use crate::numbers::{Code, elem_count};
+use crate::numbers::{Code, DType, Records, elem_count};
 use crate::rule::State;
 
 /// The fewest elements that are stored in 8 bits. A multiple of the block.
@@ -42,6 +42,14 @@ impl State {
                 continue;
             }
             let stored = match format {
+                // Without a copy in either format: with 8 bits it would take several times the memory of the state.
+                _ if buffer.is_zero() => {
+                    let (dtype, records) = match format {
+                        SlotFormat::Dtype(dtype) => (dtype, None),
+                        SlotFormat::Q8 => (DType::U8, Some(Records::Codes(code))),
+                    };
+                    Buffer::of_zeros(buffer.shape().into(), dtype, records, buffer.device())?
+                }
                 SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
                 SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
             };
