@@ -221,7 +221,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        self.expect_names()?;
+        self.check_names()?;
         self.expect_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.expect_ties(&variables)?;

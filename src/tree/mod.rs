@@ -397,6 +397,7 @@ impl StateTree {
     /// # Errors
     /// If there is none.
     pub fn at(&mut self, path: &str) -> Result<Selection<'_>> {
+        self.check_leaves()?;
         let places = self.places_below(path);
         if places.is_empty() {
             return Err(self.no_leaf(&selected_path(path)));
@@ -409,7 +410,7 @@ impl StateTree {
             leaves.push(leaf);
             (rest, done) = (behind, place + 1);
         }
-        Ok(Selection::new(leaves))
+        Ok(Selection { leaves, is_leaked: false })
     }
 
     /// The leaves for which `choose` holds.
@@ -435,7 +436,7 @@ impl StateTree {
 
     /// Refuses to save, restore or rebind leaves whose paths are places in a list: with another order of the
     /// list each parameter would get what belongs to another one of its shape.
-    pub(crate) fn expect_names(&self) -> Result<()> {
+    pub(crate) fn check_names(&self) -> Result<()> {
         let Some(leaf) = self.leaves.iter().find(|leaf| leaf.is_place) else { return Ok(()) };
         let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and `VarMap::all_vars` has another order in each process";
         let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the model's names, or, if the list \

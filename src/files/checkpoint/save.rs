@@ -214,7 +214,7 @@ impl<'s> Checkpoint<'s> {
 }
 
 fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
-    state.expect_names()?;
+    state.check_names()?;
     state.expect_parameters()?;
     // JSON has no infinity or NaN, so such numbers could not be read again.
     extras.check()
@@ -231,7 +231,7 @@ impl StateTree {
     /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file system
     /// fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
-        let (path, masters) = (path.as_ref(), self.expect_names().and_then(|()| self.master_parts(model)));
+        let (path, masters) = (path.as_ref(), self.check_names().and_then(|()| self.master_parts(model)));
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
         Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Nothing))?))

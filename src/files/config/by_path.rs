@@ -53,7 +53,7 @@ pub(super) fn by_path(state: &StateTree) -> Result<Data> {
     if let [only] = &mut groups[..] {
         return Ok(std::mem::replace(&mut only.optimiser, Data::Nothing));
     }
-    state.expect_names()?;
+    state.check_names()?;
     // The optimiser of most parameters gets the last pattern, `*`.
     let most = groups.iter().map(|group| group.parameters.len()).max().unwrap_or_default();
     let last = groups.iter().position(|group| group.parameters.len() == most).filter(|_| most > 1);

@@ -102,7 +102,7 @@ impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
 
 impl Content {
     /// The names of the parameters, one for each.
-    pub(super) fn expect_names(&self) -> Result<&[String]> {
+    pub(super) fn check_names(&self) -> Result<&[String]> {
         let parameters = self.parameters.len();
         let unnamed = || {
             Error::new(ErrorKind::File, format!("the file numbers its {parameters} parameters and does not name them")).with_remedy(

@@ -54,7 +54,7 @@ pub(super) struct Check<'c> {
 
 impl<'c> Check<'c> {
     pub(super) fn continuation(&self, state: &StateTree) -> Result<Continuation<'c>> {
-        let names = self.content.expect_names()?;
+        let names = self.content.check_names()?;
         let mut of_leaf: HashMap<&str, &'c TorchParameter> = HashMap::new();
         for (name, parameter) in names.iter().zip(&self.content.parameters) {
             let leaf = state.leaf(name);

@@ -255,7 +255,7 @@ impl TorchState {
     /// # Ok::<(), optimisers::Error>(())
     /// ```
     pub fn renamed(mut self, rename: impl FnMut(&str) -> String) -> Result<Self> {
-        let names = self.content.expect_names().map_err(|error| self.refused(error))?;
+        let names = self.content.check_names().map_err(|error| self.refused(error))?;
         self.content.names = Some(names.iter().map(String::as_str).map(rename).collect());
         Ok(self)
     }

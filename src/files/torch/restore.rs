@@ -38,7 +38,7 @@ impl TorchState {
     /// Nothing changes then, unless the file fails in the very moment in which it is taken over: the error
     /// then says that the state has to be restored again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let planned = state.expect_names().and_then(|()| state.expect_parameters()).and_then(|()| {
+        let planned = state.check_names().and_then(|()| state.expect_parameters()).and_then(|()| {
             let check = Check {
                 content: &self.content,
                 container: &self.container,

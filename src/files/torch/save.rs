@@ -32,7 +32,7 @@ impl StateTree {
     /// the file system fails. The old file is still at `path` then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
-        let own = self.expect_names().and_then(|()| described(self)).map_err(|error| in_file(path, error));
+        let own = self.check_names().and_then(|()| described(self)).map_err(|error| in_file(path, error));
         let own = own.map(|described| (described, Agreement::on(optimisers(self)), Vec::new()));
         let ((counterparts, groups), _) = self.agree_on(Call::TorchSave, own)?;
         let mut tensors = Vec::new();
