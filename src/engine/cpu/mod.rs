@@ -143,13 +143,13 @@ fn for_each_leaf<I: Send>(
 /// first is written.
 fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_written: &mut bool) -> Result<()> {
     let length = job.length;
+    let slots = try_list(slots_mut(&mut job.steps).map(slot_mut))?;
     let Segments { x, low_bits, mut all, has_moved } = job.segments();
     let Some(last) = all.last_mut() else {
         *is_written = true;
         return Ok(());
     };
     let mut epilogue = std::mem::replace(&mut last.epilogue, Epilogue::StateOnly).try_map(Ok, slot_mut)?;
-    let slots = try_list(all.iter_mut().map(|segment| try_list(slots_mut(segment.steps).map(slot_mut))))?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
     // Two variables that a model computes with are not locked together: an evaluation may hold one and wait
     // for the other. If they have one dtype, they can meet in one of candle's operations.
@@ -159,8 +159,10 @@ fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_wri
     {
         (follower, epilogue) = (Some((parameter, *x)), Epilogue::Subtract);
     }
-    let gradients = all.iter().flat_map(|segment| segment.sources);
-    let mut read: List<(NamedLender<'_>, usize)> = list(gradients.map(|source| (("gradient", &**source), part.len())));
+    let mut read: List<(NamedLender<'_>, usize)> = List::new();
+    for Segment { sources, .. } in &all {
+        sources.iter().for_each(|source| read.push((("gradient", &**source), part.len())));
+    }
     let gradients = read.len();
     let mut written: List<NamedLender<'_>> = List::new();
     let own = match x {
@@ -189,14 +191,16 @@ fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_wri
             let x = x.with_low_bits(low_bits)?;
             let epilogue = epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?;
             *has_moved = true;
-            for (index, (&Segment { length, compute, sources, ref steps, .. }, slots)) in all.iter().zip(&slots).enumerate() {
-                let of_segment;
-                (of_segment, gradients) = gradients.split_at(sources.len());
+            let mut slots = &slots[..];
+            for (index, &Segment { length, compute, sources, ref steps, .. }) in all.iter().enumerate() {
+                let (own_gradients, own_slots);
+                (own_gradients, gradients) = gradients.split_at(sources.len());
+                (own_slots, slots) = slots.split_at(steps.iter().map(|step| step.slots().len()).sum());
                 let pass = Pass {
                     isa,
                     x,
-                    sources: strided(of_segment, part.start),
-                    steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), slots),
+                    sources: strided(own_gradients, part.start),
+                    steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), own_slots),
                     sink: Sink::Write(if index + 1 == all.len() { epilogue } else { Epilogue::StateOnly }),
                 };
                 // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
