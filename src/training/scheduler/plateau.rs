@@ -102,9 +102,11 @@ enum Threshold {
 /// with different rates.
 ///
 /// # Departures
-/// Compared with torch's code, whose rates it has bit for bit. There, `min_lr` can be a list; here use an
-/// object for each part of the model. There, a relative threshold of 1 or more is accepted, with which no
-/// loss ever improves. There, a schedule that is a factor undoes reductions.
+/// Compared with torch's code, whose rates it has bit for bit, except for a best metric below 0 with a relative
+/// threshold. There, the margin of such a metric is on the wrong side: a loss that stands still improves with
+/// each observation, and rates are never reduced. There, `min_lr` can be a list; here use an object for each
+/// part of the model. There, a relative threshold of 1 or more is accepted, with which no loss ever improves.
+/// There, a schedule that is a factor undoes reductions.
 #[must_use = "it changes nothing unless it is told of losses"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
@@ -175,7 +177,7 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { patience, ..self }
     }
 
-    /// An improvement is below `best·(1 - part)`, or above `best·(1 + part)`; in [0, 1).
+    /// An improvement is below `best - part·|best|`, or above `best + part·|best|`; in [0, 1).
     pub fn relative_threshold(self, part: f64) -> Self {
         ReduceOnPlateau { threshold: Threshold::Relative(part), ..self }
     }
@@ -255,9 +257,9 @@ impl ReduceOnPlateau {
         match (self.mode, self.best, self.threshold) {
             (Mode::Min, None, _) => metric < f64::INFINITY,
             (Mode::Max, None, _) => metric > f64::NEG_INFINITY,
-            (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => metric < best * (1.0 - part),
+            (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => metric < best * (1.0 - part.copysign(best)),
             (Mode::Min, Some(Number(best)), Threshold::Absolute(by)) => metric < best - by,
-            (Mode::Max, Some(Number(best)), Threshold::Relative(part)) => metric > best * (1.0 + part),
+            (Mode::Max, Some(Number(best)), Threshold::Relative(part)) => metric > best * (1.0 + part.copysign(best)),
             (Mode::Max, Some(Number(best)), Threshold::Absolute(by)) => metric > best + by,
         }
     }

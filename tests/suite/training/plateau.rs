@@ -155,6 +155,42 @@ fn rates_fall_as_with_torch_bit_for_bit() {
     }
 }
 
+/// After which observations rates are reduced, and the best metric at the end.
+fn reductions(plateau: &ReduceOnPlateau, metrics: impl IntoIterator<Item = f64>) -> (Vec<usize>, Option<f64>) {
+    let model = variables();
+    let (mut state, mut plateau) = (state(&model), plateau.clone());
+    let reduces = |metric: f64| plateau.observe(metric, &mut state).expect("an observation");
+    let reduced = metrics.into_iter().map(reduces).collect::<Vec<_>>();
+    let places = reduced.iter().enumerate().filter(|(_, reduced)| **reduced).map(|(place, _)| place).collect();
+    (places, plateau.best())
+}
+
+/// torch's margin of a metric below 0 is on the wrong side of the best: what stands still improves there.
+#[test]
+fn the_relative_margin_of_a_metric_below_zero_is_as_wide_as_above() {
+    let falling = ReduceOnPlateau::new().patience(2);
+    let rising = || falling.clone().rising();
+    for constant in [1.0, -1.0, 0.0, 1e-300, -1e-300] {
+        for plateau in [falling.clone(), rising()] {
+            assert_eq!(reductions(&plateau, [constant; 8]), (vec![3, 6], Some(constant)), "{plateau:?} of {constant}");
+        }
+    }
+    // Worse by less than the margin, better by less, and better by more.
+    let worse = (0..8).map(|call| -100.0 + 0.005 * f64::from(call));
+    assert_eq!(reductions(&falling, worse), (vec![3, 6], Some(-100.0)));
+    let better = (0..8).map(|call| -100.0 - 0.001 * f64::from(call));
+    assert_eq!(reductions(&falling, better), (vec![3, 6], Some(-100.0)));
+    let improves = (0..8).map(|call| -100.0 - 0.02 * f64::from(call));
+    assert!(reductions(&falling, improves).0.is_empty());
+    for (step, reduced) in [(-0.005, vec![3, 6]), (0.001, vec![3, 6]), (0.02, vec![])] {
+        let metrics = (0..8).map(|call| -100.0 + step * f64::from(call));
+        assert_eq!(reductions(&rising(), metrics).0, reduced, "by {step}");
+    }
+    // From above 0 to below.
+    assert_eq!(reductions(&falling, [1.0, -1.0, -1.0, -1.0, -1.0]), (vec![4], Some(-1.0)));
+    assert_eq!(reductions(&rising(), [-1.0, 1.0, 1.0, 1.0, 1.0]), (vec![4], Some(1.0)));
+}
+
 /// Saved and restored after every observation, in a state with other rates, it goes on as if nothing had
 /// been.
 #[test]
