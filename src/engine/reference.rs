@@ -8,7 +8,7 @@ use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, 
 use crate::error::Result;
 use crate::model::lent::Lent;
 use crate::numbers::value::{Binary, Comparison, Graph, Node, Unary};
-use crate::numbers::{key_at, random_bits, stochastic_bf16, stochastic_f16};
+use crate::numbers::{key_at, largest, random_bits, stochastic_bf16, stochastic_f16};
 
 /// What arithmetic makes of a gradient.
 struct StepResult {
@@ -149,8 +149,7 @@ fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
                 let seen = stored.to_dtype(compute)?;
                 let lost = (carry - (&seen - x)?)?;
                 // An infinite sum has lost nothing that could be made up for.
-                let largest = if compute == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
-                let is_finite = seen.abs()?.broadcast_le(&scalar(largest, compute, seen.device())?)?;
+                let is_finite = seen.abs()?.broadcast_le(&scalar(largest(compute), compute, seen.device())?)?;
                 (Some(stored), Some(is_finite.where_cond(&lost, &lost.zeros_like()?)?))
             }
         };

@@ -113,6 +113,11 @@ pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
     if dtype.into() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
+/// The largest number of the dtype that [`compute_dtype`] gives.
+pub(crate) fn largest(dtype: impl Into<DType>) -> f64 {
+    if dtype.into() == DType::F64 { f64::MAX } else { f32::MAX.into() }
+}
+
 /// Whether the dtype of a master is wider than that of its parameter.
 pub(crate) fn is_wider(master: impl Into<DType>, parameter: impl Into<DType>) -> bool {
     parameter.into().size_in_bytes() < master.into().size_in_bytes()

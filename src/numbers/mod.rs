@@ -20,7 +20,7 @@ pub mod value;
 
 pub(crate) use codes::Code;
 pub use dtypes::{DType, OtherDType};
-pub(crate) use dtypes::{compute_dtype, is_supported, is_wider};
+pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest};
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use finite::{first_non_finite, ranges};
 pub(crate) use random::{gaussian, key_at, random_bits, random_key};

@@ -207,6 +207,8 @@ pub struct Norms {
     pub parameter: f64,
     /// How many elements the parameter has.
     pub elements: usize,
+    /// The dtype of the arithmetic.
+    pub(crate) compute: DType,
 }
 
 /// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.

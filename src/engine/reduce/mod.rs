@@ -18,7 +18,7 @@ use super::kernel::Reducer;
 use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
-use crate::numbers::DType;
+use crate::numbers::largest;
 pub(crate) use ask::Gather;
 use ask::{Answer, ask};
 use ready::{Pending, PendingStep, ready};
@@ -141,7 +141,7 @@ fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
     let squared = |(index, step): (usize, &Step<'_>)| Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))));
     let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(squared)?;
     // Of 16 bits there is only BF16, which has the range of F32.
-    let largest = if job.compute == DType::F64 && dtype == DType::F64 { f64::MAX } else { f32::MAX.into() };
+    let largest = largest(job.compute).min(largest(dtype));
     let summands = if is_function { job.whole as f64 } else { 1.0 };
     Some((index, (largest / MARGIN / summands).sqrt()))
 }

@@ -8,6 +8,7 @@ use super::{GivenNorms, NormShare, ReduceOutcome, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::numbers::largest;
 use crate::numbers::value::ScaleBy;
 
 /// A number for each term of a step.
@@ -120,7 +121,7 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
                 return Ok(non_finite);
             }
             let parameter = numbers.get(1).copied().unwrap_or(0.0);
-            scale(job, step, factor(Norms { gradient: numbers[0], parameter, elements: job.whole }));
+            scale(job, step, factor(Norms { gradient: numbers[0], parameter, elements: job.whole, compute: job.compute }));
         }
         Then::Map { resolve, slots: range, numbers: remembered } => {
             let Resolved { kernel, numbers } = resolve(numbers);
@@ -151,16 +152,19 @@ fn misfit(job: &Job<'_>, what: &'static str, expected: usize, got: usize) -> Err
         .at(job.path)
 }
 
-/// Puts a multiplication in place of a step.
+/// Puts a multiplication in place of a step. The factor is at most the largest number of the arithmetic,
+/// because infinity would make infinities of denormal numbers, and NaN of 0.
 fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {
         return;
     }
-    let mut factor = factor;
+    let largest = largest(job.compute);
+    let mut factor = factor.clamp(-largest, largest);
     // A power of two right before it is multiplied in, which saves a step.
     let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
     if let Some(before) = before
         && let Some(power) = before.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())
+        && (factor * power).abs() <= largest
     {
         factor *= power;
         *before = Step::Identity;

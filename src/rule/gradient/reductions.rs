@@ -111,7 +111,8 @@ impl<'a> Gradient<'a> {
     ///
     /// The norm is of what the rules before have left, in f64, and is taken before anything is written. It
     /// costs one more read of the gradient and of the state of the rules before. A factor of exactly 1 is no
-    /// step.
+    /// step. A factor that is infinite in the dtype of the arithmetic becomes the largest number of that dtype,
+    /// so that 1 / norm leaves a gradient of zeros as it is.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

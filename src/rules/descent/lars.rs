@@ -1,6 +1,7 @@
 use super::momentum::Momentum;
 use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
+use crate::numbers::DType;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
@@ -11,11 +12,13 @@ crate::hyper_parameters! {
     ///
     /// ```text
     /// u   = dx + λ·x
-    /// v   = ρ·v + η·r·u,   r = trust·‖x‖ / ‖u‖, or 1 where ‖x‖ or ‖u‖ is 0
+    /// v   = ρ·v + η·r·u,   r = trust·‖x‖ / ‖u‖, or 1 where ‖x‖² or ‖u‖² is 0
     /// dx' = v
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64. They cost one more read of parameter and gradient.
+    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of the
+    /// arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of a gradient that has
+    /// vanished is no direction. The norms cost one more read of parameter and gradient.
     /// Biases and norms are usually given [a rule of their own](crate::setup_with).
     ///
     /// ```
@@ -45,11 +48,14 @@ crate::hyper_parameters! {
     }
 }
 
-/// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if one of the norms is 0.
+/// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if the square of one of the norms is 0 in the dtype of the arithmetic.
+///
+/// The norms are in F64, where the square of the smallest number of F32 is above 0.
 pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
-    move |Norms { parameter, gradient, .. }| {
-        let ratio = if gradient > 0.0 { parameter * trust / gradient } else { 1.0 };
-        (if parameter > 0.0 { ratio } else { 1.0 }) * eta
+    move |Norms { parameter, gradient, compute, .. }| {
+        let square = |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
+        let ratio = if square(gradient) > 0.0 { parameter * trust / gradient } else { 1.0 };
+        (if square(parameter) > 0.0 { ratio } else { 1.0 }) * eta
     }
 }
 

@@ -4,11 +4,12 @@ use candle_core::{Result as Candle, Tensor};
 
 use crate::error::Result;
 use super::MatrixForm;
+use crate::numbers::largest;
 use crate::rule::{Parameter, Slot, State};
 
-/// above / below, and 0 where both are 0.
+/// above / below, and 0 where both are 0; no more than the largest number, as `below` may be denormal.
 pub(crate) fn ratio(above: &Tensor, below: &Tensor) -> Candle<Tensor> {
-    above / below.eq(0.0)?.where_cond(&below.ones_like()?, below)?
+    (above / below.eq(0.0)?.where_cond(&below.ones_like()?, below)?)?.minimum(largest(above.dtype()))
 }
 
 /// The two sides of a matrix.

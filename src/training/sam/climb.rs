@@ -37,8 +37,8 @@ impl Rule for Climb {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (rho, norm) = (self.rho, Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error));
         let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
-        // If all gradients are zero any factor that is finite in f32 will do.
-        let climbed = by_size(dx).scale_by_norm(norm, move |norms| -(rho / norms.gradient).min(f64::from(f32::MAX)));
+        // 0 / 0, if ρ is 0 and all gradients are zero: any factor that is finite will do.
+        let climbed = by_size(dx).scale_by_norm(norm, move |norms| -(rho / norms.gradient).min(f64::MAX));
         Ok(Flow::Step(by_size(climbed)))
     }
 

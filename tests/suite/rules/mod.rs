@@ -12,4 +12,5 @@ mod outliers;
 mod preconditioned;
 mod recent_papers;
 pub(crate) mod recurrences;
+mod vanishing_gradients;
 pub(crate) mod zero_gradients;
