@@ -2,24 +2,31 @@
 
 use half::{bf16, f16};
 
+/// Random bits that round to nearest: half a unit.
+const HALF: u32 = 1 << 31;
+
 /// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean is the
-/// number.
+/// number. Beyond the largest bf16 it is the nearest, because infinity makes no mean.
 #[inline(always)]
 pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
+    const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
     let bits = value.to_bits();
+    let random = if value.abs() > LARGEST { HALF } else { random };
     // Random bits are added below the cut. Infinity gets none, and NaN becomes quiet.
     let more = if value.is_finite() { random >> 16 } else { 0 };
     let quiet = u32::from(value.is_nan()) << 22;
     bf16::from_bits(((bits | quiet).wrapping_add(more) >> 16) as u16)
 }
 
-/// [`stochastic_bf16`] for f16. What is beyond all f16 becomes infinite.
+/// [`stochastic_bf16`] for f16.
 #[inline(always)]
 pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     /// 2^-14, below which f16 has a fixed unit of 2^-24.
     const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
     const UNIT: f32 = 5.960_464_5e-8;
+    const LARGEST: f32 = 65504.0;
     let bits = value.to_bits();
+    let random = if value.abs() > LARGEST { HALF } else { random };
     let normal = f32::from_bits(bits.wrapping_add(random >> 19) & !0x1fff);
     // In units, plus a number in [0, 1) of 11 bits, which an f32 below 1024 has room for.
     let part = (random >> 21) as f32 * (1.0 / 2048.0);

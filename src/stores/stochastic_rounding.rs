@@ -17,6 +17,9 @@ use crate::tensors::Tensor;
 /// x = x - rule(x, dx), rounded up or down at random
 /// ```
 ///
+/// Beyond the largest finite number a step is rounded to nearest, so that the wrapper makes no infinity that
+/// rounding to nearest does not make.
+///
 /// The random bits are a hash of the seed, the indices of step and element, and the parameter's path, so they
 /// are the same with any number of threads and after a resumed run. Parameters in F32 or F64 are stored as
 /// without this wrapper. Source: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision",

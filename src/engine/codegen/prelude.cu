@@ -55,18 +55,21 @@ static __device__ __forceinline__ unsigned int random_bits(u64 key, u64 element)
     return (x ^ x >> 16) + ((unsigned int)(key >> 32) ^ (unsigned int)(element >> 32));
 }
 
-// One of the two stored numbers next to a, the nearer with the greater probability.
+// One of the two stored numbers next to a, the nearer with the greater probability. Beyond the largest it is
+// the nearest: half a unit stands for the random bits.
 static __device__ __forceinline__ void narrow_at_random(real a, unsigned int random, bf16& to) {
     const unsigned int bits = __float_as_uint((float)a);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
     const unsigned int kept = bits >> 16 | (a != a ? 0x40u : 0u);
-    to.bits = (unsigned short)(finite ? bits + (random >> 16) >> 16 : kept);
+    const unsigned int added = (bits & 0x7fffffffu) > 0x7f7f0000u ? 0x80000000u : random;
+    to.bits = (unsigned short)(finite ? bits + (added >> 16) >> 16 : kept);
 }
 static __device__ __forceinline__ void narrow_at_random(real a, unsigned int random, f16& to) {
     const float value = (float)a;
     const unsigned int bits = __float_as_uint(value);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-    const float normal = __uint_as_float(bits + (random >> 19) & ~0x1fffu);
+    const unsigned int added = fabsf(value) > 65504.0f ? 0x80000000u : random;
+    const float normal = __uint_as_float(bits + (added >> 19) & ~0x1fffu);
     // Below 2^-14 the unit of f16 is 2^-24: in units, plus a number in [0, 1) of 11 bits.
     const float part = (float)(random >> 21) * (1.0f / 2048.0f);
     const float subnormal = copysignf(floorf(fabsf(value) / 5.9604645e-8f + part) * 5.9604645e-8f, value);

@@ -6,7 +6,7 @@ use optimisers::{
     AccumGrad, AdamW, Adjust, Descent, Engine, ErrorKind, Isa, Kahan, Momentum, OptimiserChain, StochasticRounding, Update, setup, update,
 };
 
-use support::common::{Vars, bits16, constant, grads, is_kind, model, values};
+use support::common::{Vars, bits16, constant, engines, grads, instruction_sets, is_kind, model, nearest16, values};
 
 /// The mean of a million roundings of one number, against the number: within five standard deviations of that
 /// mean, so that a correct rounding fails once in 1.7 million seeds; the seed is fixed.
@@ -27,6 +27,34 @@ fn stochastic_rounding_is_unbiased() {
             (mean - f64::from(exact)).abs() <= 5.0 * deviation,
             "{dtype:?} {start} {step}: {mean} for {exact}, deviation {deviation:e}"
         );
+    }
+}
+
+/// No finite number becomes infinite that rounding to nearest keeps, and none is hidden that it does not keep.
+#[test]
+fn beyond_the_largest_number_it_rounds_to_nearest() {
+    const COUNT: usize = 4096;
+    for (dtype, largest, unit) in [(DType::F16, 65504.0, 32.0), (DType::BF16, f64::from(bf16::MAX), 2f64.powi(120))] {
+        for engine in engines().into_iter().chain(instruction_sets()) {
+            for part in [0.0, 1e-3, 0.25, 0.499, 0.5, 0.501, 0.75, 1.0, 40.0] {
+                for sign in [1.0, -1.0] {
+                    let x = model(&[constant(sign * largest, COUNT, dtype)]);
+                    let mut state = setup(StochasticRounding::new(1, Descent::new(1.0)), &x).expect("a state");
+                    let step = constant(-sign * part * unit, COUNT, DType::F32);
+                    let sum = sign * largest - values(&step)[0];
+                    Update::new(&mut state).engine(engine).apply(&x, &grads([Some(step)])).expect("an update");
+                    let got = bits16(&x["0"]);
+                    assert!(got.iter().all(|bits| *bits == nearest16(dtype, sum)), "{dtype:?} {engine:?} {sign} {part}: {got:x?}");
+                }
+            }
+            // Below it is as anywhere.
+            let x = model(&[constant(largest - unit, COUNT, dtype)]);
+            let mut state = setup(StochasticRounding::new(1, Descent::new(1.0)), &x).expect("a state");
+            let step = grads([Some(constant(-0.5 * unit, COUNT, DType::F32))]);
+            Update::new(&mut state).engine(engine).apply(&x, &step).expect("an update");
+            let raised = values(&x["0"]).into_iter().filter(|x| *x == largest).count();
+            assert!((COUNT / 2 - 200..COUNT / 2 + 200).contains(&raised), "{dtype:?} {engine:?}: {raised}");
+        }
     }
 }
 
