@@ -2,7 +2,7 @@ use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::rules::matrix::{as_matrix, row_norms};
-use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
+use crate::rule::{Flow, Gradient, NonFinite, Norm, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
     /// Adaptive gradient clipping: limits the gradient of each output's weights to a part of these.
@@ -15,7 +15,8 @@ crate::hyper_parameters! {
     ///
     /// where xᵢ are the elements with the same index in the first dimension; a vector or a number is one
     /// unit. Norms are 2-norms. It stands before the rule that makes a step of the gradient, and works with
-    /// candle's tensor operations. The paper leaves the last linear layer out. What is not finite stays so.
+    /// candle's tensor operations. The paper leaves the last linear layer out. To find an element that is
+    /// infinite or NaN before anything is written costs one more read of the gradient.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -41,12 +42,15 @@ crate::hyper_parameters! {
         omega: f64 = 0.01 => range::positive,
         /// ε: the smallest norm of a parameter that a part is taken of.
         epsilon: f64 = 1e-3 => range::non_negative,
+        /// What happens if an element is infinite or NaN.
+        non_finite: NonFinite = NonFinite::Error => range::any,
     }
 }
 
 impl Rule for AdaptiveClip {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.with_tensors_late(state, |_, x, dx, _| {
+        let finite = dx.scale_by_norm(Norm::new(f64::INFINITY).on_non_finite(self.non_finite), |_| 1.0);
+        Ok(Flow::Step(finite.with_tensors_late(state, |_, x, dx, _| {
             let units = |tensor: &Tensor| as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok));
             let (x, gradient) = (units(x)?, units(&dx)?);
             let (limit, norm) = ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);

@@ -8,7 +8,10 @@ crate::hyper_parameters! {
     /// dx' = clamp(dx, -δ, δ)
     /// ```
     ///
-    /// NaN stays NaN. torch's counterpart is `clip_grad_value_`.
+    /// An infinite element becomes δ or -δ, as any large one does, and NaN stays NaN. A gradient that is not
+    /// finite is refused by rules that clip by a norm, such as [`ClipNorm`](crate::ClipNorm), and not by this
+    /// one; [`Update::finite_only`](crate::Update::finite_only) skips such a call. torch's counterpart is
+    /// `clip_grad_value_`.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

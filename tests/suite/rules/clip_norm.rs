@@ -1,10 +1,13 @@
-//! `ClipNorm` with exponents of every size.
+//! `ClipNorm` with exponents of every size, and what rules that clip make of a gradient that is not finite.
 
 use candle_core::DType::{F32, F64};
 use candle_core::{Device, Tensor};
-use optimisers::{ClipNorm, Descent, OptimiserChain, Update, setup};
+use optimisers::{
+    AdaptiveClip, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, NonFinite, OptimiserChain, Rule, Status, TensorProblem, Update,
+    setup,
+};
 
-use support::common::{engines, grads, model, values};
+use support::common::{engines, grads, is_kind, model, not_finite, values};
 
 /// Powers of the elements themselves would overflow or vanish, also in f64.
 #[test]
@@ -39,6 +42,48 @@ fn gradients_of_zeros_pass_whatever_the_exponent() {
             let gradient = model["0"].zeros_like().expect("zeros");
             Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient)])).expect("an update");
             assert_eq!(values(&model["0"]), [1.0; 3]);
+        }
+    }
+}
+
+/// With an element that is infinite or NaN, the others being 1 and the limit 1 in all of them.
+#[test]
+fn what_clips_by_a_norm_refuses_a_gradient_that_is_not_finite() {
+    let rules = |non_finite| -> [Box<dyn Rule>; 4] {
+        [
+            Box::new(ClipNorm { non_finite, ..ClipNorm::new(1.0) }),
+            Box::new(ClipNorm { p: f64::INFINITY, non_finite, ..ClipNorm::new(1.0) }),
+            Box::new(ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(1.0) }),
+            Box::new(AdaptiveClip { non_finite, ..AdaptiveClip::new(1.0) }),
+        ]
+    };
+    for engine in engines() {
+        for odd in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+            let gradient = Tensor::new(&[[1.0, odd], [1.0, 1.0]], &Device::Cpu).and_then(|gradient| gradient.to_dtype(F32));
+            let gradient = grads([gradient.ok()]);
+            let apply = |clip: Box<dyn Rule>| {
+                let x = model(&[Tensor::ones((2, 2), F32, &Device::Cpu).expect("ones")]);
+                let mut state = setup(OptimiserChain::new((clip, Descent::new(1.0))), &x).expect("a state");
+                (Update::new(&mut state).engine(engine).apply(&x, &gradient), values(&x["0"]))
+            };
+            for clip in rules(NonFinite::Error) {
+                let (refused, x) = apply(clip);
+                let words = ["-norm of its gradient", "Pass or Skip"];
+                is_kind(&refused.expect_err("not finite"), ErrorKind::Tensor(TensorProblem::NotFinite), &words);
+                assert_eq!(x, [1.0; 4]);
+            }
+            for clip in rules(NonFinite::Skip) {
+                let (outcome, x) = apply(clip);
+                assert_eq!((outcome.expect("an outcome").status, x), (not_finite("0"), vec![1.0; 4]));
+            }
+            for clip in rules(NonFinite::Pass) {
+                let (outcome, x) = apply(clip);
+                assert!(outcome.is_ok_and(|outcome| outcome.status == Status::Stepped) && !x[1].is_finite(), "{x:?}");
+            }
+            // It has no norm.
+            let (_, x) = apply(Box::new(ClipGrad::new(0.5)));
+            let clipped = if odd.is_nan() { odd } else { 1.0 - 0.5 * odd.signum() };
+            assert_eq!((x[0], x[1].to_bits(), x[2]), (0.5, clipped.to_bits(), 0.5), "{odd}");
         }
     }
 }

@@ -141,7 +141,7 @@ fn centralised_gradients() {
 
 #[test]
 fn adaptive_clipping() {
-    let rule = |omega| OptimiserChain::new((AdaptiveClip { omega, epsilon: 0.5 }, Descent::new(0.1)));
+    let rule = |omega| OptimiserChain::new((AdaptiveClip { epsilon: 0.5, ..AdaptiveClip::new(omega) }, Descent::new(0.1)));
     for (shape, unit) in [(&[4, 3, 2][..], 6), (&[5, 1], 1), (&[7], 7), (&[], 1)] {
         assert_follows(rule(0.8), shape, |x, g, _| {
             for (x, g) in x.chunks_mut(unit).zip(g.chunks(unit)) {
@@ -154,7 +154,8 @@ fn adaptive_clipping() {
     for size in [1e-25f32, 1e25] {
         let x = var(&(Tensor::new(&[[3f32, 4.0], [0.0, 0.0]], &Device::Cpu).expect("a tensor") * f64::from(size)).expect("a product"));
         let before = values(&x);
-        let mut state = setup(OptimiserChain::new((AdaptiveClip { omega: 0.5, epsilon: 0.0 }, Descent::new(1.0))), &x).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((AdaptiveClip { epsilon: 0.0, ..AdaptiveClip::new(0.5) }, Descent::new(1.0))), &x).expect("a state");
         let gradient = (Tensor::new(&[[0f32, 10.0], [1.0, 0.0]], &Device::Cpu).expect("a tensor") * f64::from(size)).expect("a product");
         update(&mut state, &x, &Grads::from([(String::new(), gradient)])).expect("an update");
         let moved: Vec<f64> = before.iter().zip(values(&x)).map(|(before, x)| (before - x) / f64::from(size)).collect();
