@@ -86,6 +86,8 @@ pub(crate) fn step(
 
     // Commit. Of gradients that are the step's own, the plans have the last handles from here on.
     drop(grads);
+    let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf);
+    let with_numbers: Vec<usize> = jobs.iter().enumerate().filter_map(sets_numbers).collect();
     let committed = match &of_ranks {
         Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
         None => commit(call.options.engine, planned(&mut jobs)),
@@ -97,6 +99,7 @@ pub(crate) fn step(
 
     // Outcome.
     plan.figures = figures(leaves, leaf_norms.iter().map(LeafNorms::found));
+    state.share_numbers(&with_numbers);
     Ok(plan.committed(state, parameters))
 }
 

@@ -237,6 +237,22 @@ impl StateTree {
         leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
     }
 
+    /// Gives all leaves the numbers of the whole model, which a step has `set` in the leaves with these indices:
+    /// others are frozen, wait in a window, or are new and know none yet.
+    pub(crate) fn share_numbers(&mut self, set: &[usize]) {
+        let (mut all, mut set) = (Vec::new(), set.iter().peekable());
+        if set.peek().is_none() {
+            return;
+        }
+        for (index, leaf) in self.leaves.iter().enumerate() {
+            let is_new = set.next_if(|new| **new == index).is_some();
+            leaf.state.show_shared(is_new, &mut |numbers| numbers.join(&mut all));
+        }
+        if !all.is_empty() {
+            self.leaves.iter_mut().for_each(|leaf| leaf.state.share(&all));
+        }
+    }
+
     /// The leaves in the order of their paths.
     pub fn leaves(&self) -> impl ExactSizeIterator<Item = &Leaf> {
         self.leaves.iter()

@@ -5,6 +5,7 @@ pub(crate) mod format;
 pub(crate) mod held;
 pub(crate) mod parts;
 pub(crate) mod rows;
+pub(crate) mod shared;
 pub(crate) mod slot;
 pub(crate) mod storage;
 pub(crate) mod stored;
@@ -150,7 +151,7 @@ impl State {
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);
         if slot.sign.is_some() || renewal.is_some() {
-            *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, has_other_rows: false };
+            *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
         }
         let meaning = self.meaning(slot.name);
         if !slot.is_kept {

@@ -26,6 +26,8 @@ pub(crate) struct EntryTraits {
     pub(crate) renewal: Option<Renewal>,
     /// Whether its rows are not the parameter's, so that the rule starts anew when these change.
     pub(crate) has_other_rows: bool,
+    /// Whether it is a number of the whole model.
+    pub(crate) is_shared: bool,
 }
 
 impl EntryTraits {

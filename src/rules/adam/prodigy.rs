@@ -25,8 +25,14 @@ crate::hyper_parameters! {
     /// stays. η stays at 1, or follows a schedule that ends at 0. Each sum costs one more read of the
     /// gradients and the state.
     ///
-    /// A parameter without a gradient adds nothing to the estimate. A frozen one does not follow the
-    /// estimate; after the thaw it goes on from the one it had.
+    /// All parameters have one d and one r:
+    ///
+    /// - A parameter without a gradient and one that is [frozen](crate::Selection::freeze) add nothing to the
+    ///   estimate, and their d and r follow it.
+    /// - A parameter that joins later, by [`StateTree::add`](crate::StateTree::add) or
+    ///   [`Selection::replace`](crate::Selection::replace), makes its first step with d₀, and has the estimate
+    ///   of the others from the second on.
+    /// - Of parameters whose settings differ, the largest estimate is that of all.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -127,7 +133,7 @@ impl Rule for Prodigy {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
         let state = State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0);
-        Ok(state.zeroed_by_new_weights("path").zeroed_by_new_weights("r"))
+        Ok(state.zeroed_by_new_weights("path").zeroed_by_new_weights("r").shared_by_model("d").shared_by_model("r"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

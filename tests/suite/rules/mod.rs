@@ -13,4 +13,5 @@ mod preconditioned;
 mod recent_papers;
 pub(crate) mod recurrences;
 mod vanishing_gradients;
+mod whole_model_numbers;
 pub(crate) mod zero_gradients;
