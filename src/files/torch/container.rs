@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use super::archive::Archive;
 use super::content::StoredTensor;
 use crate::files::tensor_file::{Entry, TensorFile};
-use crate::numbers::{elem_count, first_non_finite, ranges};
+use crate::numbers::{elem_count, ranges};
 
 /// A file of either format.
 #[derive(Debug)]
@@ -44,24 +44,15 @@ impl Container {
         number.map(Some).map_err(io::Error::other)
     }
 
-    /// The first number that is not finite in `dtype` or, if asked for, negative; with its index among the
-    /// stored numbers.
-    pub(super) fn unfit(
-        &self,
-        stored: &StoredTensor,
-        dtype: crate::numbers::DType,
-        is_finite: bool,
-        is_square: bool,
-    ) -> io::Result<Option<(usize, f64)>> {
+    /// The first number that `find` finds the place of among some, with its index among the stored numbers.
+    pub(super) fn first(&self, stored: &StoredTensor, find: impl Fn(&[f64]) -> Option<usize>) -> io::Result<Option<(usize, f64)>> {
         self.verify(stored)?;
         let entry = self.entry(stored)?;
         for window in ranges(0..entry.elements()) {
             let numbers: Vec<f64> =
                 entry.part(window.clone())?.to_dtype(DType::F64).and_then(|part| part.to_vec1()).map_err(io::Error::other)?;
-            let infinite = first_non_finite(numbers.iter().copied(), dtype).filter(|_| is_finite);
-            let negative = || numbers.iter().copied().enumerate().find(|(_, number)| *number < 0.0 && is_square);
-            if let Some((index, number)) = infinite.or_else(negative) {
-                return Ok(Some((window.start + index, number)));
+            if let Some(index) = find(&numbers) {
+                return Ok(Some((window.start + index, numbers[index])));
             }
         }
         Ok(None)

@@ -9,7 +9,7 @@ use super::counterpart::{Counterpart, TorchSlot};
 use super::objects::damaged;
 use super::settings::{GroupComparison, WantedFields};
 use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
-use crate::numbers::{DType, is_supported};
+use crate::numbers::{DType, first_non_finite, is_supported};
 use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
@@ -21,6 +21,15 @@ pub(super) const STEP: &str = "step";
 
 /// The least count of steps that is refused: 2⁵³, up to which f64 is exact.
 const TOO_MANY: f64 = 9_007_199_254_740_992.0;
+
+/// The count at which torch's steps stand still in a dtype of 16 bits, because the next number is not there.
+fn counts_to(dtype: candle_core::DType) -> Option<f64> {
+    match dtype.into() {
+        DType::BF16 => Some(256.0),
+        DType::F16 => Some(2048.0),
+        _ => None,
+    }
+}
 
 /// What all leaves take over, in their order.
 pub(super) struct Continuation<'c> {
@@ -94,11 +103,11 @@ impl<'c> Check<'c> {
         let comparison = GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
         let (wanted, rate) = comparison.check()?;
         let drive = comparison.drive()?;
-        let scale = |slot: &TorchSlot| slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
         // Without a state torch would start from zeros. Adagrad has a state from the start.
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
-            let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, entries)?, scale(slot))) };
+            let scale = slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
+            let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, scale, entries)?, scale)) };
             Ok((slot.slot.clone(), stored))
         };
         let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
@@ -117,8 +126,8 @@ impl<'c> Check<'c> {
         Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, rate, drive })
     }
 
-    /// The tensor of a slot, after a check of its numbers.
-    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, entries: &'c BTreeMap<String, StateEntry>) -> Result<&'c StoredTensor> {
+    /// The tensor of a slot, after a check of its numbers, of which the state gets `scale` times as much.
+    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, scale: f64, entries: &'c BTreeMap<String, StateEntry>) -> Result<&'c StoredTensor> {
         let what = format!("{} in the file", slot.key);
         let no_tensor = |got: &dyn Display| {
             Error::new(ErrorKind::File, format!("{what} is")).with_got(got).with_expected(format_args!("a tensor of {FLOATS}"))
@@ -135,13 +144,24 @@ impl<'c> Check<'c> {
         }
         let dtype =
             leaf.state.tensors().into_iter().find(|(name, _)| *name == slot.slot).map_or(DType::F32, |(_, tensor)| stored_in(tensor));
-        match self.container.unfit(stored, dtype, !self.accepts_non_finite, slot.is_square).map_err(read_error)? {
+        let is_lost = |number: f64| scale == 0.0 && number != 0.0;
+        let unfit = |numbers: &[f64]| {
+            let scaled = numbers.iter().map(|number| number * scale);
+            let infinite = first_non_finite(scaled, dtype).filter(|_| !self.accepts_non_finite).map(|(index, _)| index);
+            infinite.or_else(|| numbers.iter().position(|number| is_lost(*number) || slot.is_square && *number < 0.0))
+        };
+        match self.container.first(stored, unfit).map_err(read_error)? {
             None => Ok(stored),
             Some((element, value)) if slot.is_square && value < 0.0 => Err(Error::new(ErrorKind::File, format!("{what} is"))
                 .with_got(value)
                 .at_element(element)
                 .with_expected("a finite number that is not negative")),
-            Some((element, value)) if value.is_finite() => Err(Error::too_large(what, value, element, dtype).with_remedy(ACCEPT)),
+            Some((element, value)) if is_lost(value) && value.is_finite() => Err(Error::new(ErrorKind::Unsupported, format!("{what} is"))
+                .with_got(value)
+                .at_element(element)
+                .with_expected("0, as the velocity here contains a learning rate, which is 0")
+                .with_remedy("set up the rule with η = 1 and a `Descent` behind it: that velocity is torch's")),
+            Some((element, value)) if value.is_finite() => Err(Error::too_large(what, value * scale, element, dtype).with_remedy(ACCEPT)),
             Some((element, value)) => Err(Error::not_finite(what, value, element).with_remedy(ACCEPT)),
         }
     }
@@ -157,8 +177,18 @@ impl<'c> Check<'c> {
             StateEntry::Other(what) => what.clone(),
             _ => number.map_or_else(String::new, |number| number.to_string()),
         };
-        let step = number.filter(|number| *number >= 0.0 && *number < TOO_MANY && number.fract() == 0.0).map(|number| number as u64);
-        step.ok_or_else(|| Error::new(ErrorKind::File, format!("{STEP} in the file is")).with_got(got()).with_expected("a count of steps"))
+        let refused = || Error::new(ErrorKind::File, format!("{STEP} in the file is")).with_got(got());
+        let step = number.filter(|number| *number >= 0.0 && *number < TOO_MANY && number.fract() == 0.0);
+        let step = step.ok_or_else(|| refused().with_expected("a count of steps"))?;
+        match entry {
+            StateEntry::Tensor(stored) if counts_to(stored.dtype).is_some_and(|last| step >= last) => Err(refused()
+                .with_expected(format_args!("a count in F32: adding 1 to it in {:?} changes nothing", stored.dtype))
+                .with_remedy(
+                    "set the true count in torch, `state[\"step\"] = torch.tensor(float(steps))` for each `state` in \
+                     `optimizer.state.values()`, and save again",
+                )),
+            _ => Ok(step as u64),
+        }
     }
 }
 

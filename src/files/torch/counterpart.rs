@@ -292,6 +292,10 @@ impl Counterpart {
             let (value, place) = momentum.unwrap_or((0.0.into(), None));
             settings.push(setting("momentum", value, place));
         }
+        // With momentum 0 torch has no velocity, and none matters here.
+        if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0)) {
+            slots.retain(|slot| slot.velocity.is_none());
+        }
         expect_slots(leaf, &slots)?;
         let (rates, rate, inner) = found.rates();
         let base = rates.get(rate).and_then(|(place, _)| leaf.driven_base(place));
@@ -308,6 +312,16 @@ impl Counterpart {
             decay: found.decay(path)?,
             decay_has_kinds: definition.kind == "Adam",
         })
+    }
+
+    /// Whether torch's state has a velocity.
+    pub(super) fn has_velocity(&self) -> bool {
+        self.slots.iter().any(|slot| slot.velocity.is_some())
+    }
+
+    /// Whether this setting is a switch that is on.
+    pub(super) fn is_on(&self, key: &str) -> bool {
+        self.settings.iter().any(|setting| setting.key == key && setting.value == FieldValue::Flag(true))
     }
 
     /// torch's learning rate.

@@ -149,6 +149,10 @@
 //! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
 //! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.
 //!
+//! A velocity with a learning rate of 0 inside has lost torch's: a file with `lr` 0 and such a velocity is
+//! refused, unless the rate is in a `Descent` behind. A `step` in bf16 is refused from 256 on, in f16 from 2048
+//! on: torch adds 1 to it there, and the sum is rounded back.
+//!
 //! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are.
 //! Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not written.
 //!

@@ -63,7 +63,7 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
                 .with_remedy("give all parameters rules of one kind, which a single optimiser of torch's is of")
                 .at(leaf.path()));
         }
-        if own.slots.iter().any(|slot| slot.velocity.is_some()) && own.velocity_scale(own.own_rate()) == 0.0 {
+        if own.has_velocity() && own.velocity_scale(own.own_rate()) == 0.0 {
             return Err(unrepresentable(leaf.path(), "a velocity with a learning rate of 0 inside: save it while the rate is not 0"));
         }
         let group = own.group(leaf.path())?;
@@ -98,11 +98,11 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
 
 fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateTensor<'s>) -> Result<SavedTensor<'s>> {
     match slot.velocity {
-        None if tensor.code().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec())),
+        None if tensor.buffer.records().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec())),
         sign => {
-            let (dtype, scale) = (tensor.tensor()?.dtype(), sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
-            let values = tensor.tensor()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-            let values = (values / scale)?.to_dtype(if tensor.code().is_some() { DType::F32 } else { dtype })?;
+            let (values, scale) = (tensor.tensor()?, sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
+            let dtype = values.dtype();
+            let values = (values.to_device(&Device::Cpu)?.to_dtype(DType::F64)? / scale)?.to_dtype(dtype)?;
             Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
         }
     }

@@ -113,7 +113,14 @@ impl GroupComparison<'_> {
         let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0) else {
             return Err(unfit(group, INITIAL_RATE, "a finite number of 0 or more"));
         };
-        Ok(Some((base, if initial == 0.0 { 0.0 } else { learning_rate / initial })))
+        let factor = if initial == 0.0 { 0.0 } else { learning_rate / initial };
+        if factor.is_finite() {
+            return Ok(Some((base, factor)));
+        }
+        let error = unfit(group, INITIAL_RATE, "a number that lr is a finite multiple of").with_remedy(
+            "set `initial_lr` of torch's group to the rate from which its scheduler started, or remove it if there is no scheduler",
+        );
+        Err(error)
     }
 
     fn check_kind(&self) -> Result<()> {
@@ -121,21 +128,20 @@ impl GroupComparison<'_> {
         let torch = kind(group)?;
         let is_on = |key| flag(group, key);
         let momentum = real(group, "momentum", Some(0.0))? != 0.0;
-        let here = |key: &str| own.settings.iter().any(|setting| setting.key == key && setting.value == FieldValue::Flag(true));
+        let here = |key: &str| own.is_on(key);
         let (remedy, is_same) = match torch {
             "Adam" if is_on("amsgrad")? => ("`AMSGradW`", here("amsgrad")),
             "Adam" => ("`AdamW` or `Adam`", !here("amsgrad")),
-            "SGD" if !momentum => ("`Descent`", !own.slots.iter().any(|slot| slot.velocity.is_some())),
+            "SGD" if !momentum => ("`Descent`", !own.has_velocity()),
             "SGD" if is_on("nesterov")? => ("`Nesterov`", here("nesterov")),
-            "SGD" => ("`Momentum`", !here("nesterov") && own.slots.iter().any(|slot| slot.velocity.is_some())),
+            "SGD" => ("`Momentum`", !here("nesterov") && own.has_velocity()),
             "RMSprop" => {
-                let has_velocity = own.slots.iter().any(|slot| slot.velocity.is_some());
                 let remedy = match (momentum, is_on("centered")?) {
                     (false, false) => "`RMSProp`",
                     (false, true) => "`RMSProp` with `centred`",
                     (true, _) => "a chain of `RMSProp` (with `centred` as torch has it), `Momentum` with η = 1, and `Descent`",
                 };
-                (remedy, has_velocity == momentum && here("centered") == is_on("centered")?)
+                (remedy, own.has_velocity() == momentum && here("centered") == is_on("centered")?)
             }
             "Adagrad" => ("`AdaGrad`", true),
             _ => ("`Lion`", true),
@@ -143,12 +149,15 @@ impl GroupComparison<'_> {
         if torch == own.kind && is_same {
             return Ok(());
         }
-        let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| group.get(*key) == Some(&Value::Bool(true)));
-        let options: Vec<&str> = options.chain(momentum.then_some("momentum")).collect();
-        let torch = if options.is_empty() { torch.to_string() } else { format!("{torch}({})", options.join(", ")) };
+        let named = |kind: &str, is_on: &dyn Fn(&str) -> bool, momentum: bool| {
+            let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| is_on(key));
+            let options: Vec<&str> = options.chain(momentum.then_some("momentum")).collect();
+            if options.is_empty() { kind.to_string() } else { format!("{kind}({})", options.join(", ")) }
+        };
+        let expected = named(own.kind, &here, own.has_velocity());
         Err(Error::new(ErrorKind::OtherRule, "the file is of torch's")
-            .with_got(torch)
-            .with_expected(format_args!("torch's {}, which {rule} continues", own.kind))
+            .with_got(named(torch, &|key| group.get(key) == Some(&Value::Bool(true)), momentum))
+            .with_expected(format_args!("torch's {expected}, which {rule} continues"))
             .with_remedy(format!("set up {remedy}")))
     }
 

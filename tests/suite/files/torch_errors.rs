@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Error, ErrorKind, Momentum, OptimiserChain, Parameter, RMSProp, Scale,
-    StateTree, WeightDecay, setup,
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, Error, ErrorKind, Momentum, Nesterov, OptimiserChain, Parameter,
+    RMSProp, Scale, StateTree, TensorProblem, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -62,6 +62,83 @@ fn definitions_that_differ_are_refused() {
         let error = torch_error(refused(&file(&moments(), changes), &model, &mut state));
         is_kind(&error, ErrorKind::OtherRule, &["the file is of torch's "]);
         assert_eq!(error.remedy(), Some(&*format!("set up {expected}")), "{error}");
+        assert_ne!(error.got().map(|got| format!("torch's {got}")).as_deref(), error.expected().and_then(|text| text.split(", ").next()));
+    }
+}
+
+/// Options of torch's SGD, for a file with a velocity.
+fn sgd(momentum: f64, nesterov: bool, lr: f64) -> Value {
+    json!({
+        "betas": "removed", "amsgrad": "removed", "eps": "removed", "momentum": momentum, "dampening": 0, "nesterov": nesterov, "lr": lr,
+    })
+}
+
+/// Numbers of a file that would be lost, or stand for others, in silence.
+#[test]
+fn numbers_that_cannot_be_trusted_are_refused() {
+    let model = lone();
+    let momentum = || setup(Momentum::new(1e-3), &model).expect("a state");
+    let nesterov = || setup(Nesterov::new(1e-3), &model).expect("a state");
+    let outside = || setup(OptimiserChain::new((Momentum::new(1.0), Descent::new(1e-3))), &model).expect("a state");
+    let buffer = |numbers: &[f32]| [("x/momentum_buffer", floats(numbers))];
+    let takes = |state: &mut StateTree, entries: &[(&str, Tensor)], changes: Value, words: Option<&str>| {
+        let file = file(entries, changes).taking_over_fields();
+        let Some(words) = words else { return assert!(file.restore(state).is_ok_and(|unmoved| unmoved.is_empty())) };
+        let error = torch_error(refused(&file, &model, state));
+        assert!(error.to_string().contains(words) && error.remedy().is_some(), "{words}: {error}");
+    };
+    // A velocity here has the rate inside.
+    let lost = Some("momentum_buffer in the file is -2 at element 1, expected 0, as the velocity here contains a learning rate");
+    takes(&mut momentum(), &buffer(&[0.0, -2.0]), sgd(0.9, false, 0.0), lost);
+    takes(&mut nesterov(), &buffer(&[0.0, -2.0]), sgd(0.9, true, 0.0), lost);
+    takes(&mut momentum(), &buffer(&[0.0, 0.0]), sgd(0.9, false, 0.0), None);
+    takes(&mut outside(), &buffer(&[0.0, -2.0]), sgd(0.9, false, 0.0), None);
+    let large = Some("at element 0, expected a number that F32 can hold");
+    takes(&mut momentum(), &buffer(&[1e38, 0.0]), sgd(0.9, false, 1e3), large);
+    // Factors of schedules are finite.
+    let adam = || setup(Adam::new(1e-3), &model).expect("a state");
+    takes(&mut adam(), &moments(), json!({ "initial_lr": 1e-320 }), Some("the file's initial_lr is "));
+    takes(&mut adam(), &moments(), json!({ "initial_lr": 1e-300 }), None);
+    // Counts that 16 bits stop at.
+    for (dtype, last) in [(DType::BF16, 256.0f32), (DType::F16, 2048.0)] {
+        let words = format!("step in the file is {last}, expected a count in F32: adding 1 to it in {dtype:?} changes nothing");
+        for (number, words) in [(last - 1.0, None), (last, Some(&*words))] {
+            let count = count(number).to_dtype(dtype).expect("a number");
+            let mut entries = moments();
+            entries[2].1 = count.clone();
+            let above = (count.ones_like().expect("1") + &count).and_then(|next| next.to_dtype(DType::F32)?.to_scalar::<f32>());
+            assert_eq!(above.expect("a number") == number, words.is_some(), "{dtype:?}");
+            takes(&mut adam(), &entries, json!({}), words);
+        }
+    }
+    let mut entries = moments();
+    entries[2].1 = count(16_777_216.0);
+    takes(&mut adam(), &entries, json!({}), None);
+    let error = refused(&file(&buffer(&[1e38, 0.0]), sgd(0.9, false, 1e3)).taking_over_fields(), &model, &mut momentum());
+    assert_eq!(error.kind(), ErrorKind::Tensor(TensorProblem::TooLarge));
+}
+
+/// Each text names what differs.
+#[test]
+fn kinds_of_sgd_are_told_apart() {
+    let model = lone();
+    let rules: [(Box<dyn optimisers::Optimiser>, &str); 4] = [
+        (Box::new(Descent::new(1e-3)), "SGD"),
+        (Box::new(Momentum::new(1e-3)), "SGD(momentum)"),
+        (Box::new(Momentum { rho: 0.0, ..Momentum::new(1e-3) }), "SGD"),
+        (Box::new(Nesterov::new(1e-3)), "SGD(nesterov, momentum)"),
+    ];
+    let files = [("SGD", 0.0, false), ("SGD(momentum)", 0.9, false), ("SGD(nesterov, momentum)", 0.9, true)];
+    for ((rule, own), (kind, momentum, nesterov)) in rules.iter().flat_map(|rule| files.map(|file| (rule, file))) {
+        let mut state = setup(rule.clone(), &model).expect("a state");
+        let buffer = (momentum != 0.0).then(|| ("x/momentum_buffer", floats(&[1.0, 2.0])));
+        let file = file(buffer.as_slice(), sgd(momentum, nesterov, 1e-3));
+        if *own == kind {
+            file.restore(&mut state).expect("torch's state");
+            continue;
+        }
+        let error = torch_error(refused(&file, &model, &mut state));
+        is_kind(&error, ErrorKind::OtherRule, &[&format!("the file is of torch's {kind}, expected torch's {own}, which ")]);
     }
 }
 

@@ -262,6 +262,40 @@ fn every_bit_of_moments_and_counters_comes_back() {
     }
 }
 
+/// A decay of 0 makes a moment the last gradient, or one that nobody reads.
+#[test]
+fn states_with_decays_of_0_come_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let momentum = || Momentum { rho: 0.0, ..Momentum::new(0.5) };
+    let rules: Vec<Box<dyn optimisers::Optimiser>> = vec![
+        Box::new(Adam { beta: (0.0, 0.9), ..Adam::new(0.1) }),
+        Box::new(AdamW { beta: (0.0, 0.9), ..AdamW::new(0.1) }),
+        Box::new(optimisers::AMSGradW { beta: (0.0, 0.9), ..optimisers::AMSGradW::new(0.1) }),
+        Box::new(optimisers::Lion { beta: (0.0, 0.9), ..optimisers::Lion::new(0.1) }),
+        Box::new(optimisers::Lion { beta: (0.9, 0.0), ..optimisers::Lion::new(0.1) }),
+        Box::new(momentum()),
+        Box::new(Momentum { rho: 0.0, ..Momentum::new(0.0) }),
+        Box::new(optimisers::Nesterov { rho: 0.0, ..optimisers::Nesterov::new(0.5) }),
+        Box::new(OptimiserChain::new((optimisers::RMSProp::new(1.0), momentum(), Descent::new(0.5)))),
+    ];
+    for rule in rules {
+        let model = lone();
+        let mut state = setup(rule.clone(), &model).expect("a state");
+        let step = |state: &mut StateTree, model: &Vars, numbers: [f32; 2]| {
+            optimisers::update(state, model, &[("x", floats(&numbers))]).expect("an update");
+        };
+        step(&mut state, &model, [1.0, -2.0]);
+        state.save_torch(&path).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+        let copy = Vars::from([("x".to_string(), var(&model["x"].copy().expect("a copy")))]);
+        let mut restored = setup(rule.clone(), &copy).expect("a state");
+        TorchState::open(&path).and_then(|file| file.restore(&mut restored)).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+        step(&mut state, &model, [0.5, 3.0]);
+        step(&mut restored, &copy, [0.5, 3.0]);
+        assert_eq!(values(&copy["x"]), values(&model["x"]), "{rule:?}");
+    }
+}
+
 #[test]
 fn what_torch_has_not_moved_yet_starts_from_zeros() {
     let model = lone();
