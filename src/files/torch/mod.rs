@@ -75,10 +75,16 @@
 //! of steps of its scheduler. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is
 //! `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each group.
 //!
-//! A schedule that has another rate in this step than the file is met with a
-//! [warning](crate::Warning::ScheduleMismatch); one that differs only later, as by its number of steps in a
-//! warm-up, is not noticed. Files without `initial_lr`, so without a scheduler, have no base: `adjust` to the
-//! rate of step 0, then `Scheduler::new` and `go_to`.
+//! `OneCycleLR` begins at a 25th of its peak, which is its `initial_lr`: the schedule is
+//! `Schedule::one_cycle(25.0, total_steps).relative()`. By default it moves the momentum or β₁ in each step as
+//! well, and so does `CyclicLR`. No schedule here does, and such a file is refused: train with
+//! `cycle_momentum=False`. To go on with the momentum of the moment, remove `max_momentum` and `base_momentum`
+//! from the groups before saving; `adjust_field("beta", ..)` before an update sets any other.
+//!
+//! A [warning](crate::Warning::ScheduleMismatch) tells of a schedule that has another rate in this step than the
+//! file. One that differs only later, as by its number of steps in a warm-up, is not noticed. Files without
+//! `initial_lr`, so without a scheduler, have no base: `adjust` to the rate of step 0, then `Scheduler::new` and
+//! `go_to`.
 //!
 //! The state of a `GradScaler` is on the page of [`LossScaler`](crate::LossScaler#from-torch).
 //!
@@ -142,9 +148,9 @@
 //!
 //! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are ignored; so is
 //! `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what differs,
-//! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; `couple = false`
-//! of `AdamW` and a corrected `DecoupledDecay` if there is a decay; a `WeightDecay` behind the rule; the rule
-//! [`AMSGrad`](crate::AMSGrad), which has no bias correction.
+//! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; a momentum that a
+//! scheduler moves; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if there is a decay; a
+//! `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
 //!
 //! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
 //! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.

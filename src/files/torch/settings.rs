@@ -12,6 +12,9 @@ pub(super) type WantedFields = Vec<(String, FieldValue)>;
 /// Hyper-parameters of torch that are about how it computes, not what.
 const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
 
+/// What torch's `OneCycleLR` and `CyclicLR` write into a group whose momentum, or β₁, they move.
+const CYCLES: [&str; 2] = ["max_momentum", "base_momentum"];
+
 /// The optimiser of a group, told by its hyper-parameters: torch does not save the name.
 fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     let has = |key: &str| group.contains_key(key);
@@ -206,8 +209,18 @@ impl GroupComparison<'_> {
         Ok(())
     }
 
-    /// Refuses options that are switched on in torch and unknown here.
+    /// Refuses options that are switched on in torch and unknown here, and what a scheduler moves besides the
+    /// learning rate.
     fn check_others(&self) -> Result<()> {
+        if let Some(key) = CYCLES.into_iter().find(|key| self.group.contains_key(*key)) {
+            let problem = format!(
+                "torch's scheduler moves the momentum, or β₁, of this group in each step, and no schedule here does; the file has {key}"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(
+                "train with `cycle_momentum=False`, or, to go on with the momentum of the file for good, remove `max_momentum` and \
+                 `base_momentum` from the groups of `optimizer.param_groups` before you save it",
+            ));
+        }
         let known = |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
         let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
         match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {

@@ -120,10 +120,13 @@ impl Schedule {
         Self::along(Curve::Restarts { high, low, steps, factor })
     }
 
-    /// Up to `peak` and down again, by cosines: torch's `OneCycleLR` with its defaults.
+    /// Up to `peak` and down again, by cosines: the rate of torch's `OneCycleLR`.
     ///
     /// It goes from `peak / 25` to `peak` in the first three tenths of `steps`, and to `peak / 250 000` in
     /// the others (Smith and Topin 2017, [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
+    ///
+    /// These are the defaults of torch, where the schedule moves the momentum or β₁ as well, unless it has
+    /// `cycle_momentum=False`. This one moves the rate alone.
     pub fn one_cycle(peak: f64, steps: u64) -> Self {
         Self::along(Curve::OneCycle { peak, steps })
     }

@@ -73,6 +73,20 @@ fn sgd(momentum: f64, nesterov: bool, lr: f64) -> Value {
     })
 }
 
+/// A scheduler's keys in a group, and whether the run can go on.
+#[test]
+fn what_schedulers_move_besides_the_rate_is_refused() {
+    let model = lone();
+    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    for key in ["max_momentum", "base_momentum"] {
+        let error = torch_error(refused(&file(&moments(), json!({ key: 0.95 })).taking_over_fields(), &model, &mut state));
+        is_kind(&error, ErrorKind::Unsupported, &["moves the momentum, or β₁", key]);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("cycle_momentum=False")), "{error}");
+    }
+    // Those of `OneCycleLR(cycle_momentum=False)`.
+    file(&moments(), json!({ "max_lr": 0.25, "min_lr": 1e-7 })).restore(&mut state).expect("torch's state");
+}
+
 /// Numbers of a file that would be lost, or stand for others, in silence.
 #[test]
 fn numbers_that_cannot_be_trusted_are_refused() {

@@ -13,7 +13,7 @@ fn near(got: f64, expected: f64) {
 /// calculator.
 #[test]
 fn schedules_have_the_values_of_their_formulas() {
-    let cases: [(Schedule, &[(u64, f64)]); 13] = [
+    let cases: [(Schedule, &[(u64, f64)]); 14] = [
         (Schedule::constant(0.3), &[(0, 0.3), (1_000_000, 0.3)]),
         (Schedule::linear(0.0, 1.0, 4), &[(0, 0.0), (1, 0.25), (4, 1.0), (5, 1.0)]),
         (Schedule::polynomial(1.0, 0.2, 4, 2.0), &[(0, 1.0), (1, 0.2 + 0.8 * 0.5625), (3, 0.2 + 0.8 * 0.0625), (4, 0.2), (9, 0.2)]),
@@ -23,6 +23,8 @@ fn schedules_have_the_values_of_their_formulas() {
         (Schedule::cosine_restarts(1.0, 0.5, 4, 1.0), &[(0, 1.0), (2, 0.75), (4, 1.0), (4_000_002, 0.75)]),
         // torch.optim.lr_scheduler.OneCycleLR(max_lr=1, total_steps=10): up to step 2, down to step 9.
         (Schedule::one_cycle(1.0, 10), &[(0, 0.04), (1, 0.52), (2, 1.0), (9, 4e-6), (10, 4e-6)]),
+        // Relative to its `initial_lr`.
+        (Schedule::one_cycle(25.0, 10), &[(0, 1.0), (1, 13.0), (2, 25.0), (9, 1e-4)]),
         (Schedule::exponential(2.0, 0.25, 2), &[(0, 2.0), (1, 1.0), (2, 0.5), (4, 0.125)]),
         (Schedule::step(2.0, 0.1, 3), &[(0, 2.0), (2, 2.0), (3, 0.2), (5, 0.2), (6, 0.02)]),
         (Schedule::inverse_square_root(1.0, 4), &[(0, 0.0), (2, 0.5), (4, 1.0), (16, 0.5), (100, 0.2)]),
