@@ -12,5 +12,9 @@ def load_state(optimizer, named_parameters, path):
         for entry in file.keys():
             name, key = entry.rsplit("/", 1)
             state[order.index(name)][key] = file.get_tensor(entry)
-    groups = [{**group, **settings[order[group["params"][0]]]} for group in optimizer.state_dict()["param_groups"]]
+    groups = []
+    for group in optimizer.state_dict()["param_groups"]:
+        first, *others = [settings[order[number]] for number in group["params"]]
+        assert all(other == first for other in others), f"parameters of one group have other settings in {path}: split it"
+        groups.append({**group, **first})
     optimizer.load_state_dict({"state": state, "param_groups": groups})

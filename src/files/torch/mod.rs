@@ -58,8 +58,9 @@
 //!
 //! # To torch
 //!
-//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. Any optimiser
-//! over the same parameters can load it, whatever its groups:
+//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. An optimiser over
+//! the same parameters can load it, whatever its groups and their order, if the parameters of each have the
+//! same hyper-parameters in the file:
 //!
 //! ```python
 #![doc = include_str!("load_state.py")]
