@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, expect_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
-use crate::rule::{Description, FieldValue, Optimiser, State, StateTensor, StorageKind, learning_rate, reached};
+use crate::rule::{Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate, reached};
 use crate::tensors::{Device, Tensor, TensorId};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -48,6 +48,9 @@ pub struct Leaf {
     /// Whether the path is a place in a list, which may have another order in another process.
     pub(crate) is_place: bool,
 }
+
+/// The name of a state tensor, its shape and dtype as stored, and whether it is kept.
+type SlotLayout = (String, (Vec<usize>, DType), bool);
 
 /// Why a state is not that of a rule.
 #[derive(Debug)]
@@ -104,27 +107,40 @@ impl Leaf {
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Why the state is not one of `optimiser`, which is the leaf's own with one field set to `value`.
-    pub(super) fn misfit_of(&self, optimiser: &dyn Optimiser, value: FieldValue) -> Result<Option<Misfit>> {
-        // Real numbers, such as learning rates, never decide on tensors, only on whether these are kept.
-        if matches!(value, FieldValue::Real(_)) && self.state.keeps_all() {
+    /// Whether another value of a field can be a misfit: a real number only by making a tensor matter that is not
+    /// kept.
+    pub(super) fn can_misfit(&self, value: FieldValue) -> bool {
+        !value.is_real() || !self.state.keeps_all()
+    }
+
+    /// Why the state is not one of `optimiser`, which is the leaf's own with other values of fields.
+    pub(super) fn misfit_of(&self, optimiser: &dyn Optimiser) -> Result<Option<Misfit>> {
+        let fields = optimiser.fields();
+        let mut changed = self.optimiser.fields().into_iter().zip(&fields).filter(|(own, other)| own != *other).peekable();
+        if changed.peek().is_none() {
             return Ok(None);
         }
-        // The states of both are for this empty tensor: the leaf's own can depend on the parameter's size.
-        let empty = Tensor::zeros(vec![0; self.shape().len()], self.dtype.into(), &Device::Cpu)?;
-        let state = |optimiser: &dyn Optimiser| optimiser.make_state(&empty).map_err(|error| error.at(&self.path));
-        // Masters do not count: whether there is one depends on the parameter alone.
-        let slots = |state: &State| -> Vec<(String, bool)> {
-            let slots = state.tensors().into_iter().filter(|(_, tensor)| !tensor.is_master);
-            slots.map(|(name, tensor)| (name, tensor.buffer.is_kept())).collect()
+        // A divisible rule has a number for each element, so an empty tensor shows all of its layout. Any other
+        // is asked for the whole parameter, on all ranks, even on those without a part. Stores are not asked, as
+        // theirs depends on the parameter alone.
+        let is_divisible = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
+        let is_empty = is_divisible || changed.all(|(_, (_, value))| value.is_real());
+        let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
+        let x = Tensor::zeros(vec![1; sizes.len()], self.dtype.into(), &Device::Cpu)?.broadcast_as(sizes)?;
+        let slots = |optimiser: &dyn Optimiser| {
+            let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
+            let stored = |tensor: StateTensor<'_>| (tensor.shape_of(tensor.shape()).dims().to_vec(), tensor.stored_dtype());
+            let slot = |(name, tensor): (String, StateTensor<'_>)| (name, stored(tensor), tensor.buffer.is_kept());
+            Ok::<Vec<_>, Error>(state.tensors().into_iter().map(slot).collect())
         };
-        let (before, after) = (slots(&state(&*self.optimiser)?), slots(&state(optimiser)?));
-        if !before.iter().map(|(name, _)| name).eq(after.iter().map(|(name, _)| name)) {
+        let (before, after) = (slots(&*self.optimiser)?, slots(optimiser)?);
+        let is_same = |(a, b): (&SlotLayout, &SlotLayout)| a.0 == b.0 && (a.1 == b.1 || a.2 != b.2);
+        if before.len() != after.len() || !before.iter().zip(&after).all(is_same) {
             return Ok(Some(Misfit::OtherTensors));
         }
-        let own = slots(&self.state);
-        let lacks = |(name, is_kept): &(String, bool)| *is_kept && own.iter().any(|(other, is_kept)| other == name && !is_kept);
-        Ok(after.into_iter().find(lacks).map(|(name, _)| Misfit::NotKept(name)))
+        let own = self.state.tensors();
+        let lacks = |(name, _, is_kept): &SlotLayout| *is_kept && own.iter().any(|(other, own)| other == name && !own.buffer.is_kept());
+        Ok(after.into_iter().find(lacks).map(|(name, ..)| Misfit::NotKept(name)))
     }
 
     /// The path, in lists of messages: a place in a list means nothing without the shape.

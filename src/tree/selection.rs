@@ -122,6 +122,11 @@ impl Selection<'_> {
     /// product](crate::Adjust::adjust). With a place before it (`1.lambda`) a name is set in that member. A
     /// whole number is accepted for a real one.
     ///
+    /// Whether a field decides the layout of the state depends on the parameter: `rank` of
+    /// [`GaLore`](crate::GaLore) does for a matrix that is larger. Fields that are no real numbers are tried on
+    /// states of the rule, on the CPU. Those of a rule that is not [divisible](crate::Rule::is_divisible) have
+    /// the sizes of the parameters, and one exists at a time.
+    ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
     /// decides the layout of the state. If no value of the last `eta` makes the
@@ -187,6 +192,14 @@ impl SetField<'_> {
             SetField::At(index) => set_value(optimiser, index, value).map(|()| true),
         }
     }
+
+    /// The name that an error has for it.
+    fn name(self, optimiser: &dyn Optimiser) -> String {
+        match self {
+            SetField::Named(name) => name.to_string(),
+            SetField::At(index) => optimiser.places().get(index).cloned().unwrap_or_default(),
+        }
+    }
 }
 
 /// Fields that are set together.
@@ -220,14 +233,19 @@ impl<'f> Adjustment<'f> {
         which: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
-        let mut shared = Once::default();
-        let mut change = |(i, leaf): (usize, &Leaf)| {
+        let (mut shared, mut fitting) = (Once::default(), Once::default());
+        let mut change = |(i, leaf): (usize, &'l Leaf)| {
             let Some(setting) = which(i) else { return Ok(Change::Keep) };
-            let mut adjusted = || with_fields(leaf, &settings[setting], &mut reached[setting]).map_err(|error| error.at(&leaf.path));
-            Ok(match Arc::strong_count(&leaf.optimiser) {
-                1 => adjusted().map(|_| Change::Set(setting))?,
-                _ => Change::Replace(shared.get((address(&leaf.optimiser), setting), || adjusted().map(Arc::from))?),
-            })
+            let with_path = |error: Error| error.at(&leaf.path);
+            let mut adjusted = || with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::from).map_err(with_path);
+            let (own, is_shared) = (address(&leaf.optimiser), Arc::strong_count(&leaf.optimiser) > 1);
+            let optimiser = if is_shared { shared.get((own, setting), adjusted)? } else { adjusted()? };
+            if settings[setting].iter().any(|(_, value)| leaf.can_misfit(*value)) {
+                // Whether a field decides on the state depends on the parameter, too.
+                let expect_layout = || expect_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
+                fitting.get((own, setting, leaf.shape(), leaf.dtype(), leaf.state.keeps_all()), expect_layout)?;
+            }
+            Ok(if is_shared { Change::Replace(optimiser) } else { Change::Set(setting) })
         };
         let changes = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
         Ok(Adjustment { settings, changes, reached })
@@ -294,27 +312,33 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
     let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
     for ((field, value), reached) in setting.iter().zip(reached) {
         *reached |= field.set(&mut *optimiser, *value)?;
-        if let SetField::Named(field) = field
-            && let Some(misfit) = leaf.misfit_of(&*optimiser, *value)?
-        {
-            let rule = optimiser.rule().name();
-            if let Misfit::NotKept(tensor) = misfit {
-                let problem =
-                    format!("{rule}: {tensor:?} is not kept, as it does not matter with the {field} of the setup, and {field} is to be");
-                return Err(Error::new(ErrorKind::Argument, problem)
-                    .with_got(value)
-                    .with_expected("one with which it does not matter")
-                    .with_remedy(
-                        "set up the state with a decay above 0, which may become 0 later, or give the parameters the rule anew by \
-                     `Selection::replace`",
-                    ));
-            }
-            let available: Vec<String> = available(&*optimiser, field).into_iter().filter(|name| name != field).collect();
-            let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
-            let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
-            return Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"));
-        }
     }
     optimiser.check()?;
     Ok(optimiser)
+}
+
+/// Refuses fields with which the rule, `adjusted` now, would have made another state for this leaf.
+fn expect_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
+    let Some(misfit) = leaf.misfit_of(adjusted)? else { return Ok(()) };
+    let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
+        let mut alone = dyn_clone::clone_box(&*leaf.optimiser);
+        let is_set = field.set(&mut *alone, *value);
+        is_set.is_ok_and(|is_set| is_set) && !matches!(leaf.misfit_of(&*alone), Ok(None))
+    };
+    let Some((field, value)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
+    let (rule, field) = (adjusted.rule().name(), field.name(adjusted));
+    if let Misfit::NotKept(tensor) = misfit {
+        let problem = format!("{rule}: {tensor:?} is not kept, as it does not matter with the {field} of the setup, and {field} is to be");
+        return Err(Error::new(ErrorKind::Argument, problem)
+            .with_got(value)
+            .with_expected("one with which it does not matter")
+            .with_remedy(
+                "set up the state with a decay above 0, which may become 0 later, or give the parameters the rule anew by \
+                 `Selection::replace`",
+            ));
+    }
+    let available: Vec<String> = available(adjusted, &field).into_iter().filter(|name| *name != field).collect();
+    let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
+    let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
+    Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))
 }

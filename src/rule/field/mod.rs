@@ -32,6 +32,11 @@ pub enum FieldValue {
 }
 
 impl FieldValue {
+    /// Whether it is made of real numbers. These, such as learning rates, never decide on the tensors of a state.
+    pub(crate) fn is_real(self) -> bool {
+        matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
+    }
+
     /// The value's type in words, for errors.
     pub(crate) fn expected(self) -> &'static str {
         match self {

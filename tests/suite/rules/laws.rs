@@ -7,7 +7,7 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, AdaptiveClip, Adjust, ClipGlobalNorm, ClipNorm, Engine, ErrorKind, FieldValue, Kind, Leaf, MixedPrecision,
-    Momentum, Optimiser, OptimiserChain, Rule, SignDecay, StateTree, Status, WeightDecay, rules, setup, update,
+    Momentum, Optimiser, OptimiserChain, Rule, SignDecay, Sizes, StateTree, Status, WeightDecay, rules, setup, update,
 };
 
 use crate::engine::engines::assert_bits_on_engines;
@@ -109,6 +109,7 @@ pub fn assert_lawful(rule: &dyn Rule) {
     for optimiser in rounding_to_nearest(DType::BF16, boxed()) {
         counts_zeros(optimiser.clone());
         keeps_its_state_where_it_is_adjusted(optimiser.clone());
+        let _ = has_the_state_of_its_fields(optimiser.clone(), DType::BF16);
         if rule.kind() != Kind::WholeModel {
             goes_on_after_the_thaw(optimiser);
         }
@@ -431,6 +432,85 @@ fn keeps_its_state_where_it_is_adjusted(optimiser: Box<dyn Optimiser>) {
 #[test]
 fn adjusting_keeps_the_state() {
     optimisers_for(DType::BF16).into_iter().for_each(keeps_its_state_where_it_is_adjusted);
+}
+
+/// Other values of a hyper-parameter, in its range and out of it.
+fn others_of(value: FieldValue) -> Vec<FieldValue> {
+    match value {
+        FieldValue::Real(_) => [0.0, 0.5, 1.0, 7.0].map(FieldValue::Real).to_vec(),
+        FieldValue::Pair(a, b) => [(0.0, b), (a, 0.0), (0.5, 0.5), (7.0, b)].map(|(a, b)| FieldValue::Pair(a, b)).to_vec(),
+        FieldValue::Triple(a, b, c) => {
+            vec![FieldValue::Triple(0.0, b, c), FieldValue::Triple(a, 0.0, 0.0), FieldValue::Triple(0.5, 0.5, 0.5)]
+        }
+        FieldValue::Count(_) => [0, 1, 2, 3, 5, 22, 2000].map(FieldValue::Count).to_vec(),
+        FieldValue::Sizes(_) => {
+            [&[][..], &[10, 14], &[2, 4], &[1, 1]].map(|sizes| FieldValue::Sizes(Sizes::new(sizes).expect("sizes"))).to_vec()
+        }
+        FieldValue::Flag(flag) => vec![FieldValue::Flag(!flag)],
+        FieldValue::Choice(choice) => choice.names().iter().filter_map(|name| choice.named(name)).map(FieldValue::Choice).collect(),
+        other => panic!("no values like {other}"),
+    }
+}
+
+/// Each field is refused, or the state is the one that a setup with its new value makes; then updates go on.
+/// Returns the fields that were refused because they decide on the state.
+fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> Vec<String> {
+    let shapes: [&[usize]; 4] = [&[7], &[24, 20], &[2, 6, 5], &[3, 0]];
+    let tensors = |seed: u64| shapes.map(|shape| tensor(seed, shape, dtype));
+    let layout = |state: &StateTree| -> Vec<_> {
+        let of_tensor = |leaf: &Leaf, name: String| {
+            let tensor = state_tensor(leaf, &name);
+            (name, tensor.dims().to_vec(), tensor.dtype())
+        };
+        state
+            .leaves()
+            .map(|leaf| (leaf.tensor_names().into_iter().map(|name| of_tensor(leaf, name)).collect::<Vec<_>>(), leaf.bytes()))
+            .collect()
+    };
+    let mut deciding = Vec::new();
+    for (place, (_, value)) in optimiser.places().into_iter().zip(optimiser.fields()) {
+        for other in others_of(value) {
+            let what = || format!("{}: {place} = {other} for {value}", optimiser.name());
+            let model = model(&tensors(1));
+            let mut fresh = optimiser.clone();
+            let is_valid = fresh.set_field(&place, other).is_ok_and(|is_set| is_set) && fresh.check().is_ok();
+            let fresh = is_valid.then(|| setup(fresh, &model).ok()).flatten().map(|state| layout(&state));
+            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            let before = snapshot(&model, &state);
+            match (fresh, state.adjust_field(&place, other)) {
+                (Some(fresh), Ok(())) => {
+                    // A tensor that was kept stays so.
+                    let own = layout(&state);
+                    assert!(own.iter().map(|(own, _)| own).eq(fresh.iter().map(|(fresh, _)| fresh)), "{}", what());
+                    update(&mut state, &model, &grads(tensors(2).map(Some))).unwrap_or_else(|error| panic!("{}: {error}", what()));
+                }
+                // A leaf has one of the alternatives, without their places.
+                (_, Err(error)) if error.kind() == ErrorKind::UnknownName => {}
+                (Some(fresh), Err(error)) => {
+                    assert_ne!(layout(&state), fresh, "{}: {error}", what());
+                    assert_eq!((error.kind(), snapshot(&model, &state) == before), (ErrorKind::Argument, true), "{}: {error}", what());
+                    deciding.extend((!error.to_string().contains("is not kept")).then(|| format!("{}.{place}", optimiser.name())));
+                }
+                (None, adjusted) => assert!(adjusted.is_err() && snapshot(&model, &state) == before, "{}", what()),
+            }
+        }
+    }
+    deciding.dedup();
+    deciding
+}
+
+#[test]
+fn a_state_is_the_one_of_its_fields() {
+    let mut deciding = Vec::new();
+    for rule in rules_and_chains() {
+        let _ = has_the_state_of_its_fields(Box::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16);
+        deciding.extend(has_the_state_of_its_fields(Box::new(rule), DType::F32));
+    }
+    for expected in
+        ["SOAP.max_size", "SOAP.matrix", "GaLore.rank", "APOLLO.rank", "Shampoo.max_size", "Adafactor.matrix", "RMSProp.centred"]
+    {
+        assert!(deciding.iter().any(|field| field == expected), "{expected} is not among {deciding:?}");
+    }
 }
 
 /// n gradients and their mean are the same to a rule behind `AccumGrad`, bit for bit.
