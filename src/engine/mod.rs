@@ -57,8 +57,8 @@ pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, UpdateTargets, WrittenStorages, filled, joined, moved, owned_on, rounded, set_lent, set_lent_and, set_lent_part, set_part,
-    set_tensor, split, storage_address, unshared,
+    Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on, rounded, rounded_to, set_lent,
+    set_lent_and, set_lent_part, set_part, set_tensor, split, storage_address, unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{

@@ -68,6 +68,14 @@ pub(crate) fn joined(high: bf16, low: i32) -> f32 {
     f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add_signed(low))
 }
 
+/// What a bf16 lacks of a number near it, in units of the number's last place: at most half a unit of the
+/// bf16. Of a number that is not near it is 0.
+pub(crate) fn beside(high: bf16, value: f32) -> i32 {
+    let distance = i64::from(bits_of(value)) - (i64::from(high.to_bits()) << 16);
+    let is_near = distance.abs() <= 2 * i64::from(HALF_UNIT);
+    if is_near { (distance as i32).clamp(-HALF_UNIT, HALF_UNIT) } else { 0 }
+}
+
 /// [`split`] for at most a block of numbers: `read` makes a number of each value.
 #[inline(always)]
 pub(crate) fn split_block<T>(values: &[T], read: impl Fn(&T) -> f32, high: &mut [bf16], record: &mut [u8; LOW_RECORD]) {
@@ -158,6 +166,13 @@ pub(crate) fn split_24(value: f32) -> (bf16, u8) {
     (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), (bits >> 8) as u8)
 }
 
+/// [`beside`] for a number that is rounded to 24 bits first, ties to even.
+pub(crate) fn beside_24(high: bf16, value: f32) -> u8 {
+    let low = beside(high, value);
+    let bytes = (low + 0x7f + (low >> 8 & 1)) >> 8;
+    bytes.clamp(i8::MIN.into(), i8::MAX.into()) as u8
+}
+
 /// The number of 24 bits whose parts these are.
 #[inline(always)]
 pub(crate) fn joined_24(high: bf16, low: u8) -> f32 {
@@ -207,6 +222,26 @@ mod tests {
                 let mut back = vec![0.0; values.len() - first.min(values.len())];
                 join_block(&high[first.min(values.len())..], &record, first.min(values.len()), &mut back, |number| number);
                 assert!(back.iter().zip(&values[first.min(values.len())..]).all(|(back, value)| is_same(*back, *value)));
+            }
+        }
+    }
+
+    /// Numbers beside the bf16s around them: what belongs to their own comes back, and no other is passed.
+    #[test]
+    fn low_bits_beside_a_given_number_reach_half_a_unit() {
+        for value in samples().into_iter().filter(|value| value.is_finite()) {
+            let (high, low) = split(value);
+            assert_eq!(beside(high, value), low, "{value:e}");
+            let (high_24, low_24) = split_24(value);
+            assert_eq!(joined_24(high_24, beside_24(high_24, value)).to_bits(), joined_24(high_24, low_24).to_bits(), "{value:e}");
+            for bits in [high.to_bits().wrapping_sub(1), high.to_bits() + 1] {
+                let (high, unit) = (bf16::from_bits(bits), 1 << 16);
+                let distance = i64::from(value.to_bits()) - (i64::from(bits) << 16);
+                if distance.abs() > unit {
+                    assert_eq!(beside(high, value), 0, "{value:e} beside {high}");
+                    continue;
+                }
+                assert_eq!(i64::from(beside(high, value)), distance.clamp(-unit / 2, unit / 2), "{value:e} beside {high}");
             }
         }
     }

@@ -1,4 +1,4 @@
-use crate::engine::{Buffer, Operand, rounded, set_lent_and};
+use crate::engine::{Buffer, Operand, compensated, set_lent_and};
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
@@ -87,8 +87,14 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        let lost = difference(values, &rounded(values, x.dtype())?.to_dtype(values.dtype())?)?;
-        set_lent_and(x, values, &mut || Ok(compensation.set(&lost)?))
+        let (next, lost) = compensated(&x.to_tensor()?, compensation, values)?;
+        set_lent_and(x, &next, &mut || Ok(compensation.set(&lost)?))
+    }
+
+    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
+        compensation.set(&difference(values, &x.to_tensor()?.to_dtype(values.dtype())?)?)?;
+        Ok(true)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

@@ -1,4 +1,4 @@
-use crate::engine::{rounded, set_lent_and};
+use crate::engine::{rounded, rounded_to, set_lent_and};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::{DType, is_wider};
@@ -116,6 +116,12 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
         let Some(master) = &mut state.master else { return state_of_another_rule(self) };
         let values = rounded(values, master.dtype())?;
         set_lent_and(x, &values, &mut || Ok(master.set(&values)?))
+    }
+
+    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        let Some(master) = &mut state.master else { return state_of_another_rule(self) };
+        master.set(&rounded_to(&x.to_tensor()?, values, self.dtype)?)?;
+        Ok(true)
     }
 
     fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {

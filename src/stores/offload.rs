@@ -197,6 +197,14 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         }
     }
 
+    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        if state.staging.is_none() {
+            return self.inner.keep(state, x, values);
+        }
+        let [inner] = &mut state.children[..] else { return state_of_another_rule(self) };
+        self.inner.keep(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
+    }
+
     fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (x, state) = self.inner_of(state, x)?;
         self.inner.seen(state, x)

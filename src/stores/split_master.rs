@@ -1,4 +1,4 @@
-use crate::engine::{Buffer, Operand, joined, set_lent_and, split};
+use crate::engine::{Buffer, Operand, joined, keep_low_bits, set_lent_and, split};
 use crate::error::{Error, Result};
 use crate::model::lent::Lend;
 use crate::numbers::DType;
@@ -116,6 +116,12 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
         let [(_, rest)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
         let (high, low) = split(rest, values)?;
         set_lent_and(x, &high, &mut || Ok(rest.set(&low)?))
+    }
+
+    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        let [(_, rest)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
+        keep_low_bits(rest, &x.to_tensor()?, values)?;
+        Ok(true)
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

@@ -87,6 +87,10 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
         set_lent(x, values)
     }
 
+    fn keep(&self, _state: &mut State, _x: &dyn Lend, _values: &Tensor) -> Result<bool> {
+        Ok(false)
+    }
+
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
         let [(_, rounded)] = own.counters else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::choices::ChoiceCache;
 use super::driven::CarriedDrives;
 use super::leaf::fresh_state;
-use super::{Selection, is_trainable};
+use super::{Leaf, Selection, is_trainable};
 use crate::error::{Error, Result};
-use crate::model::lent::Lent;
+use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, in_path_order};
-use crate::rule::{Optimiser, Parameter, Transfer};
+use crate::rule::{Extent, Optimiser, Parameter, State, StorageKind, Transfer};
 use crate::tensors::TensorId;
 
 /// What was kept of a parameter's state, by the names of tensors, counters and numbers.
@@ -41,6 +41,14 @@ impl Selection<'_> {
     /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken off
     /// again. Values are converted to the dtype of the new state.
     ///
+    /// Between [`MixedPrecision`](crate::MixedPrecision), [`SplitMaster`](crate::SplitMaster) and
+    /// [`Kahan`](crate::Kahan) the precise value of each parameter goes on, and the parameter stays as it is.
+    /// From F32 masters to split ones and back no bit changes. Any other store keeps the nearest value that it
+    /// can hold beside the parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit in their
+    /// last place away, and `Kahan` rounds the difference to the parameter's dtype. A value of 24 bits, or of
+    /// `Kahan`, that is exactly between two numbers of the parameter's dtype belongs to either. Other masters are
+    /// rounded to the even one, so beside the odd one they go one unit in their last place towards that.
+    ///
     /// If a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it goes
     /// on driving it. A relative schedule multiplies the new optimiser's own value from now on; the value of
     /// any other schedule stays. So the next step has the schedule's rate.
@@ -50,7 +58,8 @@ impl Selection<'_> {
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these
-    /// parameters, or a device has no memory left. Nothing changes then.
+    /// parameters, a parameter was changed outside of updates and a master is to go on in another form, or a
+    /// device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -93,7 +102,9 @@ impl Selection<'_> {
             let x = &*leaf.own_part(&**x)?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
-            let Transfer { kept, fresh, dropped } = state.take_over(&leaf.state).map_err(with_path)?;
+            let mut transfer = state.take_over(&leaf.state).map_err(with_path)?;
+            leaf.convert_master(&*optimiser, &mut state, x, &mut transfer).map_err(with_path)?;
+            let Transfer { kept, fresh, dropped } = transfer;
             // Copies are made anew from the master, which may be more precise than the parameter.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
@@ -106,6 +117,27 @@ impl Selection<'_> {
             leaf.unsettle();
         }
         Ok(answer)
+    }
+}
+
+impl Leaf {
+    /// Lets another store go on from the precise value of the parameter `x`, if it keeps that in another form.
+    fn convert_master(&self, optimiser: &dyn Optimiser, state: &mut State, x: &dyn Lend, transfer: &mut Transfer) -> Result<()> {
+        let keeps = |optimiser: &dyn Optimiser| !matches!(optimiser.storage().kind, StorageKind::Rounded | StorageKind::Stochastic);
+        let (old, new) = (self.state.names_of_store(), state.names_of_store());
+        let is_kept = new.iter().all(|name| transfer.kept.contains(name));
+        if is_kept || old.is_empty() || !keeps(self.optimiser()) || !keeps(optimiser) {
+            return Ok(());
+        }
+        if self.steps > 0 {
+            self.expect_unchanged(x, Extent::Whole).map_err(|error| error.counted_from(self.part().start))?;
+        }
+        if optimiser.keep(state, x, &self.master(x)?)? {
+            transfer.fresh.retain(|name| !new.contains(name));
+            transfer.dropped.retain(|name| !old.contains(name));
+            transfer.kept.splice(0..0, new);
+        }
+        Ok(())
     }
 }
 

@@ -1,10 +1,11 @@
 //! Numbers that are kept in two parts.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::Buffer;
-use super::values::on_host;
-use crate::numbers::low_bits::{LowBits, joined as join, joined_24, split as split_number, split_24};
+use super::values::{on_host, rounded};
+use crate::numbers::low_bits::{LowBits, beside, beside_24, joined as join, joined_24, split as split_number, split_24};
+use crate::numbers::{DType as Dtype, round_to_odd};
 use crate::tensors::{DType, Device, Tensor, WithDType};
 
 /// The f32 whose parts are a bf16 and its low bits: all of them in records, or the 8 of a number of 24 bits.
@@ -35,5 +36,58 @@ pub(crate) fn split(low_bits: &Buffer, next: &Tensor) -> crate::tensors::Result<
 
 fn split_as<L: WithDType>(next: &Tensor, split: impl Fn(f32) -> (bf16, L)) -> crate::tensors::Result<(Tensor, Tensor)> {
     let (highs, lows): (Vec<bf16>, Vec<L>) = on_host(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
+    Ok((Tensor::from_vec(highs, next.shape(), &Device::Cpu)?, Tensor::from_vec(lows, next.shape(), &Device::Cpu)?))
+}
+
+/// Overwrites the low bits of f32s whose upper parts stay: with those of the nearest to `next` that have these
+/// upper parts.
+pub(crate) fn keep_low_bits(low_bits: &mut Buffer, high: &Tensor, next: &Tensor) -> crate::tensors::Result<()> {
+    let of_all = |(high, next)| beside(high, next) as f32;
+    let of_byte = |(high, next)| beside_24(high, next);
+    let next = rounded_to(high, next, Dtype::F32)?;
+    let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&next.to_dtype(DType::F32)?)?);
+    let lows = match low_bits.as_low_bits() {
+        LowBits::All => Tensor::from_vec(pairs.map(of_all).collect(), next.shape(), &Device::Cpu),
+        LowBits::Byte => Tensor::from_vec(pairs.map(of_byte).collect(), next.shape(), &Device::Cpu),
+    };
+    low_bits.set(&lows?)
+}
+
+/// The numbers of a `dtype` that are the nearest to `next` of those that are rounded to `x`. `next` are a unit
+/// in the last place from such numbers at most; else they stay.
+pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: Dtype) -> crate::tensors::Result<Tensor> {
+    let low = |number: f64| match x.dtype().into() {
+        Dtype::F16 => f16::from_f32(round_to_odd(number)).into(),
+        Dtype::BF16 => bf16::from_f32(round_to_odd(number)).into(),
+        _ => f64::from(number as f32),
+    };
+    let nearest = |x: f64, next: f64| {
+        let (is_above, narrow) = (x > next, next as f32);
+        let (near, neighbour) = match dtype {
+            Dtype::F64 => (next, if is_above { next.next_up() } else { next.next_down() }),
+            _ => (f64::from(narrow), f64::from(if is_above { narrow.next_up() } else { narrow.next_down() })),
+        };
+        if low(near) != x && low(neighbour) == x { neighbour } else { near }
+    };
+    let [xs, nexts] = [x, next].map(|tensor| tensor.to_dtype(DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
+    let numbers = xs?.into_iter().zip(nexts?).map(|(x, next)| nearest(x, next)).collect::<Vec<_>>();
+    Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
+}
+
+/// Numbers of the dtype of `x`, and what they lack of `next`. Several pairs have one sum: an `x` that is as near
+/// as any number stays, and so does `lost` where that is the sum already.
+pub(crate) fn compensated(x: &Tensor, lost: &Buffer, next: &Tensor) -> crate::tensors::Result<(Tensor, Tensor)> {
+    let narrow = |tensor: &Tensor| on_host::<f32>(&tensor.to_dtype(DType::F32)?);
+    let (xs, losts, nearest) = (narrow(x)?, narrow(&lost.tensor()?)?, narrow(&rounded(next, x.dtype())?)?);
+    let nexts = on_host::<f64>(&next.to_dtype(DType::F64)?)?;
+    let pair = |(((x, lost), nearest), next): (((f32, f32), f32), f64)| {
+        let lacks = |high: f32| next - f64::from(high);
+        match lacks(x).abs() <= lacks(nearest).abs() {
+            true if f64::from(x + lost) == next => (x, lost.into()),
+            true => (x, lacks(x)),
+            false => (nearest, lacks(nearest)),
+        }
+    };
+    let (highs, lows): (Vec<f32>, Vec<f64>) = xs.into_iter().zip(losts).zip(nearest).zip(nexts).map(pair).unzip();
     Ok((Tensor::from_vec(highs, next.shape(), &Device::Cpu)?, Tensor::from_vec(lows, next.shape(), &Device::Cpu)?))
 }

@@ -100,6 +100,16 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
         self.store_of(x.dtype())?.map_or_else(|| set_lent(x, values), |store| store.set_whole(state, x, values))
     }
 
+    /// Sets the most precise copy alone, as near to `values` as it can be beside the parameter `x`. Says whether
+    /// there is one.
+    #[doc(hidden)]
+    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        if let Some(inner) = self.stands_for() {
+            return inner.keep(state, x, values);
+        }
+        self.store_of(x.dtype())?.map_or(Ok(false), |store| store.keep(state, x, values))
+    }
+
     /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with
     /// the state or the parameter.
     #[doc(hidden)]

@@ -33,6 +33,10 @@ pub trait ParameterStore {
     /// Sets parameter and state to a precise value.
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()>;
 
+    /// Sets the state alone, so that it has the nearest precise value to `values` of which the parameter `x` can
+    /// be the rounding. Says whether it keeps any.
+    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool>;
+
     /// Refuses a parameter that does not belong to its state.
     fn expect_rounded(&self, _state: &State, _target: Target<'_>) -> Result<()> {
         Ok(())

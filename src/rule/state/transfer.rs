@@ -1,7 +1,11 @@
 //! What a state takes over from the state of another rule.
 
+use std::borrow::Borrow;
+
+use super::{Child, ChildPlace};
 use crate::engine::Buffer;
 use crate::error::Result;
+use crate::numbers::Records;
 use crate::rule::State;
 use crate::tensors::Tensor;
 
@@ -16,8 +20,11 @@ pub(crate) struct Transfer {
 impl State {
     /// Whether a tensor of another state can take the place of this state's of the same name.
     fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
-        // Zeros that stand for numbers which did not matter are no start for numbers that do.
-        let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape() && (old.is_kept() || !new.is_kept());
+        // Zeros that stand for numbers which did not matter are no start for numbers that do, and low bits of
+        // masters are in other units than a byte of each.
+        let low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
+        let are_alike = |old: &Buffer| (old.is_kept() || !new.is_kept()) && low_bits(old) == low_bits(new);
+        let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape() && are_alike(old);
         self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 
@@ -41,7 +48,7 @@ impl State {
             (tensors, master) => {
                 let as_many = !self.is_one || tensors.len() == old.tensors.len();
                 let all_fit = as_many && tensors.iter().all(|(name, new)| self.fits(name, new, old));
-                (!tensors.is_empty() && all_fit) || (master.is_some() && old.master.is_some())
+                (!tensors.is_empty() && all_fit) || same_masters(master.as_ref(), old.master.as_ref()).is_some()
             }
         };
         let found = sources.iter().position(fits).map(|place| sources.remove(place));
@@ -50,7 +57,7 @@ impl State {
             let fitting = self.tensors.iter().filter(|(name, new)| self.fits(name, new, old)).map(|(name, _)| *name);
             let fitting: Vec<&str> = fitting.collect();
             let mut kept = Vec::new();
-            if let (Some(new), Some(old)) = (&mut self.master, &old.master) {
+            if let Some((new, old)) = same_masters(self.master.as_mut(), old.master.as_ref()) {
                 new.set(&old.tensor()?)?;
                 kept.push("master");
             }
@@ -87,6 +94,20 @@ impl State {
         Ok(kept)
     }
 
+    /// The full names of the tensors that the store keeps beside the parameter, if there is a store.
+    pub(crate) fn names_of_store(&self) -> Vec<String> {
+        match &self.children[..] {
+            [Child { place: ChildPlace::Stored, state: inner }] => match inner.names_of_store() {
+                names if names.is_empty() => {
+                    let tensors = self.tensors.iter().map(|(name, _)| *name);
+                    self.master.iter().map(|_| "master").chain(tensors).map(str::to_string).collect()
+                }
+                names => names,
+            },
+            _ => Vec::new(),
+        }
+    }
+
     /// The names of the rule's own tensors, counters and numbers.
     pub(crate) fn own_names(&self) -> impl Iterator<Item = &'static str> {
         let master = self.master.iter().map(|_| "master");
@@ -94,6 +115,11 @@ impl State {
         let counters = self.counters.iter().map(|(name, _)| *name);
         master.chain(tensors).chain(counters).chain(self.numbers.iter().map(|(name, _)| *name))
     }
+}
+
+/// Both masters, if they have one dtype. To another dtype a master is converted by the store.
+fn same_masters<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Option<(N, &Buffer)> {
+    new.zip(old).filter(|(new, old)| new.borrow().dtype() == old.dtype())
 }
 
 /// Takes over the numbers of the same names, and returns these names.

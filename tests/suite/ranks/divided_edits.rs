@@ -3,8 +3,8 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    Adam, AdamW, Communicator, Ema, Engine, Error, ErrorKind, MixedPrecision, Momentum, Optimiser, OptimiserChain, ScheduleFree, Setup,
-    SplitMaster, StateTree, UniformAverage, Update, update,
+    Adam, AdamW, Communicator, Ema, Engine, Error, ErrorKind, Kahan, MixedPrecision, Momentum, Optimiser, OptimiserChain, ScheduleFree,
+    Setup, SplitMaster, StateTree, UniformAverage, Update, update,
 };
 
 use support::common::{Vars, bits, is_kind, model, muon, says};
@@ -83,6 +83,21 @@ fn another_rule_and_other_variables() {
         let replaced = state.all().replace(MixedPrecision::new(DType::F32, AdamW::new(0.1)), first).expect("another rule");
         assert_eq!(replaced[0].kept, ["m", "v", "t"]);
         step(&mut state, first, 1);
+        let stores: [(Boxed, &str); 4] = [
+            (Box::new(SplitMaster::new(AdamW::new(0.1))), "rest"),
+            (Box::new(SplitMaster::of_24_bits(AdamW::new(0.1))), "rest"),
+            (Box::new(Kahan::new(AdamW::new(0.1))), "compensation"),
+            (Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), "master"),
+        ];
+        for (call, (store, own)) in (5..).zip(stores) {
+            let replaced = state.all().replace(store, first).expect("another store");
+            assert_eq!((&*replaced[0].kept, replaced[0].dropped.len()), (&[own, "m", "v", "t"].map(str::to_string)[..], 0));
+            (0..20).for_each(|_| step(&mut state, first, call));
+            // Each rank sets the parts of the others as these do, though it lacks what they keep beside them.
+            let (before, read) = (of_model(first), state.masters(first).expect("masters"));
+            state.set_masters(first, &read).expect("the same");
+            assert!(of_model(first) == before, "{own}");
+        }
         let second = model(&first.values().map(|x| x.as_tensor().clone()).collect::<Vec<_>>());
         state.rebind(&second).expect("other variables");
         step(&mut state, &second, 2);

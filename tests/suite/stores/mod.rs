@@ -1,5 +1,6 @@
 //! How a parameter is stored.
 
+mod handed_over;
 mod kahan;
 mod masters;
 pub(crate) mod offload;
