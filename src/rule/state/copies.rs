@@ -53,9 +53,10 @@ impl State {
     }
 
     /// The first tensor that started as the parameter and is not `x`, by its full name, with the first
-    /// element that differs.
+    /// element that differs. A rule in front of an open window has made steps already, which its counter tells.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
-        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy()) {
+        let is_new = self.counters.iter().all(|(_, count)| *count == 0);
+        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && is_new) {
             for (_, buffer) in self.tensors.iter().filter(|(own, _)| own == name) {
                 if let Some(difference) = copy_difference(buffer, x, extent)? {
                     return Ok(Some((name.to_string(), difference)));

@@ -2,13 +2,13 @@
 
 use candle_core::DType;
 use optimisers::{
-    AccumGrad, Adam, Adjust, Average, Checkpoint, ClipGlobalNorm, Descent, DynamicScale, LossScaler, OnOverflow, OptimiserChain, Outcome,
-    Rule, Schedule, Scheduler, StateTree, Status, Update, setup, setup_with, trainables, update,
+    AccumGrad, Adam, Adjust, Average, Checkpoint, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, LossScaler, OnOverflow,
+    OptimiserChain, Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update, setup, setup_with, trainables, update,
 };
 
 use crate::files::damaged_checkpoints::Choices;
 use crate::model::models::of;
-use support::common::{Grads, Vars, not_finite, snapshot, values, var};
+use support::common::{Grads, Vars, grads, is_kind, model, not_finite, rules_and_chains, snapshot, tensor, values, var};
 use support::crafted_checkpoints::{file_of, open};
 
 /// A step subtracts what `AccumGrad` makes of a window.
@@ -47,6 +47,32 @@ fn expected(average: Average, calls: u64) -> f64 {
 fn numbered(state: &mut StateTree, model: &Vars, number: u64) -> Status {
     let grads = Grads::from([("a".to_string(), of(&[number as f64], DType::F64))]);
     Update::new(state).weight(number).apply(model, &grads).expect("an update").status
+}
+
+/// A copy that a rule moves in each call of a window is no copy any more: only what waits behind the window
+/// has to be the parameter still.
+#[test]
+fn rules_with_copies_may_stand_in_front_of_a_window() {
+    for rule in rules_and_chains() {
+        let x = model(&[tensor(1, &[3, 4], DType::F32)]);
+        let name = rule.name();
+        let chain = OptimiserChain::new((rule, AccumGrad::new(4), Ema::new(0.5), Descent::new(1e-3)));
+        let mut state = setup(chain, &x).expect("a state");
+        let mut call = |seed: u64| update(&mut state, &x, &grads([Some(tensor(seed, &[3, 4], DType::F32))]));
+        for seed in 0..3 {
+            call(seed).unwrap_or_else(|error| panic!("{name}, call {seed}: {error}"));
+        }
+        x["0"].set(&tensor(9, &[3, 4], DType::F32)).expect("new weights");
+        // A rule that collects for itself may have begun a step.
+        match call(3) {
+            Err(error) => is_kind(&error, ErrorKind::Changed, &["which its rule started as a copy of it"]),
+            Ok(outcome) => assert_eq!(outcome.status, Status::Accumulated, "{name}"),
+        }
+    }
+    // The average moves in each call, the parameter in each second one.
+    let x = zeros(&["a"]);
+    let mut state = setup(OptimiserChain::new((Ema::new(0.5), AccumGrad::new(2), Descent::new(1.0))), &x).expect("a state");
+    assert_eq!((all(&mut state, &x, 1.0), all(&mut state, &x, 1.0), all(&mut state, &x, 1.0)), (vec![0.0], vec![-1.0], vec![-1.0]));
 }
 
 /// The length of windows, the calls before it is changed, the next length, and the call that ends the window.
