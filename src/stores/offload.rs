@@ -173,7 +173,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     }
 
     fn storage(&self) -> StorageScheme {
-        StorageScheme { offloaded: true, ..self.inner.storage() }
+        StorageScheme { offloaded: true, everywhere: self.everywhere, ..self.inner.storage() }
     }
 
     fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {

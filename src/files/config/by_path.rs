@@ -5,11 +5,10 @@ use std::collections::HashSet;
 use super::data::Data;
 use super::form::{BY_PATH, LEAVE_OUT, OPTIMISER, OptimiserForm, PATTERN, PatternEntry};
 use super::place::Place;
-use super::written::written;
+use super::written::written_optimiser;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
 use crate::model::patterns::Patterns;
-use crate::rule::Description;
 use crate::tree::StateTree;
 
 /// The parameters that share an optimiser, or are left out.
@@ -49,7 +48,7 @@ impl Candidate<'_> {
 /// # Errors
 /// If a path has a `*` or `?` that would match others.
 pub(super) fn by_path(state: &StateTree) -> Result<Data> {
-    let mut groups = groups(state);
+    let mut groups = groups(state)?;
     if let [only] = &mut groups[..] {
         return Ok(std::mem::replace(&mut only.optimiser, Data::Nothing));
     }
@@ -73,10 +72,10 @@ fn choice(pattern: String, optimiser: &Data) -> Data {
 }
 
 /// The parameters of each optimiser, and those that are left out.
-fn groups(state: &StateTree) -> Vec<PathGroup<'_>> {
+fn groups(state: &StateTree) -> Result<Vec<PathGroup<'_>>> {
     let mut groups: Vec<PathGroup<'_>> = Vec::new();
     for leaf in state.leaves() {
-        let optimiser = written(&Description::of(&mut *dyn_clone::clone_box(leaf.optimiser())));
+        let optimiser = written_optimiser(leaf.optimiser())?;
         let paths = leaf.paths().collect();
         match groups.iter_mut().find(|group| group.optimiser == optimiser) {
             Some(group) => group.parameters.push(paths),
@@ -87,7 +86,7 @@ fn groups(state: &StateTree) -> Vec<PathGroup<'_>> {
     if !left_out.is_empty() {
         groups.push(PathGroup { optimiser: Data::Text(LEAVE_OUT.into()), parameters: left_out });
     }
-    groups
+    Ok(groups)
 }
 
 /// Patterns that match these parameters, and none of the others.

@@ -204,12 +204,12 @@ pub use registry::Registry;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::rule::{Description, Optimiser};
+use crate::rule::Optimiser;
 use crate::tree::StateTree;
 use by_path::by_path;
 use data::Data;
 use form::Form;
-use written::written;
+use written::written_optimiser;
 
 /// An optimiser as a text describes it; see the [module](self) for what can be written.
 ///
@@ -250,7 +250,7 @@ impl OptimiserConfig {
     ///
     /// # Errors
     /// If lists and tables would be more than 64 deep, or a rule's kind or field has a
-    /// [meaning of its own](Registry::with).
+    /// [meaning of its own](Registry::with); for [`Offload::everywhere`](crate::Offload::everywhere).
     ///
     /// ```
     /// use optimisers::config::OptimiserConfig;
@@ -264,7 +264,7 @@ impl OptimiserConfig {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of(optimiser: &dyn Optimiser) -> Result<Self> {
-        Self::of_data(written(&Description::of(&mut *dyn_clone::clone_box(optimiser))))
+        Self::of_data(written_optimiser(optimiser)?)
     }
 
     /// The optimisers of the leaves of a state, with their current hyper-parameters.

@@ -2,14 +2,27 @@
 
 use super::data::{Data, Entries};
 use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD};
+use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Literal, Number};
-use crate::rule::{Description, Setting};
+use crate::rule::{Description, Optimiser, Setting};
 
 /// The kind of chains, which are lists.
 const CHAIN: &str = "OptimiserChain";
 
 /// The kind whose rules have keys of their own: `inner`, `fallback` and `except`.
 const CHOICE: &str = "Fallback";
+
+/// [`written`] for an optimiser that was built in code.
+pub(super) fn written_optimiser(optimiser: &dyn Optimiser) -> Result<Data> {
+    let description = Description::of(&mut *dyn_clone::clone_box(optimiser));
+    if description.storage().everywhere {
+        let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is built of that";
+        return Err(
+            Error::new(ErrorKind::Unsupported, "no configuration has `Offload::everywhere`, which is for tests").with_remedy(remedy)
+        );
+    }
+    Ok(written(&description))
+}
 
 /// The optimiser with all its values, except switches that are off and empty lists.
 pub(super) fn written(description: &Description) -> Data {

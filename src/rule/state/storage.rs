@@ -9,6 +9,9 @@ pub struct StorageScheme {
     pub(crate) kind: StorageKind,
     /// Whether the state of a parameter on another device is on the CPU, with a copy of that parameter.
     pub(crate) offloaded: bool,
+    /// Whether that is so for parameters on the CPU as well. Files are the same for every device.
+    #[serde(skip)]
+    pub(crate) everywhere: bool,
 }
 
 /// What is kept beside a low-precision parameter. Files have these names.
@@ -31,7 +34,7 @@ pub enum StorageKind {
 impl StorageScheme {
     /// The storage of this kind where the parameter is.
     pub(crate) fn on_device(kind: StorageKind) -> Self {
-        StorageScheme { kind, offloaded: false }
+        StorageScheme { kind, offloaded: false, everywhere: false }
     }
 
     /// Whether another precision or device is only a conversion: the state has no tensors but the parameter's

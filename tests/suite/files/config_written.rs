@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::files::config::{copies, read};
 use crate::whole::random_models::Dice;
-use support::common::{Grads, Snapshot, Vars, assert_same, for_any_shape, grads, model, random, snapshot, var};
+use support::common::{Grads, Snapshot, Vars, assert_same, for_any_shape, grads, is_kind, model, random, snapshot, var};
 
 /// Another value of the type, near this one.
 pub fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
@@ -114,6 +114,19 @@ pub fn optimiser(dice: &mut Dice) -> Box<dyn Optimiser> {
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let first: u64 = std::env::var("RANDOM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     (0..count).map(move |i| first.wrapping_add(i))
+}
+
+/// What is for tests alone has no name in a configuration.
+#[test]
+fn an_offload_of_parameters_on_the_cpu_is_refused() {
+    let optimiser = Offload::new(MixedPrecision::new(DType::F32, Adam::new(0.1))).everywhere();
+    let boxed: Box<dyn Optimiser> = Box::new(optimiser.clone());
+    for optimiser in [&optimiser as &dyn Optimiser, &boxed] {
+        let error = OptimiserConfig::of(optimiser).expect_err("no name for it");
+        is_kind(&error, ErrorKind::Unsupported, &["Offload::everywhere"]);
+    }
+    let state = setup(optimiser, &model(&[random(1, &[2], DType::BF16, &Device::Cpu)])).expect("a state");
+    is_kind(&OptimiserConfig::of_state(&state).expect_err("no name for it"), ErrorKind::Unsupported, &["Offload::everywhere"]);
 }
 
 /// The optimiser that is built of what is written, by way of JSON and TOML.
