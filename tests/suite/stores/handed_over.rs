@@ -169,7 +169,7 @@ fn masters_that_were_read_are_put_back() {
         }
     }
     // The compensation is rounded up to half a unit, so that the sum lies between two numbers.
-    let x = model(&[Tensor::new(&[0.341_796_875f32, -3.0], &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")]);
+    let x = model(&[Tensor::new(&[0.341_796_875f64, -3.0], &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")]);
     let mut state = setup(Kahan::new(Descent::new(1.0)), &x).expect("a state");
     let gradient = Tensor::new(&[-9.764e-4f32, 7.811e-3], &Device::Cpu).expect("a tensor");
     update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
