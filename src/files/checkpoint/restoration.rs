@@ -11,7 +11,7 @@ use super::record::{LeafRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::{Entry, read_error};
-use crate::model::lent::Lent;
+use crate::model::lent::{Lent, expect_parameter};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::numbers::{Code, DType, elem_count, ranges};
 use crate::rule::field::{Literal, Number};
@@ -263,6 +263,7 @@ impl CheckpointFile {
             if !known.contains(path) {
                 return Err(missing(path, saved.iter()));
             }
+            expect_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
             let entry = if self.convert { self.precise(path)? } else { path.to_string() };
             let source = EntryPart { entry, elements: 0..variable.elem_count() };
             self.check_entry(&source, Some(variable.shape()), variable.dtype()).map_err(|error| error.at(path))?;

@@ -388,6 +388,29 @@ fn owners_that_do_not_lend_to_write_are_refused_in_the_plan() {
     }
 }
 
+/// So are the weights of a checkpoint or of a map, before state or model has any of them.
+#[test]
+fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("checkpoint");
+    let model = (Locked::new(&Tensor::ones(10, F32, &Device::Cpu).expect("ones")), Faulty::new());
+    let mut state = setup(MixedPrecision::new(F64, Adam::new(0.1)), &(&model.0, &model.1)).expect("a state");
+    Checkpoint::new(&state).model(&(&model.0, &model.1)).save(&file).expect("a save");
+    let grads = Grads::from(["0", "1.x"].map(|path| (path.to_string(), tensor(1, &[10], F32))));
+    update(&mut state, &(&model.0, &model.1), &grads).expect("an update");
+    let all = |state: &_| (model.0.numbers(), model.1.values.read().unwrap().clone(), snapshot(&Vars::new(), state));
+    let before = all(&state);
+    model.1.begin(Fault::RefusesToWrite, 0);
+    let masters = state.masters(&(&model.0, &model.1)).expect("masters").into_keys().map(|path| (path, tensor(2, &[10], F64)));
+    let masters: Grads = masters.collect();
+    let restored = CheckpointFile::open(&file).and_then(|file| file.restore_with_model(&mut state, &(&model.0, &model.1)).map(drop));
+    let set = state.set_masters(&(&model.0, &model.1), &masters).map(drop);
+    for refused in [restored, set] {
+        is_kind(&refused.expect_err("a refusal"), ErrorKind::Memory, &["\"1.x\"", "does not lend it", "average"]);
+    }
+    assert!(all(&state) == before);
+}
+
 /// Something of which the owner says and lends something else from some question on.
 struct Changing {
     shapes: [Shape; 2],
