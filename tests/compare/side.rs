@@ -20,6 +20,8 @@ pub fn names() -> Vec<String> {
 
 /// Runs a case.
 pub fn run(case: &Case) -> Run {
+    // Each state would print its own.
+    optimisers::Warning::silence();
     let mut numbers: Vec<Numbers> = case.parameters.iter().map(|x| Numbers::new(x.format, &x.values)).collect();
     let model = case.parameters.iter().zip(&numbers).enumerate();
     let model: BTreeMap<String, Var> =
