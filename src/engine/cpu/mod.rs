@@ -290,22 +290,24 @@ unsafe fn over_in<T: HasScratch>(pass: &Pass<'_>, length: usize, part: Range<usi
             place.store(total.to_bits(), Ordering::Release);
         }
     };
-    match pass.sources.iter().filter_map(StridedSource::band).max() {
-        None if parallel => threads::for_each_chunk(count, &|i| run(pass, i)),
-        None => (0..count).for_each(|i| run(pass, i)),
-        // A gradient that lies by columns is brought in order for several chunks at once.
-        Some(band) => {
-            let tasks = if parallel { rayon::current_num_threads() } else { 1 };
-            let together = (band / chunk).clamp(1, count.div_ceil(tasks).max(1));
-            let task = |first: usize| {
-                let chunks = first * together..count.min((first + 1) * together);
-                let range = part.start + chunks.start * chunk..part.end.min(part.start + chunks.end * chunk);
-                // SAFETY: the caller promises that the data is locked and holds the part, in which the range lies.
-                unsafe { pass.by_rows::<T>(&range, |pass| chunks.for_each(|i| run(pass, i))) };
-            };
-            let count = count.div_ceil(together);
-            if parallel { threads::for_each_chunk(count, &task) } else { (0..count).for_each(task) }
+    // A gradient that lies by columns is brought in order for several chunks at once.
+    let band = pass.sources.iter().filter_map(StridedSource::band).max();
+    let shares = if parallel { rayon::current_num_threads() } else { 1 };
+    let together = band.map_or(1, |band| (band / chunk).clamp(1, count.div_ceil(shares).max(1)));
+    let task = |index: usize| {
+        let chunks = index * together..count.min((index + 1) * together);
+        if band.is_none() {
+            return chunks.for_each(|i| run(pass, i));
         }
+        let range = part.start + chunks.start * chunk..part.end.min(part.start + chunks.end * chunk);
+        // SAFETY: the caller promises that the data is locked and holds the part, in which the range lies.
+        unsafe { pass.by_rows::<T>(&range, |pass| chunks.for_each(|i| run(pass, i))) };
+    };
+    let tasks = count.div_ceil(together);
+    if parallel {
+        threads::for_each_chunk(tasks, &task)
+    } else {
+        (0..tasks).for_each(task)
     }
     totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
 }
