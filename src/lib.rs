@@ -94,7 +94,7 @@ pub use rule::{
 };
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
-pub use rules::listed::*;
+pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
 // Named, so that the compiler says of each which feature it needs.
 #[cfg(feature = "candle")]
 pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};

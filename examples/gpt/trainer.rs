@@ -93,7 +93,7 @@ impl Trainer {
         for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
             let loss = self.loss(&batch?)?;
             losses.extend(self.world.of_all(loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));
-            expect_finite(mean(&losses), "training", step)?;
+            check_finite(mean(&losses), "training", step)?;
             if is_given_up {
                 continue;
             }
@@ -128,7 +128,7 @@ impl Trainer {
         loop {
             let batches: Vec<Batch> = batches.by_ref().take(self.world.size()).collect::<Result<_>>()?;
             if batches.is_empty() {
-                return expect_finite((sum / count as f64) as f32, "validation", self.history.steps());
+                return check_finite((sum / count as f64) as f32, "validation", self.history.steps());
             }
             let own = batches.get(self.world.rank()).map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
             for (batch, loss) in batches.iter().zip(self.world.of_all(own.to_le_bytes())?) {
@@ -181,7 +181,7 @@ fn push_all(gpt: &Gpt, mut grads: GradStore, step: StreamedStep<'_>) -> optimise
     step.finish()
 }
 
-fn expect_finite(loss: f32, what: &str, step: usize) -> std::result::Result<f32, Box<dyn Error>> {
+fn check_finite(loss: f32, what: &str, step: usize) -> std::result::Result<f32, Box<dyn Error>> {
     if loss.is_finite() {
         return Ok(loss);
     }

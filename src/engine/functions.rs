@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::memory::{Buffer, UpdateTargets, WrittenStorages, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, expect_gradient, kind_of};
+use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, check_gradient, kind_of};
 use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
@@ -56,7 +56,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<crate::tensors::Result<Vec<_>>>()?;
     // A graph that leads back to the parameter would keep everything that is computed.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
-    if expect_gradient(job.path, &x, &result).is_err() {
+    if check_gradient(job.path, &x, &result).is_err() {
         return Err(Error::new(ErrorKind::Contract, "the function of its rule returned")
             .with_got(kind_of(result.dims(), result.dtype().into(), result.device()))
             .with_expected(format_args!("F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter", x.shape(), x.device().location()))
@@ -122,7 +122,7 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device
 /// fails.
 pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
-    expect_gradient("", x, &dx)?;
+    check_gradient("", x, &dx)?;
     let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };
     if job.length == 0 {
         return Ok(Tensor::zeros(x.shape(), job.compute.into(), x.device())?);

@@ -63,7 +63,7 @@ pub(crate) use memory::{
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite, Operand, Reduction, Sources, Step,
-    Steps, TensorStep, Term, TermOf, Then, expect_gradient,
+    Steps, TensorStep, Term, TermOf, Then, check_gradient,
 };
 pub use plan::{Norms, Resolved};
 pub(crate) use reduce::{Gather, GivenNorms, NormShare, ReduceOutcome, Verdict, joined_norms, reduce, reduce_with};

@@ -142,7 +142,7 @@ impl Weights {
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
         let read = self.check(&entry, shape, dtype).and_then(|()| {
-            let tensor = entry.tensor().and_then(|tensor| file.tensors.expect_unchanged().map(|()| tensor));
+            let tensor = entry.tensor().and_then(|tensor| file.tensors.check_unchanged().map(|()| tensor));
             tensor.map_err(read_error)
         });
         read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))

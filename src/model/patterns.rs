@@ -44,7 +44,7 @@ impl Patterns {
     }
 
     /// Refuses a pattern that matches no path of these variables.
-    pub(crate) fn expect_matched(&self, variables: &[&Variable<'_>]) -> Result<()> {
+    pub(crate) fn check_matched(&self, variables: &[&Variable<'_>]) -> Result<()> {
         let is_idle = |&pattern: &usize| !variables.iter().any(|variable| self.matches(pattern, &variable.paths));
         let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
         Err(self.unmatched(idle, variables.iter().copied()))

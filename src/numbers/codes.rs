@@ -145,7 +145,7 @@ fn encode_all<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32 + Co
     for (blocks, records) in blocks.chunks(TOGETHER).zip(full.chunks_mut(TOGETHER)) {
         let mut scales = [None; TOGETHER];
         for (scale, block) in scales.iter_mut().zip(blocks) {
-            *scale = Scale::of(largest(block, read));
+            *scale = BlockScale::of(largest(block, read));
         }
         for ((scale, block), record) in scales.into_iter().zip(blocks).zip(records) {
             // A loop of known length.
@@ -153,7 +153,7 @@ fn encode_all<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32 + Co
         }
     }
     if let [record, ..] = last {
-        encode::<SIGNED, T>(rest, Scale::of(largest(rest, read)), read, record);
+        encode::<SIGNED, T>(rest, BlockScale::of(largest(rest, read)), read, record);
     }
 }
 
@@ -166,8 +166,8 @@ fn largest<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
 
 /// The record of values with this scale.
 #[inline(always)]
-fn encode<const SIGNED: bool, T>(values: &[T], scale: Option<Scale>, read: impl Fn(&T) -> f32 + Copy, record: &mut [u8; RECORD]) {
-    let (Some(Scale { unit, inverse }), Some((scale, codes))) = (scale, record.split_first_chunk_mut::<SCALE>()) else {
+fn encode<const SIGNED: bool, T>(values: &[T], scale: Option<BlockScale>, read: impl Fn(&T) -> f32 + Copy, record: &mut [u8; RECORD]) {
+    let (Some(BlockScale { unit, inverse }), Some((scale, codes))) = (scale, record.split_first_chunk_mut::<SCALE>()) else {
         return encode_non_finite::<SIGNED, T>(values, read, record);
     };
     *scale = unit.to_le_bytes();
@@ -178,14 +178,14 @@ fn encode<const SIGNED: bool, T>(values: &[T], scale: Option<Scale>, read: impl 
 
 /// The scale of a record.
 #[derive(Clone, Copy)]
-pub(crate) struct Scale {
+pub(crate) struct BlockScale {
     /// What is stored.
     pub(crate) unit: f32,
     /// What numbers are multiplied by: slightly above the reciprocal, so that the largest of them is not below 1.
     pub(crate) inverse: f32,
 }
 
-impl Scale {
+impl BlockScale {
     /// The scale of numbers of which the largest has the size with these bits, if it is finite.
     #[inline(always)]
     pub(crate) fn of(largest: u32) -> Option<Self> {
@@ -193,11 +193,11 @@ impl Scale {
             return None;
         }
         if largest == 0 {
-            return Some(Scale { unit: 0.0, inverse: 0.0 });
+            return Some(BlockScale { unit: 0.0, inverse: 0.0 });
         }
         // The reciprocal of a subnormal number could be infinite.
         let unit = f32::from_bits(largest).max(f32::MIN_POSITIVE);
-        Some(Scale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
+        Some(BlockScale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
     }
 }
 
@@ -209,7 +209,7 @@ fn encode_non_finite<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f
     let mut numbers = [f32::from_bits(1); BLOCK];
     numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
     let numbers = &numbers[..values.len()];
-    encode::<SIGNED, f32>(numbers, Scale::of(largest(numbers, f32::clone)), f32::clone, record);
+    encode::<SIGNED, f32>(numbers, BlockScale::of(largest(numbers, f32::clone)), f32::clone, record);
     let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
     for (code, number) in record[SCALE..].iter_mut().zip(values.iter().map(read)) {
         if number.is_nan() {

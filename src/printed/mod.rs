@@ -13,7 +13,7 @@ use smallvec::smallvec;
 
 use buffers::{buffers, probe, slot_places};
 pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKernel, StateBuffer};
-use refusal::{expect_arithmetic, expect_dtypes, expect_elementwise};
+use refusal::{check_arithmetic, check_dtypes, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
 use crate::engine::{BoundKernel, Epilogue, Job, Operand, Step, TracedKernel, traced};
@@ -35,9 +35,9 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 /// - A hyper-parameter is out of range, or a dtype is any other.
 pub fn printed<O: Optimiser>(optimiser: O, parameter: impl Into<DType>, gradient: impl Into<DType>) -> Result<Printed> {
     let (parameter, gradient) = (parameter.into(), gradient.into());
-    expect_dtypes(parameter, gradient)?;
+    check_dtypes(parameter, gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
-    expect_elementwise(&optimiser, &x)?;
+    check_elementwise(&optimiser, &x)?;
     let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
     let mut printed =
@@ -172,7 +172,7 @@ impl Printed {
         let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls);
         let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
-        expect_arithmetic(&**optimiser, &job)?;
+        check_arithmetic(&**optimiser, &job)?;
         let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue { u64::from(high) << 32 | u64::from(low) } else { 0 };
         let slots = slots(&job, &places);

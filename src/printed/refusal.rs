@@ -11,7 +11,7 @@ use crate::rules::catalogue;
 const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
 
 /// Refuses dtypes that no kernel reads.
-pub(super) fn expect_dtypes(parameter: DType, gradient: DType) -> Result<()> {
+pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
     match [("parameter", parameter), ("gradient", gradient)].into_iter().find(|(_, dtype)| !is_supported(*dtype)) {
         None => Ok(()),
         Some((what, dtype)) => Err(Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
@@ -21,7 +21,7 @@ pub(super) fn expect_dtypes(parameter: DType, gradient: DType) -> Result<()> {
 }
 
 /// Refuses an optimiser whose step of an element depends on other elements.
-pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
+pub(super) fn check_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
     let refused = |needs, remedy| Err(not_elementwise(optimiser, needs, remedy));
     match optimiser.rule().kind() {
         Kind::WholeModel => return refused("a number of the whole model", FACTOR),
@@ -38,7 +38,7 @@ pub(super) fn expect_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Resul
 }
 
 /// Refuses a plan with more than arithmetic in it.
-pub(super) fn expect_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Result<()> {
+pub(super) fn check_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Result<()> {
     let needs = job.steps.iter().find_map(|step| match step {
         Step::Map { .. } | Step::Identity => None,
         Step::Reduce(_) => Some("a norm or a sum"),

@@ -49,7 +49,7 @@ impl StateWorld {
     }
 
     /// Refuses a tensor on another device than that of the transport, if it has one.
-    pub(crate) fn expect_device(&self, path: &str, device: &Device) -> Result<()> {
+    pub(crate) fn check_device(&self, path: &str, device: &Device) -> Result<()> {
         match self.communicator.device().filter(|expected| !expected.same_device(device)) {
             Some(expected) => {
                 let remedy = "the transport moves tensors of no other device: make the model on a clone of the transport's device (each \

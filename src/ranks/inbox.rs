@@ -7,7 +7,7 @@ use std::sync::Once;
 use super::{StateWorld, not_empty};
 use crate::engine::download;
 use crate::error::Result;
-use crate::model::lent::{expect_on_cpu, storage_of};
+use crate::model::lent::{check_on_cpu, storage_of};
 use crate::numbers::DType;
 use crate::tensors::{CpuStorage, Device, InplaceOp1, Layout, StorageRef, Tensor, bytes_mut, bytes_of};
 
@@ -168,7 +168,7 @@ impl InplaceOp1 for LendBytes<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> crate::tensors::Result<()> {
-        expect_on_cpu("tensor", storage, self.tensor)?;
+        check_on_cpu("tensor", storage, self.tensor)?;
         (self.run.borrow_mut())(bytes_mut(storage)?)
     }
 }

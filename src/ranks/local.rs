@@ -7,7 +7,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::CommunicationError;
-use super::{Communicator, expect_of_others, fill, length};
+use super::{Communicator, check_of_others, fill, length};
 
 /// Makes the `size` ranks of a job in one process, in order.
 ///
@@ -97,7 +97,7 @@ impl Communicator for LocalRank {
 
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         self.seat.call("exchange", from, || {
-            expect_of_others("to", [self.seat.rank, self.seat.size], to.iter().map(|slices| length(slices)))?;
+            check_of_others("to", [self.seat.rank, self.seat.size], to.iter().map(|slices| length(slices)))?;
             Ok(to.iter().map(|slices| Letter::new(slices.concat())).collect())
         })
     }
@@ -120,9 +120,9 @@ impl RankHandle {
         letters: impl FnOnce() -> Result<Vec<Letter>, CommunicationError>,
     ) -> Result<(), CommunicationError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.meeting.board().expect_all()?;
+        self.meeting.board().check_all()?;
         let expected: Vec<usize> = from.iter().map(|slices| length(slices)).collect();
-        let fits = expect_of_others("from", [self.rank, self.size], expected.iter().copied());
+        let fits = check_of_others("from", [self.rank, self.size], expected.iter().copied());
         let brought = fits.and_then(|()| Ok(RankMessages { function, letters: letters()?, expected }));
         for (slices, letter) in from.iter_mut().zip(self.meeting.answer(self.rank, brought)?) {
             fill(slices, &letter);
@@ -139,7 +139,7 @@ impl MeetingPlace {
     /// Waits until all ranks have brought something, or one has left.
     fn answer(&self, rank: usize, brought: Result<RankMessages, CommunicationError>) -> Result<Vec<Letter>, CommunicationError> {
         let mut board = self.board();
-        board.expect_all()?;
+        board.check_all()?;
         board.brought[rank] = Some(brought);
         if board.brought.iter().all(Option::is_some) {
             board.hand_out();
@@ -150,7 +150,7 @@ impl MeetingPlace {
             if let Some(answer) = board.answers[rank].take() {
                 return answer;
             }
-            board.expect_all()?;
+            board.check_all()?;
             board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -165,7 +165,7 @@ impl MeetingPlace {
 }
 
 impl CallState {
-    fn expect_all(&self) -> Result<(), CommunicationError> {
+    fn check_all(&self) -> Result<(), CommunicationError> {
         self.gone.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
     }
 

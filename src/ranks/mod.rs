@@ -97,7 +97,7 @@ pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> 
 
 /// Refuses a list, given by the lengths of its entries, that lacks an entry for a rank or has bytes from a
 /// rank to itself.
-pub(crate) fn expect_of_others(
+pub(crate) fn check_of_others(
     list: &str,
     [rank, size]: [usize; 2],
     lengths: impl ExactSizeIterator<Item = usize>,

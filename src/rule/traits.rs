@@ -191,7 +191,7 @@ impl Describer<'_> {
 
     /// What distinguishes it from others of its kind and cannot be adjusted, such as the dtype of masters.
     pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
-        self.expect_own();
+        self.check_own();
         self.tell(Event::Setting(name, value.into()));
     }
 
@@ -202,13 +202,13 @@ impl Describer<'_> {
 
     /// A hyper-parameter, with its default and its [range](crate::range).
     pub fn field<F: Field>(&mut self, name: &'static str, value: &mut F, default: F, range: fn(F) -> Option<&'static str>) {
-        self.expect_own();
+        self.check_own();
         self.tell(Event::Field(name, &mut Typed { value, default, range }));
     }
 
     /// The name of what looks like a hyper-parameter and cannot be set: it decides the layout of the state.
     pub fn fixed(&mut self, name: &'static str) {
-        self.expect_own();
+        self.check_own();
         self.tell(Event::Fixed(name));
     }
 
@@ -272,23 +272,23 @@ impl Describer<'_> {
         let mut part = Describer::new(&mut *self.tell, position);
         part.tell(Event::Begin);
         describe(&mut part);
-        part.expect_kind();
+        part.check_kind();
         part.tell(Event::End);
     }
 
     /// Refuses a rule that has said nothing of its kind.
-    fn expect_kind(&mut self) {
+    fn check_kind(&mut self) {
         if self.position.kind.is_empty() {
             self.refuse("it does not say what it is", "call `Describer::kind` first");
         }
     }
 
     /// Refuses a field or setting that would be taken for another rule's.
-    fn expect_own(&mut self) {
+    fn check_own(&mut self) {
         if self.has_parts {
             self.refuse("it says fields or settings after what it holds", "say them before");
         }
-        self.expect_kind();
+        self.check_kind();
     }
 
     /// Makes the check of the rule fail.
@@ -307,7 +307,7 @@ impl Describer<'_> {
 pub(super) fn visit(rule: &mut dyn Describe, mut tell: impl FnMut(&Position, Event<'_>)) {
     let mut whole = Describer::new(&mut tell, Position::default());
     rule.describe(&mut whole);
-    whole.expect_kind();
+    whole.check_kind();
 }
 
 /// A rule that can show what it holds.

@@ -1,7 +1,7 @@
 //! A call of an update: what the user chose, what the call found, and the gradients as the rules get them.
 
-use super::loss_scaler::{LossScaler, expect_unscaled};
-use crate::engine::{Engine, Sources, expect_gradient};
+use super::loss_scaler::{LossScaler, check_unscaled};
+use crate::engine::{Engine, Sources, check_gradient};
 use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
@@ -63,7 +63,7 @@ impl UpdateCall {
     pub(crate) fn new(options: UpdateOptions, scaler: Option<&LossScaler>, known: Option<f64>) -> Result<Self> {
         let scale = match scaler {
             Some(scaler) => scaler.of_loss(known)?,
-            None => expect_unscaled(known).map(|()| None)?,
+            None => check_unscaled(known).map(|()| None)?,
         };
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
         Ok(UpdateCall { options, loss_scale: scale.unwrap_or(1.0), weight: options.weight, divisor: 1, calls: 0, norms: 0 })
@@ -131,7 +131,7 @@ fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn G
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
         for (path, gradient) in gradients_of(leaf, x, grads) {
             let gradient = Lent::new(gradient);
-            expect_gradient(path, x, &*gradient)?;
+            check_gradient(path, x, &*gradient)?;
             if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
                 sources.push(gradient);
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
 use crate::error::{Error, Result};
-use crate::model::lent::{Lend, Lent, expect_parameter};
+use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
 use crate::rule::{Description, Optimiser};
@@ -30,11 +30,11 @@ impl<'x> OwnLeaf<'x> {
         written: &WrittenStorages,
     ) -> Result<Self> {
         // This rank writes the parameter even if another rank has all of its state and computes it.
-        expect_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
+        check_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, sources?, written)? };
         // With `finite_only` an overflow on the wire skips the call, so it is no error here.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
-            own.expect_no_overflow(leaf.path())?;
+            own.check_no_overflow(leaf.path())?;
         }
         Ok(own)
     }
@@ -46,7 +46,7 @@ impl<'x> OwnLeaf<'x> {
     }
 
     /// Refuses a finite number that becomes infinite in the dtype in which it travels.
-    fn expect_no_overflow(&self, path: &str) -> Result<()> {
+    fn check_no_overflow(&self, path: &str) -> Result<()> {
         let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
         if gradient.dtype() == dtype {
             return Ok(());

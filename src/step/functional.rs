@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::call::{UpdateCall, gradients_of};
 use super::outcome::Outcome;
 use super::pipeline::{StepGradients, step};
-use super::update::{Update, UpdateOptions, expect_known};
+use super::update::{Update, UpdateOptions, check_known};
 use crate::engine::owned_on;
 use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
@@ -58,8 +58,8 @@ impl<'s> Update<'s, &'s StateTree> {
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
         let Update { state, options, scaler } = self;
         let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale())?;
-        state.expect_whole("`Update::functional`")?;
-        expect_known(state, grads)?;
+        state.check_whole("`Update::functional`")?;
+        check_known(state, grads)?;
         let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(call, state, parameters, grads))?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, call.loss_scale)?

@@ -4,10 +4,10 @@ use super::call::UpdateCall;
 use super::exchange::CallGradients;
 use crate::engine::{Job, WrittenStorages};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, Lent, expect_parameter};
+use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::rule::Extent;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
-use crate::tree::{Leaf, Twins, expect_twin};
+use crate::tree::{Leaf, Twins, check_twin};
 
 /// What the plan for a leaf means for the call.
 #[derive(Clone, Copy, Default)]
@@ -58,7 +58,7 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         let sources = gradients.sources(self.index, leaf, x, low)?;
         let has_gradient = !sources.is_empty();
         self.plan = LeafPlan { has_gradient, allows_missing: leaf.waiting.is_allowed, ..LeafPlan::default() };
-        leaf.expect_parameter()?;
+        leaf.check_parameter()?;
         if leaf.frozen {
             return Ok(());
         }
@@ -66,8 +66,8 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         let extent = (!call.options.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (has_gradient, extent) {
             // The checks below read all of the parameter, before the rules choose what they work on.
-            expect_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
-            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.expect_copies(x, Extent::First) };
+            check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
+            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
@@ -78,7 +78,7 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         if let Some(low) = low {
             let is_written = has_gradient || planned.progress == Progress::Applied;
             if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
-                expect_twin(path, low, x, extent)?;
+                check_twin(path, low, x, extent)?;
             }
             planned = planned.with_low_precision(low).ok_or_else(|| {
                 let problem = format!("it has a twin, and {} keeps a copy of its own", optimiser.name());
@@ -95,7 +95,7 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         job.whole = whole;
         let own = job.check(x, &|| optimiser.name())?;
         if is_cut {
-            job.expect_divisible(&|| optimiser.name())?;
+            job.check_divisible(&|| optimiser.name())?;
         }
         job.copy_shared(written, &own)?;
         self.plan = LeafPlan { progress: Some(progress), windows, moves, ..self.plan };

@@ -13,7 +13,7 @@ use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::DType;
 use crate::ranks::{Call, Communicator, StateWorld};
 use crate::rule::{Optimiser, Parameter};
-use crate::tree::{ChoiceCache, StateTree, chosen, expect_patterns, is_trainable};
+use crate::tree::{ChoiceCache, StateTree, check_patterns, chosen, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -211,7 +211,7 @@ impl Setup {
 
     /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
-        let choices = choices.and_then(|choices| expect_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
+        let choices = choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
             None => choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))).collect(),

@@ -60,7 +60,7 @@ impl NormsOfStep {
 }
 
 /// Refuses a job that needs other numbers of other leaves than these norms.
-pub(super) fn expect_enough(norms: Option<&NormsOfStep>, job: &Job<'_>) -> Result<()> {
+pub(super) fn check_enough(norms: Option<&NormsOfStep>, job: &Job<'_>) -> Result<()> {
     const LATER: &str = "collect the gradients and call `update`, or `Update::apply_owned`, which frees each as it goes";
     let refused = |problem: String, remedy: &'static str| Err(Error::new(ErrorKind::Unsupported, problem).at(job.path).with_remedy(remedy));
     for group in job.groups() {
@@ -84,12 +84,7 @@ pub(super) fn expect_enough(norms: Option<&NormsOfStep>, job: &Job<'_>) -> Resul
 }
 
 /// Refuses leaves whose rules need numbers of other leaves that are not given.
-pub(super) fn expect_all_enough(
-    norms: Option<&NormsOfStep>,
-    leaves: &mut [Leaf],
-    parameters: &[Lent<'_>],
-    call: &UpdateCall,
-) -> Result<()> {
+pub(super) fn check_all_enough(norms: Option<&NormsOfStep>, leaves: &mut [Leaf], parameters: &[Lent<'_>], call: &UpdateCall) -> Result<()> {
     let mut last: Option<(Arc<dyn Optimiser>, usize)> = None;
     for (leaf, x) in leaves.iter_mut().zip(parameters).filter(|(leaf, _)| !leaf.frozen) {
         // Neighbours often share an optimiser.
@@ -103,7 +98,7 @@ pub(super) fn expect_all_enough(
         let Leaf { path, optimiser, state, .. } = leaf;
         let gradient = call.gradient(Sources::from_iter([Lent::Tensor(promised)]), path, None);
         let planned = optimiser.plan(state, Target { path, x: &**x, extent: None }, gradient).map_err(|error| error.at(path))?;
-        expect_enough(norms, &planned.job)?;
+        check_enough(norms, &planned.job)?;
         if norms.is_none() {
             // A call that only collects asks for nothing yet.
             let error = Error::new(ErrorKind::Unsupported, "its rule depends on other parameters, and gradients come one at a time");

@@ -15,7 +15,7 @@ use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason, Status};
 use super::pipeline::{StepPlan, are_finite, figures, keep_written, moved, planned};
 use super::ranks::Ranks;
-use super::step_norms::{NormsOfStep, StepNorms, expect_all_enough, expect_enough};
+use super::step_norms::{NormsOfStep, StepNorms, check_all_enough, check_enough};
 use super::update::{StepTarget, Update};
 use crate::engine::{Job, NormShare, Norms, UpdateTargets, Verdict, commit, joined_norms, reduce_with};
 use crate::error::warning::Warning;
@@ -154,13 +154,13 @@ impl<'s> Update<'s> {
 
     fn begin_with<M: Model + ?Sized>(self, model: &'s M, norms: Option<StepNorms<'_>>) -> Result<StreamedStep<'s>> {
         let Update { state, options, scaler } = self;
-        state.expect_whole("a step whose gradients come one at a time")?;
+        state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
         let StepTarget { call, parameters, twins } = StepTarget::find(state, model, options, scaler.as_deref(), None)?;
         let call = call.of_state(state);
-        state.expect_parameters()?;
+        state.check_parameters()?;
         let norms = norms.map(NormsOfStep::new).transpose()?;
-        expect_all_enough(norms.as_ref(), &mut state.leaves, &parameters, &call)?;
+        check_all_enough(norms.as_ref(), &mut state.leaves, &parameters, &call)?;
         keep_written(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, advance: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
@@ -435,7 +435,7 @@ fn count_moved(advances: &[Option<Advance>]) -> usize {
 
 /// The leaf's shares of norms; `None` if its gradient is not finite.
 fn reduced(call: &UpdateCall, norms: Option<&NormsOfStep>, job: &mut Job<'_>) -> Result<Option<Vec<NormShare>>> {
-    expect_enough(norms, job)?;
+    check_enough(norms, job)?;
     let reduced = reduce_with(call.options.engine, &Ranks::new(None), &mut [job], norms.map(|norms| &norms.by_group))?;
     Ok((reduced.verdict == Verdict::Go).then_some(reduced.shares))
 }

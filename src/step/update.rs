@@ -267,7 +267,7 @@ impl<'s> Update<'s> {
         let Update { state, options, scaler } = self;
         let found = || {
             let target = StepTarget::find(state, model, options, scaler.as_deref(), loss_scale)?;
-            expect_known(state, &grads)?;
+            check_known(state, &grads)?;
             let owned = looked_up(&grads, |grads| target.owned(state, grads))?;
             Ok((target, owned))
         };
@@ -297,7 +297,7 @@ impl<'s> Update<'s> {
             let target = StepTarget::find(state, model, options, scaler.as_deref(), loss_scale)?;
             // After the model: a parameter that the state lacks was added after `setup`, and that error says
             // more.
-            expect_known(state, grads)?;
+            check_known(state, grads)?;
             Ok((target, map))
         };
         let (target, map) = match found() {
@@ -329,7 +329,7 @@ impl<'m> StepTarget<'m> {
         let call = UpdateCall::new(options, scaler, loss_scale)?;
         let (parameters, twins) = state.pairs(model)?;
         if !twins.is_empty() {
-            state.expect_whole("an update with a `Twin`")?;
+            state.check_whole("an update with a `Twin`")?;
         }
         Ok(StepTarget { call, parameters, twins })
     }
@@ -356,7 +356,7 @@ impl<'m> StepTarget<'m> {
 }
 
 /// Refuses a gradient for a name that the state does not know.
-pub(super) fn expect_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
+pub(super) fn check_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
     match grads.paths().find(|path| !state.knows(path)) {
         Some(path) => Err(Error::unknown("parameter for the gradient of", path, &state.listed())),
         None => Ok(()),

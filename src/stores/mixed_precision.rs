@@ -124,8 +124,8 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
         Ok(true)
     }
 
-    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        state.master.as_ref().map_or_else(|| state_of_another_rule(self), |master| target.expect_rounded(master))
+    fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+        state.master.as_ref().map_or_else(|| state_of_another_rule(self), |master| target.check_rounded(master))
     }
 
     fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {

@@ -210,12 +210,12 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         self.inner.seen(state, x)
     }
 
-    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+    fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
         let (x, inner) = self.inner_of(state, target.x)?;
         if let (Some(_), Some(copy)) = (&state.staging, copy_of(state)) {
-            target.expect_rounded(copy)?;
+            target.check_rounded(copy)?;
         }
-        self.inner.expect_rounded(inner, Target { x, ..target })
+        self.inner.check_rounded(inner, Target { x, ..target })
     }
 
     fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
@@ -238,7 +238,7 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
         let x = copy.map_or(target.x, |copy| copy as &dyn Lend);
         let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
         match copy {
-            Some(copy) if has_gradient || planned.progress == Progress::Applied => target.expect_rounded(copy)?,
+            Some(copy) if has_gradient || planned.progress == Progress::Applied => target.check_rounded(copy)?,
             _ => {}
         }
         Ok(planned)
@@ -250,7 +250,7 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
-    use crate::rules::listed::Adam;
+    use crate::rules::Adam;
     use crate::stores::MixedPrecision;
 
     fn names(state: &State) -> Vec<String> {

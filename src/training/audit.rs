@@ -140,15 +140,16 @@ impl Reach {
     fn of(numbers: &[f64]) -> Self {
         let count = numbers.iter().filter(|number| !number.is_finite()).count();
         let largest = numbers.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
-        match () {
-            () if count > 0 => Reach::NonFinite { count },
-            () if largest > 0.0 => {
-                // Divided by the largest: squares of very large or small numbers leave the range of f64.
-                let sum: f64 = numbers.iter().map(|number| (number / largest).powi(2)).sum();
-                Reach::Gradient { norm: largest * sum.sqrt() }
-            }
-            () if numbers.is_empty() => Reach::Gradient { norm: 0.0 },
-            () => Reach::Zero,
+        if count > 0 {
+            Reach::NonFinite { count }
+        } else if largest > 0.0 {
+            // Divided by the largest: squares of very large or small numbers leave the range of f64.
+            let sum: f64 = numbers.iter().map(|number| (number / largest).powi(2)).sum();
+            Reach::Gradient { norm: largest * sum.sqrt() }
+        } else if numbers.is_empty() {
+            Reach::Gradient { norm: 0.0 }
+        } else {
+            Reach::Zero
         }
     }
 }

@@ -210,7 +210,7 @@ impl Structure {
     /// ```
     pub fn assign<M: Model + ?Sized>(&self, flat: &Tensor, model: &M) -> Result<()> {
         let variables = of_candle(model, is_trainable)?;
-        self.expect_model(&variables)?;
+        self.check_model(&variables)?;
         let tensors = self.rebuild(flat)?;
         let next = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
             let tensor = tensor.to_device(variable.tensor.device())?;
@@ -240,7 +240,7 @@ impl Structure {
     }
 
     /// Refuses variables that are not those of the structure.
-    fn expect_model(&self, variables: &[CandleVariable]) -> Result<()> {
+    fn check_model(&self, variables: &[CandleVariable]) -> Result<()> {
         const REMEDY: &str = "pass the model that `destructure` saw, or its equal";
         for place in 0..self.parameters.len().max(variables.len()) {
             let expected = self.parameters.get(place).map_or(&[][..], |parameter| &parameter.paths);

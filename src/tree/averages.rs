@@ -116,9 +116,9 @@ impl StateTree {
     }
 
     /// Refuses to go on while the model has averages in place of its parameters, or without leaves.
-    pub(crate) fn expect_parameters(&self) -> Result<()> {
+    pub(crate) fn check_parameters(&self) -> Result<()> {
         self.check_leaves()?;
-        self.leaves.iter().try_for_each(Leaf::expect_parameter)
+        self.leaves.iter().try_for_each(Leaf::check_parameter)
     }
 }
 

@@ -37,13 +37,13 @@ pub(crate) fn chosen<'m, O: Optimiser>(
 }
 
 /// Refuses optimisers that decide by a pattern which no path of the model matches.
-pub(crate) fn expect_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
+pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     let variables: Vec<&Variable<'_>> = choices.iter().map(|(variable, _)| variable).collect();
     let mut last = None;
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // Neighbours usually share one `Arc`; its patterns are checked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
-            Patterns::new(patterns(&mut *dyn_clone::clone_box(&**optimiser))).expect_matched(&variables)?;
+            Patterns::new(patterns(&mut *dyn_clone::clone_box(&**optimiser))).check_matched(&variables)?;
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn add<O: Optimiser, M: Model + ?Sized>(&mut self, optimiser: O, model: &M) -> Result<Vec<String>> {
-        self.expect_whole("`add`")?;
+        self.check_whole("`add`")?;
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let mut unknown = in_path_order(model, is_trainable)?;
@@ -55,7 +55,7 @@ impl StateTree {
         O: Optimiser,
         M: Model + ?Sized,
     {
-        self.expect_whole("`add_with`")?;
+        self.check_whole("`add_with`")?;
         let mut without = in_path_order(model, is_trainable)?;
         without.retain(|variable| !matches!(self.known_as(&*variable.x, variable.path()), Some(Some(_))));
         self.extend_whole(chosen(without, &mut choose)?)
@@ -124,7 +124,7 @@ impl StateTree {
         if places.is_empty() && !self.left_out.iter().any(is_below) {
             return Err(self.no_leaf(&selected_path(path)));
         }
-        places.iter().try_for_each(|&place| self.leaves[place].expect_parameter())?;
+        places.iter().try_for_each(|&place| self.leaves[place].check_parameter())?;
         let removed = self.take_out(&places);
         self.written.forget(removed.iter().flat_map(Leaf::written));
         let others: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_below(variable)).collect();
@@ -222,9 +222,9 @@ impl StateTree {
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
         self.check_names()?;
-        self.expect_parameters()?;
+        self.check_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
-        self.expect_ties(&variables)?;
+        self.check_ties(&variables)?;
         let mut found: Vec<Option<Rebinding<'_>>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
@@ -236,7 +236,7 @@ impl StateTree {
                 }
                 Some(&Some(i)) => {
                     let path = &self.leaves[i].path;
-                    self.world.iter().try_for_each(|world| world.expect_device(path, x.device()))?;
+                    self.world.iter().try_for_each(|world| world.check_device(path, x.device()))?;
                     found[i] = Some(Rebinding::new(&self.leaves[i], x)?);
                 }
             }
@@ -250,7 +250,7 @@ impl StateTree {
     }
 
     /// Refuses two variables for one leaf that has a path of each.
-    pub(super) fn expect_ties(&self, variables: &[Variable<'_>]) -> Result<()> {
+    pub(super) fn check_ties(&self, variables: &[Variable<'_>]) -> Result<()> {
         let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
         let places: HashMap<&str, usize> = places.collect();
         let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
@@ -291,7 +291,7 @@ struct Rebinding<'m> {
 
 impl<'m> Rebinding<'m> {
     fn new(leaf: &Leaf, x: Lent<'m>) -> Result<Self> {
-        leaf.expect_like(&*x)?;
+        leaf.check_like(&*x)?;
         let moves = !x.device().same_device(&leaf.device);
         let moved = moves
             .then(|| leaf.optimiser.state_for(&leaf.state, &*leaf.own_part(&*x)?).map_err(|error| error.at(&leaf.path)))

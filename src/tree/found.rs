@@ -110,7 +110,7 @@ impl StateTree {
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;
-            leaf.expect_like(&*x)?;
+            leaf.check_like(&*x)?;
             Ok(x)
         };
         self.leaves.iter().zip(found).map(parameter).collect()
@@ -137,7 +137,7 @@ impl StateTree {
 
 impl Leaf {
     /// Refuses a parameter of another shape or dtype than this leaf was made for.
-    pub(super) fn expect_like(&self, x: &dyn Lend) -> Result<()> {
+    pub(super) fn check_like(&self, x: &dyn Lend) -> Result<()> {
         let error = if x.shape() != self.shape() {
             Error::shape(IN_MODEL, x.shape(), self.shape())
         } else if x.dtype() != self.dtype {

@@ -6,7 +6,7 @@ use super::marks::DriveMark;
 use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::lent::{Lend, Lent, expect_parameter};
+use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
 use crate::rule::{Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate, reached};
@@ -71,11 +71,11 @@ impl Leaf {
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
         // Before there is memory for the state of what the owner says: it may lend less.
-        expect_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
+        check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
         let state = state.map_err(|error| error.at(&path))?;
         if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {
-            expect_a_number_per_element(&path, &*optimiser, &state, part.len())?;
+            check_a_number_per_element(&path, &*optimiser, &state, part.len())?;
         }
         Ok(Leaf {
             state,
@@ -202,7 +202,7 @@ impl Leaf {
     }
 
     /// Refuses another optimiser that cannot work on this rank's part of the parameter.
-    pub(crate) fn expect_divisible(&self, optimiser: &dyn Optimiser) -> Result<()> {
+    pub(crate) fn check_divisible(&self, optimiser: &dyn Optimiser) -> Result<()> {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
         if ranks > 1 && optimiser.storage().offloaded {
@@ -434,7 +434,7 @@ pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usi
 }
 
 /// Refuses a rule that claims to be divisible and does not keep one number per element.
-fn expect_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
+fn check_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
     let other = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };
     let problem = format!("{} says that it is divisible, and its state tensor {slot:?} has shape", optimiser.rule().name());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Leaf, MasterValues, StateTree, Twins, expect_twin, values_of};
+use super::{Leaf, MasterValues, StateTree, Twins, check_twin, values_of};
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::lent::Lent;
@@ -134,7 +134,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        let parameters = self.expect_parameters().and_then(|()| {
+        let parameters = self.check_parameters().and_then(|()| {
             let parameters = self.parameters(model)?;
             // Each rank refreshes its own parts, so the parameters have to be the same on all.
             let aspects = match self.is_divided() {
@@ -172,8 +172,8 @@ impl StateTree {
             let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {
                 let part = leaf.own_part(leaf.parameter(&**x))?;
-                leaf.expect_unchanged(&*part, Extent::Whole).map_err(|error| error.counted_from(leaf.part().start))?;
-                twins.get(&**x).map_or(Ok(()), |low| expect_twin(leaf.path(), low, &**x, Extent::Whole))
+                leaf.check_unchanged(&*part, Extent::Whole).map_err(|error| error.counted_from(leaf.part().start))?;
+                twins.get(&**x).map_or(Ok(()), |low| check_twin(leaf.path(), low, &**x, Extent::Whole))
             })
         };
         self.settle(Call::CheckMasters, self.parameters(model).and_then(check))

@@ -25,7 +25,7 @@ mod weights;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use choices::{ChoiceCache, chosen, expect_patterns};
+pub(crate) use choices::{ChoiceCache, check_patterns, chosen};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
 pub(crate) use marks::{DriveCourse, DriveMark};
@@ -37,7 +37,7 @@ pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, SetField, available_in};
 pub(crate) use twins::Twins;
-pub(crate) use weights::expect_twin;
+pub(crate) use weights::check_twin;
 
 use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;

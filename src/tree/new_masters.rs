@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use super::{Leaf, StateTree, Twins};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result, listed};
-use crate::model::lent::{Lend, Lent, expect_parameter, write_tensor};
+use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{first_non_finite, ranges};
 use crate::ranks::Held;
@@ -66,7 +66,7 @@ struct NewMasters<'m> {
 impl StateTree {
     /// [`StateTree::set_masters`].
     pub(super) fn assign_masters<M: Model + ?Sized>(&mut self, model: &M, values: MasterValues<'_>) -> Result<Vec<String>> {
-        let new = self.expect_parameters().and_then(|()| {
+        let new = self.check_parameters().and_then(|()| {
             let new = self.new_masters(model, values)?;
             let agreement = Agreement::on(if self.is_divided() { new.aspects(self)? } else { Vec::new() });
             Ok((new, agreement, Vec::new()))
@@ -184,7 +184,7 @@ const VALUE: &str = "the value for it";
 
 /// The value, checked and in the form in which it can be written over a parameter.
 fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
-    expect_parameter("parameter", x, true).map_err(|error| error.at(path))?;
+    check_parameter("parameter", x, true).map_err(|error| error.at(path))?;
     if value.dims() != x.shape() {
         return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));
     }

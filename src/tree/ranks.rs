@@ -57,7 +57,7 @@ impl StateTree {
     }
 
     /// Refuses a call that needs the whole state, if the state is divided or has lost its leaves.
-    pub(crate) fn expect_whole(&self, call: &'static str) -> Result<()> {
+    pub(crate) fn check_whole(&self, call: &'static str) -> Result<()> {
         self.check_leaves()?;
         match StateWorld::several(self.world.as_ref()) {
             Some(world) => Err(divided(call, world.size())),

@@ -89,16 +89,16 @@ impl Selection<'_> {
         let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
-            leaf.expect_parameter()?;
+            leaf.check_parameter()?;
             let of_path = || leaf.paths().find_map(|path| by_path.get(path)).filter(|x| leaf.id.is_none() || x.tensor().is_none());
             let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(of_path);
             let x = *x.ok_or_else(|| leaf.not_in_model())?;
-            leaf.expect_like(&**x)?;
+            leaf.check_like(&**x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             let optimiser = settled.of(&optimiser, &paths, Parameter::new(&**x))?;
             let drives = leaf.drives_for(&*optimiser);
             let optimiser = driven.of(optimiser, &drives).map_err(|error| error.at(&leaf.path))?;
-            leaf.expect_divisible(&*optimiser)?;
+            leaf.check_divisible(&*optimiser)?;
             let x = &*leaf.own_part(&**x)?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
@@ -130,7 +130,7 @@ impl Leaf {
             return Ok(());
         }
         if self.steps > 0 {
-            self.expect_unchanged(x, Extent::Whole).map_err(|error| error.counted_from(self.part().start))?;
+            self.check_unchanged(x, Extent::Whole).map_err(|error| error.counted_from(self.part().start))?;
         }
         if optimiser.keep(state, x, &self.master(x)?)? {
             transfer.fresh.retain(|name| !new.contains(name));

@@ -70,13 +70,13 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn resize_rows<M: Model + ?Sized>(&mut self, path: &str, model: &M, rows: &[Option<usize>]) -> Result<Vec<StateChange>> {
-        self.expect_whole("`resize_rows`")?;
+        self.check_whole("`resize_rows`")?;
         let chosen = self.places_below(path);
         if chosen.is_empty() {
             return Err(self.no_leaf(&selected_path(path)));
         }
         let variables = in_path_order(model, is_trainable)?;
-        self.expect_ties(&variables)?;
+        self.check_ties(&variables)?;
         let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Lent<'_>> = by_path.collect();
         let mut taken: HashMap<Identity, usize> = HashMap::new();
@@ -84,7 +84,7 @@ impl StateTree {
             let leaf = &self.leaves[i];
             let x = leaf.paths().find_map(|path| by_path.get(path));
             let x = *x.ok_or_else(|| leaf.not_in_model())?;
-            self.expect_own(i, x, &mut taken)?;
+            self.check_own(i, x, &mut taken)?;
             Ok((leaf, x))
         };
         let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
@@ -96,7 +96,7 @@ impl StateTree {
     }
 
     /// Refuses a variable that also belongs to another parameter.
-    fn expect_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
+    fn check_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
         let id = x.tensor().map(Tensor::id);
         let known = id.and_then(|id| self.by_id.get(&id)).copied();
         let other = match (known, taken.insert(identity(x), leaf)) {
@@ -123,15 +123,15 @@ struct NewRows<'x> {
 
 impl<'x> NewRows<'x> {
     fn new(leaf: &Leaf, x: &'x dyn Lend, rows: &[Option<usize>]) -> Result<Self> {
-        leaf.expect_parameter()?;
-        leaf.expect_rows(x, rows)?;
+        leaf.check_parameter()?;
+        leaf.check_rows(x, rows)?;
         let with_path = |error: Error| error.at(&leaf.path);
         let mut state = fresh_state(&*leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
         // A leaf that no gradient has reached follows its variable before its first step.
         if !leaf.is_unreached() {
-            leaf.expect_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
+            leaf.check_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
         }
         Ok(NewRows { x, state, transfer })
     }
@@ -149,7 +149,7 @@ impl<'x> NewRows<'x> {
 
 impl Leaf {
     /// Refuses a variable that is not this parameter with these rows.
-    fn expect_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
+    fn check_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
         let (Some((before, row)), [_, ..]) = (self.shape().split_first(), x.shape()) else {
             let problem = format!("a number alone has no rows, and its shape is {:?}, in the model {:?}", self.shape, x.shape());
             let error = Error::new(ErrorKind::Unsupported, problem).at(&self.path);

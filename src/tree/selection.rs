@@ -242,8 +242,8 @@ impl<'f> Adjustment<'f> {
             let optimiser = if is_shared { shared.get((own, setting), adjusted)? } else { adjusted()? };
             if settings[setting].iter().any(|(_, value)| leaf.can_misfit(*value)) {
                 // Whether a field decides on the state depends on the parameter, too.
-                let expect_layout = || expect_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
-                fitting.get((own, setting, leaf.shape(), leaf.dtype(), leaf.state.keeps_all()), expect_layout)?;
+                let check_layout = || check_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
+                fitting.get((own, setting, leaf.shape(), leaf.dtype(), leaf.state.keeps_all()), check_layout)?;
             }
             Ok(if is_shared { Change::Replace(optimiser) } else { Change::Set(setting) })
         };
@@ -318,7 +318,7 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
 }
 
 /// Refuses fields with which the rule, `adjusted` now, would have made another state for this leaf.
-fn expect_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
+fn check_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
     let Some(misfit) = leaf.misfit_of(adjusted)? else { return Ok(()) };
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
         let mut alone = dyn_clone::clone_box(&*leaf.optimiser);

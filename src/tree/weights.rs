@@ -29,22 +29,22 @@ impl Leaf {
 
     /// Refuses a parameter `x` that is not its master rounded; before the first step also one that differs
     /// from the copies that rules keep.
-    pub(crate) fn expect_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.expect_fitting(&self.state, x, extent)
+    pub(crate) fn check_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
+        self.check_fitting(&self.state, x, extent)
     }
 
-    /// [`Leaf::expect_unchanged`] for a state that the leaf is to get.
-    pub(super) fn expect_fitting(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.optimiser.expect_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
-        self.expect_copies_in(state, x, extent)
+    /// [`Leaf::check_unchanged`] for a state that the leaf is to get.
+    pub(super) fn check_fitting(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
+        self.optimiser.check_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
+        self.check_copies_in(state, x, extent)
     }
 
     /// Refuses a parameter `x` that differs before its first step from the copies that rules keep of it.
-    pub(crate) fn expect_copies(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.expect_copies_in(&self.state, x, extent)
+    pub(crate) fn check_copies(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
+        self.check_copies_in(&self.state, x, extent)
     }
 
-    fn expect_copies_in(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
+    fn check_copies_in(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
         if self.steps > 0 || !state.has_copies() {
             return Ok(());
         }
@@ -62,7 +62,7 @@ impl Leaf {
     }
 
     fn is_stale(&self, x: &dyn Lend, extent: Extent) -> Result<bool> {
-        match self.expect_unchanged(x, extent) {
+        match self.check_unchanged(x, extent) {
             Err(error) if error.kind() == ErrorKind::Changed => Ok(true),
             outcome => outcome.map(|()| false),
         }
@@ -87,7 +87,7 @@ impl Leaf {
     }
 
     /// Refuses a call while the model has an average in place of the parameter.
-    pub(crate) fn expect_parameter(&self) -> Result<()> {
+    pub(crate) fn check_parameter(&self) -> Result<()> {
         if self.aside.is_none() {
             return Ok(());
         }
@@ -99,7 +99,7 @@ impl Leaf {
 }
 
 /// Refuses a low-precision twin that is not the parameter `x` rounded.
-pub(crate) fn expect_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent) -> Result<()> {
+pub(crate) fn check_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent) -> Result<()> {
     // Tensors of one dtype may be locked together by another thread's operation, so here one is copied: two
     // locks at once could deadlock.
     let x = if low.dtype() == x.dtype() { Lent::Tensor(copied("parameter", x)?) } else { Lent::new(x) };

@@ -107,14 +107,14 @@ impl<M: Members> Describe for OptimiserChain<M> {
 
 impl<M: Members> OptimiserChain<M> {
     /// Refuses a state with more or fewer members.
-    fn expect_own(&self, state: &State) -> Result<()> {
+    fn check_own(&self, state: &State) -> Result<()> {
         if state.children.len() == self.0.rules().count() { Ok(()) } else { state_of_another_rule(self) }
     }
 }
 
 impl<M: Members> Rule for OptimiserChain<M> {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.expect_own(state)?;
+        self.check_own(state)?;
         let mut flow = Flow::Step(dx);
         for (rule, member) in self.0.rules().zip(&mut state.children) {
             flow = match flow {

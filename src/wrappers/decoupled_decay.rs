@@ -83,7 +83,7 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
 
     fn rate(&self) -> Result<f64> {
         let Some(eta) = learning_rate(&self.inner) else {
-            self.expect_rates()?;
+            self.check_rates()?;
             let conflict = "of rules in place of each other they differ, so a decay is in proportion to none";
             return Err(conflicting_rates(&mut self.inner.clone(), conflict, "put it around each of these rules"));
         };
@@ -92,7 +92,7 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     }
 
     /// Refuses a rule without a learning rate. Before `setup` has chosen between two rules, there may be two.
-    fn expect_rates(&self) -> Result<()> {
+    fn check_rates(&self) -> Result<()> {
         let available = names(&self.inner);
         if available.iter().any(|name| name == RATE) {
             return Ok(());
@@ -110,7 +110,7 @@ impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
         rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
         rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
         rule.holds(&mut self.inner);
-        rule.require(|| self.expect_rates());
+        rule.require(|| self.check_rates());
     }
 }
 

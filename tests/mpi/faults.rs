@@ -43,11 +43,14 @@ pub fn tests() -> Vec<Test> {
                         "panic" => finished.said.contains("this rank panics") && finished.said.contains(&format!("rank {who}")),
                         _ => true,
                     };
-                    match () {
-                        () if finished.status.success() => Err(format!("a good end\n{}", finished.said)),
-                        () if !said_so => Err(format!("no word of it\n{}", finished.said)),
-                        () if !finished.folder.path().join("old").exists() => Err("the first file is not there".to_string()),
-                        () => whole(&finished.folder.path().join("old"), &[1]),
+                    if finished.status.success() {
+                        Err(format!("a good end\n{}", finished.said))
+                    } else if !said_so {
+                        Err(format!("no word of it\n{}", finished.said))
+                    } else if !finished.folder.path().join("old").exists() {
+                        Err("the first file is not there".to_string())
+                    } else {
+                        whole(&finished.folder.path().join("old"), &[1])
                     }
                 };
                 tests.push((format!("a_rank_that_fails_ends_the_job::{how}::{place}::rank_{who}"), Box::new(test)));

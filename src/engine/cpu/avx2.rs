@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::numbers::Code;
-use crate::numbers::codes::{BLOCK, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, Scale, TOGETHER};
+use crate::numbers::codes::{BLOCK, BlockScale, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, TOGETHER};
 
 /// Calls `row` for N neighbours at a time, and `one` for each of the rest.
 #[inline(always)]
@@ -200,9 +200,9 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
 #[target_feature(enable = "avx2")]
 pub(super) fn encode(code: Code, blocks: &[[f32; BLOCK]], records: &mut [[u8; RECORD]]) -> bool {
     // A division waits for the end of each maximum.
-    let mut scales = [Scale { unit: 0.0, inverse: 0.0 }; TOGETHER];
+    let mut scales = [BlockScale { unit: 0.0, inverse: 0.0 }; TOGETHER];
     for (scale, block) in scales.iter_mut().zip(blocks) {
-        let Some(of_block) = Scale::of(largest(block)) else { return false };
+        let Some(of_block) = BlockScale::of(largest(block)) else { return false };
         *scale = of_block;
     }
     for ((scale, block), record) in scales.iter().zip(blocks).zip(records) {
@@ -239,7 +239,7 @@ fn largest(numbers: &[f32; BLOCK]) -> u32 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn encode_block(code: Code, numbers: &[f32; BLOCK], scale: &Scale, record: &mut [u8; RECORD]) {
+fn encode_block(code: Code, numbers: &[f32; BLOCK], scale: &BlockScale, record: &mut [u8; RECORD]) {
     let Some((stored, codes)) = record.split_first_chunk_mut() else { return };
     *stored = scale.unit.to_le_bytes();
     let inverse = _mm256_set1_ps(scale.inverse);

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryMut, MemoryRef, Numbers, NumbersMut, View, other_memory, read, unsupported, write};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, TypedSlice, TypedSliceMut, View, other_memory, read, unsupported, write};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
@@ -231,19 +231,19 @@ start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, valu
 /// The elements that are lent to be read.
 pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
     match memory.0 {
-        Numbers::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
-        Numbers::BF16(values) => DataPtr::Bf16(Elements::new(values.as_ptr().cast_mut(), values.len())),
-        Numbers::F32(values) => DataPtr::F32(Elements::new(values.as_ptr().cast_mut(), values.len())),
-        Numbers::F64(values) => DataPtr::F64(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        TypedSlice::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        TypedSlice::BF16(values) => DataPtr::Bf16(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        TypedSlice::F32(values) => DataPtr::F32(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        TypedSlice::F64(values) => DataPtr::F64(Elements::new(values.as_ptr().cast_mut(), values.len())),
     }
 }
 
 fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
     match memory.0 {
-        NumbersMut::F16(values) => DataPtr::F16(Elements::of(values)),
-        NumbersMut::BF16(values) => DataPtr::Bf16(Elements::of(values)),
-        NumbersMut::F32(values) => DataPtr::F32(Elements::of(values)),
-        NumbersMut::F64(values) => DataPtr::F64(Elements::of(values)),
+        TypedSliceMut::F16(values) => DataPtr::F16(Elements::of(values)),
+        TypedSliceMut::BF16(values) => DataPtr::Bf16(Elements::of(values)),
+        TypedSliceMut::F32(values) => DataPtr::F32(Elements::of(values)),
+        TypedSliceMut::F64(values) => DataPtr::F64(Elements::of(values)),
     }
 }
 
@@ -263,7 +263,7 @@ pub(super) fn with_written(lenders: &[NamedLender<'_>], length: usize, run: &mut
     ) -> Result<()> {
         let Some((&(name, lender), rest)) = lenders.split_first() else { return run(held) };
         write(name, lender, &mut |memory| {
-            expect_length(name, (memory.dtype(), memory.len()), length)?;
+            check_length(name, (memory.dtype(), memory.len()), length)?;
             held.push(lent_mut(memory));
             lock(rest, length, held, run)
         })
@@ -279,7 +279,7 @@ pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMu
     fn lock(lenders: &[(NamedLender<'_>, usize)], held: &[View<'_>], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
         let Some((&((name, lender), length), rest)) = lenders.split_first() else { return run(held) };
         read(name, lender, &mut |view| {
-            expect_length(name, (view.memory().dtype(), view.elements()), length)?;
+            check_length(name, (view.memory().dtype(), view.elements()), length)?;
             let held: List<View<'_>> = list(held.iter().copied().chain([view]));
             lock(rest, &held, run)
         })
@@ -288,6 +288,6 @@ pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMu
 }
 
 /// Refuses memory of another length than the leaf's.
-fn expect_length(tensor: &'static str, got: (DType, usize), expected: usize) -> Result<()> {
+fn check_length(tensor: &'static str, got: (DType, usize), expected: usize) -> Result<()> {
     if got.1 == expected { Ok(()) } else { Err(other_memory(got, (got.0, expected)).naming(tensor)) }
 }

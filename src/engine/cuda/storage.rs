@@ -20,7 +20,7 @@ use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::model::lent::{expect_on_cuda, storage_of};
+use crate::model::lent::{check_on_cuda, storage_of};
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(
@@ -99,7 +99,7 @@ impl InplaceOp1 for WriteFromHost<'_> {
             let stream = slice.stream().clone();
             stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
         }
-        expect_on_cuda("parameter", storage, self.variable)?;
+        check_on_cuda("parameter", storage, self.variable)?;
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (values, from) = self.values.storage_and_layout();
         let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
@@ -117,7 +117,7 @@ struct FindAddress<'s> {
 
 impl FindAddress<'_> {
     fn address(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<u64> {
-        expect_on_cuda("tensor", storage, self.tensor)?;
+        check_on_cuda("tensor", storage, self.tensor)?;
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let size = storage.dtype().size_in_bytes();
         let (address, _noted_on_drop) = on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));

@@ -42,7 +42,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut 
         let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
         let x = match x {
             Operand::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
-            Operand::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
+            Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
         };
         for (segment, handle) in all.into_iter().zip(handles) {
             tables.add(&handle, data_of(segment, x.again(), low_bits)?)?;
@@ -95,7 +95,7 @@ fn read<'j, B: Backend<'j>>(
     let slots = kept.map(|(_, slot)| LeafArray::ReadState(slot)).collect();
     let x = match &job.x {
         Operand::Own(master) => LeafArray::ReadState(master),
-        Operand::Lent(x) => LeafArray::Tensor(expect_tensor(*x)?),
+        Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
     };
     let (length, whole, sources) = (job.length, job.whole, tensors(view.sources())?);
     let data =
@@ -110,7 +110,7 @@ fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Opt
     let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
     match epilogue {
         Epilogue::StateOnly | Epilogue::Subtract => {}
-        Epilogue::Master(low) => parameter = Some(expect_tensor(low)?),
+        Epilogue::Master(low) => parameter = Some(check_tensor(low)?),
         Epilogue::Stochastic(bits) => key = bits,
         Epilogue::Kahan(lost) => compensation = Some(lost),
     }
@@ -120,10 +120,10 @@ fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Opt
 
 /// The tensors of gradients, which all are candle's.
 fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<Vec<&'a Tensor>> {
-    gradients.iter().map(|gradient| expect_tensor(&**gradient)).collect()
+    gradients.iter().map(|gradient| check_tensor(&**gradient)).collect()
 }
 
 /// The tensor of what is lent. Leaves with others are not given to devices.
-fn expect_tensor(lender: &dyn Lend) -> Result<&Tensor> {
+fn check_tensor(lender: &dyn Lend) -> Result<&Tensor> {
     lender.tensor().ok_or_else(|| defect("memory that is no tensor was given to a device"))
 }

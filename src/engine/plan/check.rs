@@ -14,7 +14,7 @@ use super::{Epilogue, Job, Operand, Step, TermOf};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::lent::{Lend, expect_parameter};
+use crate::model::lent::{Lend, check_parameter};
 use crate::numbers::{DType, is_supported};
 use crate::tensors::{Device, Tensor};
 
@@ -22,7 +22,7 @@ use crate::tensors::{Device, Tensor};
 /// read.
 ///
 /// Memory that is no tensor of candle's may be a vector of as many elements.
-pub(crate) fn expect_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
+pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
     let is_vector = || gradient.tensor().is_none() && gradient.shape().len() == 1 && gradient.elem_count() == x.elem_count();
     if gradient.shape() != x.shape() && !is_vector() {
         return Err(Error::shape("the gradient", gradient.shape(), x.shape())
@@ -70,7 +70,7 @@ impl Job<'_> {
     }
 
     /// Refuses a function of the whole tensor, where each rank has a part of it.
-    pub(crate) fn expect_divisible(&self, rule: &dyn Fn() -> String) -> Result<()> {
+    pub(crate) fn check_divisible(&self, rule: &dyn Fn() -> String) -> Result<()> {
         if self.steps.iter().any(|step| matches!(step, Step::Tensor(_))) {
             let problem = "says that it is divisible, and plans a function of the whole tensor, which would get a part of it on each rank";
             return Err(Error::new(ErrorKind::Contract, format!("{} {problem}", rule()))
@@ -140,7 +140,7 @@ impl Fits<'_, '_> {
                 return Ok(Addresses::of(name, lender)?.memory);
             }
             // What an owner refuses is refused before anything is written.
-            expect_parameter(name, lender, self.job.epilogue.writes_x())?;
+            check_parameter(name, lender, self.job.epilogue.writes_x())?;
             Ok(lender.memory())
         };
         addresses().map_err(|error: Error| error.at(self.job.path))

@@ -10,7 +10,7 @@ mod job;
 mod request;
 mod step;
 
-pub(crate) use check::expect_gradient;
+pub(crate) use check::check_gradient;
 pub(super) use check::kind_of;
 pub(crate) use job::{CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, Sources};
 pub(super) use job::{OwnStorages, Segment, Segments, Sink, slots_mut};

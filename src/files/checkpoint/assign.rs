@@ -36,7 +36,7 @@ impl CheckpointFile {
                 None => set_lent_part(&**variable, start, values),
             })?;
         }
-        self.expect_unchanged().map_err(|source| self.halfway(source))?;
+        self.check_unchanged().map_err(|source| self.halfway(source))?;
         Ok(restoration.restored)
     }
 

@@ -142,7 +142,7 @@ impl CheckpointFile {
         let bytes = self.entry(&name).filter(|entry| entry.dtype == safetensors::Dtype::U8);
         let bytes = bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
         let read = bytes.and_then(|entry| {
-            let bytes = entry.bytes().and_then(|bytes| self.tensors.expect_unchanged().map(|()| bytes));
+            let bytes = entry.bytes().and_then(|bytes| self.tensors.check_unchanged().map(|()| bytes));
             bytes.map_err(read_error)
         });
         read.map(Some).map_err(|error| error.in_file("checkpoint", &self.path))
@@ -188,7 +188,7 @@ impl CheckpointFile {
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         from_file(entry.dtype)?;
-        let read = entry.tensor().and_then(|tensor| self.tensors.expect_unchanged().map(|()| tensor));
+        let read = entry.tensor().and_then(|tensor| self.tensors.check_unchanged().map(|()| tensor));
         read.map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
     }
 
@@ -197,8 +197,8 @@ impl CheckpointFile {
     }
 
     /// Refuses a file that was changed in its place after it was opened.
-    pub(super) fn expect_unchanged(&self) -> std::io::Result<()> {
-        self.tensors.expect_unchanged()
+    pub(super) fn check_unchanged(&self) -> std::io::Result<()> {
+        self.tensors.check_unchanged()
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) enum Encoding {
 
 /// A number that is infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct NonFinite {
+pub(super) struct NonFiniteNumber {
     /// The index of the tensor among those of the file.
     pub(super) entry: usize,
     /// The index of the number in the tensor.
@@ -95,23 +95,23 @@ fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: 
     numbers.iter().position(|bytes| is_bad(*bytes)).map(|index| (index, value(numbers[index])))
 }
 
-impl NonFinite {
+impl NonFiniteNumber {
     const WORDS: usize = 3;
 
     /// The findings for another process: their count, the findings, then `rest`.
-    pub(super) fn to_bytes(found: &[NonFinite], rest: &[u8]) -> Vec<u8> {
+    pub(super) fn to_bytes(found: &[NonFiniteNumber], rest: &[u8]) -> Vec<u8> {
         let words = found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
         let words = std::iter::once(found.len() as u64).chain(words);
         words.flat_map(u64::to_le_bytes).chain(rest.iter().copied()).collect()
     }
 
-    /// Reads what [`NonFinite::to_bytes`] has made.
-    pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFinite>, &[u8]) {
+    /// Reads what [`NonFiniteNumber::to_bytes`] has made.
+    pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFiniteNumber>, &[u8]) {
         let Some((count, rest)) = bytes.split_first_chunk() else { return (Vec::new(), bytes) };
         let length = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(0) * Self::WORDS * size_of::<u64>();
         let Some((found, rest)) = rest.split_at_checked(length) else { return (Vec::new(), rest) };
         let words: Vec<u64> = found.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let found = |[entry, index, bits]: &[u64; Self::WORDS]| NonFinite {
+        let found = |[entry, index, bits]: &[u64; Self::WORDS]| NonFiniteNumber {
             entry: *entry as usize,
             index: *index as usize,
             value: f64::from_bits(*bits),
@@ -173,10 +173,10 @@ mod tests {
 
     #[test]
     fn findings_are_told_in_front_of_anything() {
-        let all = [(3, 5, 1.5), (0, usize::MAX, f64::NEG_INFINITY)].map(|(entry, index, value)| NonFinite { entry, index, value });
+        let all = [(3, 5, 1.5), (0, usize::MAX, f64::NEG_INFINITY)].map(|(entry, index, value)| NonFiniteNumber { entry, index, value });
         for found in [&all[..], &all[..1], &[]] {
-            let told = NonFinite::to_bytes(found, b"more");
-            assert_eq!(NonFinite::from_bytes(&told), (found.to_vec(), &b"more"[..]));
+            let told = NonFiniteNumber::to_bytes(found, b"more");
+            assert_eq!(NonFiniteNumber::from_bytes(&told), (found.to_vec(), &b"more"[..]));
         }
     }
 }

@@ -11,7 +11,7 @@ use super::record::{LeafRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::{Entry, read_error};
-use crate::model::lent::{Lent, expect_parameter};
+use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::numbers::{Code, DType, elem_count, ranges};
 use crate::rule::field::{Literal, Number};
@@ -71,7 +71,7 @@ impl CheckpointFile {
     }
 
     fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
-        self.expect_unchanged().map_err(read_error)?;
+        self.check_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
         if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
             return Err(extra(path, "state"));
@@ -93,7 +93,7 @@ impl CheckpointFile {
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
-        self.expect_unchanged().map_err(read_error)?;
+        self.check_unchanged().map_err(read_error)?;
         Ok(Restoration { leaves: plans, variables: sources, restored: optimisers.restored })
     }
 
@@ -263,7 +263,7 @@ impl CheckpointFile {
             if !known.contains(path) {
                 return Err(missing(path, saved.iter()));
             }
-            expect_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
+            check_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
             let entry = if self.convert { self.precise(path)? } else { path.to_string() };
             let source = EntryPart { entry, elements: 0..variable.elem_count() };
             self.check_entry(&source, Some(variable.shape()), variable.dtype()).map_err(|error| error.at(path))?;

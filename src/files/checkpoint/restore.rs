@@ -51,7 +51,7 @@ impl CheckpointFile {
     }
 
     fn take_over_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
-        let planned = state.check_names().and_then(|()| state.expect_parameters()).and_then(|()| {
+        let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let variables = model.map(|model| variables(state, model)).transpose()?;
             let restoration = self.restoration(state, variables.as_ref())?;
             let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);

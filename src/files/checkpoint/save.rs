@@ -215,7 +215,7 @@ impl<'s> Checkpoint<'s> {
 
 fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
     state.check_names()?;
-    state.expect_parameters()?;
+    state.check_parameters()?;
     // JSON has no infinity or NaN, so such numbers could not be read again.
     extras.check()
 }

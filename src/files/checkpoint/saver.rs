@@ -146,7 +146,7 @@ impl CheckpointSaver {
         let warnings = self.wait().and_then(|warnings| {
             // One rank for all: others may see the folder later.
             if state.rank() == 0 {
-                self.expect_last(step)?
+                self.check_last(step)?
             };
             Ok(warnings)
         });
@@ -244,7 +244,7 @@ impl CheckpointSaver {
     }
 
     /// Refuses a step behind which there is a file that would be taken for the newest.
-    fn expect_last(&mut self, step: u64) -> Result<()> {
+    fn check_last(&mut self, step: u64) -> Result<()> {
         if self.kept == Some(0) {
             return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with").with_got(0).with_expected("at least 1"));
         }

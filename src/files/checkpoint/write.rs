@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::agreement::same_path;
-use super::finite::{NonFinite, Watch};
+use super::finite::{NonFiniteNumber, Watch};
 use super::layout::{EntryInfo, FileLayout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, failed, open_shared};
@@ -24,7 +24,7 @@ pub(crate) fn write(world: Option<&StateWorld>, path: &Path, content: Result<Fil
     let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
     let pieces = begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(with_path);
     let ((), pieces) = StateWorld::all_agree(world, Call::Pieces, pieces)?;
-    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|bytes| NonFinite::from_bytes(bytes)).unzip();
+    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|bytes| NonFiniteNumber::from_bytes(bytes)).unzip();
     let found = begun.named(found.concat());
     let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
     StateWorld::settle(world, Call::Saved, begun.finish(pieces.collect()).map_err(with_path))?;
@@ -91,21 +91,21 @@ impl<'s> NewCheckpoint<'s> {
             let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
             let place = layout.place(entry, &tensor.part);
             out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
-            found.extend(watch.found.map(|(index, value)| NonFinite { entry, index, value }));
+            found.extend(watch.found.map(|(index, value)| NonFiniteNumber { entry, index, value }));
         }
         let pieces = out.finish().map_err(failed("write the tensors"))?;
         if new.is_none() {
             // Rank 0 may be on another machine, where it cannot flush this rank's writes.
             file.sync_all().map_err(failed("flush the file to the disk"))?;
         }
-        Ok(NonFinite::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
+        Ok(NonFiniteNumber::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
     }
 
     /// The first finding of each tensor, by name.
-    fn named(&self, mut found: Vec<NonFinite>) -> Vec<NonFiniteEntry> {
+    fn named(&self, mut found: Vec<NonFiniteNumber>) -> Vec<NonFiniteEntry> {
         found.sort_by_key(|found| (found.entry, found.index));
         found.dedup_by_key(|found| found.entry);
-        let name = |found: NonFinite| Some((self.content.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
+        let name = |found: NonFiniteNumber| Some((self.content.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
         found.into_iter().filter_map(name).collect()
     }
 

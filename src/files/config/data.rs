@@ -61,7 +61,7 @@ impl Data {
     }
 
     /// Refuses data that is nested too deep to be read again.
-    pub(super) fn expect_shallow(&self) -> Result<()> {
+    pub(super) fn check_shallow(&self) -> Result<()> {
         let depth = self.depth();
         if depth <= DEEPEST {
             return Ok(());

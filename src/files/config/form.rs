@@ -205,7 +205,7 @@ impl Named {
     }
 
     /// Refuses other keys in its table.
-    pub(super) fn expect_keys(&self, available: Vec<String>) -> Result<()> {
+    pub(super) fn check_keys(&self, available: Vec<String>) -> Result<()> {
         let mut keys = self.values.iter().map(|(key, _)| &**key).chain(self.parts.iter().map(|(key, _)| *key));
         match keys.find(|key| !available.iter().any(|known| known == key)) {
             None => Ok(()),

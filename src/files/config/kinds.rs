@@ -102,11 +102,11 @@ impl OptimiserKind {
     }
 
     /// Refuses keys that the tables of an optimiser and of the rules inside do not have.
-    pub(super) fn expect_keys(&self, spine: &[&Named]) -> Result<()> {
+    pub(super) fn check_keys(&self, spine: &[&Named]) -> Result<()> {
         // A copy has its members already, so these keys are not taken.
         let is_taken = |key: &String| !matches!(self.make, Make::Copy(_)) || !matches!(&**key, MEMBERS | FALLBACK);
         let mut tables = self.example.spine().into_iter().zip(spine);
-        tables.try_for_each(|(example, named)| named.expect_keys(keys(example).into_iter().filter(is_taken).collect()))
+        tables.try_for_each(|(example, named)| named.check_keys(keys(example).into_iter().filter(is_taken).collect()))
     }
 
     /// Whether its optimisers have the settings that are given.
@@ -203,7 +203,7 @@ impl OptimiserTable<'_> {
     }
 
     /// Refuses a table that lacks a field without default.
-    pub(super) fn expect_needed(&self, kind: &OptimiserKind) -> Result<()> {
+    pub(super) fn check_needed(&self, kind: &OptimiserKind) -> Result<()> {
         let is_missing = kind.needed.iter().any(|field| self.named.value(field).is_none());
         if is_missing { Err(self.incomplete()) } else { Ok(()) }
     }

@@ -312,7 +312,7 @@ impl OptimiserConfig {
     }
 
     fn of_data(data: Data) -> Result<Self> {
-        data.expect_shallow()?;
+        data.check_shallow()?;
         OptimiserConfig::try_from(data)
     }
 

@@ -237,7 +237,7 @@ impl Registry {
     fn with_table<O>(&self, named: &Named, kind: &OptimiserKind, make: impl FnOnce(&OptimiserTable<'_>) -> Result<O>) -> Result<O> {
         let (rule, optimiser) = (|form: &OptimiserForm| self.rule(form), |form: &OptimiserForm| self.build(form));
         let table = OptimiserTable { named, example: &kind.example, rule: &rule, optimiser: &optimiser };
-        table.expect_needed(kind)?;
+        table.check_needed(kind)?;
         make(&table)
     }
 
@@ -248,7 +248,7 @@ impl Registry {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(named.place.error(Error::unknown("rule", &named.name, &available)));
         };
-        first.expect_keys(&[named])?;
+        first.check_keys(&[named])?;
         let fitting: Vec<&OptimiserKind> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
         let Some(first) = fitting.first() else { return Err(other_settings(&of_name, named)) };
         let Make::Copy(_) = first.make else { return Ok(first) };
@@ -258,7 +258,7 @@ impl Registry {
         let Some(known) = fitting.iter().find(|known| known.is_around_rules_of(named)) else {
             return Err(other_rule(&fitting, named));
         };
-        known.expect_keys(&named.spine())?;
+        known.check_keys(&named.spine())?;
         Ok(known)
     }
 }

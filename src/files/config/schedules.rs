@@ -76,7 +76,7 @@ impl Serialize for Schedule {
         let field = self.field.as_ref().map(|field| (FIELD, Data::Text(field.as_str().into())));
         let (kind, arguments) = written(&self.curve);
         let data = table(kind, arguments.into_iter().chain(relative).chain(field).chain(below));
-        data.expect_shallow().map_err(ser::Error::custom)?;
+        data.check_shallow().map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }
 }

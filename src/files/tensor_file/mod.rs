@@ -57,8 +57,8 @@ impl TensorFile {
 
     /// Refuses a file that was changed in its place after it was opened, as far as its length and its time of
     /// modification show.
-    pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
-        self.source.expect_unchanged()
+    pub(crate) fn check_unchanged(&self) -> io::Result<()> {
+        self.source.check_unchanged()
     }
 
     /// The names of the tensors, in the order in which they lie in the file.

@@ -84,7 +84,7 @@ impl Source {
     }
 
     /// Refuses a file whose length or time of modification has changed since it was opened.
-    pub(crate) fn expect_unchanged(&self) -> io::Result<()> {
+    pub(crate) fn check_unchanged(&self) -> io::Result<()> {
         let Source::File { file, opened } = self else { return Ok(()) };
         let found = Stamp::of(&file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?);
         let changed = || io::Error::new(io::ErrorKind::InvalidData, "it was changed after it had been opened; open it again");

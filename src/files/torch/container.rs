@@ -64,10 +64,10 @@ impl Container {
     }
 
     /// Refuses a file that was changed in its place after it was opened.
-    pub(super) fn expect_unchanged(&self) -> io::Result<()> {
+    pub(super) fn check_unchanged(&self) -> io::Result<()> {
         match self {
-            Container::Flat(file) => file.expect_unchanged(),
-            Container::Archive(archive) => archive.source().expect_unchanged(),
+            Container::Flat(file) => file.check_unchanged(),
+            Container::Archive(archive) => archive.source().check_unchanged(),
         }
     }
 }

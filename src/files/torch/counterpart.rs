@@ -296,7 +296,7 @@ impl Counterpart {
         if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0)) {
             slots.retain(|slot| slot.velocity.is_none());
         }
-        expect_slots(leaf, &slots)?;
+        check_slots(leaf, &slots)?;
         let (rates, rate, inner) = found.rates();
         let base = rates.get(rate).and_then(|(place, _)| leaf.driven_base(place));
         Ok(Counterpart {
@@ -408,7 +408,7 @@ pub(super) fn same(a: f64, b: f64) -> bool {
 }
 
 /// Refuses a state with other tensors than the rule makes.
-fn expect_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
+fn check_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
     let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);
     match slots.iter().find(|slot| !has(slot)) {

@@ -38,7 +38,7 @@ impl TorchState {
     /// Nothing changes then, unless the file fails in the very moment in which it is taken over: the error
     /// then says that the state has to be restored again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let planned = state.check_names().and_then(|()| state.expect_parameters()).and_then(|()| {
+        let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let check = Check {
                 content: &self.content,
                 container: &self.container,
@@ -46,7 +46,7 @@ impl TorchState {
                 accepts_non_finite: self.accepts_non_finite,
             };
             let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
-            self.container.expect_unchanged().map_err(|source| self.refused(read_error(source)))?;
+            self.container.check_unchanged().map_err(|source| self.refused(read_error(source)))?;
             Ok(continuation)
         });
         let continuation = state.settle(Call::Torch, planned)?;

@@ -18,15 +18,20 @@ const CYCLES: [&str; 2] = ["max_momentum", "base_momentum"];
 /// The optimiser of a group, told by its hyper-parameters: torch does not save the name.
 fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     let has = |key: &str| group.contains_key(key);
-    match () {
-        () if has("amsgrad") && has("betas") && has("eps") => Ok("Adam"),
-        () if has("dampening") && has("momentum") => Ok("SGD"),
-        () if has("alpha") && has("centered") => Ok("RMSprop"),
-        () if has("lr_decay") && has("eps") => Ok("Adagrad"),
-        () if has("betas") && !has("eps") => Ok("Lion"),
-        () => Err(Error::new(ErrorKind::Unsupported, "no rule here continues an optimiser with the hyper-parameters")
+    if has("amsgrad") && has("betas") && has("eps") {
+        Ok("Adam")
+    } else if has("dampening") && has("momentum") {
+        Ok("SGD")
+    } else if has("alpha") && has("centered") {
+        Ok("RMSprop")
+    } else if has("lr_decay") && has("eps") {
+        Ok("Adagrad")
+    } else if has("betas") && !has("eps") {
+        Ok("Lion")
+    } else {
+        Err(Error::new(ErrorKind::Unsupported, "no rule here continues an optimiser with the hyper-parameters")
             .with_got(group.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
-            .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion")),
+            .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion"))
     }
 }
 

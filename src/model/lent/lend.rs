@@ -158,7 +158,7 @@ impl<'l> OneRun<'l> {
 
 /// Refuses a parameter that is not what its owner says, that does not lie in row-major order, or that is to
 /// be written and cannot be.
-pub(crate) fn expect_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
+pub(crate) fn check_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
         return storage_of(name, tensor).map(drop);
     }

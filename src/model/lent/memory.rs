@@ -16,21 +16,21 @@ macro_rules! memory {
         ///
         /// Slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` become these by `into`.
         #[derive(Clone, Copy, Debug)]
-        pub struct MemoryRef<'a>(pub(crate) Numbers<'a>);
+        pub struct MemoryRef<'a>(pub(crate) TypedSlice<'a>);
 
         /// Borrowed numbers by their dtype.
         #[derive(Clone, Copy, Debug)]
-        pub(crate) enum Numbers<'a> {
+        pub(crate) enum TypedSlice<'a> {
             $($Variant(&'a [$T]),)*
         }
 
         /// Numbers that are borrowed to be read and written; made as [`MemoryRef`] is.
         #[derive(Debug)]
-        pub struct MemoryMut<'a>(pub(crate) NumbersMut<'a>);
+        pub struct MemoryMut<'a>(pub(crate) TypedSliceMut<'a>);
 
         /// Borrowed numbers to be written, by their dtype.
         #[derive(Debug)]
-        pub(crate) enum NumbersMut<'a> {
+        pub(crate) enum TypedSliceMut<'a> {
             $($Variant(&'a mut [$T]),)*
         }
 
@@ -44,49 +44,49 @@ macro_rules! memory {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
                     // An empty slice may begin anywhere.
-                    $(DType::$Variant if length == 0 => Ok(Numbers::$Variant(&[])),)*
-                    $(DType::$Variant => try_cast_slice(bytes).map(Numbers::$Variant),)*
+                    $(DType::$Variant if length == 0 => Ok(TypedSlice::$Variant(&[])),)*
+                    $(DType::$Variant => try_cast_slice(bytes).map(TypedSlice::$Variant),)*
                     _ => return Err(not_lent(dtype)),
                 };
                 memory.map(MemoryRef).map_err(|reason| not_numbers(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
-                match self.0 { $(Numbers::$Variant(values) => values.len(),)* }
+                match self.0 { $(TypedSlice::$Variant(values) => values.len(),)* }
             }
 
             pub(crate) fn dtype(&self) -> DType {
-                match self.0 { $(Numbers::$Variant(_) => DType::$Variant,)* }
+                match self.0 { $(TypedSlice::$Variant(_) => DType::$Variant,)* }
             }
 
             /// The elements of a range; `None` if it is not within them.
             pub(crate) fn part(self, range: Range<usize>) -> Option<Self> {
-                Some(match self.0 { $(Numbers::$Variant(values) => MemoryRef(Numbers::$Variant(values.get(range)?)),)* })
+                Some(match self.0 { $(TypedSlice::$Variant(values) => MemoryRef(TypedSlice::$Variant(values.get(range)?)),)* })
             }
 
             /// The elements of a storage; `None` with a dtype that no parameter has.
             pub(crate) fn of_storage(storage: &'a CpuStorage) -> Option<Self> {
-                match storage { $(CpuStorage::$Storage(values) => Some(MemoryRef(Numbers::$Variant(values))),)* _ => None }
+                match storage { $(CpuStorage::$Storage(values) => Some(MemoryRef(TypedSlice::$Variant(values))),)* _ => None }
             }
 
             /// A storage with copies of the elements.
             pub(crate) fn to_storage(self) -> CpuStorage {
-                match self.0 { $(Numbers::$Variant(values) => CpuStorage::$Storage(values.to_vec()),)* }
+                match self.0 { $(TypedSlice::$Variant(values) => CpuStorage::$Storage(values.to_vec()),)* }
             }
 
             /// The elements as bytes, in the processor's order.
             pub(crate) fn bytes(self) -> &'a [u8] {
-                match self.0 { $(Numbers::$Variant(values) => cast_slice(values),)* }
+                match self.0 { $(TypedSlice::$Variant(values) => cast_slice(values),)* }
             }
 
             /// The elements, widened.
             pub(super) fn numbers(&self) -> Vec<f64> {
-                match self.0 { $(Numbers::$Variant(values) => values.iter().map(|value| f64::from(*value)).collect(),)* }
+                match self.0 { $(TypedSlice::$Variant(values) => values.iter().map(|value| f64::from(*value)).collect(),)* }
             }
 
             /// Where it lies.
             pub(crate) fn address(&self) -> usize {
-                match self.0 { $(Numbers::$Variant(values) => values.as_ptr().addr(),)* }
+                match self.0 { $(TypedSlice::$Variant(values) => values.as_ptr().addr(),)* }
             }
         }
 
@@ -109,46 +109,46 @@ macro_rules! memory {
             pub fn from_bytes(bytes: &'a mut [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
-                    $(DType::$Variant if length == 0 => Ok(NumbersMut::$Variant(&mut [])),)*
-                    $(DType::$Variant => try_cast_slice_mut(bytes).map(NumbersMut::$Variant),)*
+                    $(DType::$Variant if length == 0 => Ok(TypedSliceMut::$Variant(&mut [])),)*
+                    $(DType::$Variant => try_cast_slice_mut(bytes).map(TypedSliceMut::$Variant),)*
                     _ => return Err(not_lent(dtype)),
                 };
                 memory.map(MemoryMut).map_err(|reason| not_numbers(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
-                match &self.0 { $(NumbersMut::$Variant(values) => values.len(),)* }
+                match &self.0 { $(TypedSliceMut::$Variant(values) => values.len(),)* }
             }
 
             pub(crate) fn dtype(&self) -> DType {
-                match &self.0 { $(NumbersMut::$Variant(_) => DType::$Variant,)* }
+                match &self.0 { $(TypedSliceMut::$Variant(_) => DType::$Variant,)* }
             }
 
             /// The same memory for a shorter time.
             pub(crate) fn lent(&mut self) -> MemoryMut<'_> {
-                match &mut self.0 { $(NumbersMut::$Variant(values) => MemoryMut(NumbersMut::$Variant(values)),)* }
+                match &mut self.0 { $(TypedSliceMut::$Variant(values) => MemoryMut(TypedSliceMut::$Variant(values)),)* }
             }
 
             /// The same memory to be read.
             pub(crate) fn to_read(&self) -> MemoryRef<'_> {
-                match &self.0 { $(NumbersMut::$Variant(values) => MemoryRef(Numbers::$Variant(values)),)* }
+                match &self.0 { $(TypedSliceMut::$Variant(values) => MemoryRef(TypedSlice::$Variant(values)),)* }
             }
 
             /// The elements of a range; `None` if it is not within them.
             pub(crate) fn part(self, range: Range<usize>) -> Option<Self> {
-                Some(match self.0 { $(NumbersMut::$Variant(values) => MemoryMut(NumbersMut::$Variant(values.get_mut(range)?)),)* })
+                Some(match self.0 { $(TypedSliceMut::$Variant(values) => MemoryMut(TypedSliceMut::$Variant(values.get_mut(range)?)),)* })
             }
 
             /// The elements of a storage; `None` with a dtype that no parameter has.
             pub(crate) fn of_storage(storage: &'a mut CpuStorage) -> Option<Self> {
-                match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut(NumbersMut::$Variant(values))),)* _ => None }
+                match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut(TypedSliceMut::$Variant(values))),)* _ => None }
             }
 
             /// Overwrites the elements from `start` on. False, with nothing written, if these are of another
             /// dtype or there is no room.
             pub(crate) fn set(&mut self, start: usize, next: MemoryRef<'_>) -> bool {
                 match (&mut self.0, next.0) {
-                    $((NumbersMut::$Variant(values), Numbers::$Variant(next)) => {
+                    $((TypedSliceMut::$Variant(values), TypedSlice::$Variant(next)) => {
                         let Some(part) = values.get_mut(start..start + next.len()) else { return false };
                         part.copy_from_slice(next);
                         true
@@ -161,37 +161,37 @@ macro_rules! memory {
         $(
             impl<'a> From<&'a [$T]> for MemoryRef<'a> {
                 fn from(values: &'a [$T]) -> Self {
-                    MemoryRef(Numbers::$Variant(values))
+                    MemoryRef(TypedSlice::$Variant(values))
                 }
             }
 
             impl<'a> From<&'a Vec<$T>> for MemoryRef<'a> {
                 fn from(values: &'a Vec<$T>) -> Self {
-                    MemoryRef(Numbers::$Variant(values))
+                    MemoryRef(TypedSlice::$Variant(values))
                 }
             }
 
             impl<'a, const N: usize> From<&'a [$T; N]> for MemoryRef<'a> {
                 fn from(values: &'a [$T; N]) -> Self {
-                    MemoryRef(Numbers::$Variant(values))
+                    MemoryRef(TypedSlice::$Variant(values))
                 }
             }
 
             impl<'a> From<&'a mut [$T]> for MemoryMut<'a> {
                 fn from(values: &'a mut [$T]) -> Self {
-                    MemoryMut(NumbersMut::$Variant(values))
+                    MemoryMut(TypedSliceMut::$Variant(values))
                 }
             }
 
             impl<'a> From<&'a mut Vec<$T>> for MemoryMut<'a> {
                 fn from(values: &'a mut Vec<$T>) -> Self {
-                    MemoryMut(NumbersMut::$Variant(values))
+                    MemoryMut(TypedSliceMut::$Variant(values))
                 }
             }
 
             impl<'a, const N: usize> From<&'a mut [$T; N]> for MemoryMut<'a> {
                 fn from(values: &'a mut [$T; N]) -> Self {
-                    MemoryMut(NumbersMut::$Variant(values))
+                    MemoryMut(TypedSliceMut::$Variant(values))
                 }
             }
         )*

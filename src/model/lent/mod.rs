@@ -15,11 +15,11 @@ mod view;
 
 pub(crate) use handle::Lent;
 pub use lend::Lend;
-pub(crate) use lend::{copied, defect, expect_parameter, other_memory, owned, read, read_only, write, write_lent};
+pub(crate) use lend::{check_parameter, copied, defect, other_memory, owned, read, read_only, write, write_lent};
 pub use memory::{MemoryMut, MemoryRef};
-pub(crate) use memory::{Numbers, NumbersMut};
+pub(crate) use memory::{TypedSlice, TypedSliceMut};
 #[cfg(feature = "cuda")]
-pub(crate) use stored::expect_on_cuda;
-pub(crate) use stored::{expect_on_cpu, storage_of, write_tensor};
+pub(crate) use stored::check_on_cuda;
+pub(crate) use stored::{check_on_cpu, storage_of, write_tensor};
 pub(crate) use tensor::unsupported;
 pub use view::View;

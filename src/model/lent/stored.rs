@@ -23,26 +23,26 @@ fn needed(layout: &Layout) -> usize {
 /// The lock of a tensor's storage for reading, if the storage holds what the tensor says.
 pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(StorageRef<'t>, &'t Layout)> {
     let (storage, layout) = tensor.storage_and_layout();
-    expect_held(name, &storage, tensor)?;
+    check_held(name, &storage, tensor)?;
     Ok((storage, layout))
 }
 
 /// Refuses a locked storage that does not hold what its tensor says. `name` is what the tensor is to the
 /// program.
-fn expect_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
+fn check_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = held(storage, tensor);
     expect(name, tensor, dtype, bytes)
 }
 
-/// [`expect_held`] for a storage on the CPU.
-pub(crate) fn expect_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
+/// [`check_held`] for a storage on the CPU.
+pub(crate) fn check_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = held_on_cpu(storage);
     expect(name, tensor, dtype, bytes)
 }
 
-/// [`expect_held`] for a storage on a CUDA device.
+/// [`check_held`] for a storage on a CUDA device.
 #[cfg(feature = "cuda")]
-pub(crate) fn expect_on_cuda(name: &'static str, storage: &crate::tensors::CudaStorage, tensor: &Tensor) -> Result<()> {
+pub(crate) fn check_on_cuda(name: &'static str, storage: &crate::tensors::CudaStorage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = crate::tensors::held_on_cuda(storage, tensor);
     expect(name, tensor, dtype, bytes)
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::lend::UNNAMED;
-use super::{Lend, MemoryMut, MemoryRef, View, defect, expect_on_cpu, storage_of};
+use super::{Lend, MemoryMut, MemoryRef, View, check_on_cpu, defect, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 use crate::tensors::{CpuStorage, InplaceOp1, Layout, Tensor, Var, on_cpu};
@@ -97,7 +97,7 @@ struct LendStorage<'f> {
 
 impl LendStorage<'_> {
     fn lend(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        expect_on_cpu(UNNAMED, storage, self.tensor)?;
+        check_on_cpu(UNNAMED, storage, self.tensor)?;
         let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (start, end) = if start == end { (0, 0) } else { (start, end) };
         let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unsupported)?;

@@ -13,7 +13,7 @@ use mpi::traits::{Communicator as _, Destination, Equivalence, Source};
 
 use super::cores;
 use super::message::{Incoming, joined, pieces};
-use crate::ranks::{CommunicationError, Communicator, expect_of_others, length};
+use crate::ranks::{CommunicationError, Communicator, check_of_others, length};
 
 /// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///
@@ -97,8 +97,8 @@ impl World {
 
     /// [`World::talk`], but a message of another length ends the job: its sender does not hear of the error.
     fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        expect_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
-        expect_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;
+        check_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
+        check_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;
         let mut from: Vec<_> = from.iter_mut().map(|slices| Incoming::new(slices)).collect();
         match self.talk(to, &mut from) {
             Err(error @ CommunicationError::Length { .. }) => self.fail(&error),

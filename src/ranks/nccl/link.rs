@@ -32,7 +32,7 @@ pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
 ///
 /// It lives until the process ends. NCCL ends a communicator by a call of all ranks together, in which a rank
 /// that gives up would wait for ranks that wait for it. An abort loses what others have not fetched yet.
-pub(super) struct Link {
+pub(super) struct NcclLink {
     communicator: ncclComm_t,
     /// The first error, after which the ranks are out of step.
     broken: Option<CommunicationError>,
@@ -40,7 +40,7 @@ pub(super) struct Link {
 
 // SAFETY: NCCL takes calls for a communicator from any thread, one at a time, and switches to its device by
 // itself. `World` holds the link behind a `Mutex`.
-unsafe impl Send for Link {}
+unsafe impl Send for NcclLink {}
 
 /// Where a message begins, how long it is, and who is at its other end.
 struct Message {
@@ -49,7 +49,7 @@ struct Message {
     rank: i32,
 }
 
-impl Link {
+impl NcclLink {
     /// Makes a communicator on the device of `stream`, and waits until all ranks have come.
     pub(super) fn new(stream: &CudaStream, rank: usize, size: usize, at: &Rendezvous) -> Result<Self, CommunicationError> {
         bind(stream)?;
@@ -57,7 +57,7 @@ impl Link {
         let id = ncclUniqueId { internal: at.map(|byte| byte as _) };
         // SAFETY: the handle is written to a local that outlives the call.
         check("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
-        Ok(Link { communicator, broken: None })
+        Ok(NcclLink { communicator, broken: None })
     }
 
     /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, in the order
@@ -77,7 +77,7 @@ impl Link {
             return Ok(());
         }
         bind(stream)?;
-        self.expect_whole()?;
+        self.check_whole()?;
         check("begin an exchange", group_start())?;
         let enqueued = self.post(stream, &sent, &received);
         // The group ends even after an error, or this thread's next group would be a part of it.
@@ -110,7 +110,7 @@ impl Link {
     }
 
     /// Fails if NCCL has noticed an error since the last call.
-    fn expect_whole(&self) -> Result<(), CommunicationError> {
+    fn check_whole(&self) -> Result<(), CommunicationError> {
         let mut noticed = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a local
         // that outlives the call.

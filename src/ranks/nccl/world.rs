@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::cuda::{CudaDevice, WrapErr};
 use candle_core::{Device, Tensor};
 
-use super::link::{Link, Rendezvous, rendezvous};
+use super::link::{NcclLink, Rendezvous, rendezvous};
 use crate::engine::cuda::ordered_stream;
 use crate::error::Error;
 use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadable};
@@ -20,7 +20,7 @@ pub struct World {
     host: Arc<dyn Communicator>,
     device: Device,
     cuda: CudaDevice,
-    link: Arc<Mutex<Link>>,
+    link: Arc<Mutex<NcclLink>>,
 }
 
 /// The name of a GPU, which no other GPU has.
@@ -62,8 +62,8 @@ impl World {
             Ok((cuda, [&uuid[..], &meet].concat()))
         });
         let (cuda, said) = ranks.agree_with(Call::Nccl, prepared)?;
-        let meet = expect_own_devices(&said)?;
-        let link = Link::new(&ordered_stream(&cuda), host.rank(), host.size(), &meet);
+        let meet = check_own_devices(&said)?;
+        let link = NcclLink::new(&ordered_stream(&cuda), host.rank(), host.size(), &meet);
         let link = StateWorld::settle(Some(&ranks), Call::Nccl, link.map_err(Into::into))?;
         Ok(World { host, device: device.clone(), cuda, link: Arc::new(Mutex::new(link)) })
     }
@@ -86,7 +86,7 @@ fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
 
 /// The rendezvous, if each rank has a GPU of its own. NCCL itself would tell only some ranks that two share
 /// one.
-fn expect_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
+fn check_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
     let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {
         if let Some(first) = uuids[..rank].iter().position(|other| other == uuid) {
@@ -141,8 +141,8 @@ mod tests {
             let own = |(rank, gpu): (usize, &u8)| [vec![*gpu; 16], vec![7; if rank == 0 { 128 } else { 0 }]].concat();
             gpus.iter().enumerate().map(own).collect()
         };
-        assert_eq!(expect_own_devices(&said(&[1, 2, 3])).unwrap(), [7; 128]);
-        let error = expect_own_devices(&said(&[1, 2, 3, 2])).unwrap_err().to_string();
+        assert_eq!(check_own_devices(&said(&[1, 2, 3])).unwrap(), [7; 128]);
+        let error = check_own_devices(&said(&[1, 2, 3, 2])).unwrap_err().to_string();
         assert!(error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"), "{error}");
     }
 }

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use crate::engine::{Buffer, to_bf16, to_f16};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryRef, Numbers, owned, read};
+use crate::model::lent::{Lend, MemoryRef, TypedSlice, owned, read};
 use crate::numbers::{is_wider, round_to_odd};
 use crate::tensors::{Device, Tensor};
 
@@ -158,29 +158,29 @@ fn on_cpu(master: &dyn Lend, parameter: &dyn Lend, runs: impl Iterator<Item = Ra
     Ok(found)
 }
 
-impl Numbers<'_> {
+impl TypedSlice<'_> {
     fn get(self, index: usize) -> f64 {
         match self {
-            Numbers::F16(values) => values[index].into(),
-            Numbers::BF16(values) => values[index].into(),
-            Numbers::F32(values) => values[index].into(),
-            Numbers::F64(values) => values[index],
+            TypedSlice::F16(values) => values[index].into(),
+            TypedSlice::BF16(values) => values[index].into(),
+            TypedSlice::F32(values) => values[index].into(),
+            TypedSlice::F64(values) => values[index],
         }
     }
 
     /// The number, rounded to nearest even to the dtype of these.
     fn rounded(self, number: f64) -> f64 {
         match self {
-            Numbers::F16(_) => f16::from_f32(round_to_odd(number)).into(),
-            Numbers::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
-            Numbers::F32(_) => (number as f32).into(),
-            Numbers::F64(_) => number,
+            TypedSlice::F16(_) => f16::from_f32(round_to_odd(number)).into(),
+            TypedSlice::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
+            TypedSlice::F32(_) => (number as f32).into(),
+            TypedSlice::F64(_) => number,
         }
     }
 }
 
 /// The first element in these runs in which `low` is not `high` rounded.
-fn compared(low: Numbers<'_>, high: Numbers<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
+fn compared(low: TypedSlice<'_>, high: TypedSlice<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
     let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
     let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
     pairs.find(|(_, parameter, master)| differ(low.rounded(*master), *parameter)).map(|(index, parameter, master)| Difference {
@@ -191,8 +191,8 @@ fn compared(low: Numbers<'_>, high: Numbers<'_>, runs: impl Iterator<Item = Rang
 }
 
 /// Whether a part is surely rounded, decided fast; `false` says nothing.
-fn is_surely_rounded(low: Numbers<'_>, high: Numbers<'_>, part: Range<usize>) -> bool {
-    use Numbers::{BF16, F16, F32, F64};
+fn is_surely_rounded(low: TypedSlice<'_>, high: TypedSlice<'_>, part: Range<usize>) -> bool {
+    use TypedSlice::{BF16, F16, F32, F64};
     match (low, high) {
         (BF16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part], to_bf16),
         (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part], to_f16),

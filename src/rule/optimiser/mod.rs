@@ -45,7 +45,7 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
             Some(store) => store.state(self.rule(), x)?,
             None => self.rule().init(Parameter::new(x))?,
         };
-        of_rule(&state).expect_layout(self.rule())?;
+        of_rule(&state).check_layout(self.rule())?;
         Ok(state)
     }
 
@@ -122,11 +122,11 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
 
     /// Refuses a parameter that is not its master rounded.
     #[doc(hidden)]
-    fn expect_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
+    fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
         if let Some(inner) = self.stands_for() {
-            return inner.expect_rounded(state, target);
+            return inner.check_rounded(state, target);
         }
-        self.store_of(target.x.dtype())?.map_or(Ok(()), |store| store.expect_rounded(state, target))
+        self.store_of(target.x.dtype())?.map_or(Ok(()), |store| store.check_rounded(state, target))
     }
 
     /// A copy of the state for the parameter `x`, which is on another device than the one before.

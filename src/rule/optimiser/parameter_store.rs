@@ -38,7 +38,7 @@ pub trait ParameterStore {
     fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool>;
 
     /// Refuses a parameter that does not belong to its state.
-    fn expect_rounded(&self, _state: &State, _target: Target<'_>) -> Result<()> {
+    fn check_rounded(&self, _state: &State, _target: Target<'_>) -> Result<()> {
         Ok(())
     }
 

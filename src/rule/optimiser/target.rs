@@ -17,7 +17,7 @@ pub struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// Refuses a parameter that was changed since its master was made or written.
-    pub(crate) fn expect_rounded(self, master: &dyn Lend) -> Result<()> {
+    pub(crate) fn check_rounded(self, master: &dyn Lend) -> Result<()> {
         let Some(extent) = self.extent else { return Ok(()) };
         match difference(master, self.x, extent)? {
             Some(Difference { index, parameter, master }) => Err(Error::new(ErrorKind::Changed, "its value is")
@@ -38,7 +38,7 @@ impl<'a> Target<'a> {
     pub(crate) fn plan_with_master(self, flow: Flow<'a>, has_gradient: bool, master: &'a mut Buffer) -> Result<Planned<'a>> {
         let planned = Planned::new(flow, self.path, Operand::master(master), Epilogue::Master(self.x));
         if has_gradient || planned.progress == Progress::Applied {
-            self.expect_rounded(planned.job.x.lender())?;
+            self.check_rounded(planned.job.x.lender())?;
         }
         Ok(planned)
     }

@@ -62,8 +62,8 @@ impl State {
     }
 
     /// Refuses a state that lacks those of held rules, or that has two entries of one name.
-    pub(crate) fn expect_layout(&self, rule: &dyn Rule) -> Result<()> {
-        self.expect_held(rule)?;
+    pub(crate) fn check_layout(&self, rule: &dyn Rule) -> Result<()> {
+        self.check_held(rule)?;
         let (mut known, mut twice) = (HashSet::new(), None);
         self.walk("", &mut |prefix, state| {
             for name in state.own_names().map(|name| format!("{prefix}{name}")) {
@@ -79,11 +79,11 @@ impl State {
         ))
     }
 
-    fn expect_held(&self, rule: &dyn Rule) -> Result<()> {
+    fn check_held(&self, rule: &dyn Rule) -> Result<()> {
         let (mut expected, mut inside) = (0, Ok(()));
         rule.visit_held(&mut |_, held| {
             if let (Some(child), Ok(())) = (self.children.get(expected), &inside) {
-                inside = child.state.expect_held(held);
+                inside = child.state.check_held(held);
             }
             expected += 1;
         });

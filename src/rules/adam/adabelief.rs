@@ -1,6 +1,6 @@
 use super::adam::AdamScalars;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// AdaBelief: Adam that divides by how much the gradient differs from its mean.

@@ -1,6 +1,6 @@
-use crate::rules::moments::{correction, decayed};
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::{correction, decayed};
 
 crate::hyper_parameters! {
     /// Adam (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).

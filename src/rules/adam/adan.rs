@@ -1,7 +1,7 @@
 use super::adam::AdamScalars;
-use crate::rules::moments::{correction, decayed};
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::{correction, decayed};
 
 crate::hyper_parameters! {
     /// Adan: Nesterov's momentum from differences of gradients.

@@ -1,7 +1,7 @@
 use super::adam::AdamScalars;
-use crate::rules::moments::decayed;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::decayed;
 
 crate::hyper_parameters! {
     /// AdEMAMix: AdamW with a second, slow mean of the gradient.

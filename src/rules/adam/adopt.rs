@@ -1,6 +1,6 @@
-use crate::rules::moments::decayed;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::decayed;
 
 crate::hyper_parameters! {
     /// ADOPT: Adam that converges with any β₂.

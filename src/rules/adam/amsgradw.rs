@@ -1,6 +1,6 @@
 use super::adam::AdamScalars;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// AdamW with a second moment that never shrinks, as torch has it.

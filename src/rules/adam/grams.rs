@@ -1,6 +1,6 @@
 use super::adam::{AdamScalars, direction};
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Grams: a step as long as Adam's, whose direction is the gradient's alone.

@@ -1,7 +1,7 @@
 use super::adamw::AdamW;
-use crate::rules::descent::lars::trust_ratio;
 use crate::error::Result;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Parameter, Parts, Rule, State, range};
+use crate::rules::descent::lars::trust_ratio;
 
 crate::hyper_parameters! {
     /// LAMB: AdamW with a step for each tensor whose length is a part η of the tensor's.

@@ -1,6 +1,6 @@
 use super::adam::AdamScalars;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// LaProp: Adam that divides each gradient by its second moment before it goes into the mean.

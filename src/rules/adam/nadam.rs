@@ -1,6 +1,6 @@
-use crate::rules::moments::{NesterovWeights, correction, decayed};
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::{NesterovWeights, correction, decayed};
 
 crate::hyper_parameters! {
     /// Adam with Nesterov's momentum (Dozat 2016,
@@ -59,7 +59,13 @@ impl Elementwise for NAdam {
 
     fn scalars(&self, t: u64) -> NAdamScalars {
         let NAdam { eta, beta, epsilon } = *self;
-        NAdamScalars { eta, beta, epsilon: above_zero(epsilon), lookahead: NesterovWeights::new(beta.0, t), scale: beta.1 / correction(beta.1, t) }
+        NAdamScalars {
+            eta,
+            beta,
+            epsilon: above_zero(epsilon),
+            lookahead: NesterovWeights::new(beta.0, t),
+            scale: beta.1 / correction(beta.1, t),
+        }
     }
 
     #[inline(always)]

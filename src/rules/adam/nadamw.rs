@@ -1,8 +1,8 @@
 use super::adam::AdamScalars;
-use crate::rules::moments::NesterovWeights;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, state_of_another_rule, range};
 use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule};
+use crate::rules::moments::NesterovWeights;
 
 crate::hyper_parameters! {
     /// Adam with Nesterov's momentum of growing weight, and decoupled weight decay.
@@ -59,7 +59,10 @@ impl NAdamW {
     /// The product of all μ up to step `t`, which soon is 0.
     fn product_until(&self, t: u64) -> f64 {
         let factors = (1..=t).map(|t| self.momentum_at(t));
-        factors.scan(1.0, |product, factor| Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)).last().unwrap_or(0.0)
+        factors
+            .scan(1.0, |product, factor| Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next))
+            .last()
+            .unwrap_or(0.0)
     }
 }
 
@@ -86,7 +89,8 @@ impl Arithmetic for NAdamWStep {
 
 impl Rule for NAdamW {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Ok(State::for_slots(x, &[Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()])?.with_number("momentum_product", 1.0))
+        Ok(State::for_slots(x, &[Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()])?
+            .with_number("momentum_product", 1.0))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

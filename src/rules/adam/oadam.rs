@@ -1,6 +1,6 @@
 use super::adam::{AdamScalars, direction};
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Optimistic Adam (Daskalakis et al. 2017, [arXiv 1711.00141](https://arxiv.org/abs/1711.00141)), for

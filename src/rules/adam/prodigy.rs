@@ -1,7 +1,9 @@
-use crate::rules::moments::{correction, decayed};
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, state_of_another_rule, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{
+    Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range, state_of_another_rule,
+};
+use crate::rules::moments::{correction, decayed};
 
 crate::hyper_parameters! {
     /// Prodigy: Adam that finds its learning rate itself.
@@ -148,7 +150,8 @@ impl Rule for Prodigy {
         let path = PathTerm { beta: beta.1.sqrt(), factor };
 
         let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next) };
-        let sums = Sums::new(Slots(tensors), Numbers(numbers)).sum(ProgressTerm { factor }, 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
+        let sums =
+            Sums::new(Slots(tensors), Numbers(numbers)).sum(ProgressTerm { factor }, 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];

@@ -1,7 +1,7 @@
 use super::adam::{AdamScalars, direction};
-use crate::rules::moments::correction;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::correction;
 
 crate::hyper_parameters! {
     /// Rectified Adam: Adam with a warm-up that follows from the variance of the second moment.

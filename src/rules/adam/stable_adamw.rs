@@ -1,10 +1,10 @@
 use super::adam::AdamScalars;
 use super::adamw::AdamW;
 use crate::error::Result;
-use crate::rule::{
-    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, state_of_another_rule, range,
-};
 use crate::numbers::value::Value;
+use crate::rule::{
+    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, range, state_of_another_rule,
+};
 
 crate::hyper_parameters! {
     /// StableAdamW: AdamW that steps less while the gradient is larger than the second moment expects.

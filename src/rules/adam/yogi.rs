@@ -1,6 +1,6 @@
 use super::adam::AdamScalars;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 /// What both moments start at.
 const START: f64 = 1e-6;

@@ -1,6 +1,6 @@
-use crate::rules::moments::correction;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::correction;
 
 crate::hyper_parameters! {
     /// Keeps an exponential moving average of the parameter, to evaluate the model with.

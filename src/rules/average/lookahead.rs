@@ -1,5 +1,5 @@
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Lookahead: after every k steps of the rules before it, goes a part of the way from where it was.

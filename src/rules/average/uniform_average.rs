@@ -1,6 +1,6 @@
 use super::ema::approach;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Keeps the mean of the parameter after each step, to evaluate the model with.

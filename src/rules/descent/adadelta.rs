@@ -1,6 +1,6 @@
-use crate::rules::moments::decayed;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::decayed;
 
 crate::hyper_parameters! {
     /// AdaDelta (Zeiler 2012, [arXiv 1212.5701](https://arxiv.org/abs/1212.5701)), which needs no learning

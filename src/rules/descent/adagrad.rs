@@ -1,5 +1,5 @@
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// AdaGrad (Duchi, Hazan and Singer 2011, [JMLR 12](https://jmlr.org/papers/v12/duchi11a.html)).

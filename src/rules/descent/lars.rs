@@ -1,8 +1,8 @@
 use super::momentum::Momentum;
-use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::error::Result;
 use crate::numbers::DType;
 use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
+use crate::rules::gradient::weight_decay::WeightDecay;
 
 crate::hyper_parameters! {
     /// LARS: momentum with a step for each tensor whose length is a part of the tensor's.

@@ -1,6 +1,6 @@
-use crate::rules::moments::decayed;
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::decayed;
 
 crate::hyper_parameters! {
     /// Lion: the sign of an interpolation between the momentum and the gradient.

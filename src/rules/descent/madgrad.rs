@@ -1,6 +1,6 @@
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
 use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
 
 crate::hyper_parameters! {
     /// MADGRAD: dual averaging with momentum, and a cube root where AdaGrad has a square root.

@@ -1,7 +1,7 @@
 use super::lion::Lion;
-use crate::rules::mars::{corrected, last_gradient};
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, state_of_another_rule, range};
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, range, state_of_another_rule};
+use crate::rules::mars::{corrected, last_gradient};
 
 crate::hyper_parameters! {
     /// MARS in the form of Lion: the sign of a mean of gradients with less variance.

@@ -1,5 +1,5 @@
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Gradient descent with heavy-ball momentum (Polyak 1964).

@@ -1,7 +1,7 @@
-use crate::rules::moments::decayed;
 use crate::error::Result;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
 use crate::numbers::value::{Value, above_zero};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
+use crate::rules::moments::decayed;
 
 crate::hyper_parameters! {
     /// RMSProp, and centred RMSProp.

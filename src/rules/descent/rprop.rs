@@ -1,5 +1,5 @@
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Rprop: a step size for each element, of whose gradient only the sign counts.

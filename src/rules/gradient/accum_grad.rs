@@ -1,6 +1,6 @@
-use crate::error::Result;
-use crate::rule::{Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, state_of_another_rule, range};
 use super::window_sum::{WindowSum, slots};
+use crate::error::Result;
+use crate::rule::{Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, range, state_of_another_rule};
 
 crate::hyper_parameters! {
     /// Collects the gradients of n calls and lets their mean through on the n-th.

@@ -1,8 +1,8 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
-use crate::rules::matrix::{as_matrix, row_norms};
 use crate::rule::{Flow, Gradient, NonFinite, Norm, Parameter, Rule, State, range};
+use crate::rules::matrix::{as_matrix, row_norms};
 
 crate::hyper_parameters! {
     /// Adaptive gradient clipping: limits the gradient of each output's weights to a part of these.

@@ -1,6 +1,6 @@
 use crate::error::Result;
-use crate::rules::matrix::as_matrix;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
+use crate::rules::matrix::as_matrix;
 
 crate::hyper_parameters! {
     /// Gradient centralisation: takes its mean from the gradient of each output's weights.

@@ -2,8 +2,8 @@ use half::{bf16, f16};
 
 use crate::error::Result;
 use crate::numbers::DType;
-use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State, out_of_range};
 use crate::numbers::value::Value;
+use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State, out_of_range};
 
 crate::hyper_parameters! {
     /// Bounds on the parameter, for the end of a chain: a step stops where it would leave them.
@@ -145,11 +145,8 @@ mod tests {
 
     type Rounding = fn(f64) -> f64;
 
-    const ROUNDED: [(DType, Rounding); 3] = [
-        (DType::F16, |x| f16::from_f64(x).to_f64()),
-        (DType::BF16, |x| bf16::from_f64(x).to_f64()),
-        (DType::F32, |x| f64::from(x as f32)),
-    ];
+    const ROUNDED: [(DType, Rounding); 3] =
+        [(DType::F16, |x| f16::from_f64(x).to_f64()), (DType::BF16, |x| bf16::from_f64(x).to_f64()), (DType::F32, |x| f64::from(x as f32))];
 
     #[test]
     fn a_bound_is_the_next_number_inside() {

@@ -1,5 +1,5 @@
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Adds the gradient of λ·‖x‖₁ (L1 regularisation).

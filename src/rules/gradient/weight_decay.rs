@@ -1,5 +1,5 @@
-use crate::rule::{Elementwise, Slot, range};
 use crate::numbers::value::{Prologue, Value};
+use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
     /// Adds the gradient of ½·λ·‖x‖² (L2 regularisation).

@@ -1,7 +1,7 @@
 //! The sum of the gradients of a window: one, or partial sums of powers of two of gradients.
 
-use crate::rule::{Arithmetic, Gradient, OwnTensors, Slot, Slots, Summation};
 use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Gradient, OwnTensors, Slot, Slots, Summation};
 
 macro_rules! names {
     ($($number:literal)*) => {

@@ -1,11 +1,11 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::tensors::toward;
-use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::error::Result;
 use super::MatrixForm;
-use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, state_of_another_rule, range};
+use super::tensors::toward;
+use crate::error::Result;
 use crate::numbers::value::above_zero;
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule};
+use crate::rules::gradient::weight_decay::WeightDecay;
 
 crate::hyper_parameters! {
     /// Adafactor: of a matrix's second moment it keeps the means of rows and columns alone.

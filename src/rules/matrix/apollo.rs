@@ -1,13 +1,13 @@
 use candle_core::{Result as Candle, Tensor};
 
-use crate::rules::adam::adamw::AdamW;
 use super::low_rank::{ProjectedStep, direction, move_moments, projected_step, with_moments};
-use super::tensors::whole_direction;
-use crate::rules::moments::correction;
 use super::stack::ratio;
-use crate::error::Result;
+use super::tensors::whole_direction;
 use super::{MatrixForm, norms, row_norms};
+use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
+use crate::rules::adam::adamw::AdamW;
+use crate::rules::moments::correction;
 
 crate::hyper_parameters! {
     /// APOLLO: the gradient itself, each channel as long as Adam would make it.

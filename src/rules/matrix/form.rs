@@ -4,8 +4,8 @@ use candle_core::{Result as Candle, Tensor};
 use rayon::prelude::*;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::field::Sizes;
 use crate::rule::Parameter;
+use crate::rule::field::Sizes;
 
 crate::choice! {
     /// Which dimensions of a parameter are the rows and columns of its matrices.

@@ -1,10 +1,10 @@
 use candle_core::{Result as Candle, Tensor};
 
-use crate::rules::adam::adamw::AdamW;
+use super::MatrixForm;
 use super::low_rank::{ProjectedStep, direction, projected_step, with_moments};
 use crate::error::Result;
-use super::MatrixForm;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
+use crate::rules::adam::adamw::AdamW;
 
 crate::hyper_parameters! {
     /// GaLore with random projections: Adam on `rank` directions of the gradient at a time.

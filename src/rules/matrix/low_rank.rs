@@ -3,15 +3,15 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
-use crate::rules::adam::adamw::AdamW;
-use super::tensors::{toward, whole_direction};
-use crate::rules::moments::correction;
-use super::stack::Side;
-use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::error::Result;
 use super::MatrixForm;
+use super::stack::Side;
+use super::tensors::{toward, whole_direction};
+use crate::error::Result;
 use crate::numbers::{gaussian, random_key};
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule};
+use crate::rules::adam::adamw::AdamW;
+use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rules::moments::correction;
 
 /// Which side of its matrices a state has projected, and to how many dimensions.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,8 @@
 use candle_core::{Result as Candle, Tensor};
 
 use crate::error::Result;
-use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, state_of_another_rule};
 use crate::numbers::value::Arithmetic;
+use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, state_of_another_rule};
 
 /// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step.
 /// Then a function moves the second moment, the other tensor, and makes the direction of both. `decay` comes

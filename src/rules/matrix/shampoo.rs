@@ -1,13 +1,13 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::bases::inverse_power;
-use super::tensors::{toward, whole_direction};
-use crate::rules::moments::correction;
 use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
-use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::error::Result;
+use super::tensors::{toward, whole_direction};
 use super::{MatrixForm, norms};
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule, range};
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
+use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rules::moments::correction;
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_root"]), (Side::Right, ["right", "right_root"])];
 
@@ -123,7 +123,15 @@ impl Gathering {
 }
 
 impl Shampoo {
-    fn step(&self, t: u64, is_due: bool, has_roots: bool, dx: &Tensor, tensors: &mut [Tensor; 2], sides: &mut [SideStep<'_>]) -> Candle<Tensor> {
+    fn step(
+        &self,
+        t: u64,
+        is_due: bool,
+        has_roots: bool,
+        dx: &Tensor,
+        tensors: &mut [Tensor; 2],
+        sides: &mut [SideStep<'_>],
+    ) -> Candle<Tensor> {
         let stacked = |x: &Tensor| self.matrix.stacked(x);
         let [m, v] = tensors;
         let (second, of_mean) = (Gathering::new(self.beta.1, t), correction(self.beta.0, t));

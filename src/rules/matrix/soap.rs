@@ -1,14 +1,14 @@
 use candle_core::{Result as Candle, Tensor};
 
-use crate::rules::adam::adamw::AdamW;
-use super::bases::{eigenvectors, nearer, picked};
-use super::tensors::{toward, whole_direction};
-use crate::rules::moments::correction;
-use super::stack::{Side, SideNames, SideStep, with_sides};
-use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::error::Result;
 use super::MatrixForm;
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule, range};
+use super::bases::{eigenvectors, nearer, picked};
+use super::stack::{Side, SideNames, SideStep, with_sides};
+use super::tensors::{toward, whole_direction};
+use crate::error::Result;
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
+use crate::rules::adam::adamw::AdamW;
+use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rules::moments::correction;
 
 const NAMES: SideNames = [(Side::Left, ["left", "left_basis"]), (Side::Right, ["right", "right_basis"])];
 

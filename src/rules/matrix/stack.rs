@@ -2,8 +2,8 @@
 
 use candle_core::{Result as Candle, Tensor};
 
-use crate::error::Result;
 use super::MatrixForm;
+use crate::error::Result;
 use crate::numbers::largest;
 use crate::rule::{Parameter, Slot, State};
 

@@ -2,8 +2,8 @@
 //! mean x̄ of where z has been.
 
 use crate::error::Result;
-use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, state_of_another_rule, range};
 use crate::numbers::value::{Arithmetic, Value};
+use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule};
 
 /// Where y lies, and what z weighs in the mean.
 #[derive(Clone, Copy)]

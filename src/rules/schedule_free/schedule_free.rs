@@ -1,7 +1,7 @@
-use crate::rules::adam::adam::AdamScalars;
 use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decays, warm};
-use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Slot, range};
+use crate::rules::adam::adam::AdamScalars;
 
 crate::hyper_parameters! {
     /// Schedule-free AdamW: no learning-rate schedule.

@@ -1,8 +1,8 @@
-use crate::rules::adam::adam::AdamScalars;
 use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decays};
-use crate::rules::adam::radam::rectification;
-use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Slot, range};
+use crate::rules::adam::adam::AdamScalars;
+use crate::rules::adam::radam::rectification;
 
 crate::hyper_parameters! {
     /// Schedule-free RAdam: neither a schedule nor a warm-up to choose.

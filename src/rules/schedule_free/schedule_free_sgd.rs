@@ -1,6 +1,6 @@
 use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decay, warm};
-use crate::rule::{Arithmetic, Slot, range};
 use crate::numbers::value::Value;
+use crate::rule::{Arithmetic, Slot, range};
 
 crate::hyper_parameters! {
     /// Schedule-free gradient descent: no schedule, and averaging in place of momentum.

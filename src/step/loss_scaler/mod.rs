@@ -245,7 +245,7 @@ impl LossScaler {
     pub(crate) fn of_loss(&self, known: Option<f64>) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
-            return expect_unscaled(known).map(|()| None);
+            return check_unscaled(known).map(|()| None);
         }
         let unscaled = || {
             Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
@@ -349,23 +349,28 @@ impl LossScaler {
         let Some(DynamicScale { initial: _, growth_factor, backoff_factor, growth_interval, hysteresis, floor }) = self.dynamic else {
             return Ok(());
         };
-        match () {
-            () if !(growth_factor >= 1.0 && growth_factor.is_finite()) => {
-                refuse("growth_factor", growth_factor.into(), "a finite number of 1 or more")
-            }
-            () if !(backoff_factor > 0.0 && backoff_factor <= 1.0) => refuse("backoff_factor", backoff_factor.into(), "a number in (0, 1]"),
-            () if growth_interval == 0 => refuse("growth_interval", growth_interval.into(), "1 or more"),
-            () if hysteresis == 0 => refuse("hysteresis", hysteresis.into(), "1 or more"),
-            () if !positive(floor) => refuse("floor", floor.into(), "a finite number above 0"),
-            () if self.good_steps >= growth_interval => refuse("good_steps", self.good_steps.into(), "a count below growth_interval"),
-            () if self.tolerance >= hysteresis => refuse("tolerance", self.tolerance.into(), "a count below hysteresis"),
-            () => Ok(()),
+        if !(growth_factor >= 1.0 && growth_factor.is_finite()) {
+            refuse("growth_factor", growth_factor.into(), "a finite number of 1 or more")
+        } else if !(backoff_factor > 0.0 && backoff_factor <= 1.0) {
+            refuse("backoff_factor", backoff_factor.into(), "a number in (0, 1]")
+        } else if growth_interval == 0 {
+            refuse("growth_interval", growth_interval.into(), "1 or more")
+        } else if hysteresis == 0 {
+            refuse("hysteresis", hysteresis.into(), "1 or more")
+        } else if !positive(floor) {
+            refuse("floor", floor.into(), "a finite number above 0")
+        } else if self.good_steps >= growth_interval {
+            refuse("good_steps", self.good_steps.into(), "a count below growth_interval")
+        } else if self.tolerance >= hysteresis {
+            refuse("tolerance", self.tolerance.into(), "a count below hysteresis")
+        } else {
+            Ok(())
         }
     }
 }
 
 /// Refuses gradients that know the scale of their loss, in an update that would not divide by it.
-pub(crate) fn expect_unscaled(known: Option<f64>) -> Result<()> {
+pub(crate) fn check_unscaled(known: Option<f64>) -> Result<()> {
     match known {
         None => Ok(()),
         Some(scale) => Err(multiplied_by(scale).with_remedy(

@@ -52,7 +52,7 @@ where
 /// The aspect of a variable that has to be the same on all ranks.
 fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
-    world.expect_device(path, x.device())?;
+    world.check_device(path, x.device())?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
         return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so that its values cannot be sent")
             .with_remedy("make it anew from a copy")

@@ -92,7 +92,7 @@ fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) ->
     choices
         .iter()
         .filter(|(_, optimiser)| optimiser.is_some())
-        .try_for_each(|(variable, _)| world.expect_device(variable.path(), variable.x.device()))?;
+        .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
     let aspects = choices.iter().map(|choice| aspects(choice, wire)).collect::<Result<Vec<_>>>()?;
     Ok(Agreement::on(aspects.into_iter().flatten().collect()))
 }

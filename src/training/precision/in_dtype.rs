@@ -1,6 +1,6 @@
 use candle_core::{DType, Module, Tensor};
 
-use super::{expect_supported, run_in};
+use super::{check_supported, run_in};
 use crate::error::Result;
 use crate::model::{Model, Visitor};
 
@@ -48,7 +48,7 @@ impl<M> InDtype<M> {
     /// If `dtype` is not F16, BF16, F32 or F64.
     pub fn new(dtype: impl Into<DType>, module: M) -> Result<Self> {
         let dtype = dtype.into();
-        expect_supported("InDtype", dtype)?;
+        check_supported("InDtype", dtype)?;
         Ok(InDtype { dtype, module })
     }
 

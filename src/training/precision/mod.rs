@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 
 /// Refuses dtypes that parameters and layers cannot have; `place` names who asks.
-fn expect_supported(place: impl Display, got: DType) -> Result<()> {
+fn check_supported(place: impl Display, got: DType) -> Result<()> {
     if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
 }
 

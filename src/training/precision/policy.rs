@@ -1,6 +1,6 @@
 use candle_core::DType;
 
-use super::expect_supported;
+use super::check_supported;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::model::patterns::Patterns;
@@ -64,7 +64,7 @@ impl PrecisionPolicy {
         let (patterns, dtypes): (Vec<String>, Vec<DType>) =
             choices.into_iter().map(|(pattern, dtype)| (pattern.into(), dtype.into())).unzip();
         for (pattern, dtype) in patterns.iter().zip(&dtypes) {
-            expect_supported(format_args!("the pattern {pattern:?}"), *dtype)?;
+            check_supported(format_args!("the pattern {pattern:?}"), *dtype)?;
         }
         Ok(PrecisionPolicy { patterns: Patterns::new(patterns), dtypes })
     }

@@ -84,7 +84,7 @@ impl DriveStep {
             marks.push(of_marks);
         }
         if !matches!(start, Start::Running(_)) {
-            search.expect_effect(state)?;
+            search.check_effect(state)?;
         }
         let warning = search.begun_anew(state)?.or_else(|| search.mismatch(state));
         Ok(DriveStep { adjustment: adjustment(&values, state.leaves())?, bases, marks, warning })
@@ -131,11 +131,13 @@ impl Next {
         if value.is_nan() {
             return Err(out_of_range("Schedule", schedule.driven_field(), value, "a number"));
         }
-        let course = match () {
-            () if !schedule.curve.rests_from(steps) => DriveCourse::Moves,
+        let course = if !schedule.curve.rests_from(steps) {
+            DriveCourse::Moves
+        } else if value == 0.0 && schedule.name() == RATE && !schedule.curve.rests_from(0) {
             // A rate that is 0 from the start is meant, so it is no warning.
-            () if value == 0.0 && schedule.name() == RATE && !schedule.curve.rests_from(0) => DriveCourse::IsOver,
-            () => DriveCourse::Rests,
+            DriveCourse::IsOver
+        } else {
+            DriveCourse::Rests
         };
         Ok(Next { before: schedule.at(before), value, course })
     }
@@ -269,7 +271,7 @@ impl<'s> Search<'s> {
     }
 
     /// Refuses a schedule that drives nothing, and a relative one without a base.
-    fn expect_effect(&self, state: &StateTree) -> Result<()> {
+    fn check_effect(&self, state: &StateTree) -> Result<()> {
         for (i, (schedule, met)) in self.schedules.iter().zip(&self.met).enumerate() {
             let field = schedule.driven_field();
             let Some(leaf) = met.selected else { return Err(schedule.empty(state)) };

@@ -122,10 +122,12 @@ impl Curve {
                 // torch's count: the top is step 0.3·steps - 1, maybe not whole, and the end is the last
                 // step.
                 let (step, top, last) = (step as f64, 0.3 * steps as f64 - 1.0, steps as f64 - 1.0);
-                match () {
-                    () if step <= top => along_cosine(first, peak, step / top),
-                    () if step < last => along_cosine(peak, lowest, (step - top) / (last - top)),
-                    () => lowest,
+                if step <= top {
+                    along_cosine(first, peak, step / top)
+                } else if step < last {
+                    along_cosine(peak, lowest, (step - top) / (last - top))
+                } else {
+                    lowest
                 }
             }
             Curve::Exponential { start, rate, steps, staircase } => {

@@ -319,13 +319,18 @@ impl ReduceOnPlateau {
             Threshold::Absolute(by) if !is_size(by) => return refuse("threshold", by.into(), "a finite number of 0 or more"),
             Threshold::Relative(_) | Threshold::Absolute(_) => {}
         }
-        match () {
-            () if !(factor > 0.0 && factor < 1.0) => refuse("factor", factor.into(), "a number in (0, 1)"),
-            () if !is_size(min_eta) => refuse("min_eta", min_eta.into(), "a finite number of 0 or more"),
-            () if !is_size(epsilon) => refuse("epsilon", epsilon.into(), "a finite number of 0 or more"),
-            () if self.bad > patience => refuse("bad", self.bad.into(), "a count of at most `patience`"),
-            () if self.cooling > cooldown => refuse("cooling", self.cooling.into(), "a count of at most `cooldown`"),
-            () => Ok(()),
+        if !(factor > 0.0 && factor < 1.0) {
+            refuse("factor", factor.into(), "a number in (0, 1)")
+        } else if !is_size(min_eta) {
+            refuse("min_eta", min_eta.into(), "a finite number of 0 or more")
+        } else if !is_size(epsilon) {
+            refuse("epsilon", epsilon.into(), "a finite number of 0 or more")
+        } else if self.bad > patience {
+            refuse("bad", self.bad.into(), "a count of at most `patience`")
+        } else if self.cooling > cooldown {
+            refuse("cooling", self.cooling.into(), "a count of at most `cooldown`")
+        } else {
+            Ok(())
         }
     }
 }

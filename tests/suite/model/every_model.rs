@@ -275,7 +275,7 @@ fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
     slices
 }
 
-fn expect_needs_variables(done: Result<()>, what: &str) {
+fn assert_needs_variables(done: Result<()>, what: &str) {
     let error = done.expect_err(what);
     assert_eq!((error.kind(), error.path().is_some()), (ErrorKind::Unsupported, true), "{what}: {error}");
     assert!(error.to_string().contains("this needs candle variables"), "{what}: {error}");
@@ -290,7 +290,7 @@ fn methods_take_slices() {
         let case = || Case::new(setup(rule(), &slices(&mut vectors())).expect("a state"));
         let try_with = |model: &dyn Model, what: &str| match takes {
             Slices::Taken => method(&mut case(), model).unwrap_or_else(|error| panic!("{what}: {error}")),
-            Slices::Refused => expect_needs_variables(method(&mut case(), model), what),
+            Slices::Refused => assert_needs_variables(method(&mut case(), model), what),
         };
         try_with(&slices(&mut memory), &what);
         try_with(&Some(Box::new(slices(&mut optional))), &format!("{what} of `Some`"));
@@ -331,7 +331,7 @@ fn methods_take_slices_inside_of_another_model() {
             assert!(state.leaf(path).is_some(), "{what}");
             match takes {
                 Slices::Taken => method(&mut Case::new(state), model).unwrap_or_else(|error| panic!("{what}: {error}")),
-                Slices::Refused => expect_needs_variables(method(&mut Case::new(state), model), &what),
+                Slices::Refused => assert_needs_variables(method(&mut Case::new(state), model), &what),
             }
         }
     }

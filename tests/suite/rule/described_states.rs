@@ -73,7 +73,7 @@ fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
         };
         changed += usize::from(described(&state) != described(&saved));
         let bytes = file_of(Checkpoint::new(&saved).model(&saved_model));
-        expect_kinds(&Pieces::of(&bytes).description["optimisers"], seed);
+        assert_kinds(&Pieces::of(&bytes).description["optimisers"], seed);
         let file = open(&bytes).expect("a file");
         let restored = file.restore_with_model(&mut state, &other).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(restored.defaults, [], "seed {seed}");
@@ -90,13 +90,13 @@ fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
 }
 
 /// Refuses a name of a rule that says more than its kind, such as `MixedPrecision(F32, Adam)`.
-fn expect_kinds(description: &Value, seed: u64) {
+fn assert_kinds(description: &Value, seed: u64) {
     match description {
         Value::Object(of) => of.iter().for_each(|(key, value)| match (key.as_str(), value) {
             ("kind", Value::String(kind)) => assert!(!kind.contains('('), "seed {seed}: {kind}"),
-            (_, value) => expect_kinds(value, seed),
+            (_, value) => assert_kinds(value, seed),
         }),
-        Value::Array(all) => all.iter().for_each(|value| expect_kinds(value, seed)),
+        Value::Array(all) => all.iter().for_each(|value| assert_kinds(value, seed)),
         _ => {}
     }
 }

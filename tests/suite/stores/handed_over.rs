@@ -59,15 +59,15 @@ fn keeps_precise(optimiser: &dyn Optimiser) -> bool {
 fn bound(to: &dyn Optimiser, dtype: DType, value: f64, x: f64) -> f64 {
     let name = to.name();
     let last_place = |number: f64, digits: i32| 2f64.powi((number.abs().log2().floor().max(-126.0)) as i32 - digits);
-    match () {
+    if name.contains("Kahan") {
         // Half a digit of the distance, or of the smallest number, and the sum is an f32.
-        () if name.contains("Kahan") => {
-            let (digits, least) = if dtype == DType::F16 { (11, 25) } else { (8, 134) };
-            ((value - x).abs() * 2f64.powi(-digits)).max(2f64.powi(-least)) + last_place(value, 23)
-        }
-        () if name.contains("24 bits") => last_place(value, 15),
+        let (digits, least) = if dtype == DType::F16 { (11, 25) } else { (8, 134) };
+        ((value - x).abs() * 2f64.powi(-digits)).max(2f64.powi(-least)) + last_place(value, 23)
+    } else if name.contains("24 bits") {
+        last_place(value, 15)
+    } else {
         // The value that is the nearest of those that are rounded to the parameter.
-        () => last_place(value, 23),
+        last_place(value, 23)
     }
 }
 

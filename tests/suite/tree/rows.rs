@@ -86,10 +86,12 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
             let [before, after, fresh] = [&before, &state, &fresh].map(|state| state.leaf("0").expect("the leaf"));
             for name in after.tensor_names() {
                 let [was, is, start] = [before, after, fresh].map(|leaf| state_tensor(leaf, &name));
-                let expected = match () {
-                    _ if answer[0].fresh.contains(&name) => start,
-                    _ if was.dims()[0] == 4 => rows_of(&was, &start, &rows),
-                    _ => was,
+                let expected = if answer[0].fresh.contains(&name) {
+                    start
+                } else if was.dims()[0] == 4 {
+                    rows_of(&was, &start, &rows)
+                } else {
+                    was
                 };
                 assert_eq!((is.dims(), bits(&is)), (expected.dims(), bits(&expected)), "{name} of {}", optimiser.name());
             }

@@ -265,25 +265,37 @@ fn no_file_uses_one_that_uses_it() {
 }
 
 /// Names that are idioms: they mean the same thing wherever they stand.
-const IDIOMS: &[&str] = &["Result", "Sealed", "Scalars", "Slots", "Mask", "Function", "Output", "World"];
+const IDIOMS: &[&str] = &["Result", "World"];
+
+/// The name of the type that a line of code defines, also in a macro or a function.
+fn defined_type(line: &str) -> Option<&str> {
+    let item = line.trim_start();
+    let item = match item.strip_prefix("pub").map(str::trim_start) {
+        Some(limited) if limited.starts_with('(') => limited.split_once(')')?.1,
+        Some(public) => public,
+        None => item,
+    };
+    let mut words = item.split_whitespace().filter(|word| *word != "unsafe");
+    let (keyword, name) = (words.next()?, words.next()?);
+    // A `type` that is indented belongs to a trait.
+    let defines = ["struct", "enum", "trait", "union"].contains(&keyword) || keyword == "type" && !line.starts_with(' ');
+    let name = &name[..name.find(|letter| !is_word(letter)).unwrap_or(name.len())];
+    (defines && !name.is_empty()).then_some(name)
+}
 
 #[test]
 fn a_type_name_means_one_thing() {
-    let mut names: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    let mut files: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for source in sources() {
-        for line in source.code.lines() {
-            let mut words = line
-                .split(|letter| !is_word(letter))
-                .filter(|word| !word.is_empty() && !["pub", "crate", "in", "super", "unsafe"].contains(word));
-            if let (Some("struct" | "enum" | "trait" | "type" | "union"), Some(name)) = (words.next(), words.next())
-                && !line.starts_with(' ')
-                && !IDIOMS.contains(&name)
-            {
-                names.entry(name.to_string()).or_default().push(source.file.clone());
-            }
+        for name in source.code.lines().filter_map(defined_type).filter(|name| !IDIOMS.contains(name)) {
+            files.entry(name.to_string()).or_default().push(source.file.clone());
         }
     }
-    let twice: BTreeMap<_, _> = names.into_iter().filter(|(_, files)| files.len() > 1).collect();
+    // Three that lines hide in their own way: in a macro, behind a limit of visibility, in a macro with one.
+    for name in ["Scale", "Link", "TypedSlice"] {
+        assert!(files.contains_key(name), "{name} is not found");
+    }
+    let twice: BTreeMap<_, _> = files.into_iter().filter(|(_, files)| files.len() > 1).collect();
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
