@@ -12,8 +12,8 @@
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
 //!   [`StochasticRounding`], [`StoreAs`], [`Offload`], [`Twin`].
 //! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which
-//!   return an [`Outcome`]; [`StreamedStep`], whose gradients come one at a time; [`CandleOptimizer`] in place
-//!   of candle-nn's.
+//!   return an [`Outcome`]; [`StreamedStep`], whose gradients come one at a time; [`CandleOptimizer`] in
+//!   place of candle-nn's.
 //! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects some of
 //!   them, to freeze, adjust or replace.
 //! - **The model**: [`Model`], which [`model!`] implements for structs; [`Gradients`]; [`trainables`].
@@ -38,8 +38,12 @@
 // docs.rs says of each item which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
-// Helpers of what needs candle stand beside the others; the two vocabularies of dtypes, shapes and errors are one.
-#![cfg_attr(not(feature = "candle"), allow(dead_code, unused_imports, clippy::needless_question_mark, clippy::useless_conversion))]
+// Helpers of what needs candle stand beside the others; the two vocabularies of dtypes, shapes and errors are
+// one.
+#![cfg_attr(
+    not(feature = "candle"),
+    allow(dead_code, unused_imports, clippy::needless_question_mark, clippy::useless_conversion)
+)]
 
 mod engine;
 mod error;
@@ -66,7 +70,9 @@ pub mod many_machines {}
 pub use engine::{Engine, Isa, Norms, Resolved};
 pub use error::warning::Warning;
 pub use error::{Error, ErrorKind, Result, TensorProblem};
-pub use files::checkpoint::{Checkpoint, CheckpointFile, CheckpointSaver, DefaultTaken, NewestCheckpoint, Restored};
+pub use files::checkpoint::{
+    Checkpoint, CheckpointFile, CheckpointSaver, DefaultTaken, NewestCheckpoint, Restored,
+};
 #[cfg(feature = "config")]
 pub use files::config;
 #[cfg(feature = "torch")]
@@ -88,9 +94,9 @@ pub use ranks::mpi;
 pub use ranks::nccl;
 pub use ranks::{CommunicationError, Communicator, LocalRank, ranks};
 pub use rule::{
-    Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, Evaluation, FieldValue, Flow, Gradient, HeldStates, Kind,
-    NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role, Rule, Setting, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State,
-    Summation, Sums, range,
+    Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, Evaluation, FieldValue, Flow,
+    Gradient, HeldStates, Kind, NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role, Rule, Setting,
+    Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
 };
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
@@ -100,7 +106,9 @@ pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
 pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
 #[cfg(feature = "candle")]
 #[doc(hidden, no_inline)]
-pub use rules::{APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo};
+pub use rules::{
+    APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo,
+};
 pub use step::figures::LeafFigures;
 #[cfg(feature = "candle")]
 pub use step::loss_scaler::scaled::{ScaledGradients, ScaledLoss};

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::DType::{self, BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, MixedPrecision, Optimiser, OptimiserChain, ParameterSlices, Q8, Result, StoreAs,
-    setup, update,
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, MixedPrecision, Optimiser, OptimiserChain,
+    ParameterSlices, Q8, Result, StoreAs, setup, update,
 };
 
 /// Bytes asked for so far, by all threads.
@@ -62,17 +62,22 @@ fn bytes(length: usize, dtype: DType, optimiser: Box<dyn Optimiser>) -> Result<u
     Ok(allocated)
 }
 
-/// How often an update of many leaves allocates, of which only some have gradients: the first, and a later one.
+/// How often an update of many leaves allocates, of which only some have gradients: the first, and a later
+/// one.
 fn allocations(leaves: usize, with_gradient: usize) -> Result<[usize; 2]> {
     let variable = |i: usize| Ok((i.to_string(), Var::ones(8, F32, &Device::Cpu)?));
     let model: BTreeMap<String, Var> = (0..leaves).map(variable).collect::<Result<_>>()?;
     let gradient = Tensor::ones(8, F32, &Device::Cpu)?;
-    let grads: BTreeMap<String, Tensor> = (0..with_gradient).map(|i| (i.to_string(), gradient.clone())).collect();
+    let grads: BTreeMap<String, Tensor> =
+        (0..with_gradient).map(|i| (i.to_string(), gradient.clone())).collect();
     let mut state = setup(AdamW::new(1e-3), &model)?;
     let mut step = || -> Result<usize> {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         let outcome = update(&mut state, &model, &grads)?;
-        assert_eq!((outcome.applied, outcome.without_gradient.len()), (with_gradient, leaves - with_gradient));
+        assert_eq!(
+            (outcome.applied, outcome.without_gradient.len()),
+            (with_gradient, leaves - with_gradient)
+        );
         Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
     };
     let first = step()?;
@@ -107,11 +112,16 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
         for optimiser in optimisers {
             for length in [100_000, 1_000_000] {
                 let allocated = bytes(length, dtype, optimiser())?;
-                assert!(allocated < 64 << 10, "{}: {allocated} bytes for {length} elements of {dtype:?}", optimiser().name());
+                assert!(
+                    allocated < 64 << 10,
+                    "{}: {allocated} bytes for {length} elements of {dtype:?}",
+                    optimiser().name()
+                );
             }
         }
     }
-    // One for the plan of each gradient, and none to keep count of it, not in the first update either; none for a leaf that has none and is named.
+    // One for the plan of each gradient, and none to keep count of it, not in the first update either; none
+    // for a leaf that has none and is named.
     for with_gradient in [2000, 200] {
         let [first, later] = allocations(2000, with_gradient)?;
         assert!(later < with_gradient + 100, "{later} allocations with {with_gradient} gradients");

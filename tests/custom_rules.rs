@@ -1,4 +1,5 @@
-//! Rules from outside the crate: an elementwise one that fuses, one of tensor operations, and one that returns what it was lent.
+//! Rules from outside the crate: an elementwise one that fuses, one of tensor operations, and one that
+//! returns what it was lent.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -7,8 +8,9 @@ use candle_core::{DType, Device, Result as Candle, Tensor, Var};
 use optimisers::__private::emulation;
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, ClipGrad, Descent, Elementwise, Engine, Flow, Gradient, MixedPrecision, Momentum, OptimiserChain, Parameter, Result,
-    Rule, Slot, State, Update, WeightDecay, hyper_parameters, range, setup, update,
+    AccumGrad, Adam, ClipGrad, Descent, Elementwise, Engine, Flow, Gradient, MixedPrecision, Momentum,
+    OptimiserChain, Parameter, Result, Rule, Slot, State, Update, WeightDecay, hyper_parameters, range,
+    setup, update,
 };
 
 hyper_parameters! {
@@ -66,7 +68,11 @@ fn start(dtype: DType) -> Candle<Tensor> {
 }
 
 fn gradient(step: usize, dtype: DType) -> Candle<Tensor> {
-    Tensor::arange(0f64, 600.0, &Device::Cpu)?.affine(0.37, step as f64)?.sin()?.reshape((20, 30))?.to_dtype(dtype)
+    Tensor::arange(0f64, 600.0, &Device::Cpu)?
+        .affine(0.37, step as f64)?
+        .sin()?
+        .reshape((20, 30))?
+        .to_dtype(dtype)
 }
 
 fn values(x: &Tensor) -> Vec<f64> {
@@ -87,7 +93,12 @@ fn an_elementwise_rule_fuses() -> Result<()> {
     for dtype in [DType::F32, DType::F64] {
         let [fused, tensors] = [Engine::Fused, Engine::Tensors].map(|engine| -> Result<Vec<Tensor>> {
             let x = Var::from_tensor(&start(dtype)?)?;
-            let chain = OptimiserChain::new((ClipGrad::new(0.8), RmsProp::new(0.05), WeightDecay::new(0.01), Momentum::new(0.5)));
+            let chain = OptimiserChain::new((
+                ClipGrad::new(0.8),
+                RmsProp::new(0.05),
+                WeightDecay::new(0.01),
+                Momentum::new(0.5),
+            ));
             let mut state = setup(chain, &x)?;
             for step in 0..5 {
                 Update::new(&mut state).engine(engine).apply(&x, &by_path(gradient(step, dtype)?))?;
@@ -120,7 +131,8 @@ fn an_elementwise_rule_fuses() -> Result<()> {
 fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
     for engine in [Engine::Fused, Engine::Tensors] {
         let parameter = Var::from_tensor(&start(DType::BF16)?)?;
-        let chain = (Momentum::new(0.5), ByMean::new(2.0), WeightDecay::new(0.1), ByMean::new(0.5), Adam::new(0.01));
+        let chain =
+            (Momentum::new(0.5), ByMean::new(2.0), WeightDecay::new(0.1), ByMean::new(0.5), Adam::new(0.01));
         let mut state = setup(MixedPrecision::new(DType::F64, OptimiserChain::new(chain)), &parameter)?;
 
         let mut x = start(DType::BF16)?.to_dtype(DType::F64)?;
@@ -128,7 +140,8 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
         let mut a = [0.0; 2];
         for t in 1..=4 {
             let gradient = gradient(t, DType::F16)?;
-            let outcome = Update::new(&mut state).engine(engine).apply(&parameter, &by_path(gradient.clone()))?;
+            let outcome =
+                Update::new(&mut state).engine(engine).apply(&parameter, &by_path(gradient.clone()))?;
             assert_eq!(outcome.applied, 1);
 
             velocity = ((velocity * 0.9)? + (gradient.to_dtype(DType::F64)? * 0.5)?)?;
@@ -145,14 +158,21 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
             let leaf = state.leaf("").expect("the leaf");
             assert_eq!(leaf.tensor_names(), ["master", "0.velocity", "1.a", "3.a", "4.m", "4.v"]);
             assert!(leaf.counters().iter().all(|(_, count)| *count == t as u64), "{:?}", leaf.counters());
-            let by_hand =
-                [x.clone(), velocity.clone(), Tensor::new(a[0], &Device::Cpu)?, Tensor::new(a[1], &Device::Cpu)?, m.clone(), v.clone()];
+            let by_hand = [
+                x.clone(),
+                velocity.clone(),
+                Tensor::new(a[0], &Device::Cpu)?,
+                Tensor::new(a[1], &Device::Cpu)?,
+                m.clone(),
+                v.clone(),
+            ];
             for (name, by_hand) in leaf.tensor_names().into_iter().zip(by_hand) {
                 let tensor = leaf.tensor(&name)?.expect("a listed name");
                 assert!(apart(&tensor, &by_hand) < 1e-12, "{name} in step {t}: {}", apart(&tensor, &by_hand));
             }
             let master = leaf.tensor("master")?.expect("a master");
-            // candle rounds f64 to bf16 by way of f32, as the engine may not: half a unit in the last place is what counts.
+            // candle rounds f64 to bf16 by way of f32, as the engine may not: half a unit in the last place
+            // is what counts.
             let half_unit = values(&master).iter().map(|x| x.abs()).fold(0.0, f64::max) / 256.0;
             assert!(apart(&parameter, &master) <= half_unit);
         }
@@ -163,13 +183,15 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
 #[test]
 fn a_missing_gradient_runs_no_function() -> Result<()> {
     let model = [Var::from_tensor(&start(DType::F32)?)?, Var::from_tensor(&start(DType::F32)?)?];
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), ByMean::default(), Descent::new(1.0))), &model)?;
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(2), ByMean::default(), Descent::new(1.0))), &model)?;
     let grads: std::collections::HashMap<&str, Tensor> = [("0", gradient(1, DType::F32)?)].into();
     for (applied, waiting) in [(0, 1), (1, 1)] {
         let outcome = update(&mut state, &model, &grads)?;
         assert_eq!((outcome.applied, outcome.without_gradient.len()), (applied, waiting));
     }
-    let counters: Vec<_> = state.leaves().map(|leaf| leaf.counters().into_iter().find(|(name, _)| name == "1.t")).collect();
+    let counters: Vec<_> =
+        state.leaves().map(|leaf| leaf.counters().into_iter().find(|(name, _)| name == "1.t")).collect();
     assert_eq!(counters, [Some(("1.t".to_string(), 1)), Some(("1.t".to_string(), 0))]);
     assert_eq!(values(&model[1]), values(&start(DType::F32)?));
     assert!(values(&model[0]) != values(&start(DType::F32)?));
@@ -201,7 +223,9 @@ impl Rule for Pull {
 fn a_rule_may_keep_and_return_the_parameter() {
     let mut engines = vec![Engine::Fused, Engine::Tensors];
     engines.extend(emulation::is_available().then_some(Engine::Emulated));
-    for (large, engine) in [false, true].into_iter().flat_map(|large| engines.iter().map(move |&engine| (large, engine))) {
+    for (large, engine) in
+        [false, true].into_iter().flat_map(|large| engines.iter().map(move |&engine| (large, engine)))
+    {
         let (done, finished) = channel();
         std::thread::spawn(move || {
             let halve = || -> Result<bool> {
@@ -210,7 +234,8 @@ fn a_rule_may_keep_and_return_the_parameter() {
                 let mut state = setup(OptimiserChain::new((Pull::default(), Descent::new(0.5))), &x)?;
                 Update::new(&mut state).engine(engine).apply(&x, &by_path(ones))?;
                 let last = state.leaf("").expect("a leaf").tensor("0.last")?.expect("the last parameter");
-                Ok(values(&x).iter().all(|&x| x == 0.5) && last.to_vec1::<f32>()?.iter().all(|&last| last == 1.0))
+                Ok(values(&x).iter().all(|&x| x == 0.5)
+                    && last.to_vec1::<f32>()?.iter().all(|&last| last == 1.0))
             };
             done.send(halve()).expect("someone listens");
         });

@@ -1,4 +1,5 @@
-//! The gpt example: a run that is stopped and resumed in another process ends as one that was not, and one on several ranks as one on one, to the last bit.
+//! The gpt example: a run that is stopped and resumed in another process ends as one that was not, and one on
+//! several ranks as one on one, to the last bit.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -58,7 +59,11 @@ fn a_resumed_run_ends_as_one_that_was_not_stopped() {
             assert!(part.status.success());
             assert!(result(&part).starts_with(&format!("result step={stop} ")));
         }
-        assert_eq!(result(&run(parts.path(), &[&options[..], &["--resume"]].concat())), result(&uninterrupted), "{dtype}");
+        assert_eq!(
+            result(&run(parts.path(), &[&options[..], &["--resume"]].concat())),
+            result(&uninterrupted),
+            "{dtype}"
+        );
         assert!(files(parts.path()) == files(whole.path()), "{dtype}: the files differ");
     }
 }
@@ -67,7 +72,18 @@ fn a_resumed_run_ends_as_one_that_was_not_stopped() {
 fn ranks_end_with_the_parameters_of_one() {
     for dtype in ["bf16", "f16", "f32"] {
         let on = |ranks: &str| {
-            let options = ["--dtype", dtype, "--steps", "6", "--evaluate-every", "3", "--micro-batches", "4", "--ranks", ranks];
+            let options = [
+                "--dtype",
+                dtype,
+                "--steps",
+                "6",
+                "--evaluate-every",
+                "3",
+                "--micro-batches",
+                "4",
+                "--ranks",
+                ranks,
+            ];
             result(&run(folder().path(), &options))
         };
         let one = on("1");
@@ -83,8 +99,13 @@ fn a_run_goes_on_on_another_number_of_ranks() {
         let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "4"];
         let uninterrupted = result(&run(folder().path(), &options));
         let parts = folder();
-        for (stop, ranks, resume) in [("2", "2", &[][..]), ("3", "4", &["--resume"]), ("5", "1", &["--resume"])] {
-            result(&run(parts.path(), &[&options[..], &["--stop-at", stop, "--ranks", ranks], resume].concat()));
+        for (stop, ranks, resume) in
+            [("2", "2", &[][..]), ("3", "4", &["--resume"]), ("5", "1", &["--resume"])]
+        {
+            result(&run(
+                parts.path(),
+                &[&options[..], &["--stop-at", stop, "--ranks", ranks], resume].concat(),
+            ));
         }
         let last = run(parts.path(), &[&options[..], &["--ranks", "2", "--resume"]].concat());
         assert_eq!(result(&last), uninterrupted, "{dtype}");
@@ -96,15 +117,27 @@ fn a_run_goes_on_on_another_number_of_ranks() {
 #[test]
 fn a_run_that_is_killed_ends_as_one_that_was_not() {
     const KILLS: u64 = 10;
-    let options =
-        ["--steps", "400", "--evaluate-every", "50", "--checkpoint-every", "3", "--keep-last", "3", "--micro-batches", "2", "--stream"];
+    let options = [
+        "--steps",
+        "400",
+        "--evaluate-every",
+        "50",
+        "--checkpoint-every",
+        "3",
+        "--keep-last",
+        "3",
+        "--micro-batches",
+        "2",
+        "--stream",
+    ];
     let (whole, killed) = (folder(), folder());
     let uninterrupted = run(whole.path(), &options);
     let mut last = 0;
     for kill in 0..KILLS {
         let resume: &[&str] = if kill == 0 { &[] } else { &["--resume"] };
         let mut command = gpt(killed.path(), &[&options, resume].concat());
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the example runs");
+        let mut child =
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the example runs");
         let start = Instant::now();
         let newest = || checkpoints(killed.path()).last().map_or(0, |(step, _)| *step);
         while newest() <= last {
@@ -140,7 +173,12 @@ fn a_damaged_checkpoint_is_passed_over() {
     fs::write(&last, &bytes[..bytes.len() / 2]).expect("a file");
     let resumed = run(damaged.path(), &[&options[..], &["--resume"]].concat());
     let said = String::from_utf8_lossy(&resumed.stderr);
-    assert!(step == 6 && said.contains("passed over, checkpoint gpt-000000006.safetensors: not a whole safetensors file"), "{said}");
+    assert!(
+        step == 6
+            && said
+                .contains("passed over, checkpoint gpt-000000006.safetensors: not a whole safetensors file"),
+        "{said}"
+    );
     assert_eq!(result(&resumed), result(&uninterrupted));
     assert!(files(damaged.path()) == files(whole.path()), "the files differ");
     assert!(fs::read(&last).expect("a checkpoint") == bytes, "written again");
@@ -152,7 +190,8 @@ fn ctrl_c_saves_the_run() {
     let options = ["--steps", "300", "--evaluate-every", "100", "--checkpoint-every", "100000"];
     let (whole, interrupted) = (folder(), folder());
 
-    let mut child = gpt(interrupted.path(), &options).stdout(Stdio::piped()).spawn().expect("the example runs");
+    let mut child =
+        gpt(interrupted.path(), &options).stdout(Stdio::piped()).spawn().expect("the example runs");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
     let validated = lines.find(|line| line.split_whitespace().next() == Some("100"));
     assert!(validated.is_some(), "no validation at step 100");
@@ -179,7 +218,10 @@ fn another_run_is_not_resumed() {
         (&["--resume", "--eta", "0.5"], &["--eta ", "(now 0.5)", "repeat its options"]),
         (&["--resume", "--dtype", "f16"], &["--dtype bf16 (now f16)"]),
         (&["--resume", "--seed", "7", "--heads", "2"], &["--seed 0 (now 7)", "--heads 4 (now 2)"]),
-        (&["--resume", "--checkpoint", "gpt-loss.png"], &["no whole checkpoint such as gpt-loss-000000000.png", "without --resume"]),
+        (
+            &["--resume", "--checkpoint", "gpt-loss.png"],
+            &["no whole checkpoint such as gpt-loss-000000000.png", "without --resume"],
+        ),
         (&[], &["gpt-000000004.safetensors exists", "--resume", "--overwrite"]),
     ];
     let refuse = |more: &[&str], sentences: &[&str]| {

@@ -22,7 +22,8 @@ fn started(value: f32) -> (Vec<Var>, StateTree) {
     let numbers = || Tensor::full(value, LENGTH, &Device::Cpu).expect("a tensor");
     let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&numbers()).expect("a variable")).collect();
     let mut state = setup(Adam::new(f64::from(value)), &model).expect("a state");
-    let gradients = (0..LEAVES).map(|i| (i.to_string(), numbers())).collect::<std::collections::BTreeMap<_, _>>();
+    let gradients =
+        (0..LEAVES).map(|i| (i.to_string(), numbers())).collect::<std::collections::BTreeMap<_, _>>();
     update(&mut state, &model, &gradients).expect("an update");
     (model, state)
 }
@@ -33,7 +34,9 @@ fn save((model, state): &(Vec<Var>, StateTree), path: &Path) {
 
 /// Every tensor's number, and the learning rates. All elements of a tensor are the same.
 fn contents((model, state): &(Vec<Var>, StateTree)) -> Vec<f64> {
-    let moments = state.leaves().flat_map(|leaf| ["m", "v"].map(|name| leaf.tensor(name).expect("a copy").expect("a moment")));
+    let moments = state
+        .leaves()
+        .flat_map(|leaf| ["m", "v"].map(|name| leaf.tensor(name).expect("a copy").expect("a moment")));
     let number = |tensor: &Tensor| {
         let numbers: Vec<f32> = tensor.to_vec1().expect("numbers");
         assert!(numbers.iter().all(|number| *number == numbers[0]), "numbers of two states in one tensor");
@@ -108,7 +111,11 @@ fn kill_many(states: &[(Vec<Var>, StateTree); 2], kills: usize) {
         file.restore_with_model(&mut restored.1, &restored.0).expect("a checkpoint of this model");
         let found = contents(&restored);
         assert!(expected.contains(&found), "neither state: {found:?}");
-        for entry in std::fs::read_dir(folder.path()).expect("the folder").flatten().filter(|entry| entry.path() != path) {
+        for entry in std::fs::read_dir(folder.path())
+            .expect("the folder")
+            .flatten()
+            .filter(|entry| entry.path() != path)
+        {
             std::fs::remove_file(entry.path()).expect("a temporary file");
         }
     }
@@ -151,16 +158,26 @@ fn a_killed_save_beside_the_training() {
         // Nothing but a temporary file is not whole.
         for warning in newest.passed_over {
             let Warning::PassedOver { file, reason } = &warning else { panic!("{warning}") };
-            assert!(file.extension().is_some_and(|extension| extension == "partial") && reason.contains("unfinished"), "{warning}");
+            assert!(
+                file.extension().is_some_and(|extension| extension == "partial")
+                    && reason.contains("unfinished"),
+                "{warning}"
+            );
             unfinished += 1;
             std::fs::remove_file(file).expect("a temporary file");
         }
         let steps: Vec<u64> = files.files().expect("the folder").into_iter().map(|(step, _)| step).collect();
-        // One more, if the process was killed before it has removed the oldest. Its first save removes all that
-        // are too many, before the second.
+        // One more, if the process was killed before it has removed the oldest. Its first save removes all
+        // that are too many, before the second.
         let most = if step > last + 1 { 3 } else { count + 1 };
-        assert!((1..=most).contains(&steps.len()) && steps.is_sorted_by(|a, b| a + 1 == *b), "{steps:?}, {count} before");
+        assert!(
+            (1..=most).contains(&steps.len()) && steps.is_sorted_by(|a, b| a + 1 == *b),
+            "{steps:?}, {count} before"
+        );
         (last, count) = (step, steps.len());
     }
-    assert!(unfinished > KILLS_BESIDE / 4, "only {unfinished} of {KILLS_BESIDE} kills met a file that was being written");
+    assert!(
+        unfinished > KILLS_BESIDE / 4,
+        "only {unfinished} of {KILLS_BESIDE} kills met a file that was being written"
+    );
 }

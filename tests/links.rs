@@ -79,7 +79,11 @@ impl Page {
             let code = line.match_indices("[`").filter(|(at, _)| !in_code(line, *at));
             // A code span between brackets and nothing behind them: a name, which is its own label.
             let names = code.filter_map(|(at, _)| line[at + 1..].split_once("`]"));
-            used.extend(names.filter(|(_, rest)| !rest.starts_with(['(', '['])).map(|(name, _)| format!("{name}`").to_lowercase()));
+            used.extend(
+                names
+                    .filter(|(_, rest)| !rest.starts_with(['(', '[']))
+                    .map(|(name, _)| format!("{name}`").to_lowercase()),
+            );
         }
         page.undefined = used.into_iter().filter(|label| !defined.contains(label)).collect();
         page
@@ -104,7 +108,8 @@ fn attributes(mut tag: &str) -> Vec<(&str, &str)> {
 }
 
 fn unescaped(text: &str) -> String {
-    let marks = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#39;", "'"), ("&#x27;", "'"), ("&amp;", "&")];
+    let marks =
+        [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#39;", "'"), ("&#x27;", "'"), ("&amp;", "&")];
     marks.into_iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to))
 }
 
@@ -158,7 +163,11 @@ impl Places {
     fn page(&self, path: &Path) -> Rc<Page> {
         let read = || {
             let text = fs::read_to_string(path).unwrap_or_default();
-            Rc::new(if path.extension().is_some_and(|name| name == "md") { Page::of_markdown(&text) } else { Page::of_html(&text) })
+            Rc::new(if path.extension().is_some_and(|name| name == "md") {
+                Page::of_markdown(&text)
+            } else {
+                Page::of_html(&text)
+            })
         };
         self.read.borrow_mut().entry(path.to_path_buf()).or_insert_with(read).clone()
     }
@@ -168,13 +177,21 @@ impl Places {
         let (address, anchor) = link.split_once('#').unwrap_or((link, ""));
         let address = address.split('?').next().unwrap_or_default();
         if let Some(file) = address.strip_prefix(FILES) {
-            let is_there = |packed: &String| packed == file || file.ends_with('/') && packed.starts_with(file);
+            let is_there =
+                |packed: &String| packed == file || file.ends_with('/') && packed.starts_with(file);
             return (!self.packed.iter().any(is_there)).then_some("is no file of the package");
         }
         let mut target = match address.strip_prefix(DOCS) {
             Some(path) => self.docs.join(decoded(path)),
-            None if address.starts_with("https://docs.rs/optimisers") => return Some("is not below that of the latest version"),
-            None if address.contains("://") || address.starts_with("data:") || address.starts_with("mailto:") => return None,
+            None if address.starts_with("https://docs.rs/optimisers") => {
+                return Some("is not below that of the latest version");
+            }
+            None if address.contains("://")
+                || address.starts_with("data:")
+                || address.starts_with("mailto:") =>
+            {
+                return None;
+            }
             None if address.is_empty() => page.to_path_buf(),
             None => plain(&page.with_file_name(decoded(address))),
         };
@@ -186,16 +203,22 @@ impl Places {
         }
         let anchors = &self.page(&target).anchors;
         // Of lines in a source, a script of the page makes a range.
-        let is_there = |anchor: &str| anchors.contains(anchor) || anchor.split('-').all(|line| anchors.contains(line));
+        let is_there =
+            |anchor: &str| anchors.contains(anchor) || anchor.split('-').all(|line| anchors.contains(line));
         // A browser looks for an anchor as it is written, and then for the decoded one.
-        (!anchor.is_empty() && !is_there(anchor) && !is_there(&decoded(anchor))).then_some("has no such anchor")
+        (!anchor.is_empty() && !is_there(anchor) && !is_there(&decoded(anchor)))
+            .then_some("has no such anchor")
     }
 
     /// Every dead link of a page, and every reference that it does not define.
     fn dead_links(&self, path: &Path) -> BTreeSet<String> {
         let page = self.page(path);
-        let name = path.strip_prefix(&self.docs).or(path.strip_prefix(&self.repository)).unwrap_or(path).display();
-        let dead = page.links.iter().filter_map(|link| Some(format!("{name}: {link} {}", self.why_dead(path, link)?)));
+        let name =
+            path.strip_prefix(&self.docs).or(path.strip_prefix(&self.repository)).unwrap_or(path).display();
+        let dead = page
+            .links
+            .iter()
+            .filter_map(|link| Some(format!("{name}: {link} {}", self.why_dead(path, link)?)));
         dead.chain(page.undefined.iter().map(|label| format!("{name}: [{label}] is not defined"))).collect()
     }
 }
@@ -209,7 +232,8 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 }
 
 fn cargo(arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
+    let output =
+        Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("a text")
 }
@@ -227,17 +251,38 @@ fn no_link_is_dead() {
         }
     }
     let target = target.to_str().expect("a path in UTF-8");
-    cargo(&["doc", "--quiet", "--no-deps", "--package", "optimisers", "--features", "config,printed,torch", "--target-dir", target]);
+    cargo(&[
+        "doc",
+        "--quiet",
+        "--no-deps",
+        "--package",
+        "optimisers",
+        "--features",
+        "config,printed,torch",
+        "--target-dir",
+        target,
+    ]);
     let packed = cargo(&["package", "--list", "--allow-dirty", "--package", "optimisers"]);
     let packed = packed.lines().map(|line| line.replace('\\', "/")).collect();
     let repository = root().canonicalize().expect("the repository");
     let places = Places { docs, packed, read: RefCell::default(), repository };
 
-    let built = ["optimisers", "src/optimisers"].into_iter().flat_map(|folder| files(&places.docs.join(folder), "html"));
-    let texts = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "tests/TRAPS.md", "src/many_machines.md"];
+    let built = ["optimisers", "src/optimisers"]
+        .into_iter()
+        .flat_map(|folder| files(&places.docs.join(folder), "html"));
+    let texts = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "tests/TRAPS.md",
+        "src/many_machines.md",
+    ];
     let texts = texts.map(|name| places.repository.join(name));
-    let folders = ["benches", "examples/data", "src/engine", "src/guide", "src/rules"].map(|folder| places.repository.join(folder));
-    let pages: Vec<PathBuf> = built.chain(texts).chain(folders.iter().flat_map(|folder| files(folder, "md"))).collect();
+    let folders = ["benches", "examples/data", "src/engine", "src/guide", "src/rules"]
+        .map(|folder| places.repository.join(folder));
+    let pages: Vec<PathBuf> =
+        built.chain(texts).chain(folders.iter().flat_map(|folder| files(folder, "md"))).collect();
     assert!(pages.len() > 300, "{} pages", pages.len());
     let dead: BTreeSet<String> = pages.iter().flat_map(|page| places.dead_links(page)).collect();
     let list: Vec<&str> = dead.iter().map(String::as_str).collect();
@@ -249,7 +294,8 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let group = |three: &[u8]| {
         let number = (0..3).fold(0, |number, i| number << 8 | usize::from(*three.get(i).unwrap_or(&0)));
-        let digit = |i: usize| if i <= three.len() { char::from(DIGITS[number >> (18 - 6 * i) & 63]) } else { '=' };
+        let digit =
+            |i: usize| if i <= three.len() { char::from(DIGITS[number >> (18 - 6 * i) & 63]) } else { '=' };
         (0..4).map(digit).collect::<String>()
     };
     bytes.chunks(3).map(group).collect()

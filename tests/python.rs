@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::{Adam, Checkpoint, CheckpointFile, MixedPrecision, OptimiserChain, StateTree, WeightDecay, setup, update};
+use optimisers::{
+    Adam, Checkpoint, CheckpointFile, MixedPrecision, OptimiserChain, StateTree, WeightDecay, setup, update,
+};
 use serde_json::{Value, json};
 
 /// The values as texts that both sides read as the same numbers.
@@ -16,7 +18,8 @@ fn entry(tensor: &Tensor) -> Value {
         DType::U32 => "uint32",
         other => panic!("numpy has no {other:?}"),
     };
-    let values: Vec<f64> = tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)?.to_vec1()).expect("numbers");
+    let values: Vec<f64> =
+        tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)?.to_vec1()).expect("numbers");
     let texts: Vec<String> = values.into_iter().map(|value| format!("{value:e}")).collect();
     json!([dtype, tensor.dims(), texts])
 }
@@ -48,36 +51,55 @@ fn python_reads_what_was_saved() {
     let [checkpoint, expected, edited] = ["saved", "expected", "edited"].map(|name| folder.path().join(name));
     let model = model();
     let mut state = started(&model);
-    let float = |(path, x): (&&'static str, &Var)| x.dtype().is_float().then(|| (*path, (x.as_tensor() * 0.3).expect("a gradient")));
+    let float = |(path, x): (&&'static str, &Var)| {
+        x.dtype().is_float().then(|| (*path, (x.as_tensor() * 0.3).expect("a gradient")))
+    };
     for _ in 0..3 {
-        update(&mut state, &model, &model.iter().filter_map(float).collect::<BTreeMap<_, _>>()).expect("an update");
+        update(&mut state, &model, &model.iter().filter_map(float).collect::<BTreeMap<_, _>>())
+            .expect("an update");
     }
-    Checkpoint::new(&state).model(&model).note("step", 3).note("\"ключ\"", "\\ \n").save(&checkpoint).expect("a save");
+    Checkpoint::new(&state)
+        .model(&model)
+        .note("step", 3)
+        .note("\"ключ\"", "\\ \n")
+        .save(&checkpoint)
+        .expect("a save");
 
-    let mut tensors: BTreeMap<String, Value> = model.iter().map(|(path, x)| (path.to_string(), entry(x))).collect();
+    let mut tensors: BTreeMap<String, Value> =
+        model.iter().map(|(path, x)| (path.to_string(), entry(x))).collect();
     let mut leaves = BTreeMap::new();
     for leaf in state.leaves() {
         for name in leaf.tensor_names() {
-            tensors.insert(format!("{}/{name}", leaf.path()), entry(&leaf.tensor(&name).expect("a copy").expect("a tensor")));
+            tensors.insert(
+                format!("{}/{name}", leaf.path()),
+                entry(&leaf.tensor(&name).expect("a copy").expect("a tensor")),
+            );
         }
         let counters: BTreeMap<_, _> = leaf.counters().into_iter().collect();
         let fields = json!({ "lambda": 0.1, "eta": 1e-3, "beta": [0.9, 0.999], "epsilon": 1e-8 });
         leaves.insert(leaf.path(), json!({ "steps": leaf.steps(), "counters": counters, "fields": fields }));
     }
-    let facts = json!({ "tensors": tensors, "leaves": leaves, "notes": { "step": "3", "\"ключ\"": "\\ \n" } });
+    let facts =
+        json!({ "tensors": tensors, "leaves": leaves, "notes": { "step": "3", "\"ключ\"": "\\ \n" } });
     std::fs::write(&expected, facts.to_string()).expect("a written file");
 
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/read_checkpoint.py");
-    let output = Command::new(python).arg(script).args([&checkpoint, &expected, &edited]).output().expect("python3");
+    let output =
+        Command::new(python).arg(script).args([&checkpoint, &expected, &edited]).output().expect("python3");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), format!("{} tensors are the same", tensors.len()));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).trim(),
+        format!("{} tensors are the same", tensors.len())
+    );
 
     let mut resumed = started(&model);
     let error = resumed.load(&edited).expect_err("a changed file");
     assert!(error.to_string().contains("CheckpointFile::open_edited"), "{error}");
     CheckpointFile::open_edited(&edited).and_then(|file| file.restore(&mut resumed)).expect("a checkpoint");
-    let moment = |state: &StateTree| state.leaf("half")?.tensor("1.m").ok()??.flatten_all().ok()?.to_vec1::<f32>().ok();
+    let moment = |state: &StateTree| {
+        state.leaf("half")?.tensor("1.m").ok()??.flatten_all().ok()?.to_vec1::<f32>().ok()
+    };
     assert_eq!(moment(&resumed), Some(vec![0.25; 6]));
     assert_ne!(moment(&state), moment(&resumed));
 }

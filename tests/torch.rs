@@ -8,8 +8,8 @@ use optimisers::{Scheduler, setup, torch::TorchState};
 use serde_json::json;
 
 use support::torch_runs::{
-    GROUP_RATES, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters, read_parameters, scheduled,
-    scheduled_steps, start, start_in, steps,
+    GROUP_RATES, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters,
+    read_parameters, scheduled, scheduled_steps, start, start_in, steps,
 };
 
 fn python(step: &str, folder: &Path) {
@@ -29,7 +29,8 @@ fn a_run_changes_over_from_torch_and_to_torch() {
     let runs = optimisers().into_iter().filter(|(name, _)| expected.get(name).is_some());
     let mut halves = serde_json::Map::new();
     for (name, optimiser) in runs {
-        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        let [after_20, after_40] =
+            ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         for format in ["pt", "safetensors"] {
             let model = model(&after_20);
             let mut state = setup(optimiser.clone(), &model).expect("a state");
@@ -45,11 +46,16 @@ fn a_run_changes_over_from_torch_and_to_torch() {
         state.save_torch(folder.join(format!("{name}.here.safetensors"))).expect("a save");
         halves.insert(name.to_string(), json!(parameters(&model)));
     }
-    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string()).expect("a file");
+    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string())
+        .expect("a file");
     python("finish", folder);
     let got = read(&folder.join("got.json"));
     for (name, got) in got.as_object().expect("runs") {
-        assert_close(&read_parameters(got), &read_parameters(&expected[name]["after_40"]), &format!("to torch: {name}"));
+        assert_close(
+            &read_parameters(got),
+            &read_parameters(&expected[name]["after_40"]),
+            &format!("to torch: {name}"),
+        );
     }
     assert!(got.as_object().is_some_and(|runs| runs.len() >= 10));
 }
@@ -65,14 +71,16 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
     let mut halves = serde_json::Map::new();
     for run in scheduled() {
         let name = run.name;
-        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        let [after_20, after_40] =
+            ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         for format in ["pt", "safetensors"] {
             let model = model_in(DType::F64, &after_20);
             let mut state = setup(run.optimiser.clone(), &model).expect("a state");
             let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
             file.taking_over_fields().restore(&mut state).expect("torch's state");
             let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            let mut scheduler = Scheduler::resume(run.schedule.clone(), last_epoch, &mut state).expect("a scheduler");
+            let mut scheduler =
+                Scheduler::resume(run.schedule.clone(), last_epoch, &mut state).expect("a scheduler");
             scheduled_steps(&mut scheduler, &mut state, &model, 20);
             assert_exact(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
         }
@@ -89,11 +97,16 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
         state.save_torch(folder.join(format!("{name}.here.safetensors"))).expect("a save");
         halves.insert(name.to_string(), json!(parameters(&model)));
     }
-    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string()).expect("a file");
+    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string())
+        .expect("a file");
     python("finish_scheduled", folder);
     let got = read(&folder.join("got.json"));
     for (name, got) in got.as_object().expect("runs") {
-        assert_exact(&read_parameters(got), &read_parameters(&expected[name]["after_40"]), &format!("to torch: {name}"));
+        assert_exact(
+            &read_parameters(got),
+            &read_parameters(&expected[name]["after_40"]),
+            &format!("to torch: {name}"),
+        );
     }
     assert_eq!(got.as_object().map(|runs| runs.len()), Some(3));
 }

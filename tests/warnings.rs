@@ -1,4 +1,5 @@
-//! What a program says to the person who started it. Each case is a process of its own, which has no logger unless it makes one.
+//! What a program says to the person who started it. Each case is a process of its own, which has no logger
+//! unless it makes one.
 
 use std::process::{Command, Termination};
 
@@ -75,7 +76,11 @@ fn a_case() -> Outcome {
 /// The lines that a case writes to standard error.
 fn said(case: &str) -> Vec<String> {
     let test = std::env::current_exe().expect("the path of this test");
-    let output = Command::new(test).args(["--exact", "a_case", "--nocapture"]).env(CASE, case).output().expect("a process");
+    let output = Command::new(test)
+        .args(["--exact", "a_case", "--nocapture"])
+        .env(CASE, case)
+        .output()
+        .expect("a process");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{case}: {text}");
     text.lines().map(str::to_string).collect()
@@ -94,7 +99,7 @@ fn a_program_without_a_logger_is_told_once_for_each_state_unless_it_turns_that_o
 #[test]
 fn a_main_that_returns_an_error_prints_its_text_with_the_remedy() {
     let lines = said("main");
-    let text =
-        "Error: there is no gradient for any of the 1 parameters; find out by `audit` whether the loss depends on this model's variables";
+    let text = "Error: there is no gradient for any of the 1 parameters; find out by `audit` whether the \
+                loss depends on this model's variables";
     assert_eq!(lines[0], text, "{lines:?}");
 }

@@ -9,11 +9,10 @@
 //! With `--steps` it is these lines in place of those, for steps of a forward and backward pass and an update
 //! (with `--batch 0` an update alone), each way in turn with steps while nothing is written:
 //! `bench steps way=<waits|first|beside> seconds=<x> plain_seconds=<x> ratio=<x> pause=<x> lost=<x> steps=<n>`.
-//! A step while a checkpoint is written takes `seconds`, from the call of `save` to the end of the step in which
-//! the file is in its place, so the copy counts; else `plain_seconds`. The call itself takes `pause`, and the
-//! whole save costs the training `lost` seconds. The ways:
-//! `Checkpoint::save` between two steps, `CheckpointSaver::save` between two steps, and the same beside the
-//! forward and backward pass.
+//! A step while a checkpoint is written takes `seconds`, from the call of `save` to the end of the step in
+//! which the file is in its place, so the copy counts; else `plain_seconds`. The call itself takes `pause`,
+//! and the whole save costs the training `lost` seconds. The ways: `Checkpoint::save` between two steps,
+//! `CheckpointSaver::save` between two steps, and the same beside the forward and backward pass.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -54,10 +53,16 @@ const LEAF: usize = 4_000_000;
 /// A state whose memory is all in use.
 fn state(megabytes: usize) -> Result<StateTree> {
     let leaves = (megabytes * 1_000_000).div_ceil(8 * LEAF);
-    let model: Vec<Var> = (0..leaves).map(|_| Var::zeros(LEAF, DType::F32, &Device::Cpu)).collect::<candle_core::Result<_>>()?;
+    let model: Vec<Var> = (0..leaves)
+        .map(|_| Var::zeros(LEAF, DType::F32, &Device::Cpu))
+        .collect::<candle_core::Result<_>>()?;
     let mut state = setup(Adam::new(1e-3), &model)?;
     let gradient = Tensor::randn(0f32, 1.0, LEAF, &Device::Cpu)?;
-    update(&mut state, &model, &(0..leaves).map(|i| (i.to_string(), gradient.clone())).collect::<BTreeMap<_, _>>())?;
+    update(
+        &mut state,
+        &model,
+        &(0..leaves).map(|i| (i.to_string(), gradient.clone())).collect::<BTreeMap<_, _>>(),
+    )?;
     Ok(state)
 }
 
@@ -112,7 +117,10 @@ fn median(samples: &[f64]) -> f64 {
 fn report(name: &str, ours: &Samples, plain: &Samples, state: usize) {
     let (seconds, plain_seconds) = (median(&ours.seconds), median(&plain.seconds));
     let peak = ours.memory.iter().copied().fold(f64::NAN, f64::max) / state as f64 + 1.0;
-    println!("bench {name} seconds={seconds:.3} plain_seconds={plain_seconds:.3} ratio={:.2} peak={peak:.3}", seconds / plain_seconds);
+    println!(
+        "bench {name} seconds={seconds:.3} plain_seconds={plain_seconds:.3} ratio={:.2} peak={peak:.3}",
+        seconds / plain_seconds
+    );
 }
 
 /// A network of square matrices, and what a step of it needs.
@@ -168,7 +176,13 @@ const WAYS: [&str; 3] = ["waits", "first", "beside"];
 
 /// Saves in one of the ways and steps until the file is in its place. Returns the seconds of a step, those of
 /// the call that saves, and how many steps there were.
-fn save_and_step(way: &str, training: &mut Training, saver: &mut CheckpointSaver, number: u64, path: &Path) -> Result<(f64, f64, usize)> {
+fn save_and_step(
+    way: &str,
+    training: &mut Training,
+    saver: &mut CheckpointSaver,
+    number: u64,
+    path: &Path,
+) -> Result<(f64, f64, usize)> {
     let start = Instant::now();
     let (gradients, pause) = match way {
         "waits" => {
@@ -183,7 +197,8 @@ fn save_and_step(way: &str, training: &mut Training, saver: &mut CheckpointSaver
         _ => {
             let training = &*training;
             std::thread::scope(|threads| {
-                let copied = threads.spawn(|| saver.save(number, training.checkpoint()).map(|_| start.elapsed()));
+                let copied =
+                    threads.spawn(|| saver.save(number, training.checkpoint()).map(|_| start.elapsed()));
                 let gradients = training.gradients();
                 Ok::<_, optimisers::Error>((gradients, copied.join().expect("no panic")?))
             })?
@@ -215,18 +230,29 @@ fn steps(options: &Options, folder: &Path) -> std::result::Result<(), Box<dyn st
                 training.update(gradients)?;
             }
             let plain = start.elapsed().as_secs_f64() / PLAIN as f64;
-            let (seconds, pause, steps) = save_and_step(way, &mut training, &mut saver, 1 + u64::from(round), &folder.join("plain"))?;
+            let (seconds, pause, steps) =
+                save_and_step(way, &mut training, &mut saver, 1 + u64::from(round), &folder.join("plain"))?;
             saver.wait()?;
-            [seconds, plain, pause, steps as f64].into_iter().zip(samples).for_each(|(sample, samples)| samples.push(sample));
+            [seconds, plain, pause, steps as f64]
+                .into_iter()
+                .zip(samples)
+                .for_each(|(sample, samples)| samples.push(sample));
         }
     }
-    println!("state_bytes={} layers={} batch={} rounds={}", training.state.bytes(), training.model.len(), options.batch, options.rounds);
+    println!(
+        "state_bytes={} layers={} batch={} rounds={}",
+        training.state.bytes(),
+        training.model.len(),
+        options.batch,
+        options.rounds
+    );
     for (way, samples) in WAYS.iter().zip(&samples) {
         let [seconds, plain, pause, steps] = samples.each_ref().map(|samples| median(samples));
         let ratio = seconds / plain;
         let lost = (seconds - plain) * steps;
         println!(
-            "bench steps way={way} seconds={seconds:.3} plain_seconds={plain:.3} ratio={ratio:.2} pause={pause:.3} lost={lost:.3} steps={steps}"
+            "bench steps way={way} seconds={seconds:.3} plain_seconds={plain:.3} ratio={ratio:.2} \
+             pause={pause:.3} lost={lost:.3} steps={steps}"
         );
     }
     Ok(())

@@ -3,9 +3,9 @@
 //! Per way, number and count of steps one line:
 //! `error <way> of=<parameter or master> ulp_of=<dtype> steps=<n> worst=<ulp> mean=<ulp> x0=<x> gradient=<first>`.
 //! The worst is that of a random search, so the true one is at least as large; the last two columns are where
-//! it was found. Every parameter starts as a number of bf16, with gradients that all dtypes hold: between both
-//! runs nothing differs but what is rounded on the way. The unit is that of the larger of the parameter at its
-//! start and at its end, as one that ends near zero has lost its digits in a subtraction.
+//! it was found. Every parameter starts as a number of bf16, with gradients that all dtypes hold: between
+//! both runs nothing differs but what is rounded on the way. The unit is that of the larger of the parameter
+//! at its start and at its end, as one that ends near zero has lost its digits in a subtraction.
 
 #[allow(dead_code, reason = "the examples have more use for it")]
 #[path = "../../examples/support/random.rs"]
@@ -14,7 +14,10 @@ mod random;
 use candle_core::{DType, Device, Tensor, Var};
 use clap::Parser;
 use half::bf16;
-use optimisers::{AdamW, Kahan, MixedPrecision, Optimiser, Q8, SplitMaster, StateTree, StochasticRounding, StoreAs, setup, update};
+use optimisers::{
+    AdamW, Kahan, MixedPrecision, Optimiser, Q8, SplitMaster, StateTree, StochasticRounding, StoreAs, setup,
+    update,
+};
 
 use random::Random;
 
@@ -96,17 +99,20 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let mut random = Random::new(0);
     let start: Vec<f32> = (0..options.elements).map(|_| number(&mut random, -8..2)).collect();
-    // Each parameter has gradients of one size, with a direction that prevails. As in a layer, neighbours differ
-    // less than others do: state in 8 bits has one scale for 128 of them.
-    let blocks: Vec<i32> = (0..options.elements.div_ceil(128)).map(|_| random.below(18) as i32 - 22).collect();
+    // Each parameter has gradients of one size, with a direction that prevails. As in a layer, neighbours
+    // differ less than others do: state in 8 bits has one scale for 128 of them.
+    let blocks: Vec<i32> =
+        (0..options.elements.div_ceil(128)).map(|_| random.below(18) as i32 - 22).collect();
     let sizes: Vec<i32> = (0..options.elements).map(|i| blocks[i / 128] + random.below(6) as i32).collect();
     let mut first = Vec::new();
     let mut exact = Run::new(adamw(), &start, DType::F64)?;
     let mut runs = WAYS.map(|(_, dtype, optimiser)| Run::new(optimiser(), &start, dtype));
     println!("elements={} rule={:?}", options.elements, adamw());
     for step in 1..=options.steps {
-        let gradients: Vec<f32> = sizes.iter().map(|&size| number(&mut random, size..size + 1) + 2f32.powi(size - 2)).collect();
-        let gradients: Vec<f32> = gradients.into_iter().map(|number| bf16::from_f32(number).to_f32()).collect();
+        let gradients: Vec<f32> =
+            sizes.iter().map(|&size| number(&mut random, size..size + 1) + 2f32.powi(size - 2)).collect();
+        let gradients: Vec<f32> =
+            gradients.into_iter().map(|number| bf16::from_f32(number).to_f32()).collect();
         let gradient = Tensor::new(gradients.as_slice(), &Device::Cpu)?;
         exact.step(&gradient)?;
         for run in &mut runs {
@@ -128,13 +134,17 @@ fn main() -> Result<()> {
             }
             for (of, fraction, got) in measured {
                 let errors = got.iter().zip(&expected).zip(&start);
-                let errors = errors.map(|((got, x), start)| (got - x).abs() / ulp(x.abs().max(start.abs().into()), fraction));
+                let errors = errors.map(|((got, x), start)| {
+                    (got - x).abs() / ulp(x.abs().max(start.abs().into()), fraction)
+                });
                 let errors: Vec<f64> = errors.collect();
-                let (place, worst) = errors.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).ok_or("no parameters")?;
+                let (place, worst) =
+                    errors.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).ok_or("no parameters")?;
                 let mean = errors.iter().sum::<f64>() / errors.len() as f64;
                 let ulp_of = if fraction == 23 { "f32" } else { "bf16" };
                 println!(
-                    "error {name:?} of={of} ulp_of={ulp_of} steps={step} worst={worst:.3} mean={mean:.3} x0={:e} gradient={:e}",
+                    "error {name:?} of={of} ulp_of={ulp_of} steps={step} worst={worst:.3} mean={mean:.3} \
+                     x0={:e} gradient={:e}",
                     start[place], first[place]
                 );
             }

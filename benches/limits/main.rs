@@ -1,5 +1,5 @@
-//! What limits a step, from the records of all machines: `cargo bench --bench limits` draws bytes against time
-//! and prints the table of each record.
+//! What limits a step, from the records of all machines: `cargo bench --bench limits` draws bytes against
+//! time and prints the table of each record.
 //!
 //! A record is what `benches/record` has printed on a machine where nothing else ran.
 
@@ -110,7 +110,8 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             [who, case, ..] if is_of_peers && (who == "bench" || PEERS.contains(&who)) => {
                 let turns = record.turns.entry(case.to_string()).or_default();
-                let mut note = |who: &str, field| turns.entry(who.to_string()).or_default().push(number(line, field));
+                let mut note =
+                    |who: &str, field| turns.entry(who.to_string()).or_default().push(number(line, field));
                 note(who, "ns_per_element");
                 if who == "bench" {
                     note("floor", "floor_ns");
@@ -128,7 +129,9 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
                 case.cached = number(line, "ns_per_element");
                 case.cycles = number(line, "cycles_per_element");
             }
-            ["cycles", "are", .., clock, "GHz,", "as", "a", "chain", "of", "additions", "says"] => gigahertz = clock.parse()?,
+            ["cycles", "are", .., clock, "GHz,", "as", "a", "chain", "of", "additions", "says"] => {
+                gigahertz = clock.parse()?
+            }
             ["divider", ..] => record.divider = number(line, "root_and_quotient") / gigahertz,
             _ => {}
         }
@@ -141,21 +144,31 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
 fn print_peers(name: &str, record: &Record) {
     let peers: Vec<&str> = PEERS.into_iter().filter(|peer| record.versions.contains_key(*peer)).collect();
     let titles: Vec<String> = peers.iter().map(|peer| format!("{peer} {}", record.versions[*peer])).collect();
-    println!("\n| {name} | this crate | floor | candle-nn | {} |\n| {}", titles.join(" | "), "--- | ".repeat(4 + peers.len()));
+    println!(
+        "\n| {name} | this crate | floor | candle-nn | {} |\n| {}",
+        titles.join(" | "),
+        "--- | ".repeat(4 + peers.len())
+    );
     for (case, turns) in record.turns.iter().filter(|(_, turns)| turns.contains_key(PEERS[0])) {
         let column = |who: &str| {
             let turns = || turns.get(who).into_iter().flatten().copied().filter(|turn| *turn > 0.0);
             let least = turns().reduce(f64::min);
             least.map_or("–".to_string(), |least| format!("{:.2} ({least:.2})", median(turns())))
         };
-        let columns: Vec<String> = ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| column(who)).collect();
+        let columns: Vec<String> =
+            ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| column(who)).collect();
         println!("| `{case}` | {} |", columns.join(" | "));
     }
 }
 
 fn print(name: &str, record: &Record) {
-    println!("\n| {name} | bytes | ns | of the floor | ns in the cache, one thread | cycles |\n| --- | --- | --- | --- | --- | --- |");
-    let written = |number: f64, digits: usize| if number > 0.0 { format!("{number:.digits$}") } else { "–".to_string() };
+    println!(
+        "\n| {name} | bytes | ns | of the floor | ns in the cache, one thread | cycles |\n\
+         | --- | --- | --- | --- | --- | --- |"
+    );
+    let written = |number: f64, digits: usize| {
+        if number > 0.0 { format!("{number:.digits$}") } else { "–".to_string() }
+    };
     for (name, case) in &record.cases {
         println!(
             "| `{name}` | {} | {} | {} | {} | {} |",
@@ -170,7 +183,8 @@ fn print(name: &str, record: &Record) {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    let mut files: Vec<PathBuf> = fs::read_dir(&options.records)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(&options.records)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
     files.sort();
     let mut records = BTreeMap::new();
     for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "txt")) {
@@ -184,7 +198,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let area = titled(
         &root,
         "What limits a step",
-        "lines: a loop that moves the bytes and computes nothing; dashes: Adam's root and quotient and nothing else",
+        "lines: a loop that moves the bytes and computes nothing; dashes: Adam's root and quotient and \
+         nothing else",
     )?;
     let (bytes, growth) = area.split_vertically(area.dim_in_pixel().1 * 2 / 3);
     draw_bytes(&bytes, &records)?;
@@ -206,21 +221,32 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
         .x_label_area_size(90)
         .y_label_area_size(130)
         .build_cartesian_2d(0.0..most(|case| case.bytes), 0.0..most(Case::ours))?;
-    chart.configure_mesh().x_desc("bytes per parameter").y_desc("ns per parameter").label_style(("sans-serif", 30, &INK)).draw()?;
+    chart
+        .configure_mesh()
+        .x_desc("bytes per parameter")
+        .y_desc("ns per parameter")
+        .label_style(("sans-serif", 30, &INK))
+        .draw()?;
     for (place, (name, record)) in records.iter().enumerate() {
         let colour = Palette99::pick(place).to_rgba();
         let cases: Vec<&Case> = record.cases.iter().filter(is_drawn).map(|(_, case)| case).collect();
         let slope = median(cases.iter().map(|case| median(case.floor.iter().copied()) / case.bytes));
         let end = most(|case| case.bytes);
-        let line = chart.draw_series([PathElement::new([(0.0, 0.0), (end, slope * end)], colour.stroke_width(2))])?;
-        line.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], colour.stroke_width(6)));
+        let line = chart
+            .draw_series([PathElement::new([(0.0, 0.0), (end, slope * end)], colour.stroke_width(2))])?;
+        line.label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], colour.stroke_width(6)));
         if record.divider > 0.0 && record.threads > 0.0 {
             let least = record.divider / record.threads;
             let dashes = (0..40).map(|dash| f64::from(dash) * end / 40.0);
-            let dash = |start: f64| PathElement::new([(start, least), (start + end / 80.0, least)], colour.stroke_width(2));
+            let dash = |start: f64| {
+                PathElement::new([(start, least), (start + end / 80.0, least)], colour.stroke_width(2))
+            };
             chart.draw_series(dashes.map(dash))?;
         }
-        chart.draw_series(cases.iter().map(|case| Circle::new((case.bytes, case.ours()), 8, colour.filled())))?;
+        chart.draw_series(
+            cases.iter().map(|case| Circle::new((case.bytes, case.ours()), 8, colour.filled())),
+        )?;
     }
     chart
         .configure_series_labels()
@@ -238,12 +264,16 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
 fn draw_growth(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(), Box<dyn Error>> {
     let points = |record: &Record| -> Vec<(f64, f64)> {
         let parameters = |name: &str| name.strip_prefix(GROWTH)?.parse::<f64>().ok();
-        let mut points: Vec<_> = record.cases.iter().filter_map(|(name, case)| Some((parameters(name)?, case.ours()))).collect();
+        let mut points: Vec<_> =
+            record.cases.iter().filter_map(|(name, case)| Some((parameters(name)?, case.ours()))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         points
     };
     let all = || records.values().flat_map(points);
-    let (least, most) = (all().map(|point| point.0).fold(f64::INFINITY, f64::min), all().map(|point| point.0).fold(0.0, f64::max));
+    let (least, most) = (
+        all().map(|point| point.0).fold(f64::INFINITY, f64::min),
+        all().map(|point| point.0).fold(0.0, f64::max),
+    );
     let slowest = all().map(|point| point.1).fold(0.0, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(area)
         .margin(30)

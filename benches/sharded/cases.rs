@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::mpi::World;
-use optimisers::{AdamW, ClipGlobalNorm, Communicator, Error, MixedPrecision, Optimiser, OptimiserChain, Setup, StateTree, Update, ranks};
+use optimisers::{
+    AdamW, ClipGlobalNorm, Communicator, Error, MixedPrecision, Optimiser, OptimiserChain, Setup, StateTree,
+    Update, ranks,
+};
 
 use crate::Case;
 use crate::collectives::{all_reduce, wide};
@@ -30,7 +33,9 @@ struct Trained {
 
 impl Trained {
     fn new(setup: Setup, optimiser: impl Optimiser, sizes: &[usize]) -> Result<RefCell<Self>, Error> {
-        let of_leaf = |(index, size): (usize, &usize)| Ok((format!("{index:04}"), Var::from_tensor(&numbers(*size, index)?)?));
+        let of_leaf = |(index, size): (usize, &usize)| {
+            Ok((format!("{index:04}"), Var::from_tensor(&numbers(*size, index)?)?))
+        };
         let model: Model = sizes.iter().enumerate().map(of_leaf).collect::<Result<_, Error>>()?;
         let state = setup.setup(optimiser, &model)?;
         Ok(RefCell::new(Trained { model, state }))
@@ -43,7 +48,8 @@ impl Trained {
 
 /// Numbers between -1 and 1.
 fn numbers(length: usize, seed: usize) -> Result<Tensor, Error> {
-    let numbers: Vec<f32> = (0..length).map(|index| ((index * 7919 + seed * 104_729) % 2001) as f32 * 1e-3 - 1.0).collect();
+    let numbers: Vec<f32> =
+        (0..length).map(|index| ((index * 7919 + seed * 104_729) % 2001) as f32 * 1e-3 - 1.0).collect();
     Ok(Tensor::from_vec(numbers, length, &Device::Cpu)?.to_dtype(DType::BF16)?)
 }
 
@@ -61,8 +67,11 @@ impl Steps {
     pub fn new(world: &World, sizes: &[usize]) -> Result<Self, Error> {
         let adamw = || AdamW::new(1e-3);
         let plain = || MixedPrecision::new(DType::F32, adamw());
-        let clipped = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.05), adamw())));
-        let gradient = |(index, size): (usize, &usize)| Ok((format!("{index:04}"), numbers(*size, 100 + index + world.rank())?));
+        let clipped =
+            || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.05), adamw())));
+        let gradient = |(index, size): (usize, &usize)| {
+            Ok((format!("{index:04}"), numbers(*size, 100 + index + world.rank())?))
+        };
         let alone = ranks(1).remove(0);
         Ok(Steps {
             gradients: sizes.iter().enumerate().map(gradient).collect::<Result<_, Error>>()?,
@@ -74,7 +83,12 @@ impl Steps {
         })
     }
 
-    fn case<'c>(&'c self, name: &'static str, baseline: &'static str, trained: &'c RefCell<Trained>) -> Case<'c> {
+    fn case<'c>(
+        &'c self,
+        name: &'static str,
+        baseline: &'static str,
+        trained: &'c RefCell<Trained>,
+    ) -> Case<'c> {
         Case { name, baseline, run: Box::new(|| trained.borrow_mut().step(&self.gradients)) }
     }
 

@@ -28,11 +28,19 @@ static ADD_BF16: LazyLock<Operation> = LazyLock::new(|| {
 });
 
 /// Adds pairs of bf16 numbers, each sum rounded once.
-unsafe extern "C" fn add_bf16(input: *mut c_void, sum: *mut c_void, length: *mut c_int, _: *mut ffi::MPI_Datatype) {
+unsafe extern "C" fn add_bf16(
+    input: *mut c_void,
+    sum: *mut c_void,
+    length: *mut c_int,
+    _: *mut ffi::MPI_Datatype,
+) {
     // SAFETY: MPI gives as many elements of two buffers as it says.
     let (input, sum) = unsafe {
         let length = *length as usize;
-        (std::slice::from_raw_parts(input.cast::<bf16>(), length), std::slice::from_raw_parts_mut(sum.cast::<bf16>(), length))
+        (
+            std::slice::from_raw_parts(input.cast::<bf16>(), length),
+            std::slice::from_raw_parts_mut(sum.cast::<bf16>(), length),
+        )
     };
     for (sum, more) in sum.iter_mut().zip(input) {
         let bits = (wide(*sum) + wide(*more)).to_bits();
@@ -55,7 +63,14 @@ pub fn largest(own: f64) -> f64 {
     let mut largest = own;
     // SAFETY: both places hold one number.
     unsafe {
-        ffi::MPI_Allreduce((&raw const own).cast(), (&raw mut largest).cast(), 1, ffi::RSMPI_DOUBLE, ffi::RSMPI_MAX, ffi::RSMPI_COMM_WORLD)
+        ffi::MPI_Allreduce(
+            (&raw const own).cast(),
+            (&raw mut largest).cast(),
+            1,
+            ffi::RSMPI_DOUBLE,
+            ffi::RSMPI_MAX,
+            ffi::RSMPI_COMM_WORLD,
+        )
     };
     largest
 }
@@ -64,7 +79,16 @@ pub fn largest(own: f64) -> f64 {
 pub fn all_reduce(numbers: &mut [f32]) {
     let length = c_int::try_from(numbers.len()).expect("less than 2 Gi elements");
     // SAFETY: the place holds so many numbers.
-    unsafe { ffi::MPI_Allreduce(IN_PLACE, numbers.as_mut_ptr().cast(), length, ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_COMM_WORLD) };
+    unsafe {
+        ffi::MPI_Allreduce(
+            IN_PLACE,
+            numbers.as_mut_ptr().cast(),
+            length,
+            ffi::RSMPI_FLOAT,
+            ffi::RSMPI_SUM,
+            ffi::RSMPI_COMM_WORLD,
+        )
+    };
 }
 
 /// The sum over the ranks of this rank's part, each of which has as many elements.

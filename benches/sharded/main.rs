@@ -69,9 +69,16 @@ fn main() -> ExitCode {
         };
     }
     let mut mpirun = Command::new("mpirun");
-    mpirun.args(["--oversubscribe", "-n", &options.ranks.to_string()]).args(options.mpirun.split_whitespace());
+    mpirun
+        .args(["--oversubscribe", "-n", &options.ranks.to_string()])
+        .args(options.mpirun.split_whitespace());
     mpirun.arg(std::env::current_exe().expect("this program")).args(std::env::args().skip(1));
-    mpirun.envs([(RANK, "1"), ("RAYON_NUM_THREADS", "1"), ("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    mpirun.envs([
+        (RANK, "1"),
+        ("RAYON_NUM_THREADS", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+    ]);
     // Ranks that have a core each need not give it away while they wait.
     if options.ranks <= std::thread::available_parallelism().map_or(1, usize::from) {
         mpirun.env("OMPI_MCA_mpi_yield_when_idle", "0");
@@ -93,8 +100,11 @@ fn measure(world: &World, options: &Options) -> Result<(), Error> {
     let mut arrays = primitives::Arrays::new(world, elements);
     let mut cases = steps.cases();
     cases.extend(arrays.cases(world));
-    let is_wanted = |name: &str| options.filters.is_empty() || options.filters.iter().any(|filter| name.contains(filter.as_str()));
-    let baselines: Vec<&str> = cases.iter().filter(|case| is_wanted(case.name)).map(|case| case.baseline).collect();
+    let is_wanted = |name: &str| {
+        options.filters.is_empty() || options.filters.iter().any(|filter| name.contains(filter.as_str()))
+    };
+    let baselines: Vec<&str> =
+        cases.iter().filter(|case| is_wanted(case.name)).map(|case| case.baseline).collect();
     cases.retain(|case| is_wanted(case.name) || baselines.contains(&case.name));
 
     let mut samples = vec![Vec::new(); cases.len()];
@@ -114,7 +124,10 @@ fn measure(world: &World, options: &Options) -> Result<(), Error> {
     if world.rank() == 0 {
         println!("ranks={} elements={elements} rounds={}", world.size(), options.rounds);
         for (case, time) in cases.iter().zip(&medians) {
-            let baseline = cases.iter().position(|other| other.name == case.baseline).map_or(f64::NAN, |index| medians[index]);
+            let baseline = cases
+                .iter()
+                .position(|other| other.name == case.baseline)
+                .map_or(f64::NAN, |index| medians[index]);
             println!("sharded {} ns_per_element={time:.3} ratio={:.3}", case.name, time / baseline);
         }
     }

@@ -32,7 +32,9 @@ impl Arrays {
             copy: numbers(windows),
             part: numbers(part),
             sum: vec![0.0; part],
-            windows: (0..world.size()).map(|rank| numbers(if rank == world.rank() { 0 } else { part })).collect(),
+            windows: (0..world.size())
+                .map(|rank| numbers(if rank == world.rank() { 0 } else { part }))
+                .collect(),
         }
     }
 
@@ -41,7 +43,8 @@ impl Arrays {
         let (gradients, windows) = (&gradients[..], std::cell::RefCell::new(windows));
         let windows = std::rc::Rc::new(windows);
         let (of_exchange, of_sum) = (windows.clone(), windows.clone());
-        let run = |name, baseline, run: Box<dyn FnMut() -> Result<(), Error> + 'a>| Case { name, baseline, run };
+        let run =
+            |name, baseline, run: Box<dyn FnMut() -> Result<(), Error> + 'a>| Case { name, baseline, run };
         vec![
             run(
                 "memcpy",
@@ -54,12 +57,20 @@ impl Arrays {
             run(
                 "exchange",
                 "memcpy",
-                Box::new(move || gradients.chunks(AT_ONCE).try_for_each(|window| exchange(world, window, &mut of_exchange.borrow_mut()))),
+                Box::new(move || {
+                    gradients
+                        .chunks(AT_ONCE)
+                        .try_for_each(|window| exchange(world, window, &mut of_exchange.borrow_mut()))
+                }),
             ),
             run(
                 "gather",
                 "memcpy",
-                Box::new(move || parameters.chunks_mut(AT_ONCE).try_for_each(|window| gather(world, window, &mut windows.borrow_mut()))),
+                Box::new(move || {
+                    parameters
+                        .chunks_mut(AT_ONCE)
+                        .try_for_each(|window| gather(world, window, &mut windows.borrow_mut()))
+                }),
             ),
             run(
                 "reduce_scatter",
@@ -95,13 +106,17 @@ fn parts<'w>(world: &World, window: &'w [bf16]) -> impl Iterator<Item = (usize, 
 }
 
 fn slices(windows: &mut [Vec<bf16>]) -> Vec<Vec<&mut [u8]>> {
-    windows.iter_mut().map(|window| if window.is_empty() { Vec::new() } else { vec![cast_slice_mut(window)] }).collect()
+    windows
+        .iter_mut()
+        .map(|window| if window.is_empty() { Vec::new() } else { vec![cast_slice_mut(window)] })
+        .collect()
 }
 
 /// Each rank's part from place to a window of its owner.
 fn exchange(world: &World, window: &[bf16], others: &mut [Vec<bf16>]) -> Result<(), Error> {
-    let to: Vec<Vec<&[u8]>> =
-        parts(world, window).map(|(rank, part)| if rank == world.rank() { Vec::new() } else { vec![cast_slice(part)] }).collect();
+    let to: Vec<Vec<&[u8]>> = parts(world, window)
+        .map(|(rank, part)| if rank == world.rank() { Vec::new() } else { vec![cast_slice(part)] })
+        .collect();
     Ok(world.exchange(&to, &mut slices(others))?)
 }
 

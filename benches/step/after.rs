@@ -30,11 +30,17 @@ pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Er
     let gpt = Gpt::new(SIZE, DType::BF16, 0, &Device::Cpu)?;
     let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(1e-5)), &gpt)?;
     let tokens = WINDOWS * SIZE.context;
-    let characters = Tensor::from_iter((0..tokens as u32).map(|token| token % SIZE.characters as u32), &Device::Cpu)?;
+    let characters =
+        Tensor::from_iter((0..tokens as u32).map(|token| token % SIZE.characters as u32), &Device::Cpu)?;
     let windows = characters.reshape((WINDOWS, SIZE.context))?;
     let matrix = Tensor::ones((768, 768), DType::F32, &Device::Cpu)?;
     let elements = state.elements() as f64;
-    let all = [(Before::Step, "a_step"), (Before::Nothing, "a_backward_pass"), (Before::Product, "a_product"), (Before::Pause, "a_pause")];
+    let all = [
+        (Before::Step, "a_step"),
+        (Before::Nothing, "a_backward_pass"),
+        (Before::Product, "a_product"),
+        (Before::Pause, "a_pause"),
+    ];
     let mut samples = all.map(|_| Vec::new());
     for _ in 0..=rounds {
         for ((before, _), samples) in all.iter().zip(&mut samples) {

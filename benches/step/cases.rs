@@ -8,8 +8,9 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
 use half::bf16;
 use optimisers::{
-    Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, DecoupledDecay, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
-    OptimiserChain, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
+    Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, DecoupledDecay, Kahan, LossScaler, MixedPrecision,
+    Momentum, Offload, Optimiser, OptimiserChain, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update,
+    WeightDecay, rules, setup,
 };
 use optimisers::{Engine, GradientSlices, Kind, ParameterSlices, rules::Listing};
 
@@ -92,7 +93,9 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let by_size = vec![
         case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
         case("cautious_adamw_f32", DType::F32, cautious, false, || Box::new(Cautious::new(adamw()))),
-        case("cautious_unscaled_adamw_f32", DType::F32, adam_f32.clone(), false, || Box::new(Cautious::new(adamw()).unscaled())),
+        case("cautious_unscaled_adamw_f32", DType::F32, adam_f32.clone(), false, || {
+            Box::new(Cautious::new(adamw()).unscaled())
+        }),
         case("cautious_decay_adamw_f32", DType::F32, adam_f32.clone(), false, || {
             Box::new(DecoupledDecay::new(LAMBDA, AdamW { lambda: 0.0, ..adamw() }).cautious())
         }),
@@ -115,41 +118,72 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
                 Box::new(Offload::new(MixedPrecision::new(DType::F32, adamw())).everywhere())
             })
         },
-        case("mixed_bf16_adamw_q8", DType::BF16, mixed_q8, false, || Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, adamw())))),
-        case("mixed_f16_adamw", DType::F16, mixed.clone(), true, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
+        case("mixed_bf16_adamw_q8", DType::BF16, mixed_q8, false, || {
+            Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, adamw())))
+        }),
+        case("mixed_f16_adamw", DType::F16, mixed.clone(), true, || {
+            Box::new(MixedPrecision::new(DType::F32, adamw()))
+        }),
         Case {
             loss_scale: Some(1024.0),
             ..case("mixed_bf16_adamw_scaled_clipped", DType::BF16, mixed_clipped, false, || {
-                Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw()))))
+                Box::new(MixedPrecision::new(
+                    DType::F32,
+                    OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw())),
+                ))
             })
         },
-        case("split_bf16_adamw", DType::BF16, two_parts.clone(), false, || Box::new(SplitMaster::new(adamw()))),
-        case("split8_bf16_adamw_q8", DType::BF16, split_q8, false, || Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, adamw())))),
+        case("split_bf16_adamw", DType::BF16, two_parts.clone(), false, || {
+            Box::new(SplitMaster::new(adamw()))
+        }),
+        case("split8_bf16_adamw_q8", DType::BF16, split_q8, false, || {
+            Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, adamw())))
+        }),
         case("kahan_bf16_adamw", DType::BF16, two_parts, false, || Box::new(Kahan::new(adamw()))),
-        case("stochastic_bf16_adamw", DType::BF16, narrow.clone(), false, || Box::new(StochasticRounding::new(0, adamw()))),
+        case("stochastic_bf16_adamw", DType::BF16, narrow.clone(), false, || {
+            Box::new(StochasticRounding::new(0, adamw()))
+        }),
         case("bf16_adamw", DType::BF16, narrow, false, || Box::new(adamw())),
         case("chain3_f32", DType::F32, adam_f32.clone(), false, || {
             Box::new(OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
         }),
         case("chain3_boxed_f32", DType::F32, adam_f32.clone(), false, || {
-            let members: Vec<Box<dyn Rule>> =
-                vec![Box::new(ClipGrad::new(1.0)), Box::new(WeightDecay::new(LAMBDA)), Box::new(Adam::new(1e-3))];
+            let members: Vec<Box<dyn Rule>> = vec![
+                Box::new(ClipGrad::new(1.0)),
+                Box::new(WeightDecay::new(LAMBDA)),
+                Box::new(Adam::new(1e-3)),
+            ];
             Box::new(OptimiserChain::new(members))
         }),
         case("chain3_clipnorm_f32", DType::F32, clipped, false, || {
-            Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
+            Box::new(OptimiserChain::new((
+                ClipGlobalNorm::new(1.0),
+                WeightDecay::new(LAMBDA),
+                Adam::new(1e-3),
+            )))
         }),
         case("momentum_f32", DType::F32, momentum, false, || Box::new(Momentum::new(1e-3))),
     ];
     let growth: Vec<Case> = growth.collect();
-    let of_masters =
-        |name, candle_nn| case(name, DType::BF16, mixed.clone(), candle_nn, || Box::new(MixedPrecision::new(DType::F32, adamw())));
+    let of_masters = |name, candle_nn| {
+        case(name, DType::BF16, mixed.clone(), candle_nn, || {
+            Box::new(MixedPrecision::new(DType::F32, adamw()))
+        })
+    };
     let by_memory = vec![
         of_masters("mixed_bf16_adamw", true),
         Case { sizes: SMALL.to_vec(), ..of_masters("small_mixed_bf16_adamw", false) },
-        Case { sizes: sizes.two("mixed_bf16_adamw"), in_slices: true, ..of_masters("slices_mixed_bf16_adamw", false) },
+        Case {
+            sizes: sizes.two("mixed_bf16_adamw"),
+            in_slices: true,
+            ..of_masters("slices_mixed_bf16_adamw", false)
+        },
     ];
-    [by_size, by_memory].into_iter().chain(others.into_iter().map(|case| vec![case])).chain([growth]).collect()
+    [by_size, by_memory]
+        .into_iter()
+        .chain(others.into_iter().map(|case| vec![case]))
+        .chain([growth])
+        .collect()
 }
 
 fn lent<'v>(names: &'v [String], vectors: &'v mut [Vec<bf16>]) -> ParameterSlices<'v> {
@@ -177,7 +211,11 @@ pub fn bounds(sizes: &Sizes) -> Option<[Case; 3]> {
 
 /// A rule by itself, in f32.
 fn of_rule(sizes: &Sizes, name: &str, rule: impl Rule + Clone + 'static) -> Option<Case> {
-    let state = setup(rule.clone(), &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?).ok()?;
+    let state = setup(
+        rule.clone(),
+        &Tensor::zeros(1, DType::F32, &Device::Cpu).and_then(|x| Var::from_tensor(&x)).ok()?,
+    )
+    .ok()?;
     let slots = state.bytes() / size_of::<f32>();
     Some(Case {
         name: name.to_string(),
@@ -231,7 +269,9 @@ impl Case {
     }
 
     fn model(&self) -> Result<BTreeMap<String, Var>> {
-        let variable = |size: usize| Var::from_tensor(&Tensor::full(0.5f32, size, &self.device)?.to_dtype(self.dtype)?.contiguous()?);
+        let variable = |size: usize| {
+            Var::from_tensor(&Tensor::full(0.5f32, size, &self.device)?.to_dtype(self.dtype)?.contiguous()?)
+        };
         self.sizes.iter().enumerate().map(|(i, &size)| Ok((format!("w{i:04}"), variable(size)?))).collect()
     }
 
@@ -268,23 +308,32 @@ impl Case {
         Ok(self.timed(move || {
             let (model, grads, state) = &mut models[turn.next().unwrap_or(0)];
             let _ = scaler.scale(&loss).expect("the loss of a benchmark");
-            Update::new(state).engine(engine).scaler(&mut scaler).apply(model, grads).expect("the step of a benchmark");
+            Update::new(state)
+                .engine(engine)
+                .scaler(&mut scaler)
+                .apply(model, grads)
+                .expect("the step of a benchmark");
         }))
     }
 
     /// The same step of vectors.
     fn of_slices(&self) -> Result<Timed> {
-        let vectors = |value: f32| self.sizes.iter().map(|&size| vec![bf16::from_f32(value); size]).collect::<Vec<_>>();
+        let vectors =
+            |value: f32| self.sizes.iter().map(|&size| vec![bf16::from_f32(value); size]).collect::<Vec<_>>();
         let (mut parameters, gradients) = (vectors(0.5), vectors(1e-3));
         let names: Vec<String> = (0..self.sizes.len()).map(|i| format!("w{i:04}")).collect();
-        let mut state = setup((self.optimiser)(), &lent(&names, &mut parameters)).map_err(candle_core::Error::wrap)?;
+        let mut state =
+            setup((self.optimiser)(), &lent(&names, &mut parameters)).map_err(candle_core::Error::wrap)?;
         let engine = self.engine;
         Ok(self.timed(move || {
             let mut shown = GradientSlices::new();
             for (name, values) in names.iter().zip(&gradients) {
                 shown = shown.with(name, values).expect("a name of its own");
             }
-            Update::new(&mut state).engine(engine).apply(&lent(&names, &mut parameters), &shown).expect("the step of a benchmark");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&lent(&names, &mut parameters), &shown)
+                .expect("the step of a benchmark");
         }))
     }
 

@@ -1,7 +1,9 @@
 //! Steps that are next to nothing but a root and a quotient, which bound the arithmetic of Adam, and steps of
 //! multiplications: whether both go on at the same time.
 
-use optimisers::{Arithmetic, Describe, Describer, Flow, Gradient, Parameter, Parts, Result, Rule, State, value::Value};
+use optimisers::{
+    Arithmetic, Describe, Describer, Flow, Gradient, Parameter, Parts, Result, Rule, State, value::Value,
+};
 
 /// How many multiplications there are. By themselves they take about half as long as a root and a quotient.
 const PRODUCTS: usize = 8;

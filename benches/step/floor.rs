@@ -42,7 +42,8 @@ struct Task<'t> {
 impl Task<'_> {
     /// The first array that is read is added to the first that is updated; the others are only touched.
     fn run(&mut self) {
-        let (source, others) = self.read.split_first().map_or((&[][..], &[][..]), |(source, others)| (*source, others));
+        let (source, others) =
+            self.read.split_first().map_or((&[][..], &[][..]), |(source, others)| (*source, others));
         for other in others {
             std::hint::black_box(other.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
         }
@@ -66,15 +67,21 @@ pub fn floor(sizes: Vec<usize>, traffic: Traffic, models: usize) -> Timed {
     let elements = sizes.iter().sum();
     let all = sizes.repeat(models);
     let allocate = |bytes: &Vec<usize>| -> Vec<Vec<Vec<u64>>> {
-        all.iter().map(|&size| bytes.iter().map(|&bytes| vec![1u64; (size * bytes).div_ceil(8)]).collect()).collect()
+        all.iter()
+            .map(|&size| bytes.iter().map(|&bytes| vec![1u64; (size * bytes).div_ceil(8)]).collect())
+            .collect()
     };
-    let (read, mut update, mut write) = (allocate(&traffic.read), allocate(&traffic.update), allocate(&traffic.write));
+    let (read, mut update, mut write) =
+        (allocate(&traffic.read), allocate(&traffic.update), allocate(&traffic.write));
     let run = move |go_on: &mut dyn FnMut() -> bool| {
         let tensors = all.iter().zip(read.iter().zip(update.iter_mut().zip(write.iter_mut())));
-        let tasks = tensors.map(|(&size, (read, (update, write)))| split(size, &traffic, read, update, write));
+        let tasks =
+            tensors.map(|(&size, (read, (update, write)))| split(size, &traffic, read, update, write));
         let mut tasks: Vec<_> = tasks.collect();
-        let mut turns: Vec<Vec<Task<'_>>> =
-            tasks.chunks_mut(sizes.len()).map(|tensors| tensors.iter_mut().flat_map(std::mem::take).collect()).collect();
+        let mut turns: Vec<Vec<Task<'_>>> = tasks
+            .chunks_mut(sizes.len())
+            .map(|tensors| tensors.iter_mut().flat_map(std::mem::take).collect())
+            .collect();
         let mut turn = (0..models).cycle();
         while go_on() {
             turns[turn.next().unwrap_or(0)].par_iter_mut().for_each(Task::run);
@@ -84,10 +91,17 @@ pub fn floor(sizes: Vec<usize>, traffic: Traffic, models: usize) -> Timed {
 }
 
 /// Cuts one tensor's arrays into chunks of elements.
-fn split<'t>(size: usize, traffic: &Traffic, read: &'t [Vec<u64>], update: &'t mut [Vec<u64>], write: &'t mut [Vec<u64>]) -> Vec<Task<'t>> {
+fn split<'t>(
+    size: usize,
+    traffic: &Traffic,
+    read: &'t [Vec<u64>],
+    update: &'t mut [Vec<u64>],
+    write: &'t mut [Vec<u64>],
+) -> Vec<Task<'t>> {
     let words = |bytes: usize| CHUNK * bytes / 8;
-    let mut tasks: Vec<Task<'t>> =
-        (0..size.div_ceil(CHUNK)).map(|_| Task { read: Vec::new(), update: Vec::new(), write: Vec::new() }).collect();
+    let mut tasks: Vec<Task<'t>> = (0..size.div_ceil(CHUNK))
+        .map(|_| Task { read: Vec::new(), update: Vec::new(), write: Vec::new() })
+        .collect();
     for (array, &bytes) in read.iter().zip(&traffic.read) {
         array.chunks(words(bytes)).zip(&mut tasks).for_each(|(part, task)| task.read.push(part));
     }

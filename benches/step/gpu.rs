@@ -34,7 +34,8 @@ pub fn copy(gpu: &CudaDevice, elements: usize, moved: usize, places: usize) -> R
             let first = place * turn.next().unwrap_or(0);
             for done in (0..bytes).step_by(PART) {
                 let part = first..first + PART.min(bytes - done);
-                gpu.memcpy_dtod(&source.slice(part.clone()), &mut target.slice_mut(part)).expect("a copy on the device");
+                gpu.memcpy_dtod(&source.slice(part.clone()), &mut target.slice_mut(part))
+                    .expect("a copy on the device");
             }
         }
     };

@@ -28,7 +28,8 @@ impl IsaName {
 
     /// The instruction set, where this processor has it.
     pub fn expect(self) -> Result<Isa, String> {
-        self.isa().ok_or_else(|| format!("this processor has no {self}: the best it has is {}", IsaName::best()))
+        self.isa()
+            .ok_or_else(|| format!("this processor has no {self}: the best it has is {}", IsaName::best()))
     }
 }
 

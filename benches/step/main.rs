@@ -2,8 +2,8 @@
 //! one run.
 //!
 //! Per case one line, medians over rounds in nanoseconds per parameter:
-//! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or -> bytes=<n>`, the last being the bytes that a
-//! step reads and writes for a parameter.
+//! `bench <case> ns_per_element=<x> floor_ns=<x> candle_nn_ns=<x or -> bytes=<n>`, the last being the bytes
+//! that a step reads and writes for a parameter.
 //!
 //! Before them one line says what they hold for, also with which instruction set our steps ran: `isa=<name>`,
 //! which `--isa` chooses. The floor is compiled for what every processor of the target has.
@@ -12,8 +12,8 @@
 //! in a cache, as after a backward pass.
 //!
 //! With `--device cuda` the floor is a copy within the GPU's memory that moves the same number of bytes, and
-//! the line has in place of them the number of parameters, the bytes that our step moves per nanosecond, and how much
-//! of the copy's speed that is: `elements=<n> gb_per_s=<x> of_copy=<x>`.
+//! the line has in place of them the number of parameters, the bytes that our step moves per nanosecond, and
+//! how much of the copy's speed that is: `elements=<n> gb_per_s=<x> of_copy=<x>`.
 
 mod after;
 mod cached;
@@ -90,9 +90,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if options.cached {
         rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     }
-    let sizes = Sizes { device: options.device.open()?, isa: options.isa.expect()?, quick: options.quick, elements: options.elements };
+    let sizes = Sizes {
+        device: options.device.open()?,
+        isa: options.isa.expect()?,
+        quick: options.quick,
+        elements: options.elements,
+    };
     let threads = rayon::current_num_threads();
-    println!("threads={threads} rounds={} quick={} isa={}{}", options.rounds, options.quick, options.isa, described(&sizes.device)?);
+    println!(
+        "threads={threads} rounds={} quick={} isa={}{}",
+        options.rounds,
+        options.quick,
+        options.isa,
+        described(&sizes.device)?
+    );
     if options.after {
         return after::measure(Engine::FusedWith(sizes.isa), options.rounds);
     }
@@ -100,10 +111,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return matrices::measure(Engine::FusedWith(sizes.isa), options.rounds);
     }
     let cases = if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) };
-    let is_wanted = |case: &Case| options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter));
+    let is_wanted = |case: &Case| {
+        options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter))
+    };
     if options.cached {
         let bounds = cases::bounds(&sizes).ok_or("no rule of a root and a quotient")?;
-        return Ok(cached::measure(bounds, cases.into_iter().flatten().filter(is_wanted), options.isa, options.rounds)?);
+        return Ok(cached::measure(
+            bounds,
+            cases.into_iter().flatten().filter(is_wanted),
+            options.isa,
+            options.rounds,
+        )?);
     }
     for mut together in cases {
         together.retain(is_wanted);
@@ -117,7 +135,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn described(device: &Device) -> candle_core::Result<String> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(gpu) => Ok(format!(" device={:?} free_bytes={}", gpu::name(gpu)?, gpu::free_memory(gpu)?)),
+        Device::Cuda(gpu) => {
+            Ok(format!(" device={:?} free_bytes={}", gpu::name(gpu)?, gpu::free_memory(gpu)?))
+        }
         _ => Ok(String::new()),
     }
 }
@@ -148,7 +168,9 @@ impl Series {
 
 /// Measures these cases in the same rounds, as a machine is not equally fast at all times.
 fn measure(together: &[Case], rounds: u32, on_cpu: bool) -> Result<(), Box<dyn std::error::Error>> {
-    let series = |case: &Case| Ok([Some(case.ours()?), Some(case.floor()?), case.candle_nn()?].map(|timed| timed.map(Series::new)));
+    let series = |case: &Case| {
+        Ok([Some(case.ours()?), Some(case.floor()?), case.candle_nn()?].map(|timed| timed.map(Series::new)))
+    };
     let mut all = together.iter().map(series).collect::<candle_core::Result<Vec<_>>>()?;
     for _ in 0..=rounds {
         // What is compared comes one after another.
@@ -159,14 +181,24 @@ fn measure(together: &[Case], rounds: u32, on_cpu: bool) -> Result<(), Box<dyn s
     for (case, series) in together.iter().zip(all) {
         let [ours, floor, candle_nn] = series.map(|series| series.map(Series::median));
         let (ours, floor) = (ours.unwrap_or_default(), floor.unwrap_or_default());
-        let (digits, more) = if on_cpu { (4, format!(" bytes={}", case.moved())) } else { (6, on_gpu(case, ours, floor)) };
+        let (digits, more) =
+            if on_cpu { (4, format!(" bytes={}", case.moved())) } else { (6, on_gpu(case, ours, floor)) };
         let candle_nn = candle_nn.map_or("-".to_string(), |candle_nn| format!("{candle_nn:.*}", digits - 1));
-        println!("bench {} ns_per_element={ours:.digits$} floor_ns={floor:.digits$} candle_nn_ns={candle_nn}{more}", case.name);
+        println!(
+            "bench {} ns_per_element={ours:.digits$} floor_ns={floor:.digits$} \
+             candle_nn_ns={candle_nn}{more}",
+            case.name
+        );
     }
     Ok(())
 }
 
 /// The columns for a GPU.
 fn on_gpu(case: &Case, ours: f64, copy: f64) -> String {
-    format!(" elements={} gb_per_s={:.1} of_copy={:.3}", case.elements(), case.moved() as f64 / ours, copy / ours)
+    format!(
+        " elements={} gb_per_s={:.1} of_copy={:.3}",
+        case.elements(),
+        case.moved() as f64 / ours,
+        copy / ours
+    )
 }

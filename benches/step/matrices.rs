@@ -11,7 +11,12 @@ const SHAPES: [(usize, usize, usize); 3] = [(8, 256, 256), (64, 32, 32), (4, 768
 type Vars = BTreeMap<String, Var>;
 
 fn rules() -> Vec<Box<dyn Rule>> {
-    vec![Box::new(Muon::default()), Box::new(NorMuon::default()), Box::new(AdaMuon::default()), Box::new(Adafactor::default())]
+    vec![
+        Box::new(Muon::default()),
+        Box::new(NorMuon::default()),
+        Box::new(AdaMuon::default()),
+        Box::new(Adafactor::default()),
+    ]
 }
 
 /// Variables with their state and gradients.
@@ -23,10 +28,18 @@ struct Run {
 }
 
 impl Run {
-    fn new(rule: &dyn Rule, tensors: impl Iterator<Item = Tensor>) -> Result<Self, Box<dyn std::error::Error>> {
-        let vars: Vars =
-            tensors.enumerate().map(|(i, x)| Ok((i.to_string(), Var::from_tensor(&x.copy()?)?))).collect::<candle_core::Result<_>>()?;
-        let gradients = vars.iter().map(|(path, x)| Ok((path.clone(), x.randn_like(0.0, 1.0)?))).collect::<candle_core::Result<_>>()?;
+    fn new(
+        rule: &dyn Rule,
+        tensors: impl Iterator<Item = Tensor>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let vars: Vars = tensors
+            .enumerate()
+            .map(|(i, x)| Ok((i.to_string(), Var::from_tensor(&x.copy()?)?)))
+            .collect::<candle_core::Result<_>>()?;
+        let gradients = vars
+            .iter()
+            .map(|(path, x)| Ok((path.clone(), x.randn_like(0.0, 1.0)?)))
+            .collect::<candle_core::Result<_>>()?;
         Ok(Run { state: setup(dyn_clone::clone_box(rule), &vars)?, vars, gradients, samples: Vec::new() })
     }
 
@@ -60,7 +73,11 @@ pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Er
             }
             let (stack, each) = (together.median(), apart.median());
             let name = rule.name().to_lowercase();
-            println!("bench {name}_{count}x{rows}x{columns} ns_per_element={stack:.3} one_by_one_ns={each:.3} ratio={:.3}", stack / each);
+            println!(
+                "bench {name}_{count}x{rows}x{columns} ns_per_element={stack:.3} one_by_one_ns={each:.3} \
+                 ratio={:.3}",
+                stack / each
+            );
         }
     }
     Ok(())

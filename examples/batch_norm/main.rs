@@ -54,7 +54,8 @@ fn main() -> Result<()> {
     let (first, last) = (linear(4, 16, builder.pp("first"))?, linear(16, 1, builder.pp("last"))?);
     let net = Net { first, norm: batch_norm(16, 1e-5, builder.pp("norm"))?, last };
 
-    let batches = (0..20).map(|_| Tensor::randn(1f32, 1.0, (32, 4), &Device::Cpu)).collect::<Result<Vec<_>>>()?;
+    let batches =
+        (0..20).map(|_| Tensor::randn(1f32, 1.0, (32, 4), &Device::Cpu)).collect::<Result<Vec<_>>>()?;
     let mut state = setup(OptimiserChain::new((Adam::new(0.05), Ema::new(0.99))), &net)?;
     for batch in batches.iter().cycle().take(200) {
         update(&mut state, &net, &net.loss(batch, true)?.backward()?)?;
@@ -71,6 +72,8 @@ fn main() -> Result<()> {
     // The training goes on with its own.
     mean.set(&of_training[0])?;
     variance.set(&of_training[1])?;
-    println!("loss of the averages: {before:.4} with the statistics of the training, {after:.4} with their own");
+    println!(
+        "loss of the averages: {before:.4} with the statistics of the training, {after:.4} with their own"
+    );
     Ok(())
 }

@@ -60,6 +60,9 @@ impl Images {
     /// The images of the given numbers.
     pub(crate) fn batch(&self, numbers: &[u32]) -> candle_core::Result<Self> {
         let numbers = Tensor::new(numbers, self.labels.device())?;
-        Ok(Images { pixels: self.pixels.index_select(&numbers, 0)?, labels: self.labels.index_select(&numbers, 0)? })
+        Ok(Images {
+            pixels: self.pixels.index_select(&numbers, 0)?,
+            labels: self.labels.index_select(&numbers, 0)?,
+        })
     }
 }

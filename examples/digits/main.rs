@@ -83,7 +83,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args: Args = ranks::options();
-    ranks::on_each(args.ranks, |rank, ranks| Start::new(&args, rank, ranks), |start, world| run(&args, start, &world))
+    ranks::on_each(
+        args.ranks,
+        |rank, ranks| Start::new(&args, rank, ranks),
+        |start, world| run(&args, start, &world),
+    )
 }
 
 /// What all ranks of a process start with.
@@ -109,7 +113,10 @@ fn run(args: &Args, Start { rule, digits }: &Start, world: &World) -> Result<Exi
     if world.is_first() {
         report::header(digits, rule.as_ref(), args, world.size());
     }
-    let runs = VARIANTS.iter().map(|variant| train::train(variant, digits, args, world)).collect::<Result<Vec<_>, _>>()?;
+    let runs = VARIANTS
+        .iter()
+        .map(|variant| train::train(variant, digits, args, world))
+        .collect::<Result<Vec<_>, _>>()?;
     if world.is_first() {
         report::table(&runs);
         plot::loss_curves(&runs, rule.as_ref(), args)?;

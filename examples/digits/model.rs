@@ -42,7 +42,16 @@ impl Module for Mlp {
 }
 
 /// A layer with weights and biases in ±1/√inputs.
-fn linear(inputs: usize, outputs: usize, dtype: DType, device: &Device, random: &mut Random) -> Result<Linear> {
+fn linear(
+    inputs: usize,
+    outputs: usize,
+    dtype: DType,
+    device: &Device,
+    random: &mut Random,
+) -> Result<Linear> {
     let bound = 1.0 / (inputs as f32).sqrt();
-    Ok(Linear::new(random.variable((outputs, inputs), bound, dtype, device)?, Some(random.variable(outputs, bound, dtype, device)?)))
+    Ok(Linear::new(
+        random.variable((outputs, inputs), bound, dtype, device)?,
+        Some(random.variable(outputs, bound, dtype, device)?),
+    ))
 }

@@ -12,8 +12,12 @@ use crate::picture::{canvas, titled};
 use crate::train::Run;
 
 /// Colour and width per variant: where curves coincide, the earlier shows on both sides of the later.
-const STROKES: [(RGBColor, u32); 4] =
-    [(RGBColor(195, 195, 195), 16), (RGBColor(0, 114, 178), 9), (RGBColor(240, 170, 20), 3), (RGBColor(204, 51, 51), 5)];
+const STROKES: [(RGBColor, u32); 4] = [
+    (RGBColor(195, 195, 195), 16),
+    (RGBColor(0, 114, 178), 9),
+    (RGBColor(240, 170, 20), 3),
+    (RGBColor(204, 51, 51), 5),
+];
 
 /// Draws the loss of each epoch, one curve per run.
 pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<(), Box<dyn Error>> {
@@ -39,7 +43,11 @@ pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<
 
 /// What was trained.
 fn what(rule: &dyn Rule, args: &Args) -> String {
-    let eta = rule.fields().into_iter().find(|(name, _)| *name == "eta").map(|(_, eta)| format!(", learning rate {eta}"));
+    let eta = rule
+        .fields()
+        .into_iter()
+        .find(|(name, _)| *name == "eta")
+        .map(|(_, eta)| format!(", learning rate {eta}"));
     format!("{}{} on handwritten digits, seed {}", rule.name(), eta.unwrap_or_default(), args.seed)
 }
 

@@ -28,11 +28,17 @@ pub(crate) fn describe(rule: &dyn Rule) -> String {
 /// The comparison, for people.
 pub(crate) fn table(runs: &[Run]) {
     let goal = format!("epochs to {GOAL}");
-    println!("{:>11}  {:>10}  {:>13}  {goal:>14}  {:>21}  {:>7}", "", "train loss", "test accuracy", "state bytes/parameter", "seconds");
+    println!(
+        "{:>11}  {:>10}  {:>13}  {goal:>14}  {:>21}  {:>7}",
+        "", "train loss", "test accuracy", "state bytes/parameter", "seconds"
+    );
     for run in runs {
         let Run { variant, accuracy, state_bytes_per_parameter, seconds, .. } = run;
         let (name, loss, epochs) = (variant.name, run.loss(), epochs_to_goal(run));
-        println!("{name:>11}  {loss:>10.5}  {accuracy:>13.4}  {epochs:>14}  {state_bytes_per_parameter:>21}  {seconds:>7.1}");
+        println!(
+            "{name:>11}  {loss:>10.5}  {accuracy:>13.4}  {epochs:>14}  {state_bytes_per_parameter:>21}  \
+             {seconds:>7.1}"
+        );
     }
 }
 
@@ -43,7 +49,8 @@ pub(crate) fn results(runs: &[Run]) {
         let Run { accuracy, state_bytes_per_parameter, .. } = run;
         let epochs = epochs_to_goal(run);
         println!(
-            "result {name} accuracy={accuracy:.4} loss={loss:.6} epochs_to_goal={epochs} state_bytes_per_parameter={state_bytes_per_parameter}"
+            "result {name} accuracy={accuracy:.4} loss={loss:.6} epochs_to_goal={epochs} \
+             state_bytes_per_parameter={state_bytes_per_parameter}"
         );
     }
 }

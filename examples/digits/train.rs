@@ -45,11 +45,20 @@ impl Run {
 /// Fails where some ranks would have no image of the last batch of an epoch.
 pub(crate) fn check_ranks(digits: &Digits, ranks: usize) -> Result<(), String> {
     let smallest = (digits.train.len() - 1) % BATCH + 1;
-    if ranks <= smallest { Ok(()) } else { Err(format!("{ranks} ranks cannot share the smallest batch: start at most {smallest}")) }
+    if ranks <= smallest {
+        Ok(())
+    } else {
+        Err(format!("{ranks} ranks cannot share the smallest batch: start at most {smallest}"))
+    }
 }
 
 /// Trains one variant from the start.
-pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args, world: &World) -> Result<Run, Box<dyn Error>> {
+pub(crate) fn train(
+    variant: &'static Variant,
+    digits: &Digits,
+    args: &Args,
+    world: &World,
+) -> Result<Run, Box<dyn Error>> {
     let digits = digits.to_dtype(variant.dtype)?;
     let mlp = Mlp::new(args.seed, variant.dtype, digits.device())?;
     let mut optimiser = variant.optimiser(&mlp, args.rule, args.eta, world)?;
@@ -101,7 +110,9 @@ pub(crate) fn train(variant: &'static Variant, digits: &Digits, args: &Args, wor
 /// A bar on stderr; it stays hidden where stderr is not a terminal.
 fn progress_bar(name: &'static str, epochs: u32) -> ProgressBar {
     let bar = ProgressBar::new(epochs.into());
-    if let Ok(style) = ProgressStyle::with_template("{prefix:>11} {bar:40.cyan/blue} epoch {pos}/{len}  {msg}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{prefix:>11} {bar:40.cyan/blue} epoch {pos}/{len}  {msg}")
+    {
         bar.set_style(style);
     }
     bar.set_prefix(name);

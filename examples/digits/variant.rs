@@ -4,7 +4,10 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 use clap::ValueEnum;
-use optimisers::{Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Muon, Nesterov, Result, Rule, StateTree, Update, Visitor};
+use optimisers::{
+    Adam, AdamW, Adjust, Descent, MixedPrecision, Model, Momentum, Muon, Nesterov, Result, Rule, StateTree,
+    Update, Visitor,
+};
 
 use crate::model::Mlp;
 use crate::ranks::World;
@@ -39,7 +42,11 @@ impl RuleName {
             RuleName::Momentum => Box::new(Momentum::default()),
             RuleName::Nesterov => Box::new(Nesterov::default()),
             RuleName::Descent => Box::new(Descent::default()),
-            RuleName::Muon => Box::new(Muon::default().with_fallback(AdamW { eta: BESIDE_MUON, ..adamw() }).except(["output.weight"])),
+            RuleName::Muon => Box::new(
+                Muon::default()
+                    .with_fallback(AdamW { eta: BESIDE_MUON, ..adamw() })
+                    .except(["output.weight"]),
+            ),
         };
         if let Some(eta) = eta {
             rule.adjust(eta)?;
@@ -75,18 +82,36 @@ enum Method {
 
 pub(crate) const VARIANTS: [Variant; 4] = [
     Variant { name: "f32", title: "f32", dtype: DType::F32, method: Method::Plain },
-    Variant { name: "bf16+master", title: "bf16 with f32 master", dtype: DType::BF16, method: Method::Master },
+    Variant {
+        name: "bf16+master",
+        title: "bf16 with f32 master",
+        dtype: DType::BF16,
+        method: Method::Master,
+    },
     Variant { name: "f16+master", title: "f16 with f32 master", dtype: DType::F16, method: Method::Master },
-    Variant { name: "bf16", title: "bf16 with candle-nn's AdamW", dtype: DType::BF16, method: Method::Candle },
+    Variant {
+        name: "bf16",
+        title: "bf16 with candle-nn's AdamW",
+        dtype: DType::BF16,
+        method: Method::Candle,
+    },
 ];
 
 impl Variant {
     /// The optimiser of this variant for a network of its dtype, on each of these ranks.
-    pub(crate) fn optimiser(&self, mlp: &Mlp, rule: RuleName, eta: Option<f64>, world: &World) -> Result<Trainer> {
+    pub(crate) fn optimiser(
+        &self,
+        mlp: &Mlp,
+        rule: RuleName,
+        eta: Option<f64>,
+        world: &World,
+    ) -> Result<Trainer> {
         let setup = world.setup();
         Ok(match self.method {
             Method::Plain => Trainer::new(setup.setup(rule.rule(eta)?, mlp)?),
-            Method::Master => Trainer::new(setup.setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?),
+            Method::Master => {
+                Trainer::new(setup.setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?)
+            }
             Method::Candle => {
                 let mut parameters = candle_nn::ParamsAdamW { weight_decay: LAMBDA, ..Default::default() };
                 if let (RuleName::Adamw, Some(eta)) = (rule, eta) {
@@ -115,8 +140,12 @@ impl Trainer {
     /// rank has so many.
     pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore, images: usize) -> Result<()> {
         match self {
-            Trainer::Optimisers(state) => Update::new(state).weight(images as u64).apply(mlp, grads).map(|_outcome| ()),
-            Trainer::Candle(optimiser, world) if world.size() > 1 => Ok(optimiser.step(&mean_of_all(world, mlp, grads, images)?)?),
+            Trainer::Optimisers(state) => {
+                Update::new(state).weight(images as u64).apply(mlp, grads).map(|_outcome| ())
+            }
+            Trainer::Candle(optimiser, world) if world.size() > 1 => {
+                Ok(optimiser.step(&mean_of_all(world, mlp, grads, images)?)?)
+            }
             Trainer::Candle(optimiser, _) => Ok(optimiser.step(grads)?),
         }
     }
@@ -126,7 +155,9 @@ impl Trainer {
         match self {
             Trainer::Optimisers(state) => Ok(state.bytes()),
             // Two moments in the dtype of the parameter.
-            Trainer::Candle(..) => Ok(variables(mlp)?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum()),
+            Trainer::Candle(..) => {
+                Ok(variables(mlp)?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum())
+            }
         }
     }
 }
@@ -143,7 +174,9 @@ fn mean_of_all(world: &World, mlp: &Mlp, grads: &GradStore, images: usize) -> Re
         let shares = world.bytes_of_all(bytemuck::cast_slice(&share))?;
         let mut sum = vec![0f32; share.len()];
         for bytes in &shares {
-            sum.iter_mut().zip(bytemuck::pod_collect_to_vec::<u8, f32>(bytes)).for_each(|(sum, share)| *sum += share);
+            sum.iter_mut()
+                .zip(bytemuck::pod_collect_to_vec::<u8, f32>(bytes))
+                .for_each(|(sum, share)| *sum += share);
         }
         means.insert(&x, Tensor::from_vec(sum, x.shape(), x.device())?.to_dtype(x.dtype())?);
     }

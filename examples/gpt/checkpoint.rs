@@ -30,7 +30,12 @@ struct Run<'a> {
 
 /// Saves the run as it is now; all ranks call it. The file is written while the training goes on. It is there
 /// as a whole or not at all, so an interruption leaves the one before.
-pub(crate) fn save(saver: &mut CheckpointSaver, trainer: &Trainer, settings: &Settings, text: &Text) -> Result<(), Box<dyn Error>> {
+pub(crate) fn save(
+    saver: &mut CheckpointSaver,
+    trainer: &Trainer,
+    settings: &Settings,
+    text: &Text,
+) -> Result<(), Box<dyn Error>> {
     let run = Run { settings, ranks: trainer.world.size(), text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)
@@ -51,16 +56,29 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    /// The run of the newest file that is whole, which must have been started with the same settings and text.
-    /// Files that are passed over are named on stderr.
-    pub(crate) fn open(saver: &mut CheckpointSaver, settings: &Settings, ranks: usize, text: &Text) -> Result<Self, Box<dyn Error>> {
+    /// The run of the newest file that is whole, which must have been started with the same settings and
+    /// text. Files that are passed over are named on stderr.
+    pub(crate) fn open(
+        saver: &mut CheckpointSaver,
+        settings: &Settings,
+        ranks: usize,
+        text: &Text,
+    ) -> Result<Self, Box<dyn Error>> {
         let newest = saver.newest()?;
-        let none = || format!("no whole checkpoint such as {}: start a new run without --resume", saver.path(0).display());
+        let none = || {
+            format!(
+                "no whole checkpoint such as {}: start a new run without --resume",
+                saver.path(0).display()
+            )
+        };
         let found = newest.found.ok_or_else(none)?;
         let (path, file) = (saver.path(found.0), found.1);
         let path = &*path;
-        let note =
-            |name| file.note(name).ok_or_else(|| format!("{} is no checkpoint of this example: it has no note {name:?}", path.display()));
+        let note = |name| {
+            file.note(name).ok_or_else(|| {
+                format!("{} is no checkpoint of this example: it has no note {name:?}", path.display())
+            })
+        };
         let before: Map<String, Value> = serde_json::from_str(note(RUN)?)?;
         check_same(path, &before, &Run { settings, ranks, text: text.fingerprint() })?;
         let (history, scaler) = (serde_json::from_str(note(HISTORY)?)?, serde_json::from_str(note(SCALER)?)?);
@@ -87,7 +105,9 @@ fn check_same(path: &Path, before: &Map<String, Value>, now: &Run) -> Result<(),
     let Value::Object(now) = serde_json::to_value(now)? else {
         return Err("a run is described by its options".into());
     };
-    let shown = |value: Option<&Value>| value.map_or("nothing".to_string(), |value| value.to_string().replace('"', ""));
+    let shown = |value: Option<&Value>| {
+        value.map_or("nothing".to_string(), |value| value.to_string().replace('"', ""))
+    };
     let different: Vec<String> = now
         .iter()
         .filter(|(name, value)| *name != RANKS && before.get(*name) != Some(value))
@@ -97,6 +117,9 @@ fn check_same(path: &Path, before: &Map<String, Value>, now: &Run) -> Result<(),
         return Ok(());
     }
     let (path, different) = (path.display(), different.join(", "));
-    Err(format!("{path} is of a run with {different}: repeat its options to resume it, or start a new run with another --checkpoint")
-        .into())
+    Err(format!(
+        "{path} is of a run with {different}: repeat its options to resume it, or start a new run with \
+         another --checkpoint"
+    )
+    .into())
 }

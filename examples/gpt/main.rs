@@ -141,7 +141,11 @@ struct Args {
 fn main() -> ExitCode {
     give_candle_one_thread();
     let args: Args = ranks::options();
-    ranks::on_each(args.ranks, |rank, ranks| Start::new(&args, rank, ranks), |start, world| rank(&args, start, world))
+    ranks::on_each(
+        args.ranks,
+        |rank, ranks| Start::new(&args, rank, ranks),
+        |start, world| rank(&args, start, world),
+    )
 }
 
 /// candle's own threads wait for each other in a loop after each operation. With networks as small as these
@@ -176,7 +180,11 @@ impl Start {
         let mut saver = CheckpointSaver::new(checkpoint);
         let files = if args.compare.is_none() && !args.resume { saver.files()? } else { Vec::new() };
         if let Some((_, file)) = files.last().filter(|_| !args.overwrite) {
-            return Err(format!("{} exists: go on with its run by --resume, or remove it by --overwrite", file.display()).into());
+            return Err(format!(
+                "{} exists: go on with its run by --resume, or remove it by --overwrite",
+                file.display()
+            )
+            .into());
         }
         let device = args.device.open()?;
         let saved = args.resume.then(|| Saved::open(&mut saver, settings, ranks, &text)).transpose()?;
@@ -218,14 +226,24 @@ fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Er
     if end == End::Finished && args.sample > 0 {
         println!("\nsample, temperature {}:\n", args.temperature);
         let random = Random::new(!settings.seed);
-        let sample = Sample { length: args.sample, temperature: args.temperature, prompt, context: settings.context, random };
+        let sample = Sample {
+            length: args.sample,
+            temperature: args.temperature,
+            prompt,
+            context: settings.context,
+            random,
+        };
         sample.print(&trainer.gpt, text, interrupted)?;
     }
     plot::losses(&trainer.history, trainer.state.elements(), args)?;
     println!("\nlosses: {}", out.display());
     println!("checkpoint: {}", saver.path(trainer.history.steps() as u64).display());
     if end != End::Finished {
-        println!("stopped after {} of {} steps; the same command with --resume goes on", trainer.history.steps(), settings.steps);
+        println!(
+            "stopped after {} of {} steps; the same command with --resume goes on",
+            trainer.history.steps(),
+            settings.steps
+        );
     }
     result(&trainer, validation_loss)?;
     Ok(code)
@@ -248,15 +266,24 @@ fn on_ctrl_c() -> Result<Arc<AtomicBool>, ctrlc::Error> {
 fn header(trainer: &Trainer, text: &Text, settings: &Settings) {
     let (train, validation) = text.lengths();
     let (parameters, bytes) = (trainer.state.elements(), trainer.state.bytes());
-    println!("{train} characters to train on and {validation} to validate with, {} different ones", text.characters());
+    println!(
+        "{train} characters to train on and {validation} to validate with, {} different ones",
+        text.characters()
+    );
     let (steps, seed, ranks) = (settings.steps, settings.seed, trainer.world.size());
-    println!("{parameters} parameters, {bytes} bytes of optimiser state on rank 0 of {ranks}, {steps} steps, seed {seed}\n");
+    println!(
+        "{parameters} parameters, {bytes} bytes of optimiser state on rank 0 of {ranks}, {steps} steps, \
+         seed {seed}\n"
+    );
 }
 
 /// The result, one line for programs.
 fn result(trainer: &Trainer, validation_loss: f32) -> Result<(), Box<dyn Error>> {
     let (step, train_loss) = (trainer.history.steps(), trainer.history.train_loss());
     let crc = trainer.parameters_crc()?;
-    println!("result step={step} train_loss={train_loss} validation_loss={validation_loss} parameters_crc={crc:08x}");
+    println!(
+        "result step={step} train_loss={train_loss} validation_loss={validation_loss} \
+         parameters_crc={crc:08x}"
+    );
     Ok(())
 }

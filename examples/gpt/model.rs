@@ -90,7 +90,9 @@ impl Gpt {
         let (windows, length) = characters.dims2()?;
         let mask = causal_mask(length, characters.device())?;
         let positions = look_up(&self.positions, &Tensor::arange(0, length as u32, characters.device())?)?;
-        let mut x = look_up(&self.characters, characters)?.broadcast_add(&positions)?.reshape((windows * length, ()))?;
+        let mut x = look_up(&self.characters, characters)?
+            .broadcast_add(&positions)?
+            .reshape((windows * length, ()))?;
         for block in &self.blocks {
             x = block.forward(&x, windows, &mask)?;
         }
@@ -101,13 +103,17 @@ impl Gpt {
 impl Block {
     fn new(Size { width, heads, .. }: Size, parameters: &mut Parameters<'_>) -> Result<Self> {
         let mut square = || parameters.linear(width, width);
-        let attention = Attention { query: square()?, key: square()?, value: square()?, output: square()?, heads };
+        let attention =
+            Attention { query: square()?, key: square()?, value: square()?, output: square()?, heads };
         let hidden = EXPANSION * width;
         Ok(Block {
             attention_norm: parameters.norm(width)?,
             attention,
             feed_forward_norm: parameters.norm(width)?,
-            feed_forward: FeedForward { expand: parameters.linear(width, hidden)?, contract: parameters.linear(hidden, width)? },
+            feed_forward: FeedForward {
+                expand: parameters.linear(width, hidden)?,
+                contract: parameters.linear(hidden, width)?,
+            },
         })
     }
 
@@ -122,7 +128,8 @@ impl Attention {
         let (tokens, width) = x.dims2()?;
         let dtype = self.output.weight().dtype();
         // (windows, heads, length, width / heads)
-        let split = |layer| apply(layer, x)?.reshape((windows, tokens / windows, self.heads, ()))?.transpose(1, 2);
+        let split =
+            |layer| apply(layer, x)?.reshape((windows, tokens / windows, self.heads, ()))?.transpose(1, 2);
         let (query, key, value) = (split(&self.query)?, split(&self.key)?, split(&self.value)?);
         let scale = (self.heads as f64 / width as f64).sqrt();
         let scores = (product(&query, &key.t()?, dtype)? * scale)?.broadcast_add(mask)?;

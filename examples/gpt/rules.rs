@@ -2,8 +2,8 @@
 
 use clap::ValueEnum;
 use optimisers::{
-    ADOPT, APOLLO, AdEMAMix, AdaMuon, Adafactor, AdamW, Fallback, Lion, MarsAdamW, Momentum, Muon, NorMuon, Prodigy, Rule, SOAP,
-    ScheduleFree,
+    ADOPT, APOLLO, AdEMAMix, AdaMuon, Adafactor, AdamW, Fallback, Lion, MarsAdamW, Momentum, Muon, NorMuon,
+    Prodigy, Rule, SOAP, ScheduleFree,
 };
 use serde::Serialize;
 
@@ -55,7 +55,9 @@ impl RuleName {
     pub(crate) fn rule(self, eta: f64, lambda: f64) -> Box<dyn Rule> {
         match self {
             RuleName::Adamw => Box::new(adamw(eta, lambda)),
-            RuleName::Ademamix => Box::new(AdEMAMix { beta: (0.9, 0.99, 0.999), alpha: 2.0, lambda, ..AdEMAMix::new(eta) }),
+            RuleName::Ademamix => {
+                Box::new(AdEMAMix { beta: (0.9, 0.99, 0.999), alpha: 2.0, lambda, ..AdEMAMix::new(eta) })
+            }
             RuleName::Adopt => Box::new(ADOPT { beta: BETA, lambda, ..ADOPT::new(eta) }),
             RuleName::Mars => Box::new(MarsAdamW { lambda, ..MarsAdamW::new(eta) }),
             RuleName::Apollo => Box::new(APOLLO { beta: BETA, lambda, rank: 16, ..APOLLO::new(eta) }),

@@ -24,7 +24,12 @@ pub(crate) struct Sample<'a> {
 
 impl Sample<'_> {
     /// Prints the text, character by character, until it is long enough or `stop` holds.
-    pub(crate) fn print(mut self, gpt: &Gpt, text: &Text, stop: impl Fn() -> bool) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    pub(crate) fn print(
+        mut self,
+        gpt: &Gpt,
+        text: &Text,
+        stop: impl Fn() -> bool,
+    ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let mut out = std::io::stdout().lock();
         let mut numbers = self.prompt.to_vec();
         write!(out, "{}", text.decode(&numbers))?;

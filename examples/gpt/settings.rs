@@ -46,8 +46,8 @@ pub(crate) struct Settings {
     #[arg(long, default_value_t = 1, value_parser = size())]
     pub(crate) micro_batches: usize,
 
-    /// Takes the gradients one at a time, as a backward pass beside the update would bring them, and frees each at
-    /// once. They are clipped by the norm of the step before. For one rank
+    /// Takes the gradients one at a time, as a backward pass beside the update would bring them, and frees
+    /// each at once. They are clipped by the norm of the step before. For one rank
     #[arg(long)]
     pub(crate) stream: bool,
 
@@ -104,18 +104,24 @@ pub(crate) enum Keep {
 impl Settings {
     /// Fails where options do not go together, or not with so many ranks.
     pub(crate) fn check(&self, ranks: usize) -> Result<(), String> {
-        let pairs = [("heads", self.heads, "width", self.width), ("micro-batches", self.micro_batches, "batch", self.batch)];
+        let pairs = [
+            ("heads", self.heads, "width", self.width),
+            ("micro-batches", self.micro_batches, "batch", self.batch),
+        ];
         match pairs.into_iter().find(|(_, part, _, whole)| !whole.is_multiple_of(*part)) {
-            Some((part_name, part, name, whole)) => Err(format!("--{part_name} {part} does not divide --{name} {whole}")),
+            Some((part_name, part, name, whole)) => {
+                Err(format!("--{part_name} {part} does not divide --{name} {whole}"))
+            }
             None if self.keep == Keep::Split24Q8 && self.dtype == Precision::F16 => {
                 Err("--keep split24-q8 is for --dtype bf16 and f32: an f16 is no part of an f32".to_string())
             }
-            None if self.stream && ranks > 1 => {
-                Err(format!("--stream is for one rank, not for {ranks}: ranks exchange all gradients in one order"))
-            }
-            None if !self.micro_batches.is_multiple_of(ranks) => {
-                Err(format!("--micro-batches {} cannot be shared by {ranks} ranks: give a multiple of {ranks}", self.micro_batches))
-            }
+            None if self.stream && ranks > 1 => Err(format!(
+                "--stream is for one rank, not for {ranks}: ranks exchange all gradients in one order"
+            )),
+            None if !self.micro_batches.is_multiple_of(ranks) => Err(format!(
+                "--micro-batches {} cannot be shared by {ranks} ranks: give a multiple of {ranks}",
+                self.micro_batches
+            )),
             None => Ok(()),
         }
     }
@@ -169,5 +175,9 @@ pub(crate) fn steps() -> RangedU64ValueParser<usize> {
 /// A finite number from 0.
 pub(crate) fn not_negative(number: &str) -> Result<f64, String> {
     let number: f64 = number.parse().map_err(|error| format!("{error}"))?;
-    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("expected a finite number that is not negative".to_string()) }
+    if number.is_finite() && number >= 0.0 {
+        Ok(number)
+    } else {
+        Err("expected a finite number that is not negative".to_string())
+    }
 }

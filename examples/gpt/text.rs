@@ -37,7 +37,8 @@ impl Text {
         match path {
             None => Ok(Text::new(&SOURCES.join("\n"))),
             Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read the text {}: {error}", path.display()))?;
+                let text = std::fs::read_to_string(path)
+                    .map_err(|error| format!("cannot read the text {}: {error}", path.display()))?;
                 Ok(Text::new(&text))
             }
         }
@@ -45,7 +46,8 @@ impl Text {
 
     fn new(text: &str) -> Self {
         let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        let mut train: Vec<u32> = text.chars().filter_map(|character| number(&vocabulary, character)).collect();
+        let mut train: Vec<u32> =
+            text.chars().filter_map(|character| number(&vocabulary, character)).collect();
         let validation = train.split_off(train.len() - train.len() / VALIDATION_PART);
         Text { vocabulary, train, validation, crc: crc32fast::hash(text.as_bytes()) }
     }
@@ -56,7 +58,10 @@ impl Text {
         if context < length {
             return Ok(());
         }
-        Err(format!("the text is too short for --context {context}: its last tenth, the validation part, has {length} characters"))
+        Err(format!(
+            "the text is too short for --context {context}: its last tenth, the validation part, has \
+             {length} characters"
+        ))
     }
 
     /// How many different characters there are.
@@ -77,7 +82,9 @@ impl Text {
     /// The numbers of the characters of `text`, which must be in the vocabulary.
     pub(crate) fn encode(&self, text: &str) -> std::result::Result<Vec<u32>, String> {
         let unknown = |character| format!("{character:?} does not occur in the text that is trained on");
-        text.chars().map(|character| number(&self.vocabulary, character).ok_or_else(|| unknown(character))).collect()
+        text.chars()
+            .map(|character| number(&self.vocabulary, character).ok_or_else(|| unknown(character)))
+            .collect()
     }
 
     /// The first character's number.
@@ -92,7 +99,11 @@ impl Text {
 
     /// The windows to train on in a step, cut into micro-batches. They depend on nothing but the settings and
     /// the step, so a resumed run sees what it would have seen, and all ranks together see what one would.
-    pub(crate) fn train_batches(&self, settings: &Settings, step: usize) -> impl Iterator<Item = Result<Batch>> {
+    pub(crate) fn train_batches(
+        &self,
+        settings: &Settings,
+        step: usize,
+    ) -> impl Iterator<Item = Result<Batch>> {
         let Settings { seed, batch: windows, context, micro_batches, .. } = *settings;
         let mut random = Random::new(seed ^ ((step as u64 + 1) << 32));
         let starts: Vec<usize> = (0..windows).map(|_| random.below(self.train.len() - context)).collect();
@@ -100,7 +111,11 @@ impl Text {
     }
 
     /// All of the validation part, window by window; of a long one, windows at even distances.
-    pub(crate) fn validation_batches(&self, windows: usize, context: usize) -> impl Iterator<Item = Result<Batch>> {
+    pub(crate) fn validation_batches(
+        &self,
+        windows: usize,
+        context: usize,
+    ) -> impl Iterator<Item = Result<Batch>> {
         let there_are = (self.validation.len() - 1) / context;
         let distance = context * there_are.div_ceil(VALIDATION_WINDOWS);
         let starts: Vec<usize> = (0..self.validation.len() - context).step_by(distance).collect();
@@ -113,14 +128,20 @@ fn number(vocabulary: &[char], character: char) -> Option<u32> {
 }
 
 /// Batches of so many windows, which begin at these places.
-fn batches(text: &[u32], starts: Vec<usize>, windows: usize, context: usize) -> impl Iterator<Item = Result<Batch>> {
+fn batches(
+    text: &[u32],
+    starts: Vec<usize>,
+    windows: usize,
+    context: usize,
+) -> impl Iterator<Item = Result<Batch>> {
     let cut: Vec<Vec<usize>> = starts.chunks(windows).map(<[usize]>::to_vec).collect();
     cut.into_iter().map(move |starts| batch(text, &starts, context))
 }
 
 fn batch(text: &[u32], starts: &[usize], context: usize) -> Result<Batch> {
     let windows = |shift: usize| {
-        let numbers: Vec<u32> = starts.iter().flat_map(|start| &text[start + shift..start + shift + context]).copied().collect();
+        let numbers: Vec<u32> =
+            starts.iter().flat_map(|start| &text[start + shift..start + shift + context]).copied().collect();
         Tensor::from_vec(numbers, (starts.len(), context), &Device::Cpu)
     };
     Ok(Batch { inputs: windows(0)?, targets: windows(1)? })

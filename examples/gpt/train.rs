@@ -39,13 +39,15 @@ pub(crate) fn train(
     let Args { settings, checkpoint_every, stop_at, figures, .. } = args;
     let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
     let speaks = trainer.world.is_first();
-    let bar = if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
+    let bar =
+        if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
     let say = |line: String| {
         if speaks {
             bar.suspend(|| println!("{line}"))
         }
     };
-    let mut file = figures.as_deref().filter(|_| speaks).map(|path| figures_file(path, args.resume)).transpose()?;
+    let mut file =
+        figures.as_deref().filter(|_| speaks).map(|path| figures_file(path, args.resume)).transpose()?;
     let mut speed = Speed::default();
     let mut saved = trainer.history.steps();
     say(format!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s"));
@@ -62,7 +64,11 @@ pub(crate) fn train(
             }
         }
         bar.set_position(step as u64);
-        bar.set_message(format!("loss {:.3}  {:.0} characters/s", trainer.history.train_loss(), speed.per_second()));
+        bar.set_message(format!(
+            "loss {:.3}  {:.0} characters/s",
+            trainer.history.train_loss(),
+            speed.per_second()
+        ));
 
         if step.is_multiple_of(settings.evaluate_every) || step == settings.steps {
             let loss = trainer.validation_loss(settings, text)?;
@@ -118,7 +124,8 @@ impl Speed {
 /// A bar on stderr; it stays hidden where stderr is not a terminal.
 fn progress_bar(steps: usize, done: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64).with_position(done as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan/blue} step {pos}/{len}  {msg}  {eta} left") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:40.cyan/blue} step {pos}/{len}  {msg}  {eta} left")
+    {
         bar.set_style(style);
     }
     bar.reset_eta();

@@ -7,9 +7,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, ClipGlobalNorm, ErrorKind, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser, OptimiserChain, Outcome,
-    Parameter, Q8, Scheduler, SplitMaster, StateTree, StepNorms, StoreAs, StreamedStep, Summation, TensorProblem, Update, Visitor,
-    trainables,
+    AccumGrad, ClipGlobalNorm, ErrorKind, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow,
+    Optimiser, OptimiserChain, Outcome, Parameter, Q8, Scheduler, SplitMaster, StateTree, StepNorms, StoreAs,
+    StreamedStep, Summation, TensorProblem, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -38,7 +38,8 @@ pub(crate) struct Trainer {
 fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Box<dyn Optimiser> {
     // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all
     // micro-batches, however they are shared.
-    let collect = (micro_batches > 1).then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
+    let collect = (micro_batches > 1)
+        .then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
     // Weight decay is for matrices; it would pull the norms' factors to zero.
     let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
     let (clip, rule) = (ClipGlobalNorm::new(OMEGA), settings.rule(lambda));
@@ -52,24 +53,46 @@ fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Box
 
 impl Trainer {
     /// A run before its first step.
-    pub(crate) fn new(settings: &Settings, text: &Text, device: &Device, world: World) -> optimisers::Result<Self> {
+    pub(crate) fn new(
+        settings: &Settings,
+        text: &Text,
+        device: &Device,
+        world: World,
+    ) -> optimisers::Result<Self> {
         let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
         let micro_batches = settings.micro_batches / world.size();
-        let mut state = world.setup().setup_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
+        let mut state =
+            world.setup().setup_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
         // A parameter without a gradient is an error, and not one that is never trained: several of candle's
         // operations cut the graph.
         state.require_all();
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
-        let scaler = if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
+        let scaler =
+            if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
         let scaler = scaler.on_overflow(OnOverflow::EndWindow);
         let scheduler = Scheduler::new(settings.schedule(), &mut state)?;
-        Ok(Trainer { world, gpt, state, scaler, scheduler, history: History::default(), updating: Duration::ZERO })
+        Ok(Trainer {
+            world,
+            gpt,
+            state,
+            scaler,
+            scheduler,
+            history: History::default(),
+            updating: Duration::ZERO,
+        })
     }
 
     /// Goes on with as many micro-batches per step on each rank as so many ranks have, between two steps.
-    pub(crate) fn share_micro_batches(&mut self, settings: &Settings, ranks: usize) -> optimisers::Result<()> {
+    pub(crate) fn share_micro_batches(
+        &mut self,
+        settings: &Settings,
+        ranks: usize,
+    ) -> optimisers::Result<()> {
         for (path, x) in trainables(&self.gpt)? {
-            self.state.at(&path)?.replace(optimiser(settings, settings.micro_batches / ranks, Parameter::from(&x)), &self.gpt)?;
+            self.state.at(&path)?.replace(
+                optimiser(settings, settings.micro_batches / ranks, Parameter::from(&x)),
+                &self.gpt,
+            )?;
         }
         Ok(())
     }
@@ -92,7 +115,12 @@ impl Trainer {
         let (mut is_given_up, mut figures) = (false, Vec::new());
         for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
             let loss = self.loss(&batch?)?;
-            losses.extend(self.world.of_all(loss.to_scalar::<f32>()?.to_le_bytes())?.into_iter().map(f32::from_le_bytes));
+            losses.extend(
+                self.world
+                    .of_all(loss.to_scalar::<f32>()?.to_le_bytes())?
+                    .into_iter()
+                    .map(f32::from_le_bytes),
+            );
             check_finite(mean(&losses), "training", step)?;
             if is_given_up {
                 continue;
@@ -122,7 +150,11 @@ impl Trainer {
     }
 
     /// The mean loss over the validation part of the text, of which each rank has a share.
-    pub(crate) fn validation_loss(&self, settings: &Settings, text: &Text) -> std::result::Result<f32, Box<dyn Error>> {
+    pub(crate) fn validation_loss(
+        &self,
+        settings: &Settings,
+        text: &Text,
+    ) -> std::result::Result<f32, Box<dyn Error>> {
         let (mut sum, mut count) = (0.0, 0);
         let mut batches = text.validation_batches(settings.batch, settings.context);
         loop {
@@ -130,7 +162,8 @@ impl Trainer {
             if batches.is_empty() {
                 return check_finite((sum / count as f64) as f32, "validation", self.history.steps());
             }
-            let own = batches.get(self.world.rank()).map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
+            let own =
+                batches.get(self.world.rank()).map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
             for (batch, loss) in batches.iter().zip(self.world.of_all(own.to_le_bytes())?) {
                 let characters = batch.targets.elem_count();
                 sum += f64::from(f32::from_le_bytes(loss)) * characters as f64;
@@ -142,13 +175,18 @@ impl Trainer {
     /// The mean loss per character, in F32.
     fn loss(&self, Batch { inputs, targets }: &Batch) -> Result<Tensor> {
         let device = self.gpt.device();
-        cross_entropy(&self.gpt.forward(&inputs.to_device(device)?)?, &targets.flatten_all()?.to_device(device)?)
+        cross_entropy(
+            &self.gpt.forward(&inputs.to_device(device)?)?,
+            &targets.flatten_all()?.to_device(device)?,
+        )
     }
 
     /// The bytes of all parameters.
     pub(crate) fn parameter_bytes(&self) -> usize {
         let mut bytes = 0;
-        self.gpt.visit(&mut Visitor::new(&mut |_path, tensor| bytes += tensor.elem_count() * tensor.dtype().size_in_bytes()));
+        self.gpt.visit(&mut Visitor::new(&mut |_path, tensor| {
+            bytes += tensor.elem_count() * tensor.dtype().size_in_bytes()
+        }));
         bytes
     }
 
@@ -185,5 +223,6 @@ fn check_finite(loss: f32, what: &str, step: usize) -> std::result::Result<f32, 
     if loss.is_finite() {
         return Ok(loss);
     }
-    Err(format!("the {what} loss is {loss} after {step} steps: lower --eta, and prefer --dtype bf16 to f16").into())
+    Err(format!("the {what} loss is {loss} after {step} steps: lower --eta, and prefer --dtype bf16 to f16")
+        .into())
 }

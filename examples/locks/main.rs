@@ -11,7 +11,8 @@ mod arrays;
 use std::error::Error;
 
 use optimisers::{
-    AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, Scheduler, StateTree, setup, update,
+    AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule,
+    Scheduler, StateTree, setup, update,
 };
 
 use arrays::{Array, Arrays};
@@ -66,7 +67,12 @@ fn begin(model: &Arrays) -> Result<StateTree, optimisers::Error> {
     setup(MixedPrecision::new(DType::F64, rule), model)
 }
 
-fn train(model: &Arrays, state: &mut StateTree, scheduler: &mut Scheduler, steps: std::ops::Range<u64>) -> Result<(), optimisers::Error> {
+fn train(
+    model: &Arrays,
+    state: &mut StateTree,
+    scheduler: &mut Scheduler,
+    steps: std::ops::Range<u64>,
+) -> Result<(), optimisers::Error> {
     for step in steps {
         let outcome = update(state, model, &model.gradients(step as usize % 4))?;
         scheduler.advance(&outcome, state)?;
@@ -100,7 +106,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     train(&resumed, &mut state, &mut scheduler, STEPS / 2..STEPS)?;
     std::fs::remove_file(&path)?;
 
-    println!("the loss is {:.2e}, and {:.2e} in the run that went on from the checkpoint", model.loss(), resumed.loss());
+    println!(
+        "the loss is {:.2e}, and {:.2e} in the run that went on from the checkpoint",
+        model.loss(),
+        resumed.loss()
+    );
     let same = ["bias", "weight"].into_iter().all(|name| model.0[name].values() == resumed.0[name].values());
     if same { Ok(()) } else { Err("the two runs differ".into()) }
 }

@@ -15,7 +15,9 @@ mod random;
 use std::error::Error;
 
 use clap::Parser;
-use optimisers::{AdamW, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, Scheduler, setup, update};
+use optimisers::{
+    AdamW, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, Scheduler, setup, update,
+};
 
 use digits::{Digit, digits, shuffle};
 use network::Network;
@@ -50,7 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(eta)));
     let mut state = setup(MixedPrecision::new(DType::F32, rule), &network.lend()?)?;
     println!(
-        "{} parameters in vectors of bf16, trained on {} handwritten digits without candle; accuracy is on {} others",
+        "{} parameters in vectors of bf16, trained on {} handwritten digits without candle; accuracy is on \
+         {} others",
         state.elements(),
         train.len(),
         test.len()
@@ -69,8 +72,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             scheduler.advance(&outcome, &mut state)?;
             total += loss * batch.len() as f32;
         }
-        println!("epoch {epoch}: loss {:.4}, accuracy {:.4}", total / train.len() as f32, network.accuracy(&test));
+        println!(
+            "epoch {epoch}: loss {:.4}, accuracy {:.4}",
+            total / train.len() as f32,
+            network.accuracy(&test)
+        );
     }
-    println!("{} bytes of state for {} parameters: an f32 master and two moments each", state.bytes(), state.elements());
+    println!(
+        "{} bytes of state for {} parameters: an f32 master and two moments each",
+        state.bytes(),
+        state.elements()
+    );
     Ok(())
 }

@@ -25,7 +25,10 @@ impl Layer {
 
     fn forward(&self, x: &[f32]) -> Vec<f32> {
         let rows = self.weight.chunks_exact(self.inputs).zip(&self.bias);
-        rows.map(|(row, bias)| bias.to_f32() + row.iter().zip(x).map(|(weight, x)| weight.to_f32() * x).sum::<f32>()).collect()
+        rows.map(|(row, bias)| {
+            bias.to_f32() + row.iter().zip(x).map(|(weight, x)| weight.to_f32() * x).sum::<f32>()
+        })
+        .collect()
     }
 
     /// The gradient of the inputs, from that of the outputs.
@@ -96,7 +99,10 @@ impl Network {
 
     /// The mean of the cross-entropy over a batch, and its gradients.
     pub(crate) fn gradients(&self, batch: &[&Digit]) -> (f32, NetworkGradients) {
-        let mut gradients = NetworkGradients { hidden: LayerGradients::zeros(&self.hidden), output: LayerGradients::zeros(&self.output) };
+        let mut gradients = NetworkGradients {
+            hidden: LayerGradients::zeros(&self.hidden),
+            output: LayerGradients::zeros(&self.output),
+        };
         let mut loss = 0.0;
         let share = (batch.len() as f32).recip();
         for digit in batch {
@@ -106,7 +112,8 @@ impl Network {
             let total: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
             let label = digit.label as usize;
             loss += share * (total.ln() + largest - logits[label]);
-            let mut of_logits: Vec<f32> = logits.iter().map(|logit| share * (logit - largest).exp() / total).collect();
+            let mut of_logits: Vec<f32> =
+                logits.iter().map(|logit| share * (logit - largest).exp() / total).collect();
             of_logits[label] -= share;
             gradients.output.add(&hidden, &of_logits);
             let of_hidden = self.output.backward(&of_logits);
@@ -120,7 +127,9 @@ impl Network {
     /// How many of the digits it tells right, as a part of 1.
     pub(crate) fn accuracy(&self, digits: &[Digit]) -> f64 {
         let best = |logits: &[f32]| (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
-        let is_right = |digit: &&Digit| best(&self.output.forward(&self.activations(digit))) == Some(digit.label as usize);
+        let is_right = |digit: &&Digit| {
+            best(&self.output.forward(&self.activations(digit))) == Some(digit.label as usize)
+        };
         digits.iter().filter(is_right).count() as f64 / digits.len() as f64
     }
 

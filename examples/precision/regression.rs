@@ -34,7 +34,8 @@ impl Regression {
         let weights = random.variable((FEATURES, TARGETS), 1.0, DType::F32, &Device::Cpu)?.detach();
         let inputs = random.variable((SAMPLES, FEATURES), 1.0, DType::F32, &Device::Cpu)?.detach();
         let noise: Vec<f32> = (0..SAMPLES * TARGETS).map(|_| NOISE * random.uniform()).collect();
-        let targets = (inputs.matmul(&weights)? + Tensor::from_vec(noise, (SAMPLES, TARGETS), &Device::Cpu)?)?;
+        let targets =
+            (inputs.matmul(&weights)? + Tensor::from_vec(noise, (SAMPLES, TARGETS), &Device::Cpu)?)?;
         Ok(Regression { inputs: inputs.to_device(device)?, targets: targets.to_device(device)? })
     }
 }
@@ -48,7 +49,10 @@ impl Problem for Regression {
 
     fn network(&self, seed: u64, dtype: DType) -> Result<Linear> {
         let bound = 1.0 / (FEATURES as f32).sqrt();
-        Ok(Linear::new(Random::new(seed).variable((TARGETS, FEATURES), bound, dtype, self.inputs.device())?, None))
+        Ok(Linear::new(
+            Random::new(seed).variable((TARGETS, FEATURES), bound, dtype, self.inputs.device())?,
+            None,
+        ))
     }
 
     fn to_dtype(&self, dtype: DType) -> Result<Self> {

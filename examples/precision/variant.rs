@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AdamW, Kahan, LossScaler, MixedPrecision, Model, Q8, Result, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, Visitor, setup,
-    update,
+    AdamW, Kahan, LossScaler, MixedPrecision, Model, Q8, Result, SplitMaster, StateTree, StochasticRounding,
+    StoreAs, Twin, Visitor, setup, update,
 };
 
 use crate::problem::Problem;
@@ -54,13 +54,38 @@ pub(crate) const VARIANTS: [Variant; 12] = [
     Variant { name: "bf16+master", title: "bf16, f32 masters", dtype: DType::BF16, keep: Keep::Masters },
     Variant { name: "bf16+twin", title: "bf16 twin of an f32 model", dtype: DType::BF16, keep: Keep::Twin },
     Variant { name: "bf16+split", title: "bf16, split masters", dtype: DType::BF16, keep: Keep::Split },
-    Variant { name: "bf16+master+bf16-m", title: "bf16, f32 masters, m in bf16", dtype: DType::BF16, keep: Keep::MastersNarrowMoment },
-    Variant { name: "f16+master+scaler", title: "f16, f32 masters, scaled loss", dtype: DType::F16, keep: Keep::MastersScaledLoss },
+    Variant {
+        name: "bf16+master+bf16-m",
+        title: "bf16, f32 masters, m in bf16",
+        dtype: DType::BF16,
+        keep: Keep::MastersNarrowMoment,
+    },
+    Variant {
+        name: "f16+master+scaler",
+        title: "f16, f32 masters, scaled loss",
+        dtype: DType::F16,
+        keep: Keep::MastersScaledLoss,
+    },
     Variant { name: "f32+q8", title: "f32, 8-bit moments", dtype: DType::F32, keep: Keep::EightBits },
-    Variant { name: "bf16+master+q8", title: "bf16, f32 masters, 8-bit moments", dtype: DType::BF16, keep: Keep::MastersEightBits },
-    Variant { name: "bf16+split24+q8", title: "bf16, 24-bit masters, 8-bit moments", dtype: DType::BF16, keep: Keep::SplitEightBits },
+    Variant {
+        name: "bf16+master+q8",
+        title: "bf16, f32 masters, 8-bit moments",
+        dtype: DType::BF16,
+        keep: Keep::MastersEightBits,
+    },
+    Variant {
+        name: "bf16+split24+q8",
+        title: "bf16, 24-bit masters, 8-bit moments",
+        dtype: DType::BF16,
+        keep: Keep::SplitEightBits,
+    },
     Variant { name: "bf16+kahan", title: "bf16, Kahan's summation", dtype: DType::BF16, keep: Keep::Kahan },
-    Variant { name: "bf16+stochastic", title: "bf16, stochastic rounding", dtype: DType::BF16, keep: Keep::Stochastic },
+    Variant {
+        name: "bf16+stochastic",
+        title: "bf16, stochastic rounding",
+        dtype: DType::BF16,
+        keep: Keep::Stochastic,
+    },
     Variant { name: "bf16", title: "bf16 alone", dtype: DType::BF16, keep: Keep::Plain },
 ];
 
@@ -77,7 +102,9 @@ impl Variant {
         let mut state = match self.keep {
             Keep::Plain => setup(rule, &network),
             Keep::Masters => setup(MixedPrecision::new(DType::F32, rule), &network),
-            Keep::MastersNarrowMoment => setup(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)), &network),
+            Keep::MastersNarrowMoment => {
+                setup(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)), &network)
+            }
             Keep::MastersScaledLoss => {
                 method = Method::Scaled(LossScaler::dynamic());
                 setup(MixedPrecision::new(DType::F32, rule), &network)
@@ -90,7 +117,9 @@ impl Variant {
             }
             Keep::Split => setup(SplitMaster::new(rule), &network),
             Keep::EightBits => setup(StoreAs::all(Q8, rule), &network),
-            Keep::MastersEightBits => setup(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule)), &network),
+            Keep::MastersEightBits => {
+                setup(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule)), &network)
+            }
             Keep::SplitEightBits => setup(SplitMaster::of_24_bits(StoreAs::all(Q8, rule)), &network),
             Keep::Kahan => setup(Kahan::new(rule), &network),
             Keep::Stochastic => setup(StochasticRounding::new(seed, rule), &network),
@@ -162,6 +191,8 @@ impl<N: Model> Trainer<N> {
 /// The bytes of a model's tensors.
 fn bytes<M: Model>(model: &M) -> usize {
     let mut bytes = 0;
-    model.visit(&mut Visitor::new(&mut |_path, tensor| bytes += tensor.elem_count() * tensor.dtype().size_in_bytes()));
+    model.visit(&mut Visitor::new(&mut |_path, tensor| {
+        bytes += tensor.elem_count() * tensor.dtype().size_in_bytes()
+    }));
     bytes
 }

@@ -50,7 +50,11 @@ fn learning_rate(step: u32) -> f64 {
 
 /// The gradient of a step, and with 0 the parameter.
 fn numbers(step: u32) -> Vec<bf16> {
-    (0..ELEMENTS as u32).map(|i| bf16::from_f32((i.wrapping_mul(2_654_435_761).rotate_left(step) as i32) as f32 * 2f32.powi(-31))).collect()
+    (0..ELEMENTS as u32)
+        .map(|i| {
+            bf16::from_f32((i.wrapping_mul(2_654_435_761).rotate_left(step) as i32) as f32 * 2f32.powi(-31))
+        })
+        .collect()
 }
 
 /// What a launch on a device would be.
@@ -122,7 +126,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     if source {
         println!("{}\n", adamw.kernel().source());
     }
-    println!("AdamW on bf16 parameters with f32 masters as one kernel, {}; its arguments:", adamw.kernel().entry);
+    println!(
+        "AdamW on bf16 parameters with f32 masters as one kernel, {}; its arguments:",
+        adamw.kernel().entry
+    );
     for argument in &adamw.kernel().arguments {
         println!("{argument:?}");
     }
@@ -138,7 +145,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (x, master) = expected()?;
     let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
-    assert!(parameter.x == x && parameter.state[&BufferRole::Master].iter().zip(&master).all(is_same), "other bits");
-    println!("\n{STEPS} steps of {ELEMENTS} elements: parameters and masters have the bits that `update` gives");
+    assert!(
+        parameter.x == x && parameter.state[&BufferRole::Master].iter().zip(&master).all(is_same),
+        "other bits"
+    );
+    println!(
+        "\n{STEPS} steps of {ELEMENTS} elements: parameters and masters have the bits that `update` gives"
+    );
     Ok(())
 }

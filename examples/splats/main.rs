@@ -49,9 +49,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let Args { steps, every, side, out } = Args::parse();
     picture::check_writable(&out)?;
     let image = image();
-    println!("{SIDE} by {SIDE} pixels, painted with Gaussians; the signal-to-noise ratio says how well, and 20 dB is an error of a tenth");
+    println!(
+        "{SIDE} by {SIDE} pixels, painted with Gaussians; the signal-to-noise ratio says how well, and 20 \
+         dB is an error of a tenth"
+    );
     let mut splats = Splats::grid(side as usize);
-    let mut state = setup_with(&splats.lend()?, |path, _| Some(Adam::new(if path.ends_with("means") { 0.004 } else { 0.02 })))?;
+    let mut state = setup_with(&splats.lend()?, |path, _| {
+        Some(Adam::new(if path.ends_with("means") { 0.004 } else { 0.02 }))
+    })?;
     let mut pulled = vec![0.0; splats.len()];
     for step in 1..=steps {
         let (error, gradients) = splats.error(&image);

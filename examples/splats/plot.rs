@@ -16,13 +16,20 @@ const TOP: i32 = 120;
 const CIRCLE: RGBColor = RGBColor(240, 170, 20);
 
 /// Draws the image, what the Gaussians make of it, and circles where they are.
-pub(crate) fn paintings(image: &[f32], splats: &Splats, decibels: f32, path: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn paintings(
+    image: &[f32],
+    splats: &Splats,
+    decibels: f32,
+    path: &Path,
+) -> Result<(), Box<dyn Error>> {
     let root = canvas(path)?;
     let what = format!("{} round Gaussians, {decibels:.1} dB", splats.len());
     let area = titled(&root, "An image, painted with Gaussians whose number changes", &what)?;
     let panel = |number: i32| (SPACE / 2 + number * (PANEL + SPACE), TOP);
     let painted = splats.painted();
-    for (number, (name, pixels)) in [("the image", image), ("painted", &painted), ("and with what", &painted)].into_iter().enumerate() {
+    for (number, (name, pixels)) in
+        [("the image", image), ("painted", &painted), ("and with what", &painted)].into_iter().enumerate()
+    {
         let (x, y) = panel(number as i32);
         area.draw(&Text::new(name, (x, y - 45), ("sans-serif", 32).into_font().color(&INK)))?;
         draw(&area, pixels, (x, y))?;
@@ -38,7 +45,11 @@ pub(crate) fn paintings(image: &[f32], splats: &Splats, decibels: f32, path: &Pa
 }
 
 /// Draws each pixel as a square.
-fn draw(area: &DrawingArea<BitMapBackend<'_>, Shift>, pixels: &[f32], (left, top): (i32, i32)) -> Result<(), Box<dyn Error>> {
+fn draw(
+    area: &DrawingArea<BitMapBackend<'_>, Shift>,
+    pixels: &[f32],
+    (left, top): (i32, i32),
+) -> Result<(), Box<dyn Error>> {
     let size = PANEL / SIDE as i32;
     for (i, light) in pixels.iter().enumerate() {
         let (x, y) = (left + (i % SIDE) as i32 * size, top + (i / SIDE) as i32 * size);

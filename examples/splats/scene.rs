@@ -57,16 +57,18 @@ impl Splats {
     pub(crate) fn lend(&mut self) -> optimisers::Result<ParameterSlices<'_>> {
         let count = self.len();
         let Splats { means, radii, weights } = self;
-        ParameterSlices::new().with("splats.means", (count, 2), means)?.with("splats.radii", count, radii)?.with(
-            "splats.weights",
-            count,
-            weights,
-        )
+        ParameterSlices::new()
+            .with("splats.means", (count, 2), means)?
+            .with("splats.radii", count, radii)?
+            .with("splats.weights", count, weights)
     }
 
     pub(crate) fn show(&self) -> optimisers::Result<GradientSlices<'_>> {
         let Splats { means, radii, weights } = self;
-        GradientSlices::new().with("splats.means", means)?.with("splats.radii", radii)?.with("splats.weights", weights)
+        GradientSlices::new()
+            .with("splats.means", means)?
+            .with("splats.radii", radii)?
+            .with("splats.weights", weights)
     }
 
     /// The mean squared error against an image, and its gradients.

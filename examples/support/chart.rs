@@ -35,7 +35,12 @@ pub(crate) struct Curve {
 }
 
 /// Draws the curves one over the other; `y` is a range or the logarithmic scale of one.
-pub(crate) fn draw<Y>(area: &Area<'_>, axes: &Axes<'_>, y: Y, curves: Vec<Curve>) -> Result<(), Box<dyn Error>>
+pub(crate) fn draw<Y>(
+    area: &Area<'_>,
+    axes: &Axes<'_>,
+    y: Y,
+    curves: Vec<Curve>,
+) -> Result<(), Box<dyn Error>>
 where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
@@ -66,18 +71,24 @@ where
     if let Some(name) = axes.y_name {
         mesh.y_desc(name);
     }
-    mesh.x_desc(axes.x_name).label_style(("sans-serif", labels, &INK)).axis_desc_style(("sans-serif", names, &INK)).draw()?;
+    mesh.x_desc(axes.x_name)
+        .label_style(("sans-serif", labels, &INK))
+        .axis_desc_style(("sans-serif", names, &INK))
+        .draw()?;
 
     let has_legend = curves.iter().any(|curve| curve.label.is_some());
     for Curve { points, colour, width, discs: (from, radius), label } in curves {
         let stroke = colour.stroke_width(width);
         // Piece by piece: plotters gives the sharp corners of a thick line long spikes. Discs fill the gaps
         // between the pieces.
-        let series = chart.draw_series(points.windows(2).map(|piece| PathElement::new(piece.to_vec(), stroke)))?;
+        let series =
+            chart.draw_series(points.windows(2).map(|piece| PathElement::new(piece.to_vec(), stroke)))?;
         if let Some(label) = label {
             series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], stroke));
         }
-        chart.draw_series(points.into_iter().skip(from).map(|point| Circle::new(point, radius, colour.filled())))?;
+        chart.draw_series(
+            points.into_iter().skip(from).map(|point| Circle::new(point, radius, colour.filled())),
+        )?;
     }
     if has_legend {
         chart

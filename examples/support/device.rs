@@ -16,8 +16,12 @@ impl DeviceName {
     pub(crate) fn open(self) -> Result<Device, String> {
         match self {
             DeviceName::Cpu => Ok(Device::Cpu),
-            DeviceName::Cuda if !cfg!(feature = "cuda") => Err("this build knows no CUDA devices: build with --features cuda".to_string()),
-            DeviceName::Cuda => Device::new_cuda(0).map_err(|error| format!("no CUDA device can be used here: {error}")),
+            DeviceName::Cuda if !cfg!(feature = "cuda") => {
+                Err("this build knows no CUDA devices: build with --features cuda".to_string())
+            }
+            DeviceName::Cuda => {
+                Device::new_cuda(0).map_err(|error| format!("no CUDA device can be used here: {error}"))
+            }
         }
     }
 }

@@ -81,7 +81,8 @@ impl World {
     #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
     pub(crate) fn bytes_of_all(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, CommunicationError> {
         let lengths = self.of_all(own.len().to_le_bytes())?;
-        let mut all: Vec<Vec<u8>> = lengths.into_iter().map(|length| vec![0; usize::from_le_bytes(length)]).collect();
+        let mut all: Vec<Vec<u8>> =
+            lengths.into_iter().map(|length| vec![0; usize::from_le_bytes(length)]).collect();
         self.fill(own, &mut all)?;
         all[self.rank()] = own.to_vec();
         Ok(all)
@@ -117,7 +118,9 @@ pub(crate) fn on_each<P: Sync>(
     run: impl Fn(&P, World) -> Result<ExitCode, Box<dyn Error>> + Sync,
 ) -> ExitCode {
     let result = match ranks {
-        Ranks::Threads(count) => prepare(0, count).and_then(|prepared| on_threads(count, |world| run(&prepared, world))),
+        Ranks::Threads(count) => {
+            prepare(0, count).and_then(|prepared| on_threads(count, |world| run(&prepared, world)))
+        }
         #[cfg(feature = "mpi")]
         Ranks::Mpi => on_processes(prepare, run),
     };
@@ -129,11 +132,17 @@ pub(crate) fn on_each<P: Sync>(
 
 /// What the first rank returns. If any fails, what they say about it: those that wait for one that has left
 /// say so.
-fn on_threads(count: usize, run: impl Fn(World) -> Result<ExitCode, Box<dyn Error>> + Sync) -> Result<ExitCode, Box<dyn Error>> {
+fn on_threads(
+    count: usize,
+    run: impl Fn(World) -> Result<ExitCode, Box<dyn Error>> + Sync,
+) -> Result<ExitCode, Box<dyn Error>> {
     let run = |world| run(World::Threads(world)).map_err(|error| error.to_string());
     let results: Vec<Result<ExitCode, String>> = std::thread::scope(|scope| {
         let threads: Vec<_> = ranks(count).into_iter().map(|world| scope.spawn(|| run(world))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     });
     let (codes, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
     match all_said(errors.into_iter().filter_map(Result::err)) {

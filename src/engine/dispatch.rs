@@ -53,7 +53,8 @@ impl WorkByEngine {
                     routed.cpu.push(index);
                 }
                 Route::Tensors => routed.tensors.push(index),
-                Route::Device => match routed.devices.iter_mut().find(|(known, _)| known.same_device(device)) {
+                Route::Device => match routed.devices.iter_mut().find(|(known, _)| known.same_device(device))
+                {
                     Some((_, indices)) => indices.push(index),
                     None => routed.devices.push((device.clone(), vec![index])),
                 },
@@ -100,16 +101,19 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
 
 /// The totals of the elements' chunks: one transfer for all that is asked of one device.
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
-    let on_device = |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
+    let on_device =
+        |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
     answers(engine, requests, |request| request.view.job, on_device, reference::reduce, cpu::reduce)
 }
 
 /// The elements as tensors of the compute dtype.
 pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Result<Vec<Tensor>> {
     let open: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
-    let on_device = |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
+    let on_device =
+        |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
     let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
-    let mut made = answers(engine, &open, |view| view.job, on_device, reference::materialise, on_cpu)?.into_iter();
+    let mut made =
+        answers(engine, &open, |view| view.job, on_device, reference::materialise, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
         Some(tensor) => Ok(tensor.to_dtype(view.job.compute.into())?),
         None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
@@ -134,7 +138,9 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     empty.into_iter().try_for_each(Job::finish)?;
     let routed = WorkByEngine::new(engine, jobs.iter().map(|job| &**job));
     let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
-    let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> { indices.iter().filter_map(|&index| jobs[index].take()).collect() };
+    let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> {
+        indices.iter().filter_map(|&index| jobs[index].take()).collect()
+    };
     for (device, indices) in &routed.devices {
         let mut here = take(indices);
         let here = &mut here[..];
@@ -167,7 +173,11 @@ pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, window: Range<usize>
     let Some(parameter) = parameter.tensor() else { return set_lent_part(parameter, window.start, &part) };
     match parameter.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => Ok(super::cuda::upload(&rounded(&part, parameter.dtype())?.contiguous()?, parameter, window.start)?),
+        Device::Cuda(_) => Ok(super::cuda::upload(
+            &rounded(&part, parameter.dtype())?.contiguous()?,
+            parameter,
+            window.start,
+        )?),
         device if device.is_cpu() => Ok(set_part(parameter, window.start, &part)?),
         _ => Ok(set_part(parameter, window.start, &part.force_contiguous()?)?),
     }

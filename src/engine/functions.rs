@@ -3,7 +3,10 @@
 use smallvec::smallvec;
 
 use super::memory::{Buffer, UpdateTargets, WrittenStorages, unshared};
-use super::plan::{FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, check_gradient, kind_of};
+use super::plan::{
+    FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, check_gradient,
+    kind_of,
+};
 use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
@@ -30,7 +33,9 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
                 pass_over(jobs[job], step)?;
                 continue;
             }
-            let (Some(x), Some(dx)) = (inputs.next(), inputs.next()) else { return Err(jobs[job].broken("no inputs for a function")) };
+            let (Some(x), Some(dx)) = (inputs.next(), inputs.next()) else {
+                return Err(jobs[job].broken("no inputs for a function"));
+            };
             run_one(jobs[job], step, [x, dx], &written)?;
         }
     }
@@ -42,7 +47,8 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute.into(), job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
-        job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
+        job.steps[index] =
+            Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
     }
     Ok(())
 }
@@ -52,14 +58,23 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     let step = std::mem::replace(&mut job.steps[index], Step::Identity);
     let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
     let TensorStep { function, slots, .. } = *step;
-    let value = |slot: &Buffer| if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute.into()) } else { slot.tensor() };
-    let mut values = slots.iter().map(|(_, slot)| Ok(value(slot)?.detach())).collect::<crate::tensors::Result<Vec<_>>>()?;
+    let value = |slot: &Buffer| {
+        if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute.into()) } else { slot.tensor() }
+    };
+    let mut values = slots
+        .iter()
+        .map(|(_, slot)| Ok(value(slot)?.detach()))
+        .collect::<crate::tensors::Result<Vec<_>>>()?;
     // A graph that leads back to the parameter would keep everything that is computed.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if check_gradient(job.path, &x, &result).is_err() {
         return Err(Error::new(ErrorKind::Contract, "the function of its rule returned")
             .with_got(kind_of(result.dims(), result.dtype().into(), result.device()))
-            .with_expected(format_args!("F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter", x.shape(), x.device().location()))
+            .with_expected(format_args!(
+                "F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter",
+                x.shape(),
+                x.device().location()
+            ))
             .with_remedy("mend what the rule gives to `Gradient::with_tensors`")
             .at(job.path));
     }
@@ -77,8 +92,11 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     }
     // The function may hand back a parameter itself, which the commit writes.
     let own: OwnStorages = job.written().filter_map(|(_, lender)| lender.memory()).collect();
-    let of_function = |tensor: Tensor| unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path));
-    let (gradient, next) = (Lent::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);
+    let of_function = |tensor: Tensor| {
+        unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path))
+    };
+    let (gradient, next) =
+        (Lent::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);
     job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
     Ok(())
 }
@@ -95,7 +113,8 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     for mut jobs in batches(left, |job| job.length, FUNCTION_BATCH) {
         loop {
             let first = |job: &Job<'_>| job.steps.iter().position(|step| matches!(step, Step::Tensor(_)));
-            let next: Vec<_> = jobs.iter().enumerate().filter_map(|(index, job)| Some((index, first(job)?))).collect();
+            let next: Vec<_> =
+                jobs.iter().enumerate().filter_map(|(index, job)| Some((index, first(job)?))).collect();
             if next.is_empty() {
                 break;
             }
@@ -121,7 +140,12 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
 /// # Errors
 /// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device
 /// fails.
-pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
+pub(crate) fn elements<'a>(
+    engine: Engine,
+    x: &'a dyn Lend,
+    dx: Tensor,
+    steps: Vec<Step<'a>>,
+) -> Result<Tensor> {
     check_gradient("", x, &dx)?;
     let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };
     if job.length == 0 {
@@ -132,7 +156,11 @@ pub(crate) fn elements<'a>(engine: Engine, x: &'a dyn Lend, dx: Tensor, steps: V
 }
 
 /// Batches of neighbours with at most `elements` elements together; an item with more is alone.
-pub(super) fn batches<I>(items: impl IntoIterator<Item = I>, length: impl Fn(&I) -> usize, elements: usize) -> Vec<Vec<I>> {
+pub(super) fn batches<I>(
+    items: impl IntoIterator<Item = I>,
+    length: impl Fn(&I) -> usize,
+    elements: usize,
+) -> Vec<Vec<I>> {
     let mut batches: Vec<Vec<I>> = Vec::new();
     let mut total = 0;
     for item in items {

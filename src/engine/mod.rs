@@ -3,9 +3,9 @@
 //! Every leaf's rules plan first, and compute nothing. Then the norms and tensor functions that they asked
 //! for are evaluated, reading only. Last, parameters, state and counters are written, in one pass per leaf. A
 //! factor, a limit and a decay go into the loop of the step behind them, their prologue. If several loops are
-//! left, a block of 512 bytes of each array goes through all of them while it is in the first-level cache. One
-//! by itself, with all data in place, needs no blocks. Leaves below 65 536 elements are taken in rows,
-//! a thread for each row. All threads share a larger one. If all leaves together are small, they run on the
+//! left, a block of 512 bytes of each array goes through all of them while it is in the first-level cache.
+//! One by itself, with all data in place, needs no blocks. Leaves below 65 536 elements are taken in rows, a
+//! thread for each row. All threads share a larger one. If all leaves together are small, they run on the
 //! caller's thread.
 //!
 //! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the
@@ -26,7 +26,10 @@
 //! or the pool in which [`update`](crate::update) is called).
 
 #[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
-#[cfg_attr(not(all(feature = "printed", any(feature = "cuda", feature = "emulate"))), allow(dead_code, unused_imports))]
+#[cfg_attr(
+    not(all(feature = "printed", any(feature = "cuda", feature = "emulate"))),
+    allow(dead_code, unused_imports)
+)]
 mod codegen;
 mod commit;
 mod cpu;
@@ -49,7 +52,10 @@ mod reference;
 mod route;
 
 #[cfg(feature = "printed")]
-pub(crate) use codegen::{ArrayRole, BoundKernel, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, traced};
+pub(crate) use codegen::{
+    ArrayRole, BoundKernel, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code,
+    traced,
+};
 pub(crate) use commit::commit;
 pub(crate) use cpu::{for_all, to_bf16, to_f16};
 pub(crate) use dispatch::download;
@@ -57,14 +63,17 @@ pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on, rounded, rounded_to, set_lent,
-    set_lent_and, set_lent_part, set_part, set_tensor, split, storage_address, unshared,
+    Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on,
+    rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, set_tensor, split, storage_address,
+    unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
-    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite, Operand, Reduction, Sources, Step,
-    Steps, TensorStep, Term, TermOf, Then, check_gradient,
+    CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite,
+    Operand, Reduction, Sources, Step, Steps, TensorStep, Term, TermOf, Then, check_gradient,
 };
 pub use plan::{Norms, Resolved};
-pub(crate) use reduce::{Gather, GivenNorms, NormShare, ReduceOutcome, Verdict, joined_norms, reduce, reduce_with};
+pub(crate) use reduce::{
+    Gather, GivenNorms, NormShare, ReduceOutcome, Verdict, joined_norms, reduce, reduce_with,
+};
 pub use route::Engine;

@@ -82,11 +82,19 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
             devices.push(parameter.device().clone());
         }
     }
-    let pieces = jobs.iter_mut().enumerate().map(|(index, job)| pieces(engine, index, job)).collect::<Result<Vec<_>>>()?;
-    let length = |Travelling { piece, .. }: &Travelling<'_>| piece.window.as_ref().map_or(jobs[piece.job].length, Range::len);
+    let pieces = jobs
+        .iter_mut()
+        .enumerate()
+        .map(|(index, job)| pieces(engine, index, job))
+        .collect::<Result<Vec<_>>>()?;
+    let length = |Travelling { piece, .. }: &Travelling<'_>| {
+        piece.window.as_ref().map_or(jobs[piece.job].length, Range::len)
+    };
     let mut batches = functions::batches(pieces.into_iter().flatten(), length, BATCH);
     let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
-    let mut compute = |batch: Vec<Travelling<'a>>| commit_pieces(engine, &mut jobs, batch.into_iter().map(|travelling| travelling.piece));
+    let mut compute = |batch: Vec<Travelling<'a>>| {
+        commit_pieces(engine, &mut jobs, batch.into_iter().map(|travelling| travelling.piece))
+    };
     match &mut batches[..] {
         [] => Ok(()),
         [only] => {
@@ -122,7 +130,8 @@ fn overlapping<'a>(
                 }
             }
         });
-        let uploading = scope.spawn(move || up.into_iter().try_for_each(upload_all).and(synchronise(devices)));
+        let uploading =
+            scope.spawn(move || up.into_iter().try_for_each(upload_all).and(synchronise(devices)));
         // Each of the three stops when a channel's other end is gone.
         let outcome = arrived.into_iter().try_for_each(|downloaded| {
             let (batch, uploads) = downloaded.map_err(Stop::Failed)?;
@@ -153,7 +162,9 @@ fn download_batch<'a>(batch: &mut [Travelling<'a>]) -> Result<Vec<Upload<'a>>> {
 }
 
 fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
-    uploads.into_iter().try_for_each(|Upload { staging, parameter, window }| dispatch::upload(staging, parameter, window))
+    uploads
+        .into_iter()
+        .try_for_each(|Upload { staging, parameter, window }| dispatch::upload(staging, parameter, window))
 }
 
 /// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the
@@ -170,13 +181,19 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
     // Parts of gradients have to be neighbouring elements.
     let is_divided = length > BATCH && comes_in_pieces(engine, job) && job.sources.iter().all(is_contiguous);
     if !is_divided {
-        let piece = Piece { job: index, window: None, is_last: true, gradients: std::mem::take(&mut job.sources) };
+        let piece =
+            Piece { job: index, window: None, is_last: true, gradients: std::mem::take(&mut job.sources) };
         return Ok(vec![Travelling { piece, is_downloaded, upload: upload(0..length) }]);
     }
     let gradients = std::mem::take(&mut job.sources);
-    let gradients = gradients.iter().map(|gradient| Ok(gradient.to_tensor()?.detach().flatten_all()?)).collect::<Result<Vec<_>>>()?;
+    let gradients = gradients
+        .iter()
+        .map(|gradient| Ok(gradient.to_tensor()?.detach().flatten_all()?))
+        .collect::<Result<Vec<_>>>()?;
     let piece = |window: Range<usize>| {
-        let part = gradients.iter().map(|gradient| Ok(Lent::Tensor(gradient.narrow(0, window.start, window.len())?)));
+        let part = gradients
+            .iter()
+            .map(|gradient| Ok(Lent::Tensor(gradient.narrow(0, window.start, window.len())?)));
         let (gradients, upload) = (part.collect::<Result<_>>()?, upload(window.clone()));
         let piece = Piece { job: index, is_last: window.end == length, window: Some(window), gradients };
         Ok(Travelling { piece, is_downloaded, upload })

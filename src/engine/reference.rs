@@ -4,7 +4,9 @@ use candle_core::{DType, Device, Tensor};
 
 use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
 use super::memory::{Buffer, joined, on_host, rounded, scalar, set_lent, set_lent_and, split};
-use super::plan::{Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut};
+use super::plan::{
+    Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut,
+};
 use crate::error::Result;
 use crate::model::lent::Lent;
 use crate::numbers::value::{Binary, Comparison, Graph, Node, Unary};
@@ -18,15 +20,23 @@ struct StepResult {
 }
 
 /// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
-fn evaluate<'j>(x: &Tensor, sources: &[Lent<'_>], links: impl Iterator<Item = Link<'j>>) -> Result<StepResult> {
+fn evaluate<'j>(
+    x: &Tensor,
+    sources: &[Lent<'_>],
+    links: impl Iterator<Item = Link<'j>>,
+) -> Result<StepResult> {
     let dtype = x.dtype();
     // A vector stands for a gradient of the parameter's shape.
     let mut read = |source: &Lent<'_>| Ok(source.to_tensor()?.to_dtype(dtype)?.reshape(x.shape())?);
-    let sum = pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
+    let sum =
+        pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();
     for Link { kernel, slots: state } in links {
-        let before = state.iter().map(|(_, slot)| slot.tensor()?.to_dtype(dtype)).collect::<candle_core::Result<Vec<_>>>()?;
+        let before = state
+            .iter()
+            .map(|(_, slot)| slot.tensor()?.to_dtype(dtype))
+            .collect::<candle_core::Result<Vec<_>>>()?;
         let after;
         (dx, after) = run_kernel(kernel, x, &dx, &before)?;
         slots.extend(after);
@@ -35,7 +45,12 @@ fn evaluate<'j>(x: &Tensor, sources: &[Lent<'_>], links: impl Iterator<Item = Li
 }
 
 /// Runs one step over whole tensors.
-fn run_kernel(kernel: &dyn Kernel, x: &Tensor, dx: &Tensor, slots: &[Tensor]) -> candle_core::Result<(Tensor, Vec<Tensor>)> {
+fn run_kernel(
+    kernel: &dyn Kernel,
+    x: &Tensor,
+    dx: &Tensor,
+    slots: &[Tensor],
+) -> candle_core::Result<(Tensor, Vec<Tensor>)> {
     let graph = Graph::new();
     let (x_in, dx_in) = (graph.input(), graph.input());
     let mut slot_values: Vec<_> = slots.iter().map(|_| graph.input()).collect();
@@ -99,8 +114,8 @@ struct NextValues {
 
 /// Runs the job to its end: computes everything, and then writes it.
 ///
-/// The parameter comes first, as its owner may refuse, and everything else while it is lent: what its owner does
-/// afterwards comes too late.
+/// The parameter comes first, as its owner may refuse, and everything else while it is lent: what its owner
+/// does afterwards comes too late.
 pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     let NextValues { slots, x: next, rest } = next_values(job)?;
     let (parameter, follower) = match (&job.x, &job.epilogue) {
@@ -149,7 +164,8 @@ fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
                 let seen = stored.to_dtype(compute)?;
                 let lost = (carry - (&seen - x)?)?;
                 // An infinite sum has lost nothing that could be made up for.
-                let is_finite = seen.abs()?.broadcast_le(&scalar(largest(compute), compute, seen.device())?)?;
+                let is_finite =
+                    seen.abs()?.broadcast_le(&scalar(largest(compute), compute, seen.device())?)?;
                 (Some(stored), Some(is_finite.where_cond(&lost, &lost.zeros_like()?)?))
             }
         };
@@ -167,8 +183,12 @@ fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core:
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
     let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
     let rounded = match dtype {
-        DType::BF16 => Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?,
-        DType::F16 => Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?,
+        DType::BF16 => {
+            Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?
+        }
+        DType::F16 => {
+            Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?
+        }
         _ => next.clone(),
     };
     rounded.reshape(next.shape())

@@ -224,7 +224,10 @@ impl Error {
             return self;
         }
         let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("{remedy}; "));
-        self.with_remedy(format!("{remedy}this came up after {} had moved: take model and state from a checkpoint", joined(&moved)))
+        self.with_remedy(format!(
+            "{remedy}this came up after {} had moved: take model and state from a checkpoint",
+            joined(&moved)
+        ))
     }
 }
 

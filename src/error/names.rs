@@ -20,7 +20,11 @@ pub(crate) fn one_of(available: &[String]) -> String {
 
 /// Names in a sentence. The empty one, the path of a model that is a single variable, is in quotes.
 pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
-    names.iter().map(|name| if name.as_ref().is_empty() { "\"\"" } else { name.as_ref() }).collect::<Vec<_>>().join(", ")
+    names
+        .iter()
+        .map(|name| if name.as_ref().is_empty() { "\"\"" } else { name.as_ref() })
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// At most `LISTED` names, for messages that say what exists.
@@ -63,8 +67,10 @@ pub(crate) fn meant(name: &str, available: &[String]) -> String {
         let near = available.iter().map(|known| (edits(name, known), known.as_str()));
         near.min().filter(|(edits, _)| *edits <= (name.len() / 3).min(2)).map(|(_, known)| known)
     };
-    let found =
-        elsewhere.map(|(_, ours)| *ours).or_else(|| available.iter().map(String::as_str).find(|known| is_same(known))).or_else(nearest);
+    let found = elsewhere
+        .map(|(_, ours)| *ours)
+        .or_else(|| available.iter().map(String::as_str).find(|known| is_same(known)))
+        .or_else(nearest);
     found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
 }
 

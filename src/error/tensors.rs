@@ -21,7 +21,9 @@ impl Error {
 
     /// A tensor of another dtype. `expected` is in words.
     pub(crate) fn dtype(what: impl Display, got: impl Debug, expected: impl Display) -> Self {
-        Error::tensor(TensorProblem::Dtype, format!("{what} is")).with_got(format_args!("{got:?}")).with_expected(expected)
+        Error::tensor(TensorProblem::Dtype, format!("{what} is"))
+            .with_got(format_args!("{got:?}"))
+            .with_expected(expected)
     }
 
     /// A tensor on another device.
@@ -33,7 +35,10 @@ impl Error {
 
     /// A tensor with a number that is infinite or NaN.
     pub(crate) fn not_finite(what: impl Display, value: f64, element: usize) -> Self {
-        Error::tensor(TensorProblem::NotFinite, format!("{what} is")).with_got(value).at_element(element).with_expected("a finite number")
+        Error::tensor(TensorProblem::NotFinite, format!("{what} is"))
+            .with_got(value)
+            .at_element(element)
+            .with_expected("a finite number")
     }
 
     /// A tensor with a number that is infinite in the dtype in which it is to be stored.

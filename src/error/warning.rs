@@ -55,8 +55,8 @@ pub enum Warning {
         /// That number.
         value: f64,
     },
-    /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, as it is
-    /// damaged, of another format or unfinished. No state keeps it.
+    /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, as it
+    /// is damaged, of another format or unfinished. No state keeps it.
     PassedOver {
         /// The file.
         file: PathBuf,
@@ -143,8 +143,8 @@ pub enum Warning {
     },
     /// Ranks of an MPI job on one machine that have more threads together than cores.
     ///
-    /// They wait for each other, which can make a step ten times as long. The warning belongs to no state: one
-    /// rank of the machine logs it once in the life of the job.
+    /// They wait for each other, which can make a step ten times as long. The warning belongs to no state:
+    /// one rank of the machine logs it once in the life of the job.
     CoresShared {
         /// The ranks on the machine.
         ranks: usize,
@@ -220,18 +220,26 @@ impl fmt::Display for Warning {
         match self {
             Warning::WithoutGradient { missing, parameters, paths } => write!(
                 f,
-                "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. `StateTree::require_all` makes this an error; \
-                 `Selection::allow_missing` says that it is meant",
+                "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. \
+                 `StateTree::require_all` makes this an error; `Selection::allow_missing` says that it is \
+                 meant",
                 joined(paths),
                 advice(paths)
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
-                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element {index}. The file is whole, and refused when it is read: keep the one before, and skip such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the same"
+                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element \
+                 {index}. The file is whole, and refused when it is read: keep the one before, and skip \
+                 such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the \
+                 same"
             ),
             Warning::PassedOver { reason, .. } => write!(f, "passed over, {reason}"),
             Warning::NotSaved { reason, .. } => {
-                write!(f, "not saved, {reason}. `CheckpointSaver::wait` at the end of the program returns this as an error")
+                write!(
+                    f,
+                    "not saved, {reason}. `CheckpointSaver::wait` at the end of the program returns this as \
+                     an error"
+                )
             }
             Warning::LowPrecision { bf16, f16, paths } => {
                 let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
@@ -241,61 +249,71 @@ impl fmt::Display for Warning {
                 });
                 write!(
                     f,
-                    "{}, as they have no master: {}. `MixedPrecision::new(F32, ..)`, `Kahan` or `StochasticRounding` around the rule keeps such \
-                     steps; `Selection::allow_low_precision` says that it is meant",
+                    "{}, as they have no master: {}. `MixedPrecision::new(F32, ..)`, `Kahan` or \
+                     `StochasticRounding` around the rule keeps such steps; \
+                     `Selection::allow_low_precision` says that it is meant",
                     lost.collect::<Vec<_>>().join(", and "),
                     joined(paths)
                 )
             }
             Warning::WrongOrder { path, rule, faults } => {
-                write!(f, "the rules of {path:?}, {rule}, are in an order that cannot be meant: {}", faults.join("; "))
+                write!(
+                    f,
+                    "the rules of {path:?}, {rule}, are in an order that cannot be meant: {}",
+                    faults.join("; ")
+                )
             }
             Warning::ParameterNotFinite { path, index } => write!(
                 f,
-                "element {index} of {path:?} is infinite or NaN after an update: its gradient was, or the step was too large. Go on from a checkpoint; \
-                 `Update::finite_only` skips such a call, and a clipping rule refuses it, before anything is written"
+                "element {index} of {path:?} is infinite or NaN after an update: its gradient was, or the \
+                 step was too large. Go on from a checkpoint; `Update::finite_only` skips such a call, and \
+                 a clipping rule refuses it, before anything is written"
             ),
             Warning::WindowsGivenUp { path } => write!(
                 f,
-                "the gradients collected for {path:?} are not finite together, or too large to be squared, though each call's \
-                 are finite: no step, and all windows begin anew"
+                "the gradients collected for {path:?} are not finite together, or too large to be squared, \
+                 though each call's are finite: no step, and all windows begin anew"
             ),
             Warning::StepDropped { moved, parameters } => write!(
                 f,
-                "a step was dropped when {moved} of {parameters} parameters had moved: the others have missed it. Call `StreamedStep::finish`, or go \
-                 on from a checkpoint"
+                "a step was dropped when {moved} of {parameters} parameters had moved: the others have \
+                 missed it. Call `StreamedStep::finish`, or go on from a checkpoint"
             ),
             Warning::SlowEngine { reason } => {
                 write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
             }
             Warning::CoresShared { ranks, threads, cores } => write!(
                 f,
-                "{ranks} ranks on this machine have {threads} threads on {cores} cores and wait for each other: set \
-                 RAYON_NUM_THREADS to {} for each, or have `mpirun` bind each to cores of its own (`--bind-to core`)",
+                "{ranks} ranks on this machine have {threads} threads on {cores} cores and wait for each \
+                 other: set RAYON_NUM_THREADS to {} for each, or have `mpirun` bind each to cores of its \
+                 own (`--bind-to core`)",
                 (cores / ranks).max(1)
             ),
             Warning::ScheduleBegunAnew { path, field, before, now, steps } => write!(
                 f,
-                "a schedule begins anew where one has driven {field} before: that of {path:?} goes from {before} to {now}. \
-                 `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} steps); `adjust` {field} before `Scheduler::new` to say that it is meant"
+                "a schedule begins anew where one has driven {field} before: that of {path:?} goes from \
+                 {before} to {now}. `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} \
+                 steps); `adjust` {field} before `Scheduler::new` to say that it is meant"
             ),
             Warning::ScheduleMismatch { path, field, is_factor, found, expected, step, steps } => write!(
                 f,
-                "{}{field} of {path:?} is {found}, and its schedule gives {expected} in step {step}. Either the schedule or the step is another than before: \
-                 after a restore call `Scheduler::resume` with the schedule of the run and the number that its `Scheduler::steps` was (this state counts \
-                 {steps} steps); `adjust` {field} before it to say that it is meant",
+                "{}{field} of {path:?} is {found}, and its schedule gives {expected} in step {step}. Either \
+                 the schedule or the step is another than before: after a restore call `Scheduler::resume` \
+                 with the schedule of the run and the number that its `Scheduler::steps` was (this state \
+                 counts {steps} steps); `adjust` {field} before it to say that it is meant",
                 if *is_factor { "the factor of " } else { "" }
             ),
             Warning::ScheduleNotAdvanced { path, field, steps } => write!(
                 f,
-                "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: call \
-                 `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are epochs, which are longer), and \
-                 `Scheduler::resume` after a restore; `adjust` {field} to say that it stays"
+                "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: \
+                 call `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are \
+                 epochs, which are longer), and `Scheduler::resume` after a restore; `adjust` {field} to \
+                 say that it stays"
             ),
             Warning::ScheduleOver { path, field } => write!(
                 f,
-                "the schedule of {field} of {path:?} has ended at 0, so steps move nothing: end the training there, or give the schedule more \
-                 steps or an end above 0"
+                "the schedule of {field} of {path:?} has ended at 0, so steps move nothing: end the \
+                 training there, or give the schedule more steps or an end above 0"
             ),
         }
     }
@@ -373,9 +391,11 @@ impl Warnings {
         }
     }
 
-    /// Drops the warning about a schedule of these fields that the next update would have met: it is no fault.
+    /// Drops the warning about a schedule of these fields that the next update would have met: it is no
+    /// fault.
     pub(crate) fn dismiss(&mut self, is_field: impl Fn(&str) -> bool) {
-        if let Some(Warning::ScheduleBegunAnew { field, .. } | Warning::ScheduleMismatch { field, .. }) = &self.pending
+        if let Some(Warning::ScheduleBegunAnew { field, .. } | Warning::ScheduleMismatch { field, .. }) =
+            &self.pending
             && is_field(field)
         {
             self.pending = None;

@@ -71,13 +71,16 @@ impl Weights {
     /// If a file cannot be read or is not a whole safetensors file, or two files have a tensor of the same
     /// name.
     pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
-        let files: Arc<[File]> = files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
+        let files: Arc<[File]> =
+            files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
         let mut places = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
             for name in file.tensors.names() {
                 if let Some(other) = places.insert(name.clone(), i) {
-                    let problem = format!("it has the tensor {name:?}, which {} has too", files[other].path.display());
-                    let twice = Error::new(ErrorKind::File, problem).with_remedy("pass the parts of one model only");
+                    let problem =
+                        format!("it has the tensor {name:?}, which {} has too", files[other].path.display());
+                    let twice =
+                        Error::new(ErrorKind::File, problem).with_remedy("pass the parts of one model only");
                     return Err(twice.in_file(WEIGHTS, &file.path));
                 }
             }
@@ -111,7 +114,8 @@ impl Weights {
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
     /// number that is not finite, before or after rounding. Nothing changes then.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
-        let (values, unused) = self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
+        let (values, unused) =
+            self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
         for (variable, values) in values {
             set_lent(&*variable.x, &values)?;
         }
@@ -128,7 +132,11 @@ impl Weights {
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
             // A file has tied weights under one of their paths.
-            let name = variable.paths.iter().find(|path| self.places.contains_key(*path)).map_or(variable.path(), String::as_str);
+            let name = variable
+                .paths
+                .iter()
+                .find(|path| self.places.contains_key(*path))
+                .map_or(variable.path(), String::as_str);
             let value = read(name, &*variable.x)?;
             variable.paths.iter().for_each(|path| {
                 unused.remove(path.as_str());
@@ -156,12 +164,20 @@ impl Weights {
         }
         let found = entry.known_dtype();
         if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
-            let remedy = "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
+            let remedy =
+                "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
             return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
         }
-        match entry.non_finite(0..entry.elements(), dtype).map_err(read_error)?.filter(|_| !self.accept_non_finite) {
+        match entry
+            .non_finite(0..entry.elements(), dtype)
+            .map_err(read_error)?
+            .filter(|_| !self.accept_non_finite)
+        {
             Some((index, value)) if value.is_finite() => Err(Error::too_large(WHAT, value, index, dtype)
-                .with_remedy("give the parameter another dtype, or, to make it infinite, call `Weights::accepting_non_finite` first")),
+                .with_remedy(
+                    "give the parameter another dtype, or, to make it infinite, call \
+                     `Weights::accepting_non_finite` first",
+                )),
             Some((index, value)) => Err(Error::not_finite(WHAT, value, index)
                 .with_remedy("to take it over all the same call `Weights::accepting_non_finite` first")),
             None => Ok(()),
@@ -180,7 +196,9 @@ impl Weights {
                 _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
             };
             let missing = if names.is_empty() { missing } else { missing.with_expected(one_of(&names)) };
-            missing.at(name).with_remedy("pass a file of this model, or a model with the parameters that the file has")
+            missing
+                .at(name)
+                .with_remedy("pass a file of this model, or a model with the parameters that the file has")
         })
     }
 
@@ -192,7 +210,10 @@ impl Weights {
 impl WeightFiles for Weights {
     fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)> {
         let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
-        Ok((values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(), unused))
+        Ok((
+            values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(),
+            unused,
+        ))
     }
 
     fn accepts_non_finite(&self) -> bool {
@@ -208,7 +229,8 @@ impl<'v> From<&'v Weights> for MasterValues<'v> {
 
 impl File {
     fn read(path: &Path) -> Result<Self> {
-        let (tensors, _) = TensorFile::open(path).map_err(|source| open_error(source).in_file(WEIGHTS, path))?;
+        let (tensors, _) =
+            TensorFile::open(path).map_err(|source| open_error(source).in_file(WEIGHTS, path))?;
         Ok(File { path: path.to_path_buf(), tensors })
     }
 }

@@ -1,7 +1,10 @@
 //! [`Model`] for candle's variables and layers, and [`Gradients`] for what its backward pass returns.
 
 use candle_core::backprop::GradStore;
-use candle_nn::{BatchNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Embedding, LayerNorm, Linear, PReLU, RmsNorm, VarMap};
+use candle_nn::{
+    BatchNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Embedding, LayerNorm, Linear, PReLU,
+    RmsNorm, VarMap,
+};
 
 use super::gradients::Gradients;
 use super::lent::Lend;

@@ -34,8 +34,9 @@ use crate::tensors::Tensor;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no collection of gradients",
     label = "not gradients",
-    note = "pass what `loss.backward()?` returns, a map from paths to tensors, or a list of pairs: `&[(\"weight\", gradient)]`; \
-            for memory of your own, such as a `Vec<f32>`, write `GradientSlices`"
+    note = "pass what `loss.backward()?` returns, a map from paths to tensors, or a list of pairs: \
+            `&[(\"weight\", gradient)]`; for memory of your own, such as a `Vec<f32>`, write \
+            `GradientSlices`"
 )]
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
@@ -101,11 +102,16 @@ impl GradientLookUp for GradientMap<'_> {
 
 /// The error for two gradients with one path.
 pub(crate) fn duplicate_gradient(path: &str) -> Error {
-    Error::new(ErrorKind::Contract, "there are two gradients for it in the list").with_remedy("add them up, or leave one out").at(path)
+    Error::new(ErrorKind::Contract, "there are two gradients for it in the list")
+        .with_remedy("add them up, or leave one out")
+        .at(path)
 }
 
 /// Runs a function on gradients in the form in which an update looks them up.
-pub(crate) fn looked_up<G: Gradients + ?Sized, T>(grads: &G, run: impl FnOnce(&dyn GradientLookUp) -> Result<T>) -> Result<T> {
+pub(crate) fn looked_up<G: Gradients + ?Sized, T>(
+    grads: &G,
+    run: impl FnOnce(&dyn GradientLookUp) -> Result<T>,
+) -> Result<T> {
     match grads.indexed()? {
         Some(map) => run(&map),
         None => run(&grads),

@@ -10,7 +10,8 @@ pub(crate) mod slices;
 mod variables;
 
 pub(crate) use variables::{
-    CandleVariable, Identity, Variable, by_first_path, duplicate_path, empty_model, identity, in_path_order, of_candle,
+    CandleVariable, Identity, Variable, by_first_path, duplicate_path, empty_model, identity, in_path_order,
+    of_candle,
 };
 
 use lent::Lend;
@@ -31,12 +32,14 @@ use crate::tensors::{Tensor, Var};
 /// A struct needs one line, [`model!`](crate::model).
 ///
 /// In a list a path is a place: `0`, `1`, and so on. A checkpoint goes by paths, so the list needs the same
-/// order in each run. `VarMap::all_vars` has another one each time: pass the `VarMap` itself, which has names.
+/// order in each run. `VarMap::all_vars` has another one each time: pass the `VarMap` itself, which has
+/// names.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
     label = "not a model",
-    note = "for a struct write `optimisers::model!(Net {{ hidden, output }});` with its fields, or pass the `VarMap` that its variables came from; \
-            for memory of your own, such as a `Vec<f32>`, write `ParameterSlices`"
+    note = "for a struct write `optimisers::model!(Net {{ hidden, output }});` with its fields, or pass the \
+            `VarMap` that its variables came from; for memory of your own, such as a `Vec<f32>`, write \
+            `ParameterSlices`"
 )]
 pub trait Model {
     /// Shows every tensor to the visitor.

@@ -45,7 +45,8 @@ impl Patterns {
 
     /// Refuses a pattern that matches no path of these variables.
     pub(crate) fn check_matched(&self, variables: &[&Variable<'_>]) -> Result<()> {
-        let is_idle = |&pattern: &usize| !variables.iter().any(|variable| self.matches(pattern, &variable.paths));
+        let is_idle =
+            |&pattern: &usize| !variables.iter().any(|variable| self.matches(pattern, &variable.paths));
         let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
         Err(self.unmatched(idle, variables.iter().copied()))
     }
@@ -53,8 +54,11 @@ impl Patterns {
     /// The error that a pattern matches no path of these variables.
     fn unmatched<'v>(&self, pattern: usize, variables: impl Iterator<Item = &'v Variable<'v>>) -> Error {
         let available = listed(variables.map(Variable::path));
-        Error::new(ErrorKind::Configuration, format!("the pattern {:?} matches no parameter", self.texts[pattern]))
-            .with_expected(format_args!("one that matches {}", one_of(&available)))
+        Error::new(
+            ErrorKind::Configuration,
+            format!("the pattern {:?} matches no parameter", self.texts[pattern]),
+        )
+        .with_expected(format_args!("one that matches {}", one_of(&available)))
     }
 
     /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may
@@ -72,8 +76,10 @@ impl Patterns {
         if variables.is_empty() {
             return Err(empty_model());
         }
-        let chosen: Vec<Option<usize>> = variables.iter().map(|variable| self.first(&variable.paths)).collect();
-        let of_paths = variables.iter().flat_map(|variable| &variable.paths).filter_map(|path| self.first(&[path]));
+        let chosen: Vec<Option<usize>> =
+            variables.iter().map(|variable| self.first(&variable.paths)).collect();
+        let of_paths =
+            variables.iter().flat_map(|variable| &variable.paths).filter_map(|path| self.first(&[path]));
         let deciding: HashSet<usize> = of_paths.collect();
         if let Some(idle) = (0..self.texts.len()).find(|pattern| !deciding.contains(pattern)) {
             return Err(blame(Some(idle), self.idle(idle, variables, &chosen)));
@@ -90,14 +96,26 @@ impl Patterns {
 
     /// The pattern that contradicts `chosen`, if there is one: it decides otherwise for another path, and
     /// matches no path for which `chosen` decides.
-    fn contradiction(&self, chosen: usize, variable: &Variable<'_>, same: impl Fn(usize, usize) -> bool) -> Option<(usize, Error)> {
-        let firsts: Vec<_> = variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
+    fn contradiction(
+        &self,
+        chosen: usize,
+        variable: &Variable<'_>,
+        same: impl Fn(usize, usize) -> bool,
+    ) -> Option<(usize, Error)> {
+        let firsts: Vec<_> =
+            variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
         let own = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);
         let gives_way = |pattern: usize| own().any(|path| self.matches(pattern, &[path]));
-        let (other, pattern) = firsts.iter().find(|&&(_, first)| first != chosen && !gives_way(first) && !same(chosen, first))?;
+        let (other, pattern) = firsts
+            .iter()
+            .find(|&&(_, first)| first != chosen && !gives_way(first) && !same(chosen, first))?;
         let (chooses, chooses_too) = (&self.texts[chosen], &self.texts[*pattern]);
-        let problem = format!("it is tied to {other:?}, and the pattern {chooses:?} chooses for the one, {chooses_too:?} for the other");
-        let error = Error::new(ErrorKind::Configuration, problem).with_remedy("let both choose the same, or one match both paths");
+        let problem = format!(
+            "it is tied to {other:?}, and the pattern {chooses:?} chooses for the one, {chooses_too:?} for \
+             the other"
+        );
+        let error = Error::new(ErrorKind::Configuration, problem)
+            .with_remedy("let both choose the same, or one match both paths");
         Some((*pattern, error.at(own().next()?)))
     }
 
@@ -106,7 +124,10 @@ impl Patterns {
         match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
             Some((variable, Some(earlier))) => {
                 let (pattern, earlier, path) = (&self.texts[idle], &self.texts[*earlier], variable.path());
-                let problem = format!("the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} as well");
+                let problem = format!(
+                    "the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} \
+                     as well"
+                );
                 Error::new(ErrorKind::Configuration, problem).with_remedy("put the narrower pattern first")
             }
             _ => self.unmatched(idle, variables.iter()),

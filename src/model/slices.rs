@@ -79,12 +79,23 @@ impl<'a> ParameterSlices<'a> {
     ///
     /// # Errors
     /// If the slice has another number of elements than the shape, or the path is there already.
-    pub fn with(mut self, path: &'a str, shape: impl Into<Shape>, values: impl Into<MemoryMut<'a>>) -> Result<Self> {
+    pub fn with(
+        mut self,
+        path: &'a str,
+        shape: impl Into<Shape>,
+        values: impl Into<MemoryMut<'a>>,
+    ) -> Result<Self> {
         let (shape, values) = (shape.into(), values.into());
         let (expected, got) = (shape.elem_count(), values.len());
         if expected != got {
-            let error = Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice")).with_got(got);
-            let error = if expected == UNCOUNTED { error.with_expected("more than can be counted") } else { error.with_expected(expected) };
+            let error =
+                Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice"))
+                    .with_got(got);
+            let error = if expected == UNCOUNTED {
+                error.with_expected("more than can be counted")
+            } else {
+                error.with_expected(expected)
+            };
             return Err(error.with_remedy("pass its shape and all its elements").at(path));
         }
         if self.by_path.insert(path, self.slices.len()).is_some() {

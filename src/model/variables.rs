@@ -94,7 +94,10 @@ impl<'m, W: Fn(&Tensor) -> bool> See<'m> for ByPath<'m, W> {
 }
 
 /// All that a model lends, and its tensors that are wanted, each once, sorted by their first path.
-pub(crate) fn in_path_order<'m, M>(model: &'m M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<Variable<'m>>>
+pub(crate) fn in_path_order<'m, M>(
+    model: &'m M,
+    wanted: impl Fn(&Tensor) -> bool,
+) -> Result<Vec<Variable<'m>>>
 where
     M: Model + ?Sized,
 {
@@ -113,8 +116,8 @@ where
                 if !is_surely(&known.x, &x) {
                     let problem = format!("it is in one memory with {path:?}, and may be the same parameter");
                     return Err(Error::new(ErrorKind::Memory, problem).at(known.path()).with_remedy(
-                        "let `Lend::memory` and `Lend::offset` say where each begins (handles of one tensor at one offset, with one \
-                         shape and dtype; several tensors at others)",
+                        "let `Lend::memory` and `Lend::offset` say where each begins (handles of one tensor \
+                         at one offset, with one shape and dtype; several tensors at others)",
                     ));
                 }
                 known.paths.push(path);
@@ -130,7 +133,9 @@ where
 
 /// The error for two variables with one path.
 pub(crate) fn duplicate_path(path: &str) -> Error {
-    Error::new(ErrorKind::Model, "two variables of the model have this path").with_remedy("rename one").at(path)
+    Error::new(ErrorKind::Model, "two variables of the model have this path")
+        .with_remedy("rename one")
+        .at(path)
 }
 
 /// The error for a model in which nothing can be trained.
@@ -143,18 +148,29 @@ pub(crate) fn empty_model() -> Error {
 ///
 /// # Errors
 /// If the model lends other memory.
-pub(crate) fn of_candle<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<Vec<CandleVariable>> {
+pub(crate) fn of_candle<M: Model + ?Sized>(
+    model: &M,
+    wanted: impl Fn(&Tensor) -> bool,
+) -> Result<Vec<CandleVariable>> {
     let tensor = |Variable { paths, x }: Variable<'_>| match x {
         Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        x => Err(Error::new(ErrorKind::Unsupported, "this needs candle variables, and it is memory of another kind")
-            .with_remedy("make a model of `Var`s for this call")
-            .at(Variable { paths, x }.path())),
+        x => Err(Error::new(
+            ErrorKind::Unsupported,
+            "this needs candle variables, and it is memory of another kind",
+        )
+        .with_remedy("make a model of `Var`s for this call")
+        .at(Variable { paths, x }.path())),
     };
     in_path_order(model, wanted)?.into_iter().map(tensor).collect()
 }
 
 /// Those of [`of_candle`], each under the first of its paths.
-pub(crate) fn by_first_path<M: Model + ?Sized>(model: &M, wanted: impl Fn(&Tensor) -> bool) -> Result<BTreeMap<String, Tensor>> {
+pub(crate) fn by_first_path<M: Model + ?Sized>(
+    model: &M,
+    wanted: impl Fn(&Tensor) -> bool,
+) -> Result<BTreeMap<String, Tensor>> {
     let variables = of_candle(model, wanted)?.into_iter();
-    Ok(variables.filter_map(|CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor))).collect())
+    Ok(variables
+        .filter_map(|CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor)))
+        .collect())
 }

@@ -69,8 +69,10 @@ mod tests {
             assert_eq!((own == dtype, candle_core::DType::from(own)), (true, dtype));
             assert!(dtype == own, "{dtype:?}");
             assert_eq!(format!("{own:?} {own}"), format!("{dtype:?} {dtype:?}"));
-            let (expected, got) =
-                ((dtype.as_str(), dtype.size_in_bytes(), dtype.is_float()), (own.as_str(), own.size_in_bytes(), own.is_float()));
+            let (expected, got) = (
+                (dtype.as_str(), dtype.size_in_bytes(), dtype.is_float()),
+                (own.as_str(), own.size_in_bytes(), own.is_float()),
+            );
             assert_eq!(got, expected);
         }
         assert_eq!(size_of::<DType>(), 1);

@@ -68,7 +68,12 @@ pub(crate) const fn stored_bytes(numbers: usize) -> usize {
 impl Code {
     /// Encodes values as records: `read` makes a number of each.
     #[inline(always)]
-    pub(crate) fn encode<T>(self, values: &[T], read: impl Fn(&T) -> f32 + Copy, records: &mut [[u8; RECORD]]) {
+    pub(crate) fn encode<T>(
+        self,
+        values: &[T],
+        read: impl Fn(&T) -> f32 + Copy,
+        records: &mut [[u8; RECORD]],
+    ) {
         match self {
             Code::Signed => encode_all::<true, T>(values, read, records),
             Code::NonNegative => encode_all::<false, T>(values, read, records),
@@ -77,7 +82,13 @@ impl Code {
 
     /// Decodes the numbers of a record from `first` on: `make` makes a value of each.
     #[inline(always)]
-    pub(crate) fn decode<T>(self, record: &[u8; RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+    pub(crate) fn decode<T>(
+        self,
+        record: &[u8; RECORD],
+        first: usize,
+        values: &mut [T],
+        make: impl Fn(f32) -> T,
+    ) {
         match (self, first, <&mut [T; BLOCK]>::try_from(&mut *values).ok()) {
             (Code::Signed, 0, Some(block)) => decode::<true, T>(record, 0, block, make),
             (Code::NonNegative, 0, Some(block)) => decode::<false, T>(record, 0, block, make),
@@ -139,7 +150,11 @@ fn scale_of(record: &[u8; RECORD]) -> f32 {
 
 /// Blocks are encoded a few at a time, as each division waits for the end of a maximum.
 #[inline(always)]
-fn encode_all<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32 + Copy, records: &mut [[u8; RECORD]]) {
+fn encode_all<const SIGNED: bool, T>(
+    values: &[T],
+    read: impl Fn(&T) -> f32 + Copy,
+    records: &mut [[u8; RECORD]],
+) {
     let (blocks, rest) = values.as_chunks::<BLOCK>();
     let (full, last) = records.split_at_mut(blocks.len().min(records.len()));
     for (blocks, records) in blocks.chunks(TOGETHER).zip(full.chunks_mut(TOGETHER)) {
@@ -166,8 +181,15 @@ fn largest<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
 
 /// The record of values with this scale.
 #[inline(always)]
-fn encode<const SIGNED: bool, T>(values: &[T], scale: Option<BlockScale>, read: impl Fn(&T) -> f32 + Copy, record: &mut [u8; RECORD]) {
-    let (Some(BlockScale { unit, inverse }), Some((scale, codes))) = (scale, record.split_first_chunk_mut::<SCALE>()) else {
+fn encode<const SIGNED: bool, T>(
+    values: &[T],
+    scale: Option<BlockScale>,
+    read: impl Fn(&T) -> f32 + Copy,
+    record: &mut [u8; RECORD],
+) {
+    let (Some(BlockScale { unit, inverse }), Some((scale, codes))) =
+        (scale, record.split_first_chunk_mut::<SCALE>())
+    else {
         return encode_non_finite::<SIGNED, T>(values, read, record);
     };
     *scale = unit.to_le_bytes();
@@ -181,7 +203,8 @@ fn encode<const SIGNED: bool, T>(values: &[T], scale: Option<BlockScale>, read: 
 pub(crate) struct BlockScale {
     /// What is stored.
     pub(crate) unit: f32,
-    /// What numbers are multiplied by: slightly above the reciprocal, so that the largest of them is not below 1.
+    /// What numbers are multiplied by: slightly above the reciprocal, so that the largest of them is not
+    /// below 1.
     pub(crate) inverse: f32,
 }
 
@@ -203,7 +226,11 @@ impl BlockScale {
 
 /// [`encode`] for numbers among which one is infinite or NaN.
 #[cold]
-fn encode_non_finite<const SIGNED: bool, T>(values: &[T], read: impl Fn(&T) -> f32 + Copy, record: &mut [u8; RECORD]) {
+fn encode_non_finite<const SIGNED: bool, T>(
+    values: &[T],
+    read: impl Fn(&T) -> f32 + Copy,
+    record: &mut [u8; RECORD],
+) {
     let finite_or = |other: f32, number: f32| if number.is_finite() { number } else { other };
     // The smallest number stands for these: with a scale of 0, infinity would become NaN.
     let mut numbers = [f32::from_bits(1); BLOCK];
@@ -236,7 +263,12 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
 }
 
 #[inline(always)]
-fn decode<const SIGNED: bool, T>(record: &[u8; RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+fn decode<const SIGNED: bool, T>(
+    record: &[u8; RECORD],
+    first: usize,
+    values: &mut [T],
+    make: impl Fn(f32) -> T,
+) {
     let (scale, codes) = (scale_of(record), &record[SCALE + first..][..values.len()]);
     let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
     if has_non_finite(codes, sizes as u8) {
@@ -263,7 +295,11 @@ fn decode_non_finite<T>(codes: &[u8], scale: f32, sizes: u32, values: &mut [T], 
     for (value, code) in values.iter_mut().zip(codes) {
         let code = u32::from(*code);
         let (sign, size) = ((code & !sizes) << 24, code & sizes);
-        let bits = if size >= sizes - NAN { INFINITY | (sizes - size) << QUIET } else { (size | ONE & !sizes) << CUT };
+        let bits = if size >= sizes - NAN {
+            INFINITY | (sizes - size) << QUIET
+        } else {
+            (size | ONE & !sizes) << CUT
+        };
         let number = f32::from_bits(bits | sign) * scale;
         *value = make(if size == 0 { 0.0 } else { number });
     }
@@ -288,7 +324,9 @@ mod tests {
             record[..SCALE].copy_from_slice(&3.0f32.to_le_bytes());
             let mut all = Vec::new();
             let top = if code == Code::Signed { 0x78 } else { 0xf8 };
-            let is_one = |byte: &u8| if code == Code::Signed { byte & 0x7f <= top && *byte != 0x80 } else { *byte <= top };
+            let is_one = |byte: &u8| {
+                if code == Code::Signed { byte & 0x7f <= top && *byte != 0x80 } else { *byte <= top }
+            };
             for codes in (0..=255u8).filter(is_one).collect::<Vec<_>>().chunks(BLOCK / 2) {
                 // The scale is the largest size in its block, so each block has to have it.
                 record[SCALE..SCALE + codes.len()].copy_from_slice(codes);
@@ -299,7 +337,10 @@ mod tests {
                 all.extend(numbers[..codes.len()].iter().map(|number| number.to_bits()));
             }
             let numbers: Vec<f32> = all.iter().map(|bits| f32::from_bits(*bits)).collect();
-            assert!(numbers.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, -numbers[1]]), "{numbers:?}");
+            assert!(
+                numbers.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, -numbers[1]]),
+                "{numbers:?}"
+            );
             assert_eq!(numbers.iter().fold(0f32, |largest, size| largest.max(*size)), 3.0);
         }
     }
@@ -308,7 +349,11 @@ mod tests {
     fn what_is_not_finite_is_so_alone_in_its_block() {
         let finite: Vec<f32> = (0..3 * BLOCK).map(|i| (i as f32 - 200.0) * 0.37).collect();
         for code in CODES {
-            let finite: Vec<f32> = if code == Code::Signed { finite.clone() } else { finite.iter().map(|number| number.abs()).collect() };
+            let finite: Vec<f32> = if code == Code::Signed {
+                finite.clone()
+            } else {
+                finite.iter().map(|number| number.abs()).collect()
+            };
             for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 for (zeroed, place) in [(false, BLOCK + 5), (false, 3 * BLOCK - 1), (true, BLOCK)] {
                     let mut without = if zeroed { vec![0.0; finite.len()] } else { finite.clone() };
@@ -319,15 +364,25 @@ mod tests {
                     expected[place] = if bad.is_nan() || code == Code::Signed { bad } else { f32::INFINITY };
                     let records = code.records_of(&with);
                     let back = code.numbers_of(&records, with.len());
-                    let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-                    assert!(back.iter().zip(&expected).all(is_same), "{bad} at {place}: {:?}", &back[place..]);
+                    let is_same =
+                        |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                    assert!(
+                        back.iter().zip(&expected).all(is_same),
+                        "{bad} at {place}: {:?}",
+                        &back[place..]
+                    );
                     assert!(scales(&records).all(f32::is_finite));
-                    let found: Vec<_> = records.as_chunks().0.iter().map(|record| code.first_non_finite(record)).collect();
+                    let found: Vec<_> =
+                        records.as_chunks().0.iter().map(|record| code.first_non_finite(record)).collect();
                     let (block, in_block) = (place / BLOCK, place % BLOCK);
                     for (other, found) in found.into_iter().enumerate() {
                         let found = found.map(|(place, number)| (place, number.is_nan(), number > 0.0));
                         let is_positive = expected[place] > 0.0;
-                        assert_eq!(found, (other == block).then_some((in_block, bad.is_nan(), is_positive)), "{bad} at {place}");
+                        assert_eq!(
+                            found,
+                            (other == block).then_some((in_block, bad.is_nan(), is_positive)),
+                            "{bad} at {place}"
+                        );
                     }
                     // The same bytes again.
                     assert_eq!(records, code.records_of(&back), "{bad} at {place}");

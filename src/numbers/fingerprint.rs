@@ -33,7 +33,9 @@ impl Fingerprint {
     }
 
     fn each(self, bytes: &[u8]) -> Self {
-        Fingerprint(bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)))
+        Fingerprint(
+            bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)),
+        )
     }
 }
 
@@ -53,12 +55,17 @@ mod tests {
     #[test]
     fn is_fnv_1a() {
         let of = |text: &str| Fingerprint::new().each(text.as_bytes()).finish();
-        assert_eq!([of(""), of("a"), of("foobar")], [0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c, 0x8594_4171_f739_67e8]);
+        assert_eq!(
+            [of(""), of("a"), of("foobar")],
+            [0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c, 0x8594_4171_f739_67e8]
+        );
     }
 
     #[test]
     fn lists_of_texts_are_told_apart() {
-        let of = |texts: &[&str]| texts.iter().fold(Fingerprint::new(), |print, text| print.bytes(text.as_bytes())).finish();
+        let of = |texts: &[&str]| {
+            texts.iter().fold(Fingerprint::new(), |print, text| print.bytes(text.as_bytes())).finish()
+        };
         assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
         assert_ne!(of(&["", ""]), of(&[""]));
     }

@@ -78,7 +78,12 @@ pub(crate) fn beside(high: bf16, value: f32) -> i32 {
 
 /// [`split`] for at most a block of numbers: `read` makes a number of each value.
 #[inline(always)]
-pub(crate) fn split_block<T>(values: &[T], read: impl Fn(&T) -> f32, high: &mut [bf16], record: &mut [u8; LOW_RECORD]) {
+pub(crate) fn split_block<T>(
+    values: &[T],
+    read: impl Fn(&T) -> f32,
+    high: &mut [bf16],
+    record: &mut [u8; LOW_RECORD],
+) {
     let Some((halves, further)) = record.split_first_chunk_mut::<LOW_HALVES>() else { return };
     let mut any = 0;
     for ((value, high), half) in values.iter().zip(high).zip(halves.as_chunks_mut().0) {
@@ -104,7 +109,13 @@ fn set_further(further: &mut [u8], is_set: impl Iterator<Item = bool>) {
 
 /// [`joined`] for numbers of a record from `first` on: `make` makes a value of each.
 #[inline(always)]
-pub(crate) fn join_block<T>(high: &[bf16], record: &[u8; LOW_RECORD], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+pub(crate) fn join_block<T>(
+    high: &[bf16],
+    record: &[u8; LOW_RECORD],
+    first: usize,
+    values: &mut [T],
+    make: impl Fn(f32) -> T,
+) {
     let Some((halves, further)) = record.split_first_chunk::<LOW_HALVES>() else { return };
     let halves = &halves.as_chunks().0[first..];
     for ((value, high), half) in values.iter_mut().zip(high).zip(halves) {
@@ -122,7 +133,13 @@ fn is_set(further: &[u8], place: usize) -> bool {
 
 /// Joins the numbers whose further bit is set.
 #[cold]
-fn join_ties_above<T>(high: &[bf16], further: &[u8], first: usize, values: &mut [T], make: impl Fn(f32) -> T) {
+fn join_ties_above<T>(
+    high: &[bf16],
+    further: &[u8],
+    first: usize,
+    values: &mut [T],
+    make: impl Fn(f32) -> T,
+) {
     for (place, (value, high)) in (first..).zip(values.iter_mut().zip(high)) {
         if is_set(further, place) {
             *value = make(joined(*high, HALF_UNIT));
@@ -149,7 +166,8 @@ pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
     for (lows, record) in lows.chunks_mut(BLOCK).zip(records.as_chunks::<LOW_RECORD>().0) {
         let (halves, further) = record.split_at(LOW_HALVES);
         for (place, (low, half)) in lows.iter_mut().zip(halves.as_chunks().0).enumerate() {
-            *low = if is_set(further, place) { HALF_UNIT as f32 } else { f32::from(i16::from_le_bytes(*half)) };
+            *low =
+                if is_set(further, place) { HALF_UNIT as f32 } else { f32::from(i16::from_le_bytes(*half)) };
         }
     }
     lows
@@ -220,8 +238,18 @@ mod tests {
             assert_eq!(lows_of(&record, values.len()), lows);
             for first in [0, 1, 77] {
                 let mut back = vec![0.0; values.len() - first.min(values.len())];
-                join_block(&high[first.min(values.len())..], &record, first.min(values.len()), &mut back, |number| number);
-                assert!(back.iter().zip(&values[first.min(values.len())..]).all(|(back, value)| is_same(*back, *value)));
+                join_block(
+                    &high[first.min(values.len())..],
+                    &record,
+                    first.min(values.len()),
+                    &mut back,
+                    |number| number,
+                );
+                assert!(
+                    back.iter()
+                        .zip(&values[first.min(values.len())..])
+                        .all(|(back, value)| is_same(*back, *value))
+                );
             }
         }
     }
@@ -233,7 +261,11 @@ mod tests {
             let (high, low) = split(value);
             assert_eq!(beside(high, value), low, "{value:e}");
             let (high_24, low_24) = split_24(value);
-            assert_eq!(joined_24(high_24, beside_24(high_24, value)).to_bits(), joined_24(high_24, low_24).to_bits(), "{value:e}");
+            assert_eq!(
+                joined_24(high_24, beside_24(high_24, value)).to_bits(),
+                joined_24(high_24, low_24).to_bits(),
+                "{value:e}"
+            );
             for bits in [high.to_bits().wrapping_sub(1), high.to_bits() + 1] {
                 let (high, unit) = (bf16::from_bits(bits), 1 << 16);
                 let distance = i64::from(value.to_bits()) - (i64::from(bits) << 16);
@@ -241,7 +273,11 @@ mod tests {
                     assert_eq!(beside(high, value), 0, "{value:e} beside {high}");
                     continue;
                 }
-                assert_eq!(i64::from(beside(high, value)), distance.clamp(-unit / 2, unit / 2), "{value:e} beside {high}");
+                assert_eq!(
+                    i64::from(beside(high, value)),
+                    distance.clamp(-unit / 2, unit / 2),
+                    "{value:e} beside {high}"
+                );
             }
         }
     }
@@ -256,14 +292,20 @@ mod tests {
                 continue;
             }
             let unit = f64::from(value.abs()).log2().floor().max(-126.0).exp2() * 2f64.powi(-15);
-            assert!((f64::from(back) - f64::from(value)).abs() <= unit / 2.0 || back.is_infinite(), "{value:e} {back:e}");
+            assert!(
+                (f64::from(back) - f64::from(value)).abs() <= unit / 2.0 || back.is_infinite(),
+                "{value:e} {back:e}"
+            );
             assert_eq!(back.to_bits() & 0xff, 0, "{value:e} {back:e}");
             if back.is_infinite() {
                 continue;
             }
             let again = split_24(back);
             assert_eq!(joined_24(again.0, again.1).to_bits(), back.to_bits());
-            assert!((back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(), "the bf16 is the nearest to it");
+            assert!(
+                (back - high.to_f32()).abs() <= (back - bf16::from_f32(back).to_f32()).abs(),
+                "the bf16 is the nearest to it"
+            );
         }
     }
 }

@@ -6,7 +6,9 @@
 /// The path is hashed by FNV-1a (Fowler, Noll, Vo) and everything mixed by SplitMix64 (Steele, Lea, Flood
 /// 2014).
 pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
-    let named = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let named = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     let mixed = [step, named].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part));
     [mixed as u32, (mixed >> 32) as u32]
 }
@@ -67,11 +69,15 @@ mod tests {
         const COUNT: usize = 100_000;
         let key = random_key(7, 1, "a");
         let mean = |f: &dyn Fn(f64, f64) -> f64| {
-            (0..COUNT).map(|element| f(gaussian(key, element), gaussian(key, element + 1))).sum::<f64>() / COUNT as f64
+            (0..COUNT).map(|element| f(gaussian(key, element), gaussian(key, element + 1))).sum::<f64>()
+                / COUNT as f64
         };
-        for (got, expected) in
-            [(mean(&|z, _| z), 0.0), (mean(&|z, _| z * z), 1.0), (mean(&|z, _| z.powi(4)), 3.0), (mean(&|z, next| z * next), 0.0)]
-        {
+        for (got, expected) in [
+            (mean(&|z, _| z), 0.0),
+            (mean(&|z, _| z * z), 1.0),
+            (mean(&|z, _| z.powi(4)), 3.0),
+            (mean(&|z, next| z * next), 0.0),
+        ] {
             assert!((got - expected).abs() < 0.05, "{got} for {expected}");
         }
     }

@@ -60,7 +60,9 @@ mod tests {
     use super::*;
 
     fn samples() -> impl Iterator<Item = f32> {
-        (0..=u32::from(u16::MAX)).flat_map(|high| [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(high << 16 | low)))
+        (0..=u32::from(u16::MAX)).flat_map(|high| {
+            [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(high << 16 | low))
+        })
     }
 
     #[test]
@@ -81,7 +83,10 @@ mod tests {
             }
         }
         for value in [f32::INFINITY, f32::NEG_INFINITY] {
-            assert_eq!((stochastic_bf16(value, u32::MAX).to_f32(), stochastic_f16(value, u32::MAX).to_f32()), (value, value));
+            assert_eq!(
+                (stochastic_bf16(value, u32::MAX).to_f32(), stochastic_f16(value, u32::MAX).to_f32()),
+                (value, value)
+            );
         }
         assert!(stochastic_bf16(f32::NAN, u32::MAX).is_nan() && stochastic_f16(f32::NAN, u32::MAX).is_nan());
     }
@@ -92,13 +97,18 @@ mod tests {
     fn stochastic_rounding_is_exact_in_the_mean() {
         for value in [1.0 + 3e-4, -0.1, 1e-3, 3e-6, -4.1e-8, 65000.3f32] {
             let mean = |round: &dyn Fn(u32) -> f64, bits: u32| {
-                (0..1u32 << bits).map(|random| round(random << (32 - bits))).sum::<f64>() / f64::from(1u32 << bits)
+                (0..1u32 << bits).map(|random| round(random << (32 - bits))).sum::<f64>()
+                    / f64::from(1u32 << bits)
             };
             let brain = mean(&|random| stochastic_bf16(value, random).to_f64(), 16);
-            assert!((brain - f64::from(value)).abs() <= f64::from(value.abs()) * 2f64.powi(-22), "{value:e} {brain:e}");
+            assert!(
+                (brain - f64::from(value)).abs() <= f64::from(value.abs()) * 2f64.powi(-22),
+                "{value:e} {brain:e}"
+            );
             let half = mean(&|random| stochastic_f16(value, random).to_f64(), 13);
             assert!(
-                (half - f64::from(value)).abs() <= (f64::from(value.abs()) * 2f64.powi(-20)).max(2f64.powi(-24 - 10)),
+                (half - f64::from(value)).abs()
+                    <= (f64::from(value.abs()) * 2f64.powi(-20)).max(2f64.powi(-24 - 10)),
                 "{value:e} {half:e}"
             );
         }

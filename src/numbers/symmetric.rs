@@ -41,7 +41,8 @@ fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>)
     let mut off = vec![0.0; n];
     let mut reflectors = Vec::with_capacity(n);
     for k in 0..n.saturating_sub(1) {
-        let (reflector, alpha) = Reflector::of(matrix.chunks_exact(n).skip(k + 1).map(|row| row[k]).collect());
+        let (reflector, alpha) =
+            Reflector::of(matrix.chunks_exact(n).skip(k + 1).map(|row| row[k]).collect());
         reflector.apply_to_both_sides(&mut matrix, n);
         off[k] = alpha;
         reflectors.push(reflector);
@@ -54,7 +55,8 @@ fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>)
 /// Brings the off-diagonal at `l` to zero, so that an eigenvalue stands there.
 fn isolate(l: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
     for _ in 0..MOST_STEPS {
-        let end = (l..diagonal.len() - 1).find(|&m| off[m].abs() <= f64::EPSILON).unwrap_or(diagonal.len() - 1);
+        let end =
+            (l..diagonal.len() - 1).find(|&m| off[m].abs() <= f64::EPSILON).unwrap_or(diagonal.len() - 1);
         if end == l {
             return;
         }
@@ -119,7 +121,9 @@ mod tests {
 
     /// The largest number in A·Aᵀ - I, where rows of `rows` are those of A.
     fn not_orthogonal(rows: &[f64], n: usize) -> f64 {
-        let dot = |i: usize, j: usize| rows[i * n..(i + 1) * n].iter().zip(&rows[j * n..(j + 1) * n]).map(|(x, y)| x * y).sum::<f64>();
+        let dot = |i: usize, j: usize| {
+            rows[i * n..(i + 1) * n].iter().zip(&rows[j * n..(j + 1) * n]).map(|(x, y)| x * y).sum::<f64>()
+        };
         (0..n * n).map(|at| (dot(at / n, at % n) - f64::from(at % (n + 1) == 0)).abs()).fold(0.0, f64::max)
     }
 
@@ -142,13 +146,20 @@ mod tests {
                                 assert!(eigen(matrix, n).is_none(), "{what}");
                                 continue;
                             }
-                            assert!(not_orthogonal(&transposed(&orthonormal(matrix.clone(), n), n), n) < 1e-13, "{what}");
-                            let Eigen { values, vectors } = eigen(matrix.clone(), n).expect("a finite matrix");
+                            assert!(
+                                not_orthogonal(&transposed(&orthonormal(matrix.clone(), n), n), n) < 1e-13,
+                                "{what}"
+                            );
+                            let Eigen { values, vectors } =
+                                eigen(matrix.clone(), n).expect("a finite matrix");
                             assert!(not_orthogonal(&vectors, n) < 1e-13, "{what}");
                             assert!(values.is_sorted_by(|a, b| a >= b), "{what}");
-                            let largest = matrix.iter().fold(f64::MIN_POSITIVE, |largest, x| largest.max(x.abs()));
+                            let largest =
+                                matrix.iter().fold(f64::MIN_POSITIVE, |largest, x| largest.max(x.abs()));
                             for (at, expected) in matrix.iter().enumerate() {
-                                let part = |k: usize| values[k] / largest * vectors[k * n + at / n] * vectors[k * n + at % n];
+                                let part = |k: usize| {
+                                    values[k] / largest * vectors[k * n + at / n] * vectors[k * n + at % n]
+                                };
                                 let error = (0..n).map(part).sum::<f64>() - expected / largest;
                                 assert!(error.abs() < 1e-12, "{what}: {error:e}");
                             }

@@ -26,7 +26,9 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         let values = tensor.tensor()?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
             _ if !is_like_parameter => None,
-            [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => Some(BufferStart::Number(first)),
+            [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => {
+                Some(BufferStart::Number(first))
+            }
             _ if values == of_parameter => Some(BufferStart::Parameter),
             _ => None,
         };
@@ -40,19 +42,28 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         let undescribed = || {
             let rule = optimiser.name();
             let problem = format!(
-                "{rule}: the state tensor {name:?} starts as neither one number nor the parameter, so no buffer can be described for it"
+                "{rule}: the state tensor {name:?} starts as neither one number nor the parameter, so no \
+                 buffer can be described for it"
             );
             Error::new(ErrorKind::Unsupported, problem).with_remedy("take another rule, or `update`")
         };
         let start = start.ok_or_else(undescribed)?;
         Ok(StateBuffer { role, format, start })
     };
-    state.tensors().into_iter().filter(|(_, tensor)| tensor.buffer.is_kept()).enumerate().map(describe).collect()
+    state
+        .tensors()
+        .into_iter()
+        .filter(|(_, tensor)| tensor.buffer.is_kept())
+        .enumerate()
+        .map(describe)
+        .collect()
 }
 
 /// The full names of slots, by their addresses.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
     let is_slot = |tensor: StateTensor<'_>| !tensor.is_master && tensor.buffer.is_kept();
-    let place = |(name, tensor): (String, StateTensor<'_>)| is_slot(tensor).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name));
+    let place = |(name, tensor): (String, StateTensor<'_>)| {
+        is_slot(tensor).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name))
+    };
     state.tensors().into_iter().filter_map(place).collect()
 }

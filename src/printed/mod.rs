@@ -33,15 +33,27 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 /// - A step of an element depends on other elements
 ///   ([`ErrorKind::Unsupported`]).
 /// - A hyper-parameter is out of range, or a dtype is any other.
-pub fn printed<O: Optimiser>(optimiser: O, parameter: impl Into<DType>, gradient: impl Into<DType>) -> Result<Printed> {
+pub fn printed<O: Optimiser>(
+    optimiser: O,
+    parameter: impl Into<DType>,
+    gradient: impl Into<DType>,
+) -> Result<Printed> {
     let (parameter, gradient) = (parameter.into(), gradient.into());
     check_dtypes(parameter, gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
     check_elementwise(&optimiser, &x)?;
     let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
-    let mut printed =
-        Printed { optimiser: Box::new(optimiser), path: String::new(), x, gradient, state, buffers, calls: 0, known: Vec::new() };
+    let mut printed = Printed {
+        optimiser: Box::new(optimiser),
+        path: String::new(),
+        x,
+        gradient,
+        state,
+        buffers,
+        calls: 0,
+        known: Vec::new(),
+    };
     printed.plan(false)?;
     Ok(printed)
 }
@@ -170,18 +182,26 @@ impl Printed {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
         let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls);
-        let Planned { mut job, progress, windows } = optimiser.plan(state, Target { path, x, extent: None }, dx)?;
+        let Planned { mut job, progress, windows } =
+            optimiser.plan(state, Target { path, x, extent: None }, dx)?;
         job.check(x, &|| optimiser.name())?;
         check_arithmetic(&**optimiser, &job)?;
         let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
-        let key = if let Epilogue::Stochastic([low, high]) = job.epilogue { u64::from(high) << 32 | u64::from(low) } else { 0 };
+        let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
+            u64::from(high) << 32 | u64::from(low)
+        } else {
+            0
+        };
         let slots = slots(&job, &places);
         let BoundKernel { kernel, scalars } = traced(&mut job).ok_or_else(nothing)?;
-        let index = known.iter().position(|known| known.traced == kernel && known.slots == slots).unwrap_or_else(|| {
-            let (printed, scalars) = text::kernel(&kernel, &on, &slots);
-            known.push(KnownKernel { traced: kernel, slots, scalars, kernel: Arc::new(printed) });
-            known.len() - 1
-        });
+        let index = known
+            .iter()
+            .position(|known| known.traced == kernel && known.slots == slots)
+            .unwrap_or_else(|| {
+                let (printed, scalars) = text::kernel(&kernel, &on, &slots);
+                known.push(KnownKernel { traced: kernel, slots, scalars, kernel: Arc::new(printed) });
+                known.len() - 1
+            });
         if is_taken {
             job.finish()?;
             *calls = if windows.open { *calls + 1 } else { 0 };

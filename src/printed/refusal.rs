@@ -8,11 +8,16 @@ use crate::numbers::{DType, is_supported};
 use crate::rule::{Kind, MemberDescription, Optimiser, choose};
 use crate::rules::catalogue;
 
-const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's place, whose `alpha` is adjusted before each step; else take an elementwise rule, or `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
+const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's \
+                      place, whose `alpha` is adjusted before each step; else take an elementwise rule, or \
+                      `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
 
 /// Refuses dtypes that no kernel reads.
 pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
-    match [("parameter", parameter), ("gradient", gradient)].into_iter().find(|(_, dtype)| !is_supported(*dtype)) {
+    match [("parameter", parameter), ("gradient", gradient)]
+        .into_iter()
+        .find(|(_, dtype)| !is_supported(*dtype))
+    {
         None => Ok(()),
         Some((what, dtype)) => Err(Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
             .with_got(format_args!("{dtype:?}"))
@@ -29,10 +34,16 @@ pub(super) fn check_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result
         Kind::Elementwise => {}
     }
     if optimiser.storage().offloaded {
-        return refused("two devices", "print the optimiser inside of `Offload`, and move the buffers yourself");
+        return refused(
+            "two devices",
+            "print the optimiser inside of `Offload`, and move the buffers yourself",
+        );
     }
     if choose(&mut *dyn_clone::clone_box(optimiser), &[String::new()], x.into()) {
-        return refused("a choice by the parameter's path and shape", "print each of the rules that it chooses from");
+        return refused(
+            "a choice by the parameter's path and shape",
+            "print each of the rules that it chooses from",
+        );
     }
     Ok(())
 }
@@ -51,15 +62,21 @@ pub(super) fn check_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Resu
 /// The error that a step of an element depends on more than that element.
 fn not_elementwise(optimiser: &dyn Optimiser, needs: &str, remedy: &'static str) -> Error {
     let rule = at_fault(optimiser);
-    let problem = format!("{rule} needs {needs}, which is no part of one kernel over the elements of a parameter");
+    let problem =
+        format!("{rule} needs {needs}, which is no part of one kernel over the elements of a parameter");
     Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy)
 }
 
 /// The rules that are not elementwise, if they can be told apart; else the whole optimiser.
 fn at_fault(optimiser: &dyn Optimiser) -> String {
     let listed = catalogue();
-    let is_other = |name: &&str| listed.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise);
-    let names: Vec<&str> =
-        MemberDescription::all(&mut *dyn_clone::clone_box(optimiser)).iter().map(|member| member.kind).filter(is_other).collect();
+    let is_other = |name: &&str| {
+        listed.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise)
+    };
+    let names: Vec<&str> = MemberDescription::all(&mut *dyn_clone::clone_box(optimiser))
+        .iter()
+        .map(|member| member.kind)
+        .filter(is_other)
+        .collect();
     if names.is_empty() { optimiser.name() } else { names.join(", ") }
 }

@@ -33,7 +33,11 @@ pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) ->
 
 /// The arguments of the function: the fields of a row, except those that it computes itself.
 fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declaration> {
-    let new = |argument, kind: &str, name: &str| Declaration { argument, kind: kind.to_string(), name: name.to_string() };
+    let new = |argument, kind: &str, name: &str| Declaration {
+        argument,
+        kind: kind.to_string(),
+        name: name.to_string(),
+    };
     let mut all = Vec::new();
     for field in &layout.fields {
         match field {
@@ -42,11 +46,20 @@ fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declara
             RowField::Pointer(pointer) => {
                 let format = if pointer.code.is_some() { SlotFormat::Q8 } else { pointer.dtype.into() };
                 let role = role(layout, pointer.to, x, slots);
-                let array = KernelArray { name: pointer.name.clone(), role, format, reads: pointer.reads, writes: pointer.writes };
+                let array = KernelArray {
+                    name: pointer.name.clone(),
+                    role,
+                    format,
+                    reads: pointer.reads,
+                    writes: pointer.writes,
+                };
                 all.push(new(KernelArgument::Array(array), &pointer.c_type(), &pointer.name));
             }
             RowField::Scalars => {
-                all.extend((0..layout.scalars.len()).map(|index| new(KernelArgument::Scalar(index), "real", &format!("k{index}"))));
+                all.extend(
+                    (0..layout.scalars.len())
+                        .map(|index| new(KernelArgument::Scalar(index), "real", &format!("k{index}"))),
+                );
             }
             // The other fields belong to reductions.
             RowField::Aligned | RowField::Chunk | RowField::Power | RowField::Unit => {}
@@ -65,7 +78,8 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
             ArrayRole::Gradient => BufferRole::Gradient,
             ArrayRole::Compensation => BufferRole::Compensation,
             ArrayRole::Slot(name) => {
-                let before = arrays[..index].iter().filter(|array| matches!(array.role, ArrayRole::Slot(_))).count();
+                let before =
+                    arrays[..index].iter().filter(|array| matches!(array.role, ArrayRole::Slot(_))).count();
                 BufferRole::Slot(slots.get(before).map_or(name, |name| name).to_string())
             }
         },
@@ -74,9 +88,12 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
 
 /// The function that a launch calls: it fills the row of the leaf.
 fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
-    let parameters: Vec<String> = declared.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
-    let odd: Vec<String> =
-        layout.pointers().map(|pointer| format!("(u64){} % ({} * LANES)", pointer.name, pointer.dtype.size_in_bytes())).collect();
+    let parameters: Vec<String> =
+        declared.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
+    let odd: Vec<String> = layout
+        .pointers()
+        .map(|pointer| format!("(u64){} % ({} * LANES)", pointer.name, pointer.dtype.size_in_bytes()))
+        .collect();
     let of_field = |field: &RowField| match field {
         RowField::Aligned => "aligned".to_string(),
         RowField::Key => "key".to_string(),
@@ -90,8 +107,8 @@ fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
     let row: Vec<String> = layout.fields.iter().map(of_field).collect();
     format!(
         "extern \"C\" __global__ void __launch_bounds__(THREADS) {ENTRY}({}) {{\n    \
-         const u64 aligned = ({}) == 0;\n    const Leaf leaf = {{ {} }};\n    const u64 start = (u64)blockIdx.x * CHUNK;\n    \
-         if (start < length) run_block(leaf, start);\n}}\n",
+         const u64 aligned = ({}) == 0;\n    const Leaf leaf = {{ {} }};\n    \
+         const u64 start = (u64)blockIdx.x * CHUNK;\n    if (start < length) run_block(leaf, start);\n}}\n",
         parameters.join(", "),
         odd.join(" | "),
         row.join(", ")
@@ -101,12 +118,23 @@ fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
 /// The whole source for the host.
 fn host(body: &str, declared: &[Declaration]) -> String {
     let waits = if body.contains("__syncthreads()") { "#define WAITS\n" } else { "" };
-    let values: Vec<String> =
-        declared.iter().enumerate().map(|(index, Declaration { kind, .. })| format!("*({kind}*)values_now[{index}]")).collect();
+    let values: Vec<String> = declared
+        .iter()
+        .enumerate()
+        .map(|(index, Declaration { kind, .. })| format!("*({kind}*)values_now[{index}]"))
+        .collect();
     let launch = format!(
         "\nstatic thread_local void** values_now;\n\nstatic void run_thread() {{ {ENTRY}({}); }}\n\n\
-         extern \"C\" void launch(unsigned int blocks, void** values) {{\n    values_now = values;\n    run_blocks(blocks);\n}}\n",
+         extern \"C\" void launch(unsigned int blocks, void** values) {{\n    \
+         values_now = values;\n    run_blocks(blocks);\n}}\n",
         values.join(", ")
     );
-    [waits, include_str!("../engine/emulation/shim.hpp"), body, include_str!("../engine/emulation/shim_end.hpp"), &launch].concat()
+    [
+        waits,
+        include_str!("../engine/emulation/shim.hpp"),
+        body,
+        include_str!("../engine/emulation/shim_end.hpp"),
+        &launch,
+    ]
+    .concat()
 }

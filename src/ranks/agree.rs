@@ -52,8 +52,9 @@ impl StateWorld {
     pub(crate) fn check_device(&self, path: &str, device: &Device) -> Result<()> {
         match self.communicator.device().filter(|expected| !expected.same_device(device)) {
             Some(expected) => {
-                let remedy = "the transport moves tensors of no other device: make the model on a clone of the transport's device (each \
-                    `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
+                let remedy = "the transport moves tensors of no other device: make the model on a clone of \
+                              the transport's device (each `Device::new_cuda` is a device of its own), or \
+                              divide it over a transport for the host, such as MPI or `ranks`";
                 Err(Error::device("it", device, expected).at(path).with_remedy(remedy))
             }
             None => Ok(()),
@@ -76,7 +77,8 @@ impl StateWorld {
         };
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         let Pace { state, agreements } = *pace;
-        let openings = self.open(Opening::new(call, [state, agreements, refusal.is_some().into(), bytes.len() as u64]))?;
+        let openings =
+            self.open(Opening::new(call, [state, agreements, refusal.is_some().into(), bytes.len() as u64]))?;
         in_step(&openings).inspect_err(|_| pace.catch_up(&openings))?;
         *pace = Pace { state: openings[0].state, agreements: agreements + 1 };
         let said = self.tell(bytes, |rank| openings[rank].length as usize)?;
@@ -98,17 +100,23 @@ impl StateWorld {
             Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
             Err(error) => match self.agree(call, Err(error)) {
                 Err(error) => Err(error),
-                Ok(_) => Err(Error::other("this rank refused, and the call went on; this is a defect of the library")),
+                Ok(_) => Err(Error::other(
+                    "this rank refused, and the call went on; this is a defect of the library",
+                )),
             },
         }
     }
 
-    /// The value with the bytes of all ranks, in rank order, if none refuses. Without a world they are the own
-    /// bytes.
+    /// The value with the bytes of all ranks, in rank order, if none refuses. Without a world they are the
+    /// own bytes.
     ///
     /// # Errors
     /// As [`StateWorld::agree`].
-    pub(crate) fn all_agree<T>(world: Option<&StateWorld>, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+    pub(crate) fn all_agree<T>(
+        world: Option<&StateWorld>,
+        call: Call,
+        own: Result<(T, Vec<u8>)>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
         match world {
             Some(world) => world.agree_with(call, own),
             None => own.map(|(value, bytes)| (value, vec![bytes])),
@@ -135,7 +143,8 @@ impl StateWorld {
     /// The bytes of all ranks; all know their lengths. If all are 0, nothing is sent.
     fn tell(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
-        let mut all: Vec<Vec<u8>> = (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
+        let mut all: Vec<Vec<u8>> =
+            (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
         let mut from: Vec<Vec<&mut [u8]>> = all.iter_mut().map(|bytes| not_empty([&mut bytes[..]])).collect();
         let to = not_empty([&own[..]]);
         if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
@@ -152,7 +161,8 @@ impl Pace {
     fn catch_up(&mut self, openings: &[Opening]) {
         // Before its first agreement a state has no name that others know.
         if self.agreements > 0 {
-            let same = openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
+            let same =
+                openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
             self.agreements = same.map(|opening| opening.agreements).max().unwrap_or(self.agreements);
         }
     }
@@ -205,13 +215,15 @@ mod tests {
         world.gather(&[bytes], &mut from)
     }
 
-    const ADVICE: &str = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
+    const ADVICE: &str =
+        "make the same calls in the same order on all ranks: look for a call that only some of them reach";
 
     #[test]
     fn every_rank_gets_the_bytes_of_all() {
         let all = together(3, |own| {
             let world = world(&own);
-            let say = |length: usize| world.agree(Call::Update, Ok(vec![world.rank() as u8; length])).unwrap();
+            let say =
+                |length: usize| world.agree(Call::Update, Ok(vec![world.rank() as u8; length])).unwrap();
             [say(4), say(world.rank()), say(0)]
         });
         for said in all {
@@ -227,7 +239,11 @@ mod tests {
             let world = world(&own);
             let refused_by = |ranks: &[usize]| {
                 let refuses = ranks.contains(&own.rank());
-                let own = if refuses { Err(Error::other(format!("no, says {}", own.rank()))) } else { Ok(vec![1; 9]) };
+                let own = if refuses {
+                    Err(Error::other(format!("no, says {}", own.rank())))
+                } else {
+                    Ok(vec![1; 9])
+                };
                 world.agree(Call::Update, own)
             };
             let error = refused_by(&[2]).unwrap_err();
@@ -251,9 +267,16 @@ mod tests {
         let all = together(3, |own| {
             let world = world(&own);
             let one = |rank: usize, call| if own.rank() == rank { call } else { Call::Update };
-            let unlike = [one(1, Call::Plan), one(0, Call::Commit), if own.rank() == 0 { Call::Update } else { Call::Reduce }];
+            let unlike = [
+                one(1, Call::Plan),
+                one(0, Call::Commit),
+                if own.rank() == 0 { Call::Update } else { Call::Reduce },
+            ];
             let texts = unlike.map(|call| fine(&world, call)).to_vec();
-            let refuses = world.agree(one(2, Call::Setup), if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) });
+            let refuses = world.agree(
+                one(2, Call::Setup),
+                if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) },
+            );
             let refusal = refuses.unwrap_err();
             assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
             let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
@@ -275,21 +298,30 @@ mod tests {
             let before = [&first, &second, &second].map(|world| fine(world, Call::Update));
             let (one, other) = if own.rank() == 2 { (&second, &first) } else { (&first, &second) };
             let new = world(&own);
-            let swapped = [one, other, if own.rank() == 0 { one } else { &new }].map(|world| world.agree(Call::Update, Ok(vec![])));
+            let swapped = [one, other, if own.rank() == 0 { one } else { &new }]
+                .map(|world| world.agree(Call::Update, Ok(vec![])));
             let swapped = swapped.map(|result| match result {
                 Err(error) => (error.kind(), error.rank(), error.to_string()),
                 Ok(said) => panic!("{said:?}"),
             });
-            let states = [&first, &second].map(|world| format!("update of the state {}", world.pace.lock().unwrap().state));
+            let states = [&first, &second]
+                .map(|world| format!("update of the state {}", world.pace.lock().unwrap().state));
             (before, swapped, states, [first, second].map(|world| fine(&world, Call::Update)))
         });
         let [first, second] = all[0].2.clone();
         assert_ne!(first, second);
         let unlike = |(odd, theirs): (usize, &str), (usual, ours): (usize, &str)| {
-            (ErrorKind::Ranks, Some(odd), format!("rank {odd} called {theirs}, and rank {usual} {ours}; {ADVICE}"))
+            (
+                ErrorKind::Ranks,
+                Some(odd),
+                format!("rank {odd} called {theirs}, and rank {usual} {ours}; {ADVICE}"),
+            )
         };
-        let swapped =
-            [unlike((2, &second), (0, &first)), unlike((2, &first), (0, &second)), unlike((0, &first), (1, "update of a new state"))];
+        let swapped = [
+            unlike((2, &second), (0, &first)),
+            unlike((2, &first), (0, &second)),
+            unlike((0, &first), (1, "update of a new state")),
+        ];
         for (before, unlike, states, after) in &all {
             assert_eq!((before, after), (&["fine"; 3].map(str::to_string), &["fine"; 2].map(str::to_string)));
             assert_eq!((unlike, states), (&swapped, &all[0].2));
@@ -302,9 +334,16 @@ mod tests {
             let world = world(&own);
             let before = fine(&world, Call::Setup);
             world.pace.lock().unwrap().agreements += own.rank() as u64;
-            [before, fine(&world, Call::Update), fine(&world, Call::Update), world.pace.lock().unwrap().agreements.to_string()]
+            [
+                before,
+                fine(&world, Call::Update),
+                fine(&world, Call::Update),
+                world.pace.lock().unwrap().agreements.to_string(),
+            ]
         });
-        let told = format!("rank 1 called update after 2 agreements, and rank 0 update after 1 agreements; {ADVICE}");
+        let told = format!(
+            "rank 1 called update after 2 agreements, and rank 0 update after 1 agreements; {ADVICE}"
+        );
         assert_eq!(all, vec![["fine".to_string(), told, "fine".to_string(), "4".to_string()]; 3]);
     }
 
@@ -327,7 +366,8 @@ mod tests {
             }
             fine(&world(&own), Call::Update)
         });
-        let told = "the ranks cannot communicate: rank 1 runs another version of optimisers than rank 0; run one build on all ranks";
+        let told = "the ranks cannot communicate: rank 1 runs another version of optimisers than rank 0; \
+                    run one build on all ranks";
         assert_eq!(all, [told, "", told]);
     }
 
@@ -336,13 +376,21 @@ mod tests {
         let all = together(3, |own| {
             let world = world(&own);
             if own.rank() == 1 {
-                return vec![say(world.communicator(), &[0; 5]).unwrap_err().to_string(), fine(&world, Call::Update)];
+                return vec![
+                    say(world.communicator(), &[0; 5]).unwrap_err().to_string(),
+                    fine(&world, Call::Update),
+                ];
             }
             (0..4).map(|_| fine(&world, Call::Update)).collect()
         });
-        let length = "rank 1 sent 5 bytes where 48 were expected; run one program on all ranks, with one model and the same options";
-        let gone = "rank 1 has left: it returned, failed or panicked before the others had finished. Look for its own error, and start all ranks anew from the last checkpoint";
-        assert_eq!(all, [vec![length, "fine", gone, gone], vec![length, "fine"], vec![length, "fine", gone, gone]]);
+        let length = "rank 1 sent 5 bytes where 48 were expected; run one program on all ranks, with one \
+                      model and the same options";
+        let gone = "rank 1 has left: it returned, failed or panicked before the others had finished. Look \
+                    for its own error, and start all ranks anew from the last checkpoint";
+        assert_eq!(
+            all,
+            [vec![length, "fine", gone, gone], vec![length, "fine"], vec![length, "fine", gone, gone]]
+        );
     }
 
     /// A transport that cannot transport.
@@ -358,11 +406,19 @@ mod tests {
             1
         }
 
-        fn exchange(&self, _: &[Vec<&[u8]>], _: &mut [Vec<&mut [u8]>]) -> std::result::Result<(), CommunicationError> {
+        fn exchange(
+            &self,
+            _: &[Vec<&[u8]>],
+            _: &mut [Vec<&mut [u8]>],
+        ) -> std::result::Result<(), CommunicationError> {
             unreachable!("there is nobody to talk to")
         }
 
-        fn gather(&self, _: &[&[u8]], _: &mut [Vec<&mut [u8]>]) -> std::result::Result<(), CommunicationError> {
+        fn gather(
+            &self,
+            _: &[&[u8]],
+            _: &mut [Vec<&mut [u8]>],
+        ) -> std::result::Result<(), CommunicationError> {
             unreachable!("there is nobody to talk to")
         }
     }
@@ -399,6 +455,9 @@ mod tests {
             Nccl,
         ];
         assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
-        assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "something that rank 0 does not know"]);
+        assert_eq!(
+            [Call::name(Reduce as u64), Call::name(99)],
+            ["the sums of an update", "something that rank 0 does not know"]
+        );
     }
 }

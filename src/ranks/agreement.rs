@@ -73,7 +73,11 @@ impl StateWorld {
     ///
     /// # Errors
     /// As there, and on all ranks if one differs.
-    pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+    pub(crate) fn agree_on<T>(
+        &self,
+        call: Call,
+        own: Result<(T, Agreement<'_>, Vec<u8>)>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
         let own = own.map(|(value, agreement, brought)| {
             let message = agreement.message(&brought);
             ((value, agreement), message)
@@ -110,17 +114,30 @@ impl StateWorld {
     /// The error with the words of all ranks for the aspect in which they differ.
     fn difference(&self, own: Aspect) -> Result<Error> {
         let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
-        let aspect = |(rank, said): (usize, &Vec<u8>)| serde_json::from_slice(said).map_err(|error| unreadable(rank).caused_by(error));
+        let aspect = |(rank, said): (usize, &Vec<u8>)| {
+            serde_json::from_slice(said).map_err(|error| unreadable(rank).caused_by(error))
+        };
         let aspects = said.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
         let rank = odd_rank(&aspects).map_or(0, |odd| odd.rank);
-        let name = aspects.iter().map(|aspect| &aspect.name).find(|name| !name.is_empty()).unwrap_or(&aspects[0].name);
+        let name = aspects
+            .iter()
+            .map(|aspect| &aspect.name)
+            .find(|name| !name.is_empty())
+            .unwrap_or(&aspects[0].name);
         // The first word of the list that differs between ranks.
-        let place =
-            (0..).find(|i| aspects.iter().any(|aspect| aspect.value.get(*i) != aspects[0].value.get(*i) || aspect.value.len() <= *i));
+        let place = (0..).find(|i| {
+            aspects
+                .iter()
+                .any(|aspect| aspect.value.get(*i) != aspects[0].value.get(*i) || aspect.value.len() <= *i)
+        });
         let words = |aspect: &Aspect| {
             let word = place.and_then(|place| aspect.value.get(place)).map_or("nothing more", String::as_str);
             let word = shortened(word);
-            if aspect.name == *name || aspect.name.is_empty() { word } else { format!("{word} as {}", aspect.name) }
+            if aspect.name == *name || aspect.name.is_empty() {
+                word
+            } else {
+                format!("{word} as {}", aspect.name)
+            }
         };
         let mut values: Vec<(String, Vec<usize>)> = Vec::new();
         for (rank, word) in aspects.iter().map(words).enumerate() {
@@ -142,7 +159,9 @@ impl StateWorld {
 
 /// The error that a rank differs from others.
 pub(crate) fn differs(rank: usize, what: impl Display) -> Error {
-    Error::new(ErrorKind::Ranks, format!("rank {rank} differs in {what}")).of_rank(rank).with_remedy("all ranks need the same")
+    Error::new(ErrorKind::Ranks, format!("rank {rank} differs in {what}"))
+        .of_rank(rank)
+        .with_remedy("all ranks need the same")
 }
 
 /// The error that a rank's message is unreadable: another build must have sent it.
@@ -154,7 +173,9 @@ pub(crate) fn unreadable(rank: usize) -> Error {
 /// A word, cut to a length that fits an error.
 fn shortened(word: &str) -> String {
     const LONGEST: usize = 200;
-    word.char_indices().nth(LONGEST).map_or_else(|| word.to_string(), |(end, _)| format!("{}...", &word[..end]))
+    word.char_indices()
+        .nth(LONGEST)
+        .map_or_else(|| word.to_string(), |(end, _)| format!("{}...", &word[..end]))
 }
 
 /// The fingerprints of a message, and what else it brings.

@@ -39,13 +39,13 @@ impl fmt::Display for CommunicationError {
         match self {
             CommunicationError::Gone { rank } => write!(
                 f,
-                "rank {rank} has left: it returned, failed or panicked before the others had finished. Look for its own error, \
-                 and start all ranks anew from the last checkpoint"
+                "rank {rank} has left: it returned, failed or panicked before the others had finished. Look \
+                 for its own error, and start all ranks anew from the last checkpoint"
             ),
             CommunicationError::Length { rank, expected, got } => write!(
                 f,
-                "rank {rank} sent {got} bytes where {expected} were expected; run one program on all ranks, with one model and \
-                 the same options"
+                "rank {rank} sent {got} bytes where {expected} were expected; run one program on all ranks, \
+                 with one model and the same options"
             ),
             CommunicationError::Other { reason } => write!(f, "the ranks cannot communicate: {reason}"),
         }

@@ -40,16 +40,19 @@ impl Inbox {
                 self.0.insert(dtype, Tensor::zeros(end, dtype.into(), device)?);
             }
         }
-        let view = |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
+        let view =
+            |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
         placed.iter().map(|of_rank| of_rank.iter().map(view).collect()).collect()
     }
 
     /// The memory of these tensors, each rank's in the order of placing.
     fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
-        let mut left: HashMap<DType, (usize, &mut [u8])> = self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
+        let mut left: HashMap<DType, (usize, &mut [u8])> =
+            self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
         let mut slice = |room: &Tensor| {
             let (done, bytes) = left.get_mut(&room.dtype().into())?;
-            let (start, length) = (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
+            let (start, length) =
+                (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
             bytes.split_off_mut(..start - std::mem::replace(done, start + length))?;
             bytes.split_off_mut(..length)
         };
@@ -58,23 +61,36 @@ impl Inbox {
 
     /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. Returns what each rank has sent; it
     /// stays until the inbox is used again.
-    pub(crate) fn exchange(&mut self, world: &StateWorld, to: &[Vec<Tensor>], awaited: &[ExpectedTensors]) -> Result<Vec<Vec<Tensor>>> {
+    pub(crate) fn exchange(
+        &mut self,
+        world: &StateWorld,
+        to: &[Vec<Tensor>],
+        awaited: &[ExpectedTensors],
+    ) -> Result<Vec<Vec<Tensor>>> {
         let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
             return self.on_device(world, device, &to, awaited);
         }
         self.on_host(awaited, |from| {
             let locked = to.iter().map(|tensors| locked(tensors)).collect::<Result<Vec<_>>>()?;
-            let sent = locked.iter().map(|locked| lent(locked)).collect::<crate::tensors::Result<Vec<_>>>()?;
+            let sent =
+                locked.iter().map(|locked| lent(locked)).collect::<crate::tensors::Result<Vec<_>>>()?;
             Ok(world.communicator().exchange(&sent, from)?)
         })
     }
 
     /// [`Inbox::exchange`] of the same tensors with all other ranks.
-    pub(crate) fn gather(&mut self, world: &StateWorld, own: &[Tensor], awaited: &[ExpectedTensors]) -> Result<Vec<Vec<Tensor>>> {
+    pub(crate) fn gather(
+        &mut self,
+        world: &StateWorld,
+        own: &[Tensor],
+        awaited: &[ExpectedTensors],
+    ) -> Result<Vec<Vec<Tensor>>> {
         let own = in_order(world, own)?;
         if let Some(device) = world.communicator().device() {
-            let to: Vec<Vec<Tensor>> = (0..world.size()).map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() }).collect();
+            let to: Vec<Vec<Tensor>> = (0..world.size())
+                .map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() })
+                .collect();
             return self.on_device(world, device, &to, awaited);
         }
         self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own)?)?, from)?))
@@ -94,7 +110,11 @@ impl Inbox {
     }
 
     /// What arrives by a transport of bytes: `talk` fills the slices.
-    fn on_host(&mut self, awaited: &[ExpectedTensors], talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>) -> Result<Vec<Vec<Tensor>>> {
+    fn on_host(
+        &mut self,
+        awaited: &[ExpectedTensors],
+        talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>,
+    ) -> Result<Vec<Vec<Tensor>>> {
         let rooms = self.room(awaited, &Device::Cpu)?;
         let mut outcome = Ok(());
         let memory: Vec<&Tensor> = self.0.values().collect();
@@ -111,7 +131,9 @@ fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
         _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
         device => {
             static WARNED: Once = Once::new();
-            WARNED.call_once(|| log::warn!("what is on {:?} goes to other ranks through the host", device.location()));
+            WARNED.call_once(|| {
+                log::warn!("what is on {:?} goes to other ranks through the host", device.location())
+            });
             download(tensor)
         }
     };
@@ -137,7 +159,11 @@ fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> crate::tensors::Result<Vec<&'l [u
 }
 
 /// Calls `run` with `held` and the memory of all tensors; each has a storage of its own.
-fn with_bytes_mut(tensors: &[&Tensor], held: Vec<&mut [u8]>, run: &mut dyn FnMut(Vec<&mut [u8]>)) -> crate::tensors::Result<()> {
+fn with_bytes_mut(
+    tensors: &[&Tensor],
+    held: Vec<&mut [u8]>,
+    run: &mut dyn FnMut(Vec<&mut [u8]>),
+) -> crate::tensors::Result<()> {
     let Some((first, rest)) = tensors.split_first() else {
         run(held);
         return Ok(());

@@ -37,9 +37,17 @@ use super::{Communicator, check_of_others, fill, length};
 /// # Ok::<(), CommunicationError>(())
 /// ```
 pub fn ranks(size: usize) -> Vec<LocalRank> {
-    let empty = CallState { brought: (0..size).map(|_| None).collect(), answers: (0..size).map(|_| None).collect(), gone: None };
+    let empty = CallState {
+        brought: (0..size).map(|_| None).collect(),
+        answers: (0..size).map(|_| None).collect(),
+        gone: None,
+    };
     let meeting = Arc::new(MeetingPlace { board: Mutex::new(empty), changed: Condvar::new() });
-    (0..size).map(|rank| LocalRank { seat: Arc::new(RankHandle { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }) }).collect()
+    (0..size)
+        .map(|rank| LocalRank {
+            seat: Arc::new(RankHandle { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }),
+        })
+        .collect()
 }
 
 /// A rank that is a thread of this process, from [`ranks`]. Clones are handles of the same rank.
@@ -137,7 +145,11 @@ impl MeetingPlace {
     }
 
     /// Waits until all ranks have brought something, or one has left.
-    fn answer(&self, rank: usize, brought: Result<RankMessages, CommunicationError>) -> Result<Vec<Letter>, CommunicationError> {
+    fn answer(
+        &self,
+        rank: usize,
+        brought: Result<RankMessages, CommunicationError>,
+    ) -> Result<Vec<Letter>, CommunicationError> {
         let mut board = self.board();
         board.check_all()?;
         board.brought[rank] = Some(brought);
@@ -188,8 +200,11 @@ impl CallState {
 fn compared(brought: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
     for (rank, one) in brought.iter().enumerate() {
         if one.function != brought[0].function {
-            let reason = format!("rank {rank} called `{}`, and rank 0 `{}`", one.function, brought[0].function);
-            return Err(CommunicationError::Other { reason: reason + "; make the same calls in the same order on all ranks" });
+            let reason =
+                format!("rank {rank} called `{}`, and rank 0 `{}`", one.function, brought[0].function);
+            return Err(CommunicationError::Other {
+                reason: reason + "; make the same calls in the same order on all ranks",
+            });
         }
         for (letter, receiver) in one.letters.iter().zip(&brought) {
             let (expected, got) = (receiver.expected[rank], letter.len());

@@ -104,9 +104,14 @@ pub(crate) fn check_of_others(
 ) -> Result<(), CommunicationError> {
     let entries = lengths.len();
     let reason = match lengths.enumerate().find(|(other, length)| *other == rank && *length > 0) {
-        _ if entries != size => format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks"),
+        _ if entries != size => {
+            format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks")
+        }
         Some((_, own)) => {
-            format!("rank {rank} gave `{list}` {own} bytes of its own; leave its own entry empty, as own data stays where it is")
+            format!(
+                "rank {rank} gave `{list}` {own} bytes of its own; leave its own entry empty, as own data \
+                 stays where it is"
+            )
         }
         None => return Ok(()),
     };

@@ -82,13 +82,23 @@ impl Opening {
 
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let Opening { format, call, state, agreements, refuses, length } = self;
-        [format, call, state, agreements, refuses, length].iter().flat_map(|word| word.to_le_bytes()).collect()
+        [format, call, state, agreements, refuses, length]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect()
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let mut words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut next = || words.next().unwrap_or_default();
-        Opening { format: next(), call: next(), state: next(), agreements: next(), refuses: next(), length: next() }
+        Opening {
+            format: next(),
+            call: next(),
+            state: next(),
+            agreements: next(),
+            refuses: next(),
+            length: next(),
+        }
     }
 
     /// What the rank called, in words that tell it from what `other` called.
@@ -97,7 +107,10 @@ impl Opening {
         if self.call != other.call {
             name.to_string()
         } else if self.known_state() != other.known_state() {
-            format!("{name} of {}", if self.is_new() { "a new state".to_string() } else { format!("the state {}", self.state) })
+            format!(
+                "{name} of {}",
+                if self.is_new() { "a new state".to_string() } else { format!("the state {}", self.state) }
+            )
         } else {
             format!("{name} after {} agreements", self.agreements)
         }
@@ -117,14 +130,19 @@ impl Opening {
 pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
     let formats: Vec<u64> = openings.iter().map(|opening| opening.format).collect();
     if let Some(Odd { rank, usual }) = odd_rank(&formats) {
-        let reason = format!("rank {rank} runs another version of optimisers than rank {usual}; run one build on all ranks");
+        let reason = format!(
+            "rank {rank} runs another version of optimisers than rank {usual}; run one build on all ranks"
+        );
         return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
     }
-    let calls: Vec<_> = openings.iter().map(|opening| (opening.call, opening.agreements, opening.known_state())).collect();
+    let calls: Vec<_> =
+        openings.iter().map(|opening| (opening.call, opening.agreements, opening.known_state())).collect();
     if let Some(Odd { rank, usual }) = odd_rank(&calls) {
         let (odd, usually) = (&openings[rank], &openings[usual]);
-        let problem = format!("rank {rank} called {}, and rank {usual} {}", odd.called(usually), usually.called(odd));
-        let remedy = "make the same calls in the same order on all ranks: look for a call that only some of them reach";
+        let problem =
+            format!("rank {rank} called {}, and rank {usual} {}", odd.called(usually), usually.called(odd));
+        let remedy = "make the same calls in the same order on all ranks: look for a call that only some of \
+                      them reach";
         return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
     }
     Ok(())

@@ -20,7 +20,11 @@ pub(crate) struct LeafParts {
 impl LeafParts {
     /// All of a parameter on rank 0, as rank `rank` of `size` sees it.
     pub(crate) fn of_first(length: usize, rank: usize, size: usize) -> Self {
-        LeafParts { rank, all: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(), wire: None }
+        LeafParts {
+            rank,
+            all: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(),
+            wire: None,
+        }
     }
 
     /// The same with another dtype in which gradients travel.
@@ -89,7 +93,8 @@ pub(crate) struct Divisible {
 pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<LeafParts> {
     let mut whole_on = vec![0; parameters.len()];
     let mut loads = vec![0; size];
-    let mut uncut: Vec<usize> = (0..parameters.len()).filter(|&index| !parameters[index].can_be_cut).collect();
+    let mut uncut: Vec<usize> =
+        (0..parameters.len()).filter(|&index| !parameters[index].can_be_cut).collect();
     uncut.sort_by_key(|&index| std::cmp::Reverse(parameters[index].length));
     for index in uncut {
         let least = (0..size).min_by_key(|&rank| loads[rank]).unwrap_or_default();
@@ -98,7 +103,8 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
 
     let total: usize = parameters.iter().map(|parameter| parameter.length).sum();
     let room: Vec<usize> = loads.iter().map(|load| (total / size + 1).saturating_sub(*load)).collect();
-    let cut: usize = parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
+    let cut: usize =
+        parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
     let all_room: usize = room.iter().sum();
     // Where each rank ends among all elements that can be divided.
     let ends = room.iter().scan(0, |filled, room| {
@@ -180,7 +186,10 @@ mod tests {
         assert_eq!(all, [vec![0..1 << 15, 1 << 15..1 << 15], vec![0..0, 0..100], vec![0..0, 0..1 << 15]]);
         assert_eq!(parts[2].own(), 0..1 << 15);
         let held = |length, rank| divide(&[parameter(length)], rank, 2)[0].held();
-        assert_eq!([held(1 << 15, 0), held(1 << 15, 1)], [Held::Part(0..1 << 14), Held::Part(1 << 14..1 << 15)]);
+        assert_eq!(
+            [held(1 << 15, 0), held(1 << 15, 1)],
+            [Held::Part(0..1 << 14), Held::Part(1 << 14..1 << 15)]
+        );
         assert_eq!([held(100, 0), held(100, 1)], [Held::Nothing, Held::All]);
         assert_eq!([held(0, 0), held(0, 1)], [Held::All, Held::Nothing]);
     }

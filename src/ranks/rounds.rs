@@ -31,7 +31,11 @@ fn at_once(ranks: usize) -> usize {
 
 /// These leaves in rounds. In each round all ranks send equally many elements, as long as they have some, so
 /// every link is busy in both directions.
-pub(crate) fn rounds<'p>(leaves: &'p [usize], ranks: usize, parts: impl Fn(usize) -> &'p LeafParts) -> impl Iterator<Item = Round> {
+pub(crate) fn rounds<'p>(
+    leaves: &'p [usize],
+    ranks: usize,
+    parts: impl Fn(usize) -> &'p LeafParts,
+) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
     // For each rank: the leaves not begun, and what is left of the one before them.
     let mut left: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
@@ -45,7 +49,9 @@ pub(crate) fn rounds<'p>(leaves: &'p [usize], ranks: usize, parts: impl Fn(usize
                     runs.push(Run { leaf: run.leaf, elements: start..start + fits });
                     (run.elements.start, room) = (start + fits, room - fits);
                 }
-                let (true, Some((leaf, others))) = (fits == length, leaves.split_first()) else { return runs };
+                let (true, Some((leaf, others))) = (fits == length, leaves.split_first()) else {
+                    return runs;
+                };
                 (*leaves, *run) = (others, Run { leaf: *leaf, elements: part(*leaf, rank) });
             }
         });

@@ -19,9 +19,13 @@ pub use description::adjust::Adjust;
 #[cfg(feature = "torch")]
 pub(crate) use description::describe::has_alternatives;
 pub(crate) use description::describe::{FieldDescription, MemberDescription, choose, out_of_range, patterns};
-pub(crate) use description::fields::{available, each_once, has_no, learning_rate, names, reached, set_value, with_places};
+pub(crate) use description::fields::{
+    available, each_once, has_no, learning_rate, names, reached, set_value, with_places,
+};
 pub(crate) use description::order::misplaced;
-pub(crate) use description::rates::{RATE, RateField, RateFields, RatesDiffer, conflicting_rates, unreachable_rate};
+pub(crate) use description::rates::{
+    RATE, RateField, RateFields, RatesDiffer, conflicting_rates, unreachable_rate,
+};
 pub use description::role::Role;
 pub use description::setting::Setting;
 pub use evaluation::Evaluation;

@@ -91,7 +91,11 @@ impl<'a> Parameter<'a> {
 
 impl fmt::Debug for Parameter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parameter").field("shape", &self.shape).field("dtype", &self.dtype).field("device", self.device).finish()
+        f.debug_struct("Parameter")
+            .field("shape", &self.shape)
+            .field("dtype", &self.dtype)
+            .field("device", self.device)
+            .finish()
     }
 }
 

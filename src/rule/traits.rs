@@ -201,7 +201,13 @@ impl Describer<'_> {
     }
 
     /// A hyper-parameter, with its default and its [range](crate::range).
-    pub fn field<F: Field>(&mut self, name: &'static str, value: &mut F, default: F, range: fn(F) -> Option<&'static str>) {
+    pub fn field<F: Field>(
+        &mut self,
+        name: &'static str,
+        value: &mut F,
+        default: F,
+        range: fn(F) -> Option<&'static str>,
+    ) {
         self.check_own();
         self.tell(Event::Field(name, &mut Typed { value, default, range }));
     }
@@ -221,7 +227,10 @@ impl Describer<'_> {
     /// The rule that this one is around: its fields are addressed as if it stood alone.
     pub fn holds(&mut self, rule: &mut dyn Rule) {
         if std::mem::replace(&mut self.has_inner, true) {
-            self.refuse("it names two rules that it is around, whose fields and state have no places", "name `member`s or `alternative`s");
+            self.refuse(
+                "it names two rules that it is around, whose fields and state have no places",
+                "name `member`s or `alternative`s",
+            );
         }
         self.held(ChildPlace::Inner, Position { is_alternative: false, ..self.position.clone() }, rule);
     }
@@ -373,16 +382,18 @@ pub trait Holder {
 ///   the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
 ///
-/// An owner of [lent memory](crate::Lend) that panics there leaves the same, except that its parameter is as it
-/// was, or has moved as a whole with its state and counters.
+/// An owner of [lent memory](crate::Lend) that panics there leaves the same, except that its parameter is as
+/// it was, or has moved as a whole with its state and counters.
 ///
 /// No lock of candle's stays held, so model and state can be used. But they do not belong together: take both
 /// from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the originals
 /// are whole.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`",
+    message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside \
+               `MixedPrecision`",
     label = "not a gradient rule",
-    note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
+    note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write \
+            `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
 pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// The state for a parameter (or its master) `x`.

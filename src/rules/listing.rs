@@ -2,7 +2,8 @@
 
 use crate::rule::Rule;
 
-/// A row of the [`catalogue`](crate::rules::catalogue), from which configurations and tests take the rules, and the table its rows.
+/// A row of the [`catalogue`](crate::rules::catalogue), from which configurations and tests take the rules,
+/// and the table its rows.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]

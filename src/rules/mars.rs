@@ -28,5 +28,8 @@ impl Arithmetic for Corrected {
 /// The gradient with γ·β / (1 - β) of its change, cut to a norm of at most 1.
 pub(super) fn corrected<'a>(dx: Gradient<'a>, gamma: f64, beta: f64, last: Slots<'a>) -> Gradient<'a> {
     let sum = dx.map(Corrected { weight: gamma * beta / (1.0 - beta) }, last);
-    sum.scale_by_norm(Norm::new(2.0), |norms| if norms.gradient <= 1.0 { 1.0 } else { norms.gradient.recip() })
+    sum.scale_by_norm(
+        Norm::new(2.0),
+        |norms| if norms.gradient <= 1.0 { 1.0 } else { norms.gradient.recip() },
+    )
 }

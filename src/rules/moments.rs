@@ -53,7 +53,11 @@ pub(super) struct Mean {
 
 impl Mean {
     pub(super) fn new(beta: f64, nesterov: bool, t: u64) -> Self {
-        Mean { beta, correction: correction(beta, t), lookahead: nesterov.then(|| NesterovWeights::new(beta, t)) }
+        Mean {
+            beta,
+            correction: correction(beta, t),
+            lookahead: nesterov.then(|| NesterovWeights::new(beta, t)),
+        }
     }
 }
 

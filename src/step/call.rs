@@ -60,13 +60,24 @@ pub(crate) struct UpdateCall {
 impl UpdateCall {
     /// A call, with the loss scale of the scaler, if there is one. `known` is the scale that the gradients
     /// know.
-    pub(crate) fn new(options: UpdateOptions, scaler: Option<&LossScaler>, known: Option<f64>) -> Result<Self> {
+    pub(crate) fn new(
+        options: UpdateOptions,
+        scaler: Option<&LossScaler>,
+        known: Option<f64>,
+    ) -> Result<Self> {
         let scale = match scaler {
             Some(scaler) => scaler.of_loss(known)?,
             None => check_unscaled(known).map(|()| None)?,
         };
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
-        Ok(UpdateCall { options, loss_scale: scale.unwrap_or(1.0), weight: options.weight, divisor: 1, calls: 0, norms: 0 })
+        Ok(UpdateCall {
+            options,
+            loss_scale: scale.unwrap_or(1.0),
+            weight: options.weight,
+            divisor: 1,
+            calls: 0,
+            norms: 0,
+        })
     }
 
     /// The call with the state's counts and norms of earlier calls.
@@ -76,7 +87,12 @@ impl UpdateCall {
     }
 
     /// The gradient that the rules get, and the norms to find of it.
-    pub(crate) fn gradient<'a>(&self, sources: Sources<'a>, path: &'a str, norms: Option<&LeafNorms>) -> Gradient<'a> {
+    pub(crate) fn gradient<'a>(
+        &self,
+        sources: Sources<'a>,
+        path: &'a str,
+        norms: Option<&LeafNorms>,
+    ) -> Gradient<'a> {
         let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls);
         let (divisor, mut scale) = (self.divisor as f64, self.loss_scale.recip());
         if self.divisor.is_power_of_two() {
@@ -114,7 +130,13 @@ pub(crate) enum OwnGradients<'g, 'a> {
 
 impl<'a> OwnGradients<'_, 'a> {
     /// The gradients of a leaf, of all its paths, and of its twin; each once.
-    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'a>> {
+    pub(crate) fn sources(
+        self,
+        index: usize,
+        leaf: &Leaf,
+        x: &dyn Lend,
+        low: Option<&Tensor>,
+    ) -> Result<Sources<'a>> {
         match self {
             OwnGradients::LookUp(grads) => sources(leaf, x, low, grads),
             OwnGradients::Found(found) => {
@@ -126,7 +148,12 @@ impl<'a> OwnGradients<'_, 'a> {
 }
 
 /// The checked gradients of a leaf and its twin. The same gradient under several paths counts once.
-fn sources<'g>(leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
+fn sources<'g>(
+    leaf: &Leaf,
+    x: &dyn Lend,
+    low: Option<&Tensor>,
+    grads: &'g dyn GradientLookUp,
+) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
         for (path, gradient) in gradients_of(leaf, x, grads) {

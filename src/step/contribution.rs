@@ -31,7 +31,11 @@ impl<'x> OwnLeaf<'x> {
     ) -> Result<Self> {
         // This rank writes the parameter even if another rank has all of its state and computes it.
         check_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
-        let own = OwnLeaf { parts: leaf.parts_of_ranks()?, x: leaf.own_part(x)?, gradient: own_gradient(leaf, x, sources?, written)? };
+        let own = OwnLeaf {
+            parts: leaf.parts_of_ranks()?,
+            x: leaf.own_part(x)?,
+            gradient: own_gradient(leaf, x, sources?, written)?,
+        };
         // With `finite_only` an overflow on the wire skips the call, so it is no error here.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
             own.check_no_overflow(leaf.path())?;
@@ -53,9 +57,11 @@ impl<'x> OwnLeaf<'x> {
         }
         let or_zero = |number: f64| if number.is_finite() { number } else { 0.0 };
         match first_in(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
-            Some((index, number)) => Err(Error::too_large("the gradient that is sent to other ranks", number, index, dtype)
-                .at(path)
-                .with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)")),
+            Some((index, number)) => {
+                Err(Error::too_large("the gradient that is sent to other ranks", number, index, dtype)
+                    .at(path)
+                    .with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)"))
+            }
             None => Ok(()),
         }
     }
@@ -68,10 +74,14 @@ impl<'x> OwnLeaf<'x> {
 }
 
 /// The first number of a tensor that `find` finds, with its index. `find` gets the numbers piece by piece.
-fn first_in(tensor: &Tensor, find: impl Fn(Vec<f64>) -> Option<(usize, f64)>) -> Result<Option<(usize, f64)>> {
+fn first_in(
+    tensor: &Tensor,
+    find: impl Fn(Vec<f64>) -> Option<(usize, f64)>,
+) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
     for window in ranges(0..flat.elem_count()) {
-        let numbers = flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
+        let numbers =
+            flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
         if let Some((index, number)) = find(numbers) {
             return Ok(Some((window.start + index, number)));
         }
@@ -88,7 +98,12 @@ pub(crate) struct Contribution {
 
 /// This rank's whole gradient of a leaf; gradients of tied parameters are added up in the dtype of the
 /// arithmetic.
-fn own_gradient(leaf: &Leaf, x: &dyn Lend, sources: Sources<'_>, written: &WrittenStorages) -> Result<Option<Tensor>> {
+fn own_gradient(
+    leaf: &Leaf,
+    x: &dyn Lend,
+    sources: Sources<'_>,
+    written: &WrittenStorages,
+) -> Result<Option<Tensor>> {
     let unshared = |gradient: Lent<'_>| {
         // Gradients may come as vectors; here they get the parameter's shape.
         let gradient = gradient.to_tensor()?.reshape(x.shape())?;
@@ -126,15 +141,24 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
         };
         last = Some((&leaf.optimiser, optimiser));
         let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
-        prints.extend([path, optimiser, progress(leaf), u64::from(call.options.engine.is_fused_on_cpu(&leaf.device))]);
+        prints.extend([
+            path,
+            optimiser,
+            progress(leaf),
+            u64::from(call.options.engine.is_fused_on_cpu(&leaf.device)),
+        ]);
     }
     Agreement::lazy(prints, move |place| match place.checked_sub(first.len()) {
         None => match place {
             0 => Aspect::new("the number of parameters in the state", leaves.len()),
             1 => Aspect::new("the loss scale", call.loss_scale),
             2 => {
-                let set = options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
-                Aspect::new("what is asked of the call", if set.is_empty() { "nothing".to_string() } else { set.join(" and ") })
+                let set =
+                    options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
+                Aspect::new(
+                    "what is asked of the call",
+                    if set.is_empty() { "nothing".to_string() } else { set.join(" and ") },
+                )
             }
             3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
             _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),
@@ -143,7 +167,10 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
             let leaf = &leaves[place / EACH];
             let of = |what: &str| format!("{what} of {:?}", leaf.path());
             match place % EACH {
-                0 => Aspect::new(format!("the name of parameter {}", place / EACH), format!("{:?}", leaf.path())),
+                0 => Aspect::new(
+                    format!("the name of parameter {}", place / EACH),
+                    format!("{:?}", leaf.path()),
+                ),
                 1 => leaf.optimiser_aspect(),
                 2 => {
                     let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
@@ -174,7 +201,10 @@ impl Contribution {
     pub(crate) fn read((rank, said): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
         let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
         let (weight, codes) = read.ok_or_else(|| unreadable(rank))?;
-        Ok(Contribution { weight: u64::from_le_bytes(*weight), gradients: codes.iter().map(|code| dtype(*code)).collect() })
+        Ok(Contribution {
+            weight: u64::from_le_bytes(*weight),
+            gradients: codes.iter().map(|code| dtype(*code)).collect(),
+        })
     }
 }
 

@@ -8,7 +8,10 @@ use smallvec::SmallVec;
 
 use super::call::{OwnGradients, UpdateCall};
 use super::contribution::{Contribution, OwnLeaf, agreement};
-use crate::engine::{Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved, rounded, sum_to};
+use crate::engine::{
+    Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved,
+    rounded, sum_to,
+};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
@@ -83,12 +86,18 @@ impl<'w> RankGradients<'w> {
             (own, agreement(call, requires_all, leaves), said)
         });
         let (own, said) = world.agree_on(Call::Update, prepared)?;
-        let mut contributions = said.iter().enumerate().map(|said| Contribution::read(said, leaves.len())).collect::<Result<Vec<_>>>()?;
+        let mut contributions = said
+            .iter()
+            .enumerate()
+            .map(|said| Contribution::read(said, leaves.len()))
+            .collect::<Result<Vec<_>>>()?;
         call.weight = contributions.iter().map(|one| one.weight).sum();
         // Divided by the gcd: equal weights each become 1, and no multiplication rounds.
         let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
         if common == 0 {
-            let error = Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size())).with_got(0);
+            let error =
+                Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size()))
+                    .with_got(0);
             let remedy = "say by `Update::weight` how much each of them counts";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
@@ -107,16 +116,24 @@ impl<'w> RankGradients<'w> {
         let x = &self.leaves[leaf].x;
         let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
         let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-        let promise = |dtype: DType| Tensor::zeros((), dtype.into(), x.device())?.broadcast_as(x.shape()).map(Lent::Tensor);
+        let promise = |dtype: DType| {
+            Tensor::zeros((), dtype.into(), x.device())?.broadcast_as(x.shape()).map(Lent::Tensor)
+        };
         Ok(widest.map(promise).transpose()?.into_iter().collect())
     }
 
     /// Fetches the sum of the gradients for all jobs that read all elements before they write. Returns the
     /// other jobs with a gradient: theirs come in the commit.
-    pub(crate) fn add_up(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], kept: &mut KeptSums) -> Result<Vec<usize>> {
+    pub(crate) fn add_up(
+        &self,
+        engine: Engine,
+        jobs: &mut [Option<Job<'_>>],
+        kept: &mut KeptSums,
+    ) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
-        let comes_in_pieces = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
+        let comes_in_pieces =
+            |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
         let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
         let mut carried = ExchangeBuffers::default();
@@ -131,7 +148,12 @@ impl<'w> RankGradients<'w> {
                     None if job.has_functions() => Tensor::zeros(job.length, job.compute.into(), x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
-                sum_to(engine, &*part, gradients.into_iter().map(Lent::Tensor).collect(), &sum.narrow(0, elements.start, elements.len())?)?;
+                sum_to(
+                    engine,
+                    &*part,
+                    gradients.into_iter().map(Lent::Tensor).collect(),
+                    &sum.narrow(0, elements.start, elements.len())?,
+                )?;
                 sums[leaf] = Some(sum);
             }
         }
@@ -146,7 +168,9 @@ impl<'w> RankGradients<'w> {
     /// brought one is added.
     pub(crate) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite));
-        let Some(leaf) = path.and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path))) else {
+        let Some(leaf) = path
+            .and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path)))
+        else {
             return error;
         };
         let is_origin = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
@@ -160,7 +184,12 @@ impl<'w> RankGradients<'w> {
     }
 
     /// Commits all jobs; those in `left` range by range, as their gradients come.
-    pub(crate) fn commit<'a>(&self, engine: Engine, jobs: &mut [Option<Job<'a>>], left: &[usize]) -> Result<()> {
+    pub(crate) fn commit<'a>(
+        &self,
+        engine: Engine,
+        jobs: &mut [Option<Job<'a>>],
+        left: &[usize],
+    ) -> Result<()> {
         let mut carried = ExchangeBuffers::default();
         for round in self.rounds(left) {
             let arrived = self.exchange(&round, jobs, &mut carried)?;
@@ -173,7 +202,8 @@ impl<'w> RankGradients<'w> {
             let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(engine, &mut jobs, arrived.into_iter().map(piece))?;
         }
-        let came = |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
+        let came =
+            |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
         let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
         commit(engine, others.filter_map(|(_, job)| job.as_mut()).collect())
     }
@@ -184,9 +214,15 @@ impl<'w> RankGradients<'w> {
 
     /// Sends this rank's gradients of a round to the ranks that have the parts. Returns those received for
     /// this rank's parts.
-    fn exchange(&self, round: &Round, jobs: &[Option<Job<'_>>], carried: &mut ExchangeBuffers) -> Result<Vec<ReceivedRun>> {
+    fn exchange(
+        &self,
+        round: &Round,
+        jobs: &[Option<Job<'_>>],
+        carried: &mut ExchangeBuffers,
+    ) -> Result<Vec<ReceivedRun>> {
         let (ranks, me) = (0..self.world.size(), self.world.rank());
-        carried.advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
+        carried
+            .advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
         let to_rank = |rank: usize| {
             let runs = round[rank].iter().filter(|_| rank != me);
             let values = runs.filter_map(|run| carried.values(run, self.sent(me, run.leaf)?).transpose());
@@ -211,7 +247,11 @@ impl<'w> RankGradients<'w> {
                 let values = moved(&values, self.leaves[leaf].x.device())?;
                 gradients.push(weighted(values, self.contributions[rank].weight, compute)?);
             }
-            Ok(ReceivedRun { leaf, elements: run.elements.start - first..run.elements.end - first, gradients })
+            Ok(ReceivedRun {
+                leaf,
+                elements: run.elements.start - first..run.elements.end - first,
+                gradients,
+            })
         };
         round[me].iter().map(of_run).collect()
     }
@@ -247,7 +287,13 @@ pub(crate) enum CallGradients<'g, 'a> {
 
 impl<'a> CallGradients<'_, 'a> {
     /// The gradients of a leaf, of all its paths, and of its twin; each once.
-    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend, low: Option<&Tensor>) -> Result<Sources<'a>> {
+    pub(crate) fn sources(
+        self,
+        index: usize,
+        leaf: &Leaf,
+        x: &dyn Lend,
+        low: Option<&Tensor>,
+    ) -> Result<Sources<'a>> {
         match self {
             CallGradients::Own(grads) => grads.sources(index, leaf, x, low),
             CallGradients::Ranks(ranks) => ranks.promised(index),

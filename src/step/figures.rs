@@ -60,6 +60,10 @@ impl LeafFigures {
 impl Display for LeafFigures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LeafFigures { path, gradient, parameter, update } = self;
-        write!(f, "{path}: gradient {gradient:.3e}, parameter {parameter:.3e}, update {update:.3e}, ratio {:.3e}", self.ratio())
+        write!(
+            f,
+            "{path}: gradient {gradient:.3e}, parameter {parameter:.3e}, update {update:.3e}, ratio {:.3e}",
+            self.ratio()
+        )
     }
 }

@@ -60,7 +60,8 @@ impl<'s> Update<'s, &'s StateTree> {
         let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale())?;
         state.check_whole("`Update::functional`")?;
         check_known(state, grads)?;
-        let (mut state, parameters, mut outcome) = looked_up(grads, |grads| applied(call, state, parameters, grads))?;
+        let (mut state, parameters, mut outcome) =
+            looked_up(grads, |grads| applied(call, state, parameters, grads))?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, call.loss_scale)?
         {
@@ -86,7 +87,9 @@ fn applied(
         by_path.extend(gradients_of(leaf, x, grads));
         found.push((name, x));
     }
-    let next = found.into_iter().map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
+    let next = found
+        .into_iter()
+        .map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
     let next: BTreeMap<String, Tensor> = next.collect::<Result<_>>()?;
     let mut state = state.try_clone()?;
     state.rebind(&next)?;

@@ -35,7 +35,9 @@ pub(crate) struct LeafUpdate<'p, 'a> {
 }
 
 impl<'p, 'a> LeafUpdate<'p, 'a> {
-    pub(crate) fn new((index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>))) -> Self {
+    pub(crate) fn new(
+        (index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>)),
+    ) -> Self {
         LeafUpdate { index, leaf: Some(leaf), x: &**x, job, plan: LeafPlan::default() }
     }
 
@@ -67,7 +69,8 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         if let (true, Some(Extent::First)) = (has_gradient, extent) {
             // The checks below read all of the parameter, before the rules choose what they work on.
             check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
-            let found = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
+            let found =
+                if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
@@ -82,7 +85,9 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
             }
             planned = planned.with_low_precision(low).ok_or_else(|| {
                 let problem = format!("it has a twin, and {} keeps a copy of its own", optimiser.name());
-                Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy("use the rule inside it alone")
+                Error::new(ErrorKind::Unsupported, problem)
+                    .at(path)
+                    .with_remedy("use the rule inside it alone")
             })?;
         }
         let moves = planned.moves();

@@ -42,13 +42,16 @@ impl Missing {
     pub(crate) fn refusal(&self, state: &StateTree, moved: &str) -> Error {
         let paths = labels(self.refused.iter().map(|&leaf| &state.leaves[leaf]));
         let (missing, leaves) = (self.refused.len(), state.len());
-        Error::new(ErrorKind::NoGradient, format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"))
-            .with_got(joined(&paths))
-            .with_remedy(format!(
-                "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
+        Error::new(
+            ErrorKind::NoGradient,
+            format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"),
+        )
+        .with_got(joined(&paths))
+        .with_remedy(format!(
+            "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
                  `Selection::allow_missing`; {moved}. {}",
-                advice(&paths)
-            ))
+            advice(&paths)
+        ))
     }
 
     /// Warns once, in the life of a state, of parameters that are not trained.
@@ -56,8 +59,13 @@ impl Missing {
         if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
             return None;
         }
-        let odd = || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
-        let warning = Warning::WithoutGradient { missing: odd().count(), parameters: state.len(), paths: labels(odd()) };
+        let odd =
+            || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
+        let warning = Warning::WithoutGradient {
+            missing: odd().count(),
+            parameters: state.len(),
+            paths: labels(odd()),
+        };
         state.warnings.meet(warning)
     }
 
@@ -69,6 +77,7 @@ impl Missing {
 
 /// Some of these leaves, for messages: BatchNorm's running statistics last, as nothing is wrong with them.
 fn labels<'l>(leaves: impl Iterator<Item = &'l Leaf>) -> Vec<String> {
-    let (statistics, others): (Vec<&Leaf>, Vec<&Leaf>) = leaves.partition(|leaf| is_running_statistic(leaf.path()));
+    let (statistics, others): (Vec<&Leaf>, Vec<&Leaf>) =
+        leaves.partition(|leaf| is_running_statistic(leaf.path()));
     listed(others.into_iter().chain(statistics).map(Leaf::label))
 }

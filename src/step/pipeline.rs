@@ -7,7 +7,9 @@ use super::leaf::{LeafPlan, LeafUpdate};
 use super::missing::Missing;
 use super::outcome::{Outcome, Outlier, SkipReason, Status};
 use super::ranks::Ranks;
-use crate::engine::{Epilogue, Job, Norms, Operand, ReduceOutcome, Sources, UpdateTargets, Verdict, commit, for_all, reduce};
+use crate::engine::{
+    Epilogue, Job, Norms, Operand, ReduceOutcome, Sources, UpdateTargets, Verdict, commit, for_all, reduce,
+};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
@@ -43,14 +45,16 @@ pub(crate) fn step(
         StepGradients::Lent(grads) => OwnGradients::LookUp(*grads),
         StepGradients::Owned(found) => OwnGradients::Found(found),
     };
-    let agree = |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, own_gradients);
+    let agree =
+        |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, own_gradients);
     let of_ranks = ranks.several().map(agree).transpose()?;
     let gradients = of_ranks.as_ref().map_or(CallGradients::Own(own_gradients), CallGradients::Ranks);
     let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
     let own = own_parts.as_deref().unwrap_or(parameters);
 
     // Plan.
-    let leaf_norms = if call.options.figures { leaves.iter().map(|_| LeafNorms::default()).collect() } else { Vec::new() };
+    let leaf_norms =
+        if call.options.figures { leaves.iter().map(|_| LeafNorms::default()).collect() } else { Vec::new() };
     let mut jobs = pool.take(leaves.len());
     let plan = StepPlan::make(&call, requires_all, leaves, own, twins, gradients, &leaf_norms, &mut jobs);
     let mut plan = ranks.settle(Call::Plan, plan)?;
@@ -69,14 +73,19 @@ pub(crate) fn step(
 
     // Reduce.
     let add_up = |of_ranks: &RankGradients| of_ranks.add_up(call.options.engine, &mut jobs, sums);
-    let left = of_ranks.as_ref().map_or(Ok(Vec::new()), add_up).or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
+    let left = of_ranks
+        .as_ref()
+        .map_or(Ok(Vec::new()), add_up)
+        .or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
     let reduced = reduce(call.options.engine, &ranks, &mut planned(&mut jobs));
-    let reduced = reduced.map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
+    let reduced = reduced
+        .map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
     let ReduceOutcome { verdict, group_norms, limited, .. } = reduced?;
     plan.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
-        let cannot_end = plan.windows.released && are_finite(&call, &ranks, leaves, own, twins, gradients, sums)?;
+        let cannot_end =
+            plan.windows.released && are_finite(&call, &ranks, leaves, own, twins, gradients, sums)?;
         return plan.not_finite(state, offender, cannot_end);
     }
     if let Some(outlier) = norms.outlier(&limited) {
@@ -86,7 +95,9 @@ pub(crate) fn step(
 
     // Commit. Of gradients that are the step's own, the plans have the last handles from here on.
     drop(grads);
-    let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf);
+    let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| {
+        job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
+    };
     let with_numbers: Vec<usize> = jobs.iter().enumerate().filter_map(sets_numbers).collect();
     let committed = match &of_ranks {
         Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
@@ -103,11 +114,16 @@ pub(crate) fn step(
     Ok(plan.committed(state, parameters))
 }
 
-/// Registers memory that has moved, before any call asks what others write: of two calls that begin at once, one
-/// sees the other. candle's variables do not move.
+/// Registers memory that has moved, before any call asks what others write: of two calls that begin at once,
+/// one sees the other. candle's variables do not move.
 pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
-    let elsewhere = state.leaves.iter().zip(parameters).filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
-    let elsewhere = elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
+    let elsewhere = state
+        .leaves
+        .iter()
+        .zip(parameters)
+        .filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
+    let elsewhere =
+        elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
     state.written_elsewhere.keep(elsewhere);
 }
 
@@ -151,7 +167,8 @@ impl StepPlan {
         jobs: &mut [Option<Job<'a>>],
     ) -> Result<Self> {
         let written = UpdateTargets::all();
-        let mut plans: Vec<LeafUpdate<'_, '_>> = leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
+        let mut plans: Vec<LeafUpdate<'_, '_>> =
+            leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
         let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
         for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
         // Plans that the caller's thread has to make.
@@ -202,7 +219,8 @@ impl StepPlan {
 
     /// Whether required gradients are missing.
     pub(super) fn is_refused(&self, call: &UpdateCall) -> bool {
-        self.has_no_gradients(call) || self.missing.is_refused() && (self.collects() || !call.options.allow_no_gradients)
+        self.has_no_gradients(call)
+            || self.missing.is_refused() && (self.collects() || !call.options.allow_no_gradients)
     }
 
     /// The error of a refused call, which says what has moved.
@@ -211,7 +229,8 @@ impl StepPlan {
             return self.missing.refusal(state, moved);
         }
         let problem = format!("there is no gradient for any of the {} parameters", state.len());
-        Error::new(ErrorKind::NoGradient, problem).with_remedy("find out by `audit` whether the loss depends on this model's variables")
+        Error::new(ErrorKind::NoGradient, problem)
+            .with_remedy("find out by `audit` whether the loss depends on this model's variables")
     }
 
     /// The outcome of a call that was committed. It counts in windows, and the state meets its warnings.
@@ -220,15 +239,19 @@ impl StepPlan {
         let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
         // Without any gradient the call is one that may have none.
         let missing = if self.has_gradient { self.missing.warn(state) } else { None };
-        let warnings = missing.into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
-        let warnings = warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
+        let warnings =
+            missing.into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
+        let warnings =
+            warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
         Outcome { warnings, ..self.outcome(state, status) }
     }
 
     /// The outcome of a call with this status.
     pub(super) fn outcome(self, state: &StateTree, status: Status) -> Outcome {
         let counts = match status {
-            Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => (self.moved.len(), self.accumulated),
+            Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => {
+                (self.moved.len(), self.accumulated)
+            }
             Status::Skipped(_) => (0, 0),
         };
         let first = self.moved.first().map(|&leaf| &state.leaves[leaf]);
@@ -253,7 +276,8 @@ impl StepPlan {
             return Ok(self.outcome(state, Status::Skipped(SkipReason::NotFinite { path })));
         }
         state.end_windows()?;
-        let warnings = state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() }).into_iter().collect();
+        let warnings =
+            state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() }).into_iter().collect();
         Ok(Outcome { warnings, ..self.outcome(state, Status::Skipped(SkipReason::WindowsGivenUp { path })) })
     }
 
@@ -283,9 +307,14 @@ pub(super) fn are_finite(
     call.options.finite_only = true;
     let (engine, written) = (call.options.engine, UpdateTargets::all());
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
-    for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen) {
+    for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen)
+    {
         let sources = gradients.sources(index, leaf, &**x, twins.get(&**x))?;
-        let mut job = call.gradient(sources, &leaf.path, None).into_job(&leaf.path, Operand::Lent(&**x), Epilogue::StateOnly);
+        let mut job = call.gradient(sources, &leaf.path, None).into_job(
+            &leaf.path,
+            Operand::Lent(&**x),
+            Epilogue::StateOnly,
+        );
         let own = job.check(&**x, &|| leaf.optimiser.name())?;
         job.copy_shared(&written, &own)?;
         jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
@@ -297,10 +326,18 @@ pub(super) fn are_finite(
 }
 
 /// The figures of the leaves that have moved, of those whose norms were found.
-pub(super) fn figures(leaves: &[Leaf], norms: impl Iterator<Item = Option<(f64, Norms)>>) -> Vec<LeafFigures> {
+pub(super) fn figures(
+    leaves: &[Leaf],
+    norms: impl Iterator<Item = Option<(f64, Norms)>>,
+) -> Vec<LeafFigures> {
     let of_leaf = |(leaf, norms): (&Leaf, Option<(f64, Norms)>)| {
         let (gradient, step) = norms?;
-        Some(LeafFigures { path: leaf.path.clone(), gradient, parameter: step.parameter, update: step.gradient })
+        Some(LeafFigures {
+            path: leaf.path.clone(),
+            gradient,
+            parameter: step.parameter,
+            update: step.gradient,
+        })
     };
     leaves.iter().zip(norms).filter_map(of_leaf).collect()
 }

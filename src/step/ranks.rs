@@ -53,7 +53,13 @@ impl Gather for Ranks<'_> {
                 list.extend(words.by_ref().take(length as usize).map(|word| f64::from_le_bytes(*word)));
             }
             if words.next().is_some() {
-                return Err(differs(rank, format_args!("the norms and sums that it takes: they are more than on rank {}", world.rank())));
+                return Err(differs(
+                    rank,
+                    format_args!(
+                        "the norms and sums that it takes: they are more than on rank {}",
+                        world.rank()
+                    ),
+                ));
             }
         }
         Ok(all)

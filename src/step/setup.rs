@@ -180,7 +180,10 @@ impl Setup {
     ///
     /// # Departures
     /// DeepSpeed's `communication_data_type` also widens. Here that would only send more bytes.
-    pub fn wire<D: Into<DType>>(self, choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static) -> Self {
+    pub fn wire<D: Into<DType>>(
+        self,
+        choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static,
+    ) -> Self {
         Setup { wire: Wire::new(move |path, x| choose(path, x).map(Into::into)), ..self }
     }
 
@@ -201,7 +204,11 @@ impl Setup {
     ///
     /// # Errors
     /// As [`setup_with`], and those of [`Setup::over`].
-    pub fn setup_with<O, M>(self, model: &M, mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<StateTree>
+    pub fn setup_with<O, M>(
+        self,
+        model: &M,
+        mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>,
+    ) -> Result<StateTree>
     where
         O: Optimiser,
         M: Model + ?Sized,
@@ -211,14 +218,19 @@ impl Setup {
 
     /// The state of variables with their optimisers; those without one are left out.
     pub(crate) fn build(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
-        let choices = choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
+        let choices =
+            choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
         let choices = match &self.world {
             Some(world) => divided::divided(world, &self.wire, choices)?,
-            None => choices?.into_iter().map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))).collect(),
+            None => choices?
+                .into_iter()
+                .map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None))))
+                .collect(),
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        let made = state.extend(choices).and_then(|_| if state.is_empty() { Err(empty_model()) } else { Ok(state) });
+        let made =
+            state.extend(choices).and_then(|_| if state.is_empty() { Err(empty_model()) } else { Ok(state) });
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
 }

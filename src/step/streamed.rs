@@ -1,8 +1,8 @@
 //! A step whose gradients come one at a time: begin → push, for each leaf → finish.
 //!
-//! A push is the plan, the reduction and the commit of one leaf, as in `step/pipeline.rs`, so that the bits are
-//! those of an update. The leaves are out of the tree meanwhile, each behind a lock of its own that nobody waits
-//! for: threads that push different leaves do not meet, and a second push of a leaf is refused.
+//! A push is the plan, the reduction and the commit of one leaf, as in `step/pipeline.rs`, so that the bits
+//! are those of an update. The leaves are out of the tree meanwhile, each behind a lock of its own that
+//! nobody waits for: threads that push different leaves do not meet, and a second push of a leaf is refused.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
@@ -34,10 +34,10 @@ use crate::tree::{Leaf, StateTree, Twins};
 /// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So of all gradients only
 /// those are in memory that a backward pass has at the time, and the update is done beside it.
 ///
-/// The bits are those of [`update`](crate::update) with the same gradients, in whatever order and from whatever
-/// threads they come: parameters, state and counters. It takes every optimiser but those that need numbers of
-/// the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), and of these the ones that clip by a norm,
-/// if the norm is [given](Update::begin_with_norms).
+/// The bits are those of [`update`](crate::update) with the same gradients, in whatever order and from
+/// whatever threads they come: parameters, state and counters. It takes every optimiser but those that need
+/// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), and of these the ones that
+/// clip by a norm, if the norm is [given](Update::begin_with_norms).
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
@@ -61,22 +61,22 @@ use crate::tree::{Leaf, StateTree, Twins};
 ///
 /// - A gradient that does not fit, or is [not finite](Update::finite_only), is an error of its `push`. That
 ///   parameter, its state and its counters stay as they were, and it can be pushed again; others have moved.
-///   If the gradient is finite, but not the sum of its [window](crate::AccumGrad), the window of that parameter
-///   is given up.
+///   If the gradient is finite, but not the sum of its [window](crate::AccumGrad), the window of that
+///   parameter is given up.
 /// - A second gradient for a parameter is an error, also under another of its paths: add up what belongs
 ///   together.
 /// - What lacks a gradient is known at the end. `finish` treats it as `update` does; if the state
 ///   [requires all](StateTree::require_all), that is an error then, and what was pushed has moved.
-/// - A step that is dropped before `finish` leaves each parameter whole: as it was, or moved with its state and
-///   counters. Windows do not count the call. The state meets a [warning](Warning::StepDropped).
+/// - A step that is dropped before `finish` leaves each parameter whole: as it was, or moved with its state
+///   and counters. Windows do not count the call. The state meets a [warning](Warning::StepDropped).
 /// - The [`LossScaler`] divides each gradient. One that is not finite lowers the scale at the end; the others
-///   have moved. If none has moved, the outcome is that of a skipped call. A step in which anything was pushed
-///   uses the scaled loss up, whether it is finished or dropped.
-/// - A model that is evaluated meanwhile has parameters of both sides of the step, for longer. A backward pass
-///   may push a parameter only after it has read it for the last time.
+///   have moved. If none has moved, the outcome is that of a skipped call. A step in which anything was
+///   pushed uses the scaled loss up, whether it is finished or dropped.
+/// - A model that is evaluated meanwhile has parameters of both sides of the step, for longer. A backward
+///   pass may push a parameter only after it has read it for the last time.
 ///
-/// Windows, averages and frozen parameters are as in `update`. If the step is leaked (`std::mem::forget`), the
-/// state has lost its leaves, and everything that needs them is an error.
+/// Windows, averages and frozen parameters are as in `update`. If the step is leaked (`std::mem::forget`),
+/// the state has lost its leaves, and everything that needs them is an error.
 #[must_use = "gradients that are pushed move their parameters; `finish` ends the step"]
 pub struct StreamedStep<'s> {
     /// The state; its leaves are in `leaves`.
@@ -110,8 +110,8 @@ struct Advance {
 impl<'s> Update<'s> {
     /// Begins a step whose gradients come one at a time.
     ///
-    /// Options hold as for [`apply`](Update::apply). [`finite_only`](Update::finite_only) is always on, for each
-    /// gradient by itself: one more read of it.
+    /// Options hold as for [`apply`](Update::apply). [`finite_only`](Update::finite_only) is always on, for
+    /// each gradient by itself: one more read of it.
     ///
     /// # Errors
     /// - The model is not the state's, or has other weights in place of its parameters.
@@ -144,19 +144,28 @@ impl<'s> Update<'s> {
     /// ```
     ///
     /// # Errors
-    /// As [`begin`](Update::begin). A number is no norm, a group has two, or an [exact](StepNorms::Exact) norm
-    /// is missing. Rules that need more than a norm of all gradients are refused:
-    /// [`SkipOutliers`](crate::SkipOutliers), which skips the whole call, and sums over the whole model, as in
-    /// [`Prodigy`](crate::Prodigy).
-    pub fn begin_with_norms<M: Model + ?Sized>(self, model: &'s M, norms: StepNorms<'_>) -> Result<StreamedStep<'s>> {
+    /// As [`begin`](Update::begin). A number is no norm, a group has two, or an [exact](StepNorms::Exact)
+    /// norm is missing. Rules that need more than a norm of all gradients are refused:
+    /// [`SkipOutliers`](crate::SkipOutliers), which skips the whole call, and sums over the whole model, as
+    /// in [`Prodigy`](crate::Prodigy).
+    pub fn begin_with_norms<M: Model + ?Sized>(
+        self,
+        model: &'s M,
+        norms: StepNorms<'_>,
+    ) -> Result<StreamedStep<'s>> {
         self.begin_with(model, Some(norms))
     }
 
-    fn begin_with<M: Model + ?Sized>(self, model: &'s M, norms: Option<StepNorms<'_>>) -> Result<StreamedStep<'s>> {
+    fn begin_with<M: Model + ?Sized>(
+        self,
+        model: &'s M,
+        norms: Option<StepNorms<'_>>,
+    ) -> Result<StreamedStep<'s>> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
-        let StepTarget { call, parameters, twins } = StepTarget::find(state, model, options, scaler.as_deref(), None)?;
+        let StepTarget { call, parameters, twins } =
+            StepTarget::find(state, model, options, scaler.as_deref(), None)?;
         let call = call.of_state(state);
         state.check_parameters()?;
         let norms = norms.map(NormsOfStep::new).transpose()?;
@@ -199,16 +208,19 @@ impl GradientLookUp for NoGradient {
 
 impl std::fmt::Debug for StreamedStep<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StreamedStep").field("leaves", &self.leaves.len()).field("overflow", &self.overflow.get()).finish_non_exhaustive()
+        f.debug_struct("StreamedStep")
+            .field("leaves", &self.leaves.len())
+            .field("overflow", &self.overflow.get())
+            .finish_non_exhaustive()
     }
 }
 
 impl StreamedStep<'_> {
     /// Moves the parameter with this path by its gradient, and frees the gradient.
     ///
-    /// The gradient is a tensor, or [memory](Lend) of another owner. Any thread may push, and several at once.
-    /// All threads of the engine work on a large parameter, the caller's alone on a small one. A gradient for a
-    /// frozen parameter, or one that was left out, is not used.
+    /// The gradient is a tensor, or [memory](Lend) of another owner. Any thread may push, and several at
+    /// once. All threads of the engine work on a large parameter, the caller's alone on a small one. A
+    /// gradient for a frozen parameter, or one that was left out, is not used.
     ///
     /// # Errors
     /// The parameter stays as it was, and can be pushed again, except in the cases that say so.
@@ -216,15 +228,15 @@ impl StreamedStep<'_> {
     /// - The gradient has another shape or device, or a dtype that is not floating-point.
     /// - It has a number that is [infinite, NaN or too large to be squared](Update::finite_only).
     /// - What [`update`](crate::update) refuses of a parameter: one that was changed, or whose memory is not
-    ///   what it says. If the owner of the memory fails after it was written, the parameter has moved as a whole,
-    ///   the error says so, and another push of it is refused.
+    ///   what it says. If the owner of the memory fails after it was written, the parameter has moved as a
+    ///   whole, the error says so, and another push of it is refused.
     /// - A function of a rule fails.
-    /// - A device fails. The parameter may have moved [in part](crate::update#what-is-left-in-the-middle) then,
-    ///   and cannot be pushed again.
+    /// - A device fails. The parameter may have moved [in part](crate::update#what-is-left-in-the-middle)
+    ///   then, and cannot be pushed again.
     ///
     /// # Panics
-    /// As [`update`](crate::update#panics), with the consequences that it has there for this parameter. If it has
-    /// moved, another push of it is refused.
+    /// As [`update`](crate::update#panics), with the consequences that it has there for this parameter. If it
+    /// has moved, another push of it is refused.
     pub fn push(&self, path: &str, gradient: impl Lend) -> Result<()> {
         self.push_lent(path, &gradient)
     }
@@ -271,9 +283,14 @@ impl StreamedStep<'_> {
         }
     }
 
-    /// Moves a leaf by its gradient. If that is not finite nothing moves, and the result is what the call would
-    /// have done to windows.
-    fn advance(&self, index: usize, open: &mut OpenLeaf, gradient: &OneGradient<'_>) -> Result<std::result::Result<(), Windows>> {
+    /// Moves a leaf by its gradient. If that is not finite nothing moves, and the result is what the call
+    /// would have done to windows.
+    fn advance(
+        &self,
+        index: usize,
+        open: &mut OpenLeaf,
+        gradient: &OneGradient<'_>,
+    ) -> Result<std::result::Result<(), Windows>> {
         let OpenLeaf { leaf, advance } = open;
         let (x, grads) = (&self.parameters[index], CallGradients::Own(OwnGradients::LookUp(gradient)));
         let norms = self.call.options.figures.then(LeafNorms::default);
@@ -289,7 +306,9 @@ impl StreamedStep<'_> {
             }
         }
         done.figures = norms.and_then(|norms| norms.found());
-        let committed = catch_unwind(AssertUnwindSafe(|| commit(self.call.options.engine, planned(slice::from_mut(&mut job)))));
+        let committed = catch_unwind(AssertUnwindSafe(|| {
+            commit(self.call.options.engine, planned(slice::from_mut(&mut job)))
+        }));
         // On a device a part may have moved, whatever the error is.
         let may_have_moved = job.as_ref().is_some_and(|job| job.has_moved || !job.x.device().is_cpu());
         if may_have_moved || matches!(committed, Ok(Ok(()))) {
@@ -300,14 +319,31 @@ impl StreamedStep<'_> {
     }
 
     /// The error for a gradient that is not finite, or whose window is not.
-    fn not_finite(&self, index: usize, leaf: &mut Leaf, windows: Windows, gradient: &OneGradient<'_>) -> Result<Error> {
+    fn not_finite(
+        &self,
+        index: usize,
+        leaf: &mut Leaf,
+        windows: Windows,
+        gradient: &OneGradient<'_>,
+    ) -> Result<Error> {
         let x = slice::from_ref(&self.parameters[index]);
         let grads = CallGradients::Own(OwnGradients::LookUp(gradient));
-        let is_finite =
-            || are_finite(&self.call, &Ranks::new(None), slice::from_ref(leaf), x, &self.twins, grads, &mut KeptSums::default());
+        let is_finite = || {
+            are_finite(
+                &self.call,
+                &Ranks::new(None),
+                slice::from_ref(leaf),
+                x,
+                &self.twins,
+                grads,
+                &mut KeptSums::default(),
+            )
+        };
         let error = |what: &str, remedy| {
             let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
-            Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), problem).at(gradient.path).with_remedy(remedy)
+            Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), problem)
+                .at(gradient.path)
+                .with_remedy(remedy)
         };
         if windows.released && is_finite()? {
             leaf.optimiser.end_window(&mut leaf.state)?;
@@ -315,8 +351,8 @@ impl StreamedStep<'_> {
             return Ok(error("the sum of its window has", remedy));
         }
         let _ = self.overflow.set(leaf.path.clone());
-        let remedy =
-            "the parameter is as it was: push another gradient, or go on without one; with a `LossScaler` the scale falls in `finish`";
+        let remedy = "the parameter is as it was: push another gradient, or go on without one; with a \
+                      `LossScaler` the scale falls in `finish`";
         Ok(error("its gradient has", remedy))
     }
 
@@ -330,7 +366,8 @@ impl StreamedStep<'_> {
     ///   count the call then.
     /// - The [scaler](Update::scaler) would fall below its floor.
     /// - A device or an owner of lent memory fails, with the
-    ///   [consequences](crate::update#what-is-left-in-the-middle) that it has in `update` for what was not pushed.
+    ///   [consequences](crate::update#what-is-left-in-the-middle) that it has in `update` for what was not
+    ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
         let advances = self.put_back();
         let moved = count_moved(&advances);
@@ -343,8 +380,8 @@ impl StreamedStep<'_> {
         Ok(outcome)
     }
 
-    /// Ends the scaler's step, if leaves have moved or a gradient was not finite. If the scale is at its floor, the
-    /// next step says so.
+    /// Ends the scaler's step, if leaves have moved or a gradient was not finite. If the scale is at its
+    /// floor, the next step says so.
     fn fail(&mut self, moved: usize) {
         let overflow = self.overflow.take();
         if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
@@ -354,7 +391,9 @@ impl StreamedStep<'_> {
 
     /// Puts the leaves back into the tree. What was done with each, in their order.
     fn put_back(&mut self) -> Vec<Option<Advance>> {
-        let open = std::mem::take(&mut self.leaves).into_iter().map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let open = std::mem::take(&mut self.leaves)
+            .into_iter()
+            .map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
         let (leaves, advances) = open.map(|OpenLeaf { leaf, advance }| (leaf, advance)).unzip();
         self.state.leaves = leaves;
         advances
@@ -367,21 +406,30 @@ impl StreamedStep<'_> {
         let mut all = StepPlan::new(state.requires_all, state.leaves.len());
         let StateTree { leaves, jobs: pool, .. } = &mut *state;
         let (mut jobs, written) = (pool.take(leaves.len()), UpdateTargets::all());
-        let leaf_norms: Vec<LeafNorms> = leaves.iter().filter(|_| call.options.figures).map(|_| LeafNorms::default()).collect();
+        let leaf_norms: Vec<LeafNorms> =
+            leaves.iter().filter(|_| call.options.figures).map(|_| LeafNorms::default()).collect();
         let (mut ended, mut given_up) = (Vec::with_capacity(leaves.len()), Vec::new());
-        for (index, (((leaf, x), job), advance)) in leaves.iter_mut().zip(&*parameters).zip(&mut jobs).zip(advances).enumerate() {
+        for (index, (((leaf, x), job), advance)) in
+            leaves.iter_mut().zip(&*parameters).zip(&mut jobs).zip(advances).enumerate()
+        {
             let advance = match advance {
                 Some(advance) => advance,
                 None => {
                     let mut update = LeafUpdate::new((index, ((leaf, x), &mut *job)));
                     update.make(call, twins, grads, &written, &leaf_norms)?;
                     let mut plan = update.plan;
-                    let shares = job.as_mut().map_or(Ok(Some(Vec::new())), |job| reduced(call, norms.as_ref(), job))?;
+                    let shares = job
+                        .as_mut()
+                        .map_or(Ok(Some(Vec::new())), |job| reduced(call, norms.as_ref(), job))?;
                     if shares.is_none() {
                         (plan.progress, *job) = (Some(Progress::WithoutGradient), None);
                         given_up.push(index);
                     }
-                    Advance { plan, shares: shares.unwrap_or_default(), figures: leaf_norms.get(index).and_then(LeafNorms::found) }
+                    Advance {
+                        plan,
+                        shares: shares.unwrap_or_default(),
+                        figures: leaf_norms.get(index).and_then(LeafNorms::found),
+                    }
                 }
             };
             all.add(index, &advance.plan);
@@ -408,7 +456,9 @@ impl StreamedStep<'_> {
         all.group_norms = joined_norms(ended.iter().map(|advance| &advance.shares[..])).into_iter().collect();
         all.figures = figures(leaves, ended.iter().map(|advance| advance.figures));
         let mut outcome = all.committed(state, parameters);
-        let lost = given_up.into_iter().map(|index| Warning::WindowsGivenUp { path: state.leaves[index].path.clone() });
+        let lost = given_up
+            .into_iter()
+            .map(|index| Warning::WindowsGivenUp { path: state.leaves[index].path.clone() });
         let lost: Vec<_> = lost.collect();
         outcome.warnings.extend(lost.into_iter().filter_map(|warning| state.warnings.meet(warning)));
         Ok(outcome)
@@ -434,9 +484,14 @@ fn count_moved(advances: &[Option<Advance>]) -> usize {
 }
 
 /// The leaf's shares of norms; `None` if its gradient is not finite.
-fn reduced(call: &UpdateCall, norms: Option<&NormsOfStep>, job: &mut Job<'_>) -> Result<Option<Vec<NormShare>>> {
+fn reduced(
+    call: &UpdateCall,
+    norms: Option<&NormsOfStep>,
+    job: &mut Job<'_>,
+) -> Result<Option<Vec<NormShare>>> {
     check_enough(norms, job)?;
-    let reduced = reduce_with(call.options.engine, &Ranks::new(None), &mut [job], norms.map(|norms| &norms.by_group))?;
+    let reduced =
+        reduce_with(call.options.engine, &Ranks::new(None), &mut [job], norms.map(|norms| &norms.by_group))?;
     Ok((reduced.verdict == Verdict::Go).then_some(reduced.shares))
 }
 

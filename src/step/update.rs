@@ -74,8 +74,8 @@ use crate::tree::{Leaf, StateTree, Twins};
 /// While parameters are written only four things can fail: a device, a rule's [late
 /// function](crate::Gradient::with_tensors_late), a tensor whose storage is exchanged at that very time, and
 /// an owner of [lent memory](crate::Lend) that no longer lends what it lent in the plan. The error names the
-/// parameters that have moved: the owner's own is among them, if the owner failed after its memory was written.
-/// Such an error leaves
+/// parameters that have moved: the owner's own is among them, if the owner failed after its memory was
+/// written. Such an error leaves
 ///
 /// - on the CPU, every parameter with its state and counters either as it was or moved as a whole. A
 ///   parameter whose function failed is as it was;
@@ -101,7 +101,11 @@ use crate::tree::{Leaf, StateTree, Twins};
 /// assert_eq!(x.to_vec1::<f32>()?, [0.0, 0.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome> {
+pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(
+    state: &mut StateTree,
+    model: &M,
+    grads: &G,
+) -> Result<Outcome> {
     Update::new(state).apply(model, grads)
 }
 
@@ -305,7 +309,11 @@ impl<'s> Update<'s> {
             // The other ranks wait for this one's refusal.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        target.step(state, scaler, StepGradients::Lent(map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map)))
+        target.step(
+            state,
+            scaler,
+            StepGradients::Lent(map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map)),
+        )
     }
 }
 
@@ -343,7 +351,12 @@ impl<'m> StepTarget<'m> {
         state.leaves.iter().enumerate().zip(&self.parameters).map(of_leaf).collect()
     }
 
-    fn step(self, state: &mut StateTree, scaler: Option<&mut LossScaler>, grads: StepGradients<'_>) -> Result<Outcome> {
+    fn step(
+        self,
+        state: &mut StateTree,
+        scaler: Option<&mut LossScaler>,
+        grads: StepGradients<'_>,
+    ) -> Result<Outcome> {
         let StepTarget { call, parameters, twins } = self;
         let mut outcome = step(call, state, &parameters, &twins, grads)?;
         if let Some(scaler) = scaler

@@ -3,8 +3,8 @@ use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, state_of_another_rule,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
+    State, StorageKind, StorageScheme, Target, state_of_another_rule,
 };
 use crate::tensors::{Tensor, difference, sum};
 
@@ -71,13 +71,17 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         Ok(State::empty()
-            .with_buffer("compensation", Buffer::new(&Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?)
+            .with_buffer(
+                "compensation",
+                Buffer::new(&Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?,
+            )
             .stored_with(rule.init(Parameter::new(x))?))
     }
 
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, compensation)] = &state.tensors[..] else { return state_of_another_rule(self) };
-        let [x, lost] = [x.to_tensor()?, compensation.tensor()?].map(|tensor| tensor.to_dtype(crate::tensors::DType::F32));
+        let [x, lost] = [x.to_tensor()?, compensation.tensor()?]
+            .map(|tensor| tensor.to_dtype(crate::tensors::DType::F32));
         Ok(sum(&x?, &lost?)?)
     }
 
@@ -97,7 +101,13 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
         Ok(true)
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(
+        &'a self,
+        rule: &'a dyn Rule,
+        own: OwnState<'a>,
+        target: Target<'a>,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>> {
         let [(_, compensation)] = own.tensors else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Kahan(compensation)))

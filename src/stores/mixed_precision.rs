@@ -3,8 +3,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::{DType, is_wider};
 use crate::rule::{
-    Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind, StorageScheme,
-    Target, state_of_another_rule,
+    Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State,
+    StorageKind, StorageScheme, Target, state_of_another_rule,
 };
 use crate::tensors::Tensor;
 
@@ -125,10 +125,19 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     }
 
     fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        state.master.as_ref().map_or_else(|| state_of_another_rule(self), |master| target.check_rounded(master))
+        state
+            .master
+            .as_ref()
+            .map_or_else(|| state_of_another_rule(self), |master| target.check_rounded(master))
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(
+        &'a self,
+        rule: &'a dyn Rule,
+        own: OwnState<'a>,
+        target: Target<'a>,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>> {
         let Some(master) = own.master else { return state_of_another_rule(self) };
         let has_gradient = !dx.is_missing();
         let x = Parameter::new(target.x).as_master(master.dtype(), master.device().is_cpu());

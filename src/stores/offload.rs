@@ -2,7 +2,8 @@ use crate::engine::{Buffer, owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::rule::{
-    Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target, state_of_another_rule,
+    Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target,
+    state_of_another_rule,
 };
 use crate::tensors::{Device, Tensor, Var};
 
@@ -221,7 +222,9 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
     fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
-            (Some(_), false) => state.children.first().map_or_else(|| state_of_another_rule(self), |inner| inner.state.copy()),
+            (Some(_), false) => {
+                state.children.first().map_or_else(|| state_of_another_rule(self), |inner| inner.state.copy())
+            }
             (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
             (None, false) => self.inner.state_for(state, x),
         }
@@ -232,13 +235,18 @@ impl<O: Optimiser + Clone> Optimiser for Offload<O> {
             return self.inner.plan(state, target, dx);
         }
         let State { master, staging, children, .. } = state;
-        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else { return state_of_another_rule(self) };
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else {
+            return state_of_another_rule(self);
+        };
         let copy = master.as_ref().and_then(Buffer::variable);
         let has_gradient = !dx.is_missing();
         let x = copy.map_or(target.x, |copy| copy as &dyn Lend);
-        let planned = self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
+        let planned =
+            self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
         match copy {
-            Some(copy) if has_gradient || planned.progress == Progress::Applied => target.check_rounded(copy)?,
+            Some(copy) if has_gradient || planned.progress == Progress::Applied => {
+                target.check_rounded(copy)?
+            }
             _ => {}
         }
         Ok(planned)
@@ -267,12 +275,16 @@ mod tests {
         ] {
             let x = Var::ones(3, dtype, &Device::Cpu).expect("a variable");
             let adam = Adam::new(0.1);
-            let inner: Box<dyn Optimiser> = if mixed { Box::new(MixedPrecision::new(DType::F32, adam)) } else { Box::new(adam) };
+            let inner: Box<dyn Optimiser> =
+                if mixed { Box::new(MixedPrecision::new(DType::F32, adam)) } else { Box::new(adam) };
             let (near, far) = (Offload::new(inner.clone()), Offload::new(inner).everywhere());
             let state = near.make_state(&x).expect("a state");
             assert_eq!(names(&state), here);
             let moved = far.state_for(&state, &x).expect("a state elsewhere");
-            assert_eq!((names(&moved), moved.staging.is_some()), (there.iter().map(|name| name.to_string()).collect(), true));
+            assert_eq!(
+                (names(&moved), moved.staging.is_some()),
+                (there.iter().map(|name| name.to_string()).collect(), true)
+            );
             let again = far.state_for(&moved, &x).expect("a state on a third device");
             assert_eq!((names(&again), again.staging.is_some()), (names(&moved), true));
             let back = near.state_for(&again, &x).expect("a state on the CPU");

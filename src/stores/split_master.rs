@@ -4,8 +4,8 @@ use crate::model::lent::Lend;
 use crate::numbers::DType;
 use crate::numbers::low_bits::LowBits;
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, state_of_another_rule,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
+    State, StorageKind, StorageScheme, Target, state_of_another_rule,
 };
 use crate::tensors::Tensor;
 
@@ -124,7 +124,13 @@ impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
         Ok(true)
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(
+        &'a self,
+        rule: &'a dyn Rule,
+        own: OwnState<'a>,
+        target: Target<'a>,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>> {
         let [(_, rest)] = own.tensors else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Subtract).with_low_bits(rest))

@@ -3,8 +3,8 @@ use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::{DType, random_key};
 use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, range, state_of_another_rule,
+    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
+    State, StorageKind, StorageScheme, Target, range, state_of_another_rule,
 };
 use crate::tensors::Tensor;
 
@@ -91,11 +91,18 @@ impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
         Ok(false)
     }
 
-    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
+    fn plan_stored<'a>(
+        &'a self,
+        rule: &'a dyn Rule,
+        own: OwnState<'a>,
+        target: Target<'a>,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>> {
         let [(_, rounded)] = own.counters else { return state_of_another_rule(self) };
         let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
         let key = random_key(self.seed, *rounded, target.path);
-        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Stochastic(key)).counting(rounded))
+        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Stochastic(key))
+            .counting(rounded))
     }
 }
 

@@ -1,5 +1,8 @@
 use crate::error::Result;
-use crate::rule::{Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, each_once, has_no};
+use crate::rule::{
+    Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, each_once,
+    has_no,
+};
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
 ///
@@ -57,7 +60,10 @@ impl<R: Rule + Clone> StoreAs<R> {
     /// Keeps the tensors of these names so, wherever they are in `inner`.
     ///
     /// Each is in a dtype or in [`Q8`](SlotFormat::Q8).
-    pub fn new<N: Into<String>, F: Into<SlotFormat>>(formats: impl IntoIterator<Item = (N, F)>, inner: R) -> Self {
+    pub fn new<N: Into<String>, F: Into<SlotFormat>>(
+        formats: impl IntoIterator<Item = (N, F)>,
+        inner: R,
+    ) -> Self {
         let named = formats.into_iter().map(|(name, format)| (name.into(), format.into()));
         StoreAs { stored: StoreAsFormat::Named(named.collect()), inner }
     }
@@ -79,7 +85,9 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
             StoreAsFormat::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
         }
         rule.require(|| match &self.stored {
-            StoreAsFormat::Named(named) => named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other)),
+            StoreAsFormat::Named(named) => {
+                named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other))
+            }
             StoreAsFormat::All(format) => format.check("*", Meaning::Other),
         });
         rule.holds(&mut self.inner);

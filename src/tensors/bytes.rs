@@ -43,7 +43,9 @@ pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Resu
         return Err(failure("the values of a tensor do not lie in order on the CPU"));
     };
     let size = dtype_of(numbers).size_in_bytes();
-    bytes(numbers)?.get(start * size..end * size).ok_or_else(|| failure("the storage of a tensor is too short"))
+    bytes(numbers)?
+        .get(start * size..end * size)
+        .ok_or_else(|| failure("the storage of a tensor is too short"))
 }
 
 /// Writes values of `size` bytes each.

@@ -7,8 +7,8 @@ use candle_core::op::BackpropOp;
 #[cfg(feature = "cuda")]
 pub(crate) use candle_core::CudaStorage;
 pub(crate) use candle_core::{
-    CpuStorage, DType, Device, Error as TensorError, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId, Var,
-    WithDType,
+    CpuStorage, DType, Device, Error as TensorError, InplaceOp1, Layout, Result, Shape, Storage, StorageRef,
+    Tensor, TensorId, Var, WithDType,
 };
 
 /// An error of tensors with this text.
@@ -37,7 +37,12 @@ pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
 }
 
 /// Writes the elements of a layout to `to`, in row-major order from `start` on.
-pub(crate) fn copy_elements(from: &CpuStorage, layout: &Layout, to: &mut CpuStorage, start: usize) -> Result<()> {
+pub(crate) fn copy_elements(
+    from: &CpuStorage,
+    layout: &Layout,
+    to: &mut CpuStorage,
+    start: usize,
+) -> Result<()> {
     from.copy_strided_src(to, start, layout)
 }
 

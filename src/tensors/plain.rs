@@ -125,7 +125,8 @@ fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()
         return Ok(());
     }
     for (element, to) in to.iter_mut().enumerate() {
-        *to = *from.get(layout.start + place_of(element, layout.dims(), layout.stride())).ok_or_else(short)?;
+        *to =
+            *from.get(layout.start + place_of(element, layout.dims(), layout.stride())).ok_or_else(short)?;
     }
     Ok(())
 }
@@ -277,7 +278,11 @@ impl Tensor {
         Ok(tensor_of(T::storage(vec![number]), ()))
     }
 
-    pub(crate) fn from_vec<T: WithDType>(numbers: Vec<T>, shape: impl Into<Shape>, _device: &Device) -> Result<Self> {
+    pub(crate) fn from_vec<T: WithDType>(
+        numbers: Vec<T>,
+        shape: impl Into<Shape>,
+        _device: &Device,
+    ) -> Result<Self> {
         let (shape, length) = (shape.into(), numbers.len());
         if length == shape.elem_count() {
             Ok(tensor_of(T::storage(numbers), shape))
@@ -292,12 +297,20 @@ impl Tensor {
     }
 
     /// A tensor of these bytes, in the processor's order.
-    pub(crate) fn from_raw_buffer(bytes: &[u8], dtype: DType, shape: &[usize], _device: &Device) -> Result<Self> {
+    pub(crate) fn from_raw_buffer(
+        bytes: &[u8],
+        dtype: DType,
+        shape: &[usize],
+        _device: &Device,
+    ) -> Result<Self> {
         let shape = Shape::from(shape);
         let mut numbers = zeroed(&shape, dtype)?;
         let room = super::bytes_mut(&mut numbers)?;
         if room.len() != bytes.len() {
-            return Err(failure(format!("{} bytes are no tensor of {dtype:?} and shape {shape:?}", bytes.len())));
+            return Err(failure(format!(
+                "{} bytes are no tensor of {dtype:?} and shape {shape:?}",
+                bytes.len()
+            )));
         }
         room.copy_from_slice(bytes);
         Ok(tensor_of(numbers, shape))
@@ -310,7 +323,11 @@ impl Tensor {
     /// One vector of several.
     pub(crate) fn cat(vectors: &[Tensor], _dim: usize) -> Result<Self> {
         let first = vectors.first().ok_or_else(|| failure("no vectors to join"))?;
-        let whole = Tensor::zeros(vectors.iter().map(Tensor::elem_count).sum::<usize>(), first.dtype(), &Device::Cpu)?;
+        let whole = Tensor::zeros(
+            vectors.iter().map(Tensor::elem_count).sum::<usize>(),
+            first.dtype(),
+            &Device::Cpu,
+        )?;
         let mut start = 0;
         for vector in vectors {
             whole.slice_set(vector, 0, start)?;
@@ -368,12 +385,17 @@ impl Tensor {
     }
 
     pub(crate) fn inplace_op1(&self, operation: &impl InplaceOp1) -> Result<()> {
-        operation.cpu_fwd(&mut self.0.storage.write().unwrap_or_else(PoisonError::into_inner).0, &self.0.layout)
+        operation
+            .cpu_fwd(&mut self.0.storage.write().unwrap_or_else(PoisonError::into_inner).0, &self.0.layout)
     }
 
     /// The same elements, not as a variable.
     pub(crate) fn detach(&self) -> Self {
-        if self.is_variable() { self.view(self.shape().clone(), self.layout().stride.clone(), self.layout().start) } else { self.clone() }
+        if self.is_variable() {
+            self.view(self.shape().clone(), self.layout().stride.clone(), self.layout().start)
+        } else {
+            self.clone()
+        }
     }
 
     pub(crate) fn to_device(&self, _device: &Device) -> Result<Self> {
@@ -383,7 +405,9 @@ impl Tensor {
     /// The elements in row-major order, in numbers of their own.
     fn numbers(&self) -> Result<CpuStorage> {
         let (storage, layout) = self.storage_and_layout();
-        if layout.contiguous_offsets() == Some((0, super::bytes(&storage.0)?.len() / self.dtype().size_in_bytes())) {
+        if layout.contiguous_offsets()
+            == Some((0, super::bytes(&storage.0)?.len() / self.dtype().size_in_bytes()))
+        {
             return Ok(storage.0.clone());
         }
         let mut numbers = zeros(layout.elem_count(), self.dtype())?;
@@ -406,7 +430,10 @@ impl Tensor {
     pub(crate) fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         if shape.elem_count() != self.elem_count() {
-            return Err(failure(format!("a tensor of shape {:?} cannot have the shape {shape:?}", self.shape())));
+            return Err(failure(format!(
+                "a tensor of shape {:?} cannot have the shape {shape:?}",
+                self.shape()
+            )));
         }
         let whole = self.contiguous()?;
         Ok(whole.view(shape.clone(), row_major(shape.dims()), whole.layout().start))
@@ -420,7 +447,10 @@ impl Tensor {
     pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
         let (mut dims, layout) = (self.dims().to_vec(), self.layout());
         if dims.get(dim).is_none_or(|dim| start + length > *dim) {
-            return Err(failure(format!("there is no range of {length} from {start} on in dimension {dim} of {:?}", self.shape())));
+            return Err(failure(format!(
+                "there is no range of {length} from {start} on in dimension {dim} of {:?}",
+                self.shape()
+            )));
         }
         dims[dim] = length;
         Ok(self.view(dims.into(), layout.stride.clone(), layout.start + start * layout.stride[dim]))
@@ -432,10 +462,15 @@ impl Tensor {
         let fit = |shape: &[usize]| {
             let new = shape.len().checked_sub(self.rank())?;
             let fits = self.dims().iter().zip(&shape[new..]).all(|(own, dim)| own == dim || *own == 1);
-            let repeated = self.dims().iter().zip(&layout.stride).map(|(own, stride)| if *own == 1 { 0 } else { *stride });
+            let repeated = self
+                .dims()
+                .iter()
+                .zip(&layout.stride)
+                .map(|(own, stride)| if *own == 1 { 0 } else { *stride });
             fits.then(|| vec![0; new].into_iter().chain(repeated).collect::<Vec<_>>())
         };
-        let stride = fit(shape.dims()).ok_or_else(|| failure(format!("a tensor of shape {:?} is none of {shape:?}", self.shape())))?;
+        let stride = fit(shape.dims())
+            .ok_or_else(|| failure(format!("a tensor of shape {:?} is none of {shape:?}", self.shape())))?;
         Ok(self.view(shape, stride, layout.start))
     }
 
@@ -464,7 +499,12 @@ impl Tensor {
             return Err(failure("rows are set within dimension 0"));
         }
         let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
-        copy_elements(&numbers, &Layout::of(rows.shape().clone()), &mut storage.0, self.layout().start + start * row)
+        copy_elements(
+            &numbers,
+            &Layout::of(rows.shape().clone()),
+            &mut storage.0,
+            self.layout().start + start * row,
+        )
     }
 
     /// The numbers of a vector.
@@ -502,7 +542,12 @@ pub(crate) fn quotient(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
 }
 
 /// Elements of both by pairs; a number alone stands for all. Those of 16 bits are widened, and rounded again.
-fn combined(a: &Tensor, b: &Tensor, of_f32: fn(f32, f32) -> f32, of_f64: fn(f64, f64) -> f64) -> Result<Tensor> {
+fn combined(
+    a: &Tensor,
+    b: &Tensor,
+    of_f32: fn(f32, f32) -> f32,
+    of_f64: fn(f64, f64) -> f64,
+) -> Result<Tensor> {
     fn pairs<T: Copy>(mut a: Vec<T>, b: Vec<T>, of: fn(T, T) -> T) -> Vec<T> {
         a.iter_mut().zip(b).for_each(|(a, b)| *a = of(*a, b));
         a
@@ -535,7 +580,9 @@ fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
         CpuStorage::F16(numbers) => narrow(numbers.into_iter().map(f16::to_f32).collect()),
         CpuStorage::BF16(numbers) => narrow(numbers.into_iter().map(bf16::to_f32).collect()),
         CpuStorage::F32(numbers) => narrow(numbers),
-        CpuStorage::F64(numbers) if dtype == DType::F32 => narrow(numbers.into_iter().map(|number| number as f32).collect()),
+        CpuStorage::F64(numbers) if dtype == DType::F32 => {
+            narrow(numbers.into_iter().map(|number| number as f32).collect())
+        }
         CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
         numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of(&numbers)))),
     }
@@ -561,7 +608,13 @@ impl Var {
         }
         let Tensor(copy) = tensor.force_contiguous()?;
         let Inner { id, storage, layout, dtype, .. } = &*copy;
-        Ok(Var(Tensor(Arc::new(Inner { id: *id, storage: storage.clone(), layout: layout.clone(), dtype: *dtype, is_variable: true }))))
+        Ok(Var(Tensor(Arc::new(Inner {
+            id: *id,
+            storage: storage.clone(),
+            layout: layout.clone(),
+            dtype: *dtype,
+            is_variable: true,
+        }))))
     }
 
     pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
@@ -580,7 +633,11 @@ impl Var {
     pub(crate) fn set(&self, next: &Tensor) -> Result<()> {
         let numbers = next.numbers()?;
         if next.dims() != self.dims() {
-            return Err(failure(format!("a variable of shape {:?} cannot take values of shape {:?}", self.shape(), next.shape())));
+            return Err(failure(format!(
+                "a variable of shape {:?} cannot take values of shape {:?}",
+                self.shape(),
+                next.shape()
+            )));
         }
         let mut storage = self.0.0.storage.write().unwrap_or_else(PoisonError::into_inner);
         copy_elements(&numbers, &Layout::of(next.shape().clone()), &mut storage.0, self.layout().start)

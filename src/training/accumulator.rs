@@ -162,7 +162,9 @@ impl Accumulator {
             quotient(&sum.detach().to_dtype(compute.into())?, &weight)?.to_dtype(self.dtype.into())
         };
         let leaves = state.leaves().filter(|leaf| leaf.has_had_gradient());
-        let means = leaves.map(|leaf| Ok((leaf.path().to_string(), mean(&by_path[leaf.path()])?))).collect::<Result<_>>()?;
+        let means = leaves
+            .map(|leaf| Ok((leaf.path().to_string(), mean(&by_path[leaf.path()])?)))
+            .collect::<Result<_>>()?;
         (self.sums, self.weight) = (None, 0);
         Ok(means)
     }

@@ -22,9 +22,9 @@ use crate::tree::is_trainable;
 ///
 /// The model is the one that the loss was computed with; for a [`Twin`](crate::Twin) the low-precision one.
 ///
-/// Variables with a gradient of exactly zero are named at the end. That is no mistake by itself: one of LoRA's
-/// two factors has it in the first step, as the other is zero. But `VarBuilder::get` makes zeros of a new
-/// variable in a `VarMap` that has no initialiser, and a model with such a norm or table may never train.
+/// Variables with a gradient of exactly zero are named at the end. That is no mistake by itself: one of
+/// LoRA's two factors has it in the first step, as the other is zero. But `VarBuilder::get` makes zeros of a
+/// new variable in a `VarMap` that has no initialiser, and a model with such a norm or table may never train.
 /// [`StateTree::require_all`](crate::StateTree::require_all) cannot tell: the gradients are there.
 ///
 /// For several matrices in one it shows which [rows](Audited::cut_rows) have no gradient. Variables that the
@@ -77,7 +77,8 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     let audited = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
         if let Some(gradient) = gradients.get(&tensor) {
-            let numbers: Vec<f64> = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1()?;
+            let numbers: Vec<f64> =
+                gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1()?;
             reach = Reach::of(&numbers);
             if matches!(reach, Reach::Gradient { .. }) && projections.has(&tensor) {
                 cut_rows = cut(&numbers, tensor.dims());
@@ -176,7 +177,8 @@ impl<'n> Projections<'n> {
         let is_transposed = |matrix: &Tensor| self.transposed.contains(&(storage_address(matrix), columns));
         // In the order of the graph, results come before the variables they are made of. If there is a copy
         // in another dtype, that copy is multiplied with.
-        let is_copy = |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
+        let is_copy =
+            |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
         let of_copy = |pair: &[&Tensor]| pair[1].id() == x.id() && is_copy(pair[0]) && is_transposed(pair[0]);
         is_transposed(x) || self.nodes.windows(2).any(of_copy)
     }
@@ -190,7 +192,8 @@ const SMALLEST_PART: usize = 4;
 fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     let [rows, columns] = *shape else { return Vec::new() };
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for row in (0..rows).filter(|row| numbers[row * columns..][..columns].iter().all(|&number| number == 0.0)) {
+    for row in (0..rows).filter(|row| numbers[row * columns..][..columns].iter().all(|&number| number == 0.0))
+    {
         match runs.last_mut() {
             Some(run) if run.end == row => run.end += 1,
             _ => runs.push(row..row + 1),
@@ -198,8 +201,11 @@ fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     }
     let Some(first) = runs.first() else { return runs };
     let of_head = rows / runs.len();
-    let is_regular = |(head, run): (usize, &Range<usize>)| *run == (first.start + head * of_head..first.end + head * of_head);
-    let is_made_of = |part: usize| [of_head, first.start, first.end].iter().all(|end| end.is_multiple_of(part));
+    let is_regular = |(head, run): (usize, &Range<usize>)| {
+        *run == (first.start + head * of_head..first.end + head * of_head)
+    };
+    let is_made_of =
+        |part: usize| [of_head, first.start, first.end].iter().all(|end| end.is_multiple_of(part));
     let is_cut = rows.is_multiple_of(runs.len())
         && runs.iter().enumerate().all(is_regular)
         && 4 * first.len() >= of_head
@@ -275,21 +281,35 @@ impl fmt::Display for Audit {
         } else if unreached == all {
             writeln!(
                 f,
-                "The loss reaches none of the {all} variables. Pass the model that the loss was computed with; if this is it, something cuts the \
-                 graph."
+                "The loss reaches none of the {all} variables. Pass the model that the loss was computed \
+                 with; if this is it, something cuts the graph."
             )?;
         } else if is_cut {
-            writeln!(f, "The loss does not reach {unreached} of {all} variables. If it should depend on them, something cuts the graph.")?;
+            writeln!(
+                f,
+                "The loss does not reach {unreached} of {all} variables. If it should depend on them, \
+                 something cuts the graph."
+            )?;
         }
         for Audited { paths, shape, cut_rows, .. } in &self.variables {
             let Some(first) = cut_rows.first() else { continue };
             is_cut = true;
-            let heads = if cut_rows.len() > 1 { format!(" (and so on, {} times)", cut_rows.len()) } else { String::new() };
-            write!(f, "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ", shape[0], paths.join(" = "))?;
+            let heads = if cut_rows.len() > 1 {
+                format!(" (and so on, {} times)", cut_rows.len())
+            } else {
+                String::new()
+            };
+            write!(
+                f,
+                "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ",
+                shape[0],
+                paths.join(" = ")
+            )?;
             writeln!(
                 f,
-                "If the matrix is several in one, such as queries, keys and values, something cuts the graph behind these rows. (A single \
-                 position is an exception: its queries and keys have no effect.)"
+                "If the matrix is several in one, such as queries, keys and values, something cuts the \
+                 graph behind these rows. (A single position is an exception: its queries and keys have no \
+                 effect.)"
             )?;
         }
         if is_cut {
@@ -299,9 +319,9 @@ impl fmt::Display for Audit {
         if !zeros.is_empty() {
             writeln!(
                 f,
-                "{} of {all} variables have a gradient of exactly zero: {}. In the first step that is right for one of LoRA's two factors. \
-                 Otherwise something that they are multiplied with is zero, as every variable is that `VarBuilder::get` makes in a `VarMap` \
-                 without an initialiser.",
+                "{} of {all} variables have a gradient of exactly zero: {}. In the first step that is right \
+                 for one of LoRA's two factors. Otherwise something that they are multiplied with is zero, \
+                 as every variable is that `VarBuilder::get` makes in a `VarMap` without an initialiser.",
                 zeros.len(),
                 joined(&listed(zeros.iter().copied()))
             )?;
@@ -312,8 +332,8 @@ impl fmt::Display for Audit {
         if !self.outside.is_empty() {
             writeln!(
                 f,
-                "No optimiser of this model trains what it does not show: name the field in the struct's `model!`, or show the variable in `Model::visit`, \
-                 unless it is to stay as it is."
+                "No optimiser of this model trains what it does not show: name the field in the struct's \
+                 `model!`, or show the variable in `Model::visit`, unless it is to stay as it is."
             )?;
         }
         Ok(())

@@ -40,12 +40,12 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// [`for_model`](CandleOptimizer::for_model) keeps the names of the model. `new`, which the trait has, names
 /// the leaves by their places in the list: `0`, `1`, and so on. `VarMap::all_vars` has another order in each
 /// run of the program, so such a state is refused where leaves are found by name: it is neither saved nor
-/// [restored](crate::CheckpointFile::restore), and not [bound](StateTree::rebind) to another model. For a list
-/// that has the same order in each run write `for_model(&list, rule)`.
+/// [restored](crate::CheckpointFile::restore), and not [bound](StateTree::rebind) to another model. For a
+/// list that has the same order in each run write `for_model(&list, rule)`.
 ///
 /// With equal settings its steps are candle-nn's up to rounding. `Descent` has those of `SGD` bit for bit.
-/// `AdamW` rounds in other places: over 100 steps of an MLP the losses agree to 1e-13 in f64 and to 1e-5 in f32.
-/// Models that let roundings grow, such as deep convolutional networks, go further apart in f32.
+/// `AdamW` rounds in other places: over 100 steps of an MLP the losses agree to 1e-13 in f64 and to 1e-5 in
+/// f32. Models that let roundings grow, such as deep convolutional networks, go further apart in f32.
 ///
 /// # Departures
 /// From candle-nn's optimisers:
@@ -185,7 +185,11 @@ impl<O: Optimiser> candle_nn::Optimizer for CandleOptimizer<O> {
         if let Some(error) = self.refused.take() {
             return Err(error.into());
         }
-        let outcome = if self.variables.is_empty() { Outcome::default() } else { update(&mut self.state, &self.variables, grads)? };
+        let outcome = if self.variables.is_empty() {
+            Outcome::default()
+        } else {
+            update(&mut self.state, &self.variables, grads)?
+        };
         self.outcome = Some(outcome);
         Ok(())
     }

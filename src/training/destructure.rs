@@ -92,7 +92,8 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
         dtype = widest(dtype, part);
     }
     let part = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype.into())?.to_device(&device);
-    let parts = variables.iter().map(|variable| part(&variable.tensor)).collect::<candle_core::Result<Vec<_>>>()?;
+    let parts =
+        variables.iter().map(|variable| part(&variable.tensor)).collect::<candle_core::Result<Vec<_>>>()?;
     let flat = match &parts[..] {
         [only] => only.force_contiguous()?, // `cat` would return a view of the variable.
         parts => Tensor::cat(parts, 0)?,
@@ -174,8 +175,11 @@ impl Structure {
     pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
         let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
             let tensor = part.reshape(&parameter.shape)?;
-            let tensor =
-                if parameter.dtype == self.dtype { tensor.force_contiguous()? } else { tensor.to_dtype(parameter.dtype.into())? };
+            let tensor = if parameter.dtype == self.dtype {
+                tensor.force_contiguous()?
+            } else {
+                tensor.to_dtype(parameter.dtype.into())?
+            };
             Ok((parameter.paths.first().cloned().unwrap_or_default(), tensor.to_device(&parameter.device)?))
         });
         tensors.collect()
@@ -227,13 +231,15 @@ impl Structure {
         const WHAT: &str = "the flat vector";
         let expected = Shape::from(self.elements);
         if *flat.shape() != expected {
-            return Err(Error::shape(WHAT, flat.shape(), expected).with_remedy("pass one as long as `destructure` gave"));
+            return Err(Error::shape(WHAT, flat.shape(), expected)
+                .with_remedy("pass one as long as `destructure` gave"));
         }
         if flat.dtype() != self.dtype {
             let other = Error::dtype(WHAT, flat.dtype(), format_args!("{:?}", self.dtype));
             return Err(other.with_remedy("convert it with `to_dtype`"));
         }
-        let lengths: Vec<usize> = self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
+        let lengths: Vec<usize> =
+            self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
         let mut parts = Vec::with_capacity(lengths.len());
         cut(flat, &lengths, &mut parts)?;
         Ok(parts)
@@ -247,7 +253,8 @@ impl Structure {
             let got = variables.get(place).map_or(&[][..], |variable| &variable.paths);
             if expected != got {
                 let path = expected.first().into_iter().chain(got.first()).min();
-                let at_path = |paths: &[String]| if paths.first() == path { paths.to_vec() } else { Vec::new() };
+                let at_path =
+                    |paths: &[String]| if paths.first() == path { paths.to_vec() } else { Vec::new() };
                 return Err(Error::new(ErrorKind::Model, "its paths in the model are")
                     .with_got(format_args!("{:?}", at_path(got)))
                     .with_expected(format_args!("{:?}", at_path(expected)))

@@ -74,14 +74,17 @@ impl Twin {
         let mut twins = Twins::default();
         for (path, low) in by_first_path(low, is_trainable)? {
             let Some(high) = precise.get(&path) else {
-                let error = Error::new(ErrorKind::Model, "the twin has it, and the precise model does not").at(&path);
+                let error =
+                    Error::new(ErrorKind::Model, "the twin has it, and the precise model does not").at(&path);
                 return Err(error.with_remedy(REMEDY));
             };
             if high.id() == low.id() {
                 continue;
             }
             if high.shape() != low.shape() {
-                return Err(Error::shape("its twin", low.shape(), high.shape()).at(&path).with_remedy(REMEDY));
+                return Err(Error::shape("its twin", low.shape(), high.shape())
+                    .at(&path)
+                    .with_remedy(REMEDY));
             }
             if is_wider(low.dtype(), high.dtype()) {
                 let expected = format!("a dtype no wider than {:?}", high.dtype());
@@ -93,7 +96,8 @@ impl Twin {
             twins.insert(high, &low);
         }
         if twins.is_empty() {
-            return Err(Error::new(ErrorKind::Model, "the twin has no trainable variable of its own").with_remedy(REMEDY));
+            return Err(Error::new(ErrorKind::Model, "the twin has no trainable variable of its own")
+                .with_remedy(REMEDY));
         }
         let _written = Arc::new(UpdateTargets::new(twins.low().map(storage_address)));
         let twin = Twin { precise, twins, _written };
@@ -110,12 +114,17 @@ impl Twin {
     ///
     /// # Errors
     /// If two variables have the same path.
-    pub fn variables<P: Model + ?Sized, D: Into<DType>>(precise: &P, choose: impl Fn(&str, &Tensor) -> D) -> Result<VarMap> {
+    pub fn variables<P: Model + ?Sized, D: Into<DType>>(
+        precise: &P,
+        choose: impl Fn(&str, &Tensor) -> D,
+    ) -> Result<VarMap> {
         let map = VarMap::new();
         let mut variables = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (path, tensor) in by_first_path(precise, Tensor::is_variable)? {
-            let dtype = if tensor.dtype().is_float() { choose(&path, &tensor).into() } else { tensor.dtype() };
-            let shared = if tensor.dtype() == dtype { tensor } else { tensor.to_dtype(dtype)?.detach().copy()? };
+            let dtype =
+                if tensor.dtype().is_float() { choose(&path, &tensor).into() } else { tensor.dtype() };
+            let shared =
+                if tensor.dtype() == dtype { tensor } else { tensor.to_dtype(dtype)?.detach().copy()? };
             variables.insert(path, Var::from_tensor(&shared)?);
         }
         drop(variables);
@@ -159,7 +168,8 @@ mod tests {
     #[test]
     fn a_twin_on_another_device_is_called_a_twin() {
         let error = on_another_device("w", DeviceLocation::Cuda { gpu_id: 0 }, DeviceLocation::Cpu);
-        let text = "parameter \"w\": its twin is on Cuda { gpu_id: 0 }, expected Cpu; make both models on one device";
+        let text = "parameter \"w\": its twin is on Cuda { gpu_id: 0 }, expected Cpu; make both models on \
+                    one device";
         assert_eq!(error.to_string(), text);
     }
 }

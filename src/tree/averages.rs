@@ -37,7 +37,11 @@ impl StateTree {
     /// The averages of this rank's parts, each with the index of its leaf.
     fn own_averages(&self, parameters: &[Lent<'_>]) -> Result<Vec<(usize, Tensor)>> {
         let moved = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
-        moved.filter_map(|(index, (leaf, x))| Some(average(leaf, &**x).transpose()?.map(|average| (index, average)))).collect()
+        moved
+            .filter_map(|(index, (leaf, x))| {
+                Some(average(leaf, &**x).transpose()?.map(|average| (index, average)))
+            })
+            .collect()
     }
 
     /// Puts the [averages](StateTree::averages), rounded, into the model while `evaluate` runs.
@@ -95,7 +99,9 @@ impl StateTree {
         let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
         let exchanged = ParameterExchange::new(self, parameters, twins, copies);
         let ParameterExchange { state, parameters, twins } = &exchanged;
-        let put = |(leaf, average): &(usize, Tensor)| set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average);
+        let put = |(leaf, average): &(usize, Tensor)| {
+            set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average)
+        };
         state.settle(Call::AveragesPut, averages.iter().try_for_each(put))?;
         state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
         averages.iter().try_for_each(|(leaf, _)| twins.follow(&*parameters[*leaf]))?;
@@ -103,10 +109,16 @@ impl StateTree {
     }
 
     /// Everything that can be refused, before anything is written.
-    fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<AverageExchange<'m>> {
+    fn prepared_averages<'m, M: Model + ?Sized>(
+        &mut self,
+        model: &'m M,
+        twins: &Twins,
+    ) -> Result<AverageExchange<'m>> {
         let parameters = self.parameters_back(model, twins)?;
         let averages = self.own_averages(&parameters)?;
-        if averages.is_empty() && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none() {
+        if averages.is_empty()
+            && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none()
+        {
             let remedy = "add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`";
             return Err(Error::new(ErrorKind::Unsupported, "no parameter has an average").with_remedy(remedy));
         }

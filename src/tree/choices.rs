@@ -26,7 +26,9 @@ pub(crate) fn chosen<'m, O: Optimiser>(
             let chosen = [optimiser.as_ref(), choose(other, x).as_ref()].map(|chosen| chosen.map(described));
             if chosen[0] != chosen[1] {
                 let [own, others] = words(&chosen);
-                let problem = format!("it is tied to {other:?}, and {own} was chosen for the one, {others} for the other");
+                let problem = format!(
+                    "it is tied to {other:?}, and {own} was chosen for the one, {others} for the other"
+                );
                 let remedy = "choose the same for all paths of a parameter";
                 return Err(Error::new(ErrorKind::Model, problem).at(variable.path()).with_remedy(remedy));
             }
@@ -59,7 +61,9 @@ impl ChoiceCache {
     pub(crate) fn all<'m>(choices: ChosenOptimisers<'m>) -> Result<ChosenOptimisers<'m>> {
         let mut settled = ChoiceCache::default();
         let of = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
-            let optimiser = optimiser.map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::new(&*variable.x))).transpose()?;
+            let optimiser = optimiser
+                .map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::new(&*variable.x)))
+                .transpose()?;
             Ok((variable, optimiser))
         };
         choices.into_iter().map(of).collect()
@@ -67,7 +71,12 @@ impl ChoiceCache {
 
     /// # Errors
     /// If the rule decided on does not go with the rules around it.
-    pub(crate) fn of(&mut self, optimiser: &Arc<dyn Optimiser>, paths: &[String], x: Parameter<'_>) -> Result<Arc<dyn Optimiser>> {
+    pub(crate) fn of(
+        &mut self,
+        optimiser: &Arc<dyn Optimiser>,
+        paths: &[String],
+        x: Parameter<'_>,
+    ) -> Result<Arc<dyn Optimiser>> {
         let mut own = dyn_clone::clone_box(&**optimiser);
         if !choose(&mut *own, paths, x) {
             return Ok(optimiser.clone());
@@ -85,8 +94,9 @@ fn described(optimiser: &impl Optimiser) -> Description {
 
 /// Two choices in words: name and hyper-parameters, or, if these are equal, the whole descriptions.
 fn words(chosen: &[Option<Description>; 2]) -> [String; 2] {
-    let words =
-        |words: fn(&Description) -> String| chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words));
+    let words = |words: fn(&Description) -> String| {
+        chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words))
+    };
     let short = words(Description::with_fields);
     if short[0] == short[1] { words(|description| description.words().join(", ")) } else { short }
 }

@@ -95,14 +95,24 @@ impl Leaf {
         let (places, fields) = (self.optimiser.places(), self.optimiser.fields());
         let [rates, others] = [&*self.optimiser, other].map(set_for_rate);
         for mark in &self.driven {
-            let (Some(place), Some((_, FieldValue::Real(value)))) = (places.get(mark.field), fields.get(mark.field)) else { continue };
+            let (Some(place), Some((_, FieldValue::Real(value)))) =
+                (places.get(mark.field), fields.get(mark.field))
+            else {
+                continue;
+            };
             // A driven learning rate goes over to the other's learning rate, wherever in a chain it is set.
             match rates.iter().find(|field| field.index == mark.field) {
                 Some(rate) if !others.is_empty() => {
-                    let same = |field: &RateField| if field.others == rate.others { Some(*value) } else { field.value_for(rate.rate()) };
-                    others.iter().for_each(|field| carried.take(mark, self.steps, (field.index, field.value), same(field)));
+                    let same = |field: &RateField| {
+                        if field.others == rate.others { Some(*value) } else { field.value_for(rate.rate()) }
+                    };
+                    others.iter().for_each(|field| {
+                        carried.take(mark, self.steps, (field.index, field.value), same(field))
+                    });
                 }
-                _ => same_field(place, other).into_iter().for_each(|field| carried.take(mark, self.steps, field, Some(*value))),
+                _ => same_field(place, other)
+                    .into_iter()
+                    .for_each(|field| carried.take(mark, self.steps, field, Some(*value))),
             }
         }
         carried
@@ -141,17 +151,22 @@ impl StateTree {
                 }
             }
         }
-        let named = |leaf: &Leaf, field: usize| (leaf.path.clone(), leaf.optimiser.places().get(field).cloned().unwrap_or_default());
+        let named = |leaf: &Leaf, field: usize| {
+            (leaf.path.clone(), leaf.optimiser.places().get(field).cloned().unwrap_or_default())
+        };
         let is_new = |is_kind: fn(&Warning) -> bool| self.warnings.would_meet(is_kind);
-        let forgotten =
-            forgotten.filter(|_| is_new(|met| matches!(met, Warning::ScheduleNotAdvanced { .. }))).map(|(leaf, field, steps)| {
+        let forgotten = forgotten
+            .filter(|_| is_new(|met| matches!(met, Warning::ScheduleNotAdvanced { .. })))
+            .map(|(leaf, field, steps)| {
                 let (path, field) = named(leaf, field);
                 Warning::ScheduleNotAdvanced { path, field, steps }
             });
-        let over = over.filter(|_| is_new(|met| matches!(met, Warning::ScheduleOver { .. }))).map(|(leaf, field)| {
-            let (path, field) = named(leaf, field);
-            Warning::ScheduleOver { path, field }
-        });
+        let over = over.filter(|_| is_new(|met| matches!(met, Warning::ScheduleOver { .. }))).map(
+            |(leaf, field)| {
+                let (path, field) = named(leaf, field);
+                Warning::ScheduleOver { path, field }
+            },
+        );
         let met = [forgotten, over].map(|warning| warning.and_then(|warning| self.warnings.meet(warning)));
         met.into_iter().flatten()
     }

@@ -50,7 +50,11 @@ impl StateTree {
     /// # Errors
     /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one
     /// variable differ.
-    pub fn add_with<O, M>(&mut self, model: &M, mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<Vec<String>>
+    pub fn add_with<O, M>(
+        &mut self,
+        model: &M,
+        mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>,
+    ) -> Result<Vec<String>>
     where
         O: Optimiser,
         M: Model + ?Sized,
@@ -76,7 +80,9 @@ impl StateTree {
         for (Variable { paths, x }, optimiser) in choices {
             let id = x.tensor().map(Tensor::id);
             let taken = |path: &&String| {
-                self.by_path.get(*path).is_some_and(|known| known.is_some() || !id.is_some_and(|id| self.by_id.contains_key(&id)))
+                self.by_path.get(*path).is_some_and(|known| {
+                    known.is_some() || !id.is_some_and(|id| self.by_id.contains_key(&id))
+                })
             };
             if let Some(path) = paths.iter().find(taken) {
                 return Err(path_taken(path));
@@ -87,7 +93,11 @@ impl StateTree {
             }
         }
         let added = leaves.iter().map(|leaf| leaf.path.clone()).collect();
-        let seen: HashSet<_> = leaves.iter().filter_map(|leaf| leaf.id).chain(left_out.iter().filter_map(|variable| variable.id)).collect();
+        let seen: HashSet<_> = leaves
+            .iter()
+            .filter_map(|leaf| leaf.id)
+            .chain(left_out.iter().filter_map(|variable| variable.id))
+            .collect();
         let (mut all, mut others) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
         all.extend(leaves);
         others.retain(|variable| !variable.id.is_some_and(|id| seen.contains(&id)));
@@ -128,7 +138,10 @@ impl StateTree {
         let removed = self.take_out(&places);
         self.written.forget(removed.iter().flat_map(Leaf::written));
         let others: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_below(variable)).collect();
-        self.forget_names(others.iter().filter_map(|variable| variable.id), others.iter().flat_map(LeftOut::names));
+        self.forget_names(
+            others.iter().filter_map(|variable| variable.id),
+            others.iter().flat_map(LeftOut::names),
+        );
         self.leaves_have_changed();
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
@@ -166,7 +179,10 @@ impl StateTree {
         if places.is_empty() && left_out().next().is_none() {
             return Err(self.no_leaf(&selected_path(from)));
         }
-        let old = places.iter().flat_map(|&place| self.leaves[place].paths()).chain(left_out().flat_map(LeftOut::names));
+        let old = places
+            .iter()
+            .flat_map(|&place| self.leaves[place].paths())
+            .chain(left_out().flat_map(LeftOut::names));
         // Names that are below `from` themselves make room.
         let taken = |name: &String| self.by_path.contains_key(name) && renamed(name).is_none();
         if let Some(path) = old.filter_map(renamed).find(taken) {
@@ -231,7 +247,9 @@ impl StateTree {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
                 None => return Err(not_in_state(paths.first().map_or("", String::as_str))),
                 Some(None) => {
-                    let same = left_out.iter_mut().filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
+                    let same = left_out
+                        .iter_mut()
+                        .filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
                     same.for_each(|variable| variable.id = x.tensor().map(Tensor::id));
                 }
                 Some(&Some(i)) => {
@@ -241,7 +259,8 @@ impl StateTree {
                 }
             }
         }
-        let found = self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
+        let found =
+            self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
         let found: Vec<Rebinding<'_>> = found.collect::<Result<_>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
@@ -251,15 +270,20 @@ impl StateTree {
 
     /// Refuses two variables for one leaf that has a path of each.
     pub(super) fn check_ties(&self, variables: &[Variable<'_>]) -> Result<()> {
-        let places = variables.iter().enumerate().flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
+        let places = variables
+            .iter()
+            .enumerate()
+            .flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
         let places: HashMap<&str, usize> = places.collect();
         let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
-        let of_others = self.left_out.iter().map(|variable| variable.paths.iter().map(String::as_str).collect());
+        let of_others =
+            self.left_out.iter().map(|variable| variable.paths.iter().map(String::as_str).collect());
         for paths in of_leaves.chain(of_others).filter(|paths| paths.len() > 1) {
             let mut known = paths.into_iter().filter_map(|path| Some((path, places.get(path)?)));
             let Some((first, place)) = known.next() else { continue };
             if let Some((second, _)) = known.find(|(_, other)| *other != place) {
-                let problem = format!("{first:?} and {second:?} are one variable in this state and two in the model");
+                let problem =
+                    format!("{first:?} and {second:?} are one variable in this state and two in the model");
                 let remedy = "tie them there, or `remove` the parameter and `add` both";
                 return Err(Error::new(ErrorKind::Model, problem).at(first).with_remedy(remedy));
             }
@@ -294,7 +318,11 @@ impl<'m> Rebinding<'m> {
         leaf.check_like(&*x)?;
         let moves = !x.device().same_device(&leaf.device);
         let moved = moves
-            .then(|| leaf.optimiser.state_for(&leaf.state, &*leaf.own_part(&*x)?).map_err(|error| error.at(&leaf.path)))
+            .then(|| {
+                leaf.optimiser
+                    .state_for(&leaf.state, &*leaf.own_part(&*x)?)
+                    .map_err(|error| error.at(&leaf.path))
+            })
             .transpose()?;
         Ok(Rebinding { x, moved })
     }

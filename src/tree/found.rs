@@ -118,14 +118,20 @@ impl StateTree {
 
     /// The leaf of a variable, if the state knows it; `Some(None)` if it was left out.
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
-        self.by_id.get(&x.id()).copied().or_else(|| self.by_path.get(path).copied().filter(|leaf| self.is_known_by_path(*leaf, path)))
+        self.by_id
+            .get(&x.id())
+            .copied()
+            .or_else(|| self.by_path.get(path).copied().filter(|leaf| self.is_known_by_path(*leaf, path)))
     }
 
     /// Whether the parameter is memory that is found by its path.
     fn is_known_by_path(&self, leaf: Option<usize>, path: &str) -> bool {
         match leaf {
             Some(leaf) => self.leaves[leaf].id.is_none(),
-            None => self.left_out.iter().any(|other| other.id.is_none() && other.paths.iter().any(|own| own == path)),
+            None => self
+                .left_out
+                .iter()
+                .any(|other| other.id.is_none() && other.paths.iter().any(|own| own == path)),
         }
     }
 
@@ -145,13 +151,17 @@ impl Leaf {
         } else {
             return Ok(());
         };
-        Err(error.at(&self.path).with_remedy("pass the model that `setup` saw, or set up a state for this model"))
+        Err(error
+            .at(&self.path)
+            .with_remedy("pass the model that `setup` saw, or set up a state for this model"))
     }
 
     /// The error that the model has no variable for this leaf.
     pub(crate) fn not_in_model(&self) -> Error {
         let problem = "the state has a leaf for it that the model lacks";
-        Error::new(ErrorKind::Model, problem).at(&self.path).with_remedy("pass the model that `setup` saw, or `remove` the leaf")
+        Error::new(ErrorKind::Model, problem)
+            .at(&self.path)
+            .with_remedy("pass the model that `setup` saw, or `remove` the leaf")
     }
 }
 
@@ -161,5 +171,7 @@ pub(super) const IN_MODEL: &str = "its variable in the model";
 /// The error that the state does not know a variable of the model.
 pub(crate) fn not_in_state(path: &str) -> Error {
     let problem = "it is not in this state: it belongs to another model, or was added after `setup`";
-    Error::new(ErrorKind::Model, problem).at(path).with_remedy("set up a state for this model, or `add` the parameter")
+    Error::new(ErrorKind::Model, problem)
+        .at(path)
+        .with_remedy("set up a state for this model, or `add` the parameter")
 }

@@ -9,7 +9,9 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
-use crate::rule::{Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate, reached};
+use crate::rule::{
+    Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate, reached,
+};
 use crate::tensors::{Device, Tensor, TensorId};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -63,7 +65,12 @@ pub(super) enum Misfit {
 
 impl Leaf {
     /// A fresh leaf for the variable `x`, or this rank's part of it.
-    pub(crate) fn new(paths: Vec<String>, x: &dyn Lend, optimiser: Arc<dyn Optimiser>, parts: Option<LeafParts>) -> Result<Self> {
+    pub(crate) fn new(
+        paths: Vec<String>,
+        x: &dyn Lend,
+        optimiser: Arc<dyn Optimiser>,
+        parts: Option<LeafParts>,
+    ) -> Result<Self> {
         let mut paths = paths.into_iter();
         let path = paths.next().unwrap_or_default();
         if !is_supported(x.dtype()) {
@@ -72,7 +79,8 @@ impl Leaf {
         }
         // Before there is memory for the state of what the owner says: it may lend less.
         check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
-        let state = part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
+        let state =
+            part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
         let state = state.map_err(|error| error.at(&path))?;
         if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {
             check_a_number_per_element(&path, &*optimiser, &state, part.len())?;
@@ -103,12 +111,13 @@ impl Leaf {
     /// The storages that an update of it writes, except plain memory. Masters on devices count: functions of
     /// rules see them, and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
-        let master = |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
+        let master =
+            |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Whether another value of a field can be a misfit: a real number only by making a tensor matter that is not
-    /// kept.
+    /// Whether another value of a field can be a misfit: a real number only by making a tensor matter that is
+    /// not kept.
     pub(super) fn can_misfit(&self, value: FieldValue) -> bool {
         !value.is_real() || !self.state.keeps_all()
     }
@@ -116,21 +125,25 @@ impl Leaf {
     /// Why the state is not one of `optimiser`, which is the leaf's own with other values of fields.
     pub(super) fn misfit_of(&self, optimiser: &dyn Optimiser) -> Result<Option<Misfit>> {
         let fields = optimiser.fields();
-        let mut changed = self.optimiser.fields().into_iter().zip(&fields).filter(|(own, other)| own != *other).peekable();
+        let mut changed =
+            self.optimiser.fields().into_iter().zip(&fields).filter(|(own, other)| own != *other).peekable();
         if changed.peek().is_none() {
             return Ok(None);
         }
-        // A divisible rule has a number for each element, so an empty tensor shows all of its layout. Any other
-        // is asked for the whole parameter, on all ranks, even on those without a part. Stores are not asked, as
-        // theirs depends on the parameter alone.
+        // A divisible rule has a number for each element, so an empty tensor shows all of its layout. Any
+        // other is asked for the whole parameter, on all ranks, even on those without a part. Stores are not
+        // asked, as theirs depends on the parameter alone.
         let is_divisible = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let is_empty = is_divisible || changed.all(|(_, (_, value))| value.is_real());
         let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
         let x = Tensor::zeros(vec![1; sizes.len()], self.dtype.into(), &Device::Cpu)?.broadcast_as(sizes)?;
         let slots = |optimiser: &dyn Optimiser| {
             let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
-            let stored = |tensor: StateTensor<'_>| (tensor.shape_of(tensor.shape()).dims().to_vec(), tensor.stored_dtype());
-            let slot = |(name, tensor): (String, StateTensor<'_>)| (name, stored(tensor), tensor.buffer.is_kept());
+            let stored = |tensor: StateTensor<'_>| {
+                (tensor.shape_of(tensor.shape()).dims().to_vec(), tensor.stored_dtype())
+            };
+            let slot =
+                |(name, tensor): (String, StateTensor<'_>)| (name, stored(tensor), tensor.buffer.is_kept());
             Ok::<Vec<_>, Error>(state.tensors().into_iter().map(slot).collect())
         };
         let (before, after) = (slots(&*self.optimiser)?, slots(optimiser)?);
@@ -139,13 +152,19 @@ impl Leaf {
             return Ok(Some(Misfit::OtherTensors));
         }
         let own = self.state.tensors();
-        let lacks = |(name, _, is_kept): &SlotLayout| *is_kept && own.iter().any(|(other, own)| other == name && !own.buffer.is_kept());
+        let lacks = |(name, _, is_kept): &SlotLayout| {
+            *is_kept && own.iter().any(|(other, own)| other == name && !own.buffer.is_kept())
+        };
         Ok(after.into_iter().find(lacks).map(|(name, ..)| Misfit::NotKept(name)))
     }
 
     /// The path, in lists of messages: a place in a list means nothing without the shape.
     pub(crate) fn label(&self) -> Cow<'_, str> {
-        if self.is_place { format!("{} {:?}", self.path, self.shape()).into() } else { self.path.as_str().into() }
+        if self.is_place {
+            format!("{} {:?}", self.path, self.shape()).into()
+        } else {
+            self.path.as_str().into()
+        }
     }
 
     /// A copy with storage of its own.
@@ -221,7 +240,8 @@ impl Leaf {
     /// # Errors
     /// If the state is not divided.
     pub(crate) fn parts_of_ranks(&self) -> Result<LeafParts> {
-        let defect = || Error::other("it is not divided among ranks; this is a defect of the library").at(&self.path);
+        let defect =
+            || Error::other("it is not divided among ranks; this is a defect of the library").at(&self.path);
         self.parts.clone().ok_or_else(defect)
     }
 
@@ -233,7 +253,10 @@ impl Leaf {
     /// The dtype of the arithmetic, with gradients of these dtypes.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
         let masters = self.state.tensors().into_iter().filter(|(_, tensor)| tensor.is_master);
-        let mut dtypes = masters.map(|(_, tensor)| tensor.stored_dtype()).chain([self.dtype]).chain(gradients.into_iter().map(Into::into));
+        let mut dtypes = masters
+            .map(|(_, tensor)| tensor.stored_dtype())
+            .chain([self.dtype])
+            .chain(gradients.into_iter().map(Into::into));
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
 
@@ -365,7 +388,8 @@ impl Leaf {
     /// Whether a parameter of 16 bits loses steps below its rounding, and `allow_low_precision` was not
     /// called.
     pub(super) fn loses_steps(&self) -> bool {
-        let is_lost = matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
+        let is_lost =
+            matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
         is_lost && self.optimiser.storage().kind == StorageKind::Rounded
     }
 
@@ -421,7 +445,9 @@ impl Leaf {
 /// This rank's part of a parameter: the parameter itself if the part is all of it, else a flat view of the
 /// elements.
 fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
-    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else { return Ok(Lent::new(x)) };
+    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else {
+        return Ok(Lent::new(x));
+    };
     // Rules that look at the shape keep parameters whole, and expect as many dimensions in an empty part.
     if part.is_empty() && !x.shape().is_empty() { Lent::none(x) } else { Lent::new(x).part(part) }
 }
@@ -434,11 +460,20 @@ pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usi
 }
 
 /// Refuses a rule that claims to be divisible and does not keep one number per element.
-fn check_a_number_per_element(path: &str, optimiser: &dyn Optimiser, state: &State, elements: usize) -> Result<()> {
+fn check_a_number_per_element(
+    path: &str,
+    optimiser: &dyn Optimiser,
+    state: &State,
+    elements: usize,
+) -> Result<()> {
     let other = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };
-    let problem = format!("{} says that it is divisible, and its state tensor {slot:?} has shape", optimiser.rule().name());
-    let error = Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
+    let problem = format!(
+        "{} says that it is divisible, and its state tensor {slot:?} has shape",
+        optimiser.rule().name()
+    );
+    let error =
+        Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
     let expected = format!("a number for each of {elements} elements");
     Err(error.with_expected(expected).with_remedy("return `false` from its `is_divisible`"))
 }

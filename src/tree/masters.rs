@@ -101,7 +101,11 @@ impl StateTree {
     /// # assert_eq!(state.masters(&x)?["0"].to_vec1::<f32>()?, [0.1]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn set_masters<'v, M: Model + ?Sized>(&mut self, model: &M, values: impl Into<MasterValues<'v>>) -> Result<Vec<String>> {
+    pub fn set_masters<'v, M: Model + ?Sized>(
+        &mut self,
+        model: &M,
+        values: impl Into<MasterValues<'v>>,
+    ) -> Result<Vec<String>> {
         self.assign_masters(model, values.into())
     }
 
@@ -138,9 +142,12 @@ impl StateTree {
             let parameters = self.parameters(model)?;
             // Each rank refreshes its own parts, so the parameters have to be the same on all.
             let aspects = match self.is_divided() {
-                true => {
-                    self.leaves.iter().zip(&parameters).map(|(leaf, x)| values_of(leaf.path(), &x.to_tensor()?)).collect::<Result<_>>()?
-                }
+                true => self
+                    .leaves
+                    .iter()
+                    .zip(&parameters)
+                    .map(|(leaf, x)| values_of(leaf.path(), &x.to_tensor()?))
+                    .collect::<Result<_>>()?,
                 false => Vec::new(),
             };
             Ok((parameters, Agreement::on(aspects), Vec::new()))
@@ -172,7 +179,8 @@ impl StateTree {
             let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {
                 let part = leaf.own_part(leaf.parameter(&**x))?;
-                leaf.check_unchanged(&*part, Extent::Whole).map_err(|error| error.counted_from(leaf.part().start))?;
+                leaf.check_unchanged(&*part, Extent::Whole)
+                    .map_err(|error| error.counted_from(leaf.part().start))?;
                 twins.get(&**x).map_or(Ok(()), |low| check_twin(leaf.path(), low, &**x, Extent::Whole))
             })
         };

@@ -147,7 +147,8 @@ impl StateTree {
     /// Puts leaves at their places in the order of paths.
     fn put_in(&mut self, mut leaves: Vec<Leaf>) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
-        let before: Vec<usize> = leaves.iter().map(|leaf| self.leaves.partition_point(|other| other.path < leaf.path)).collect();
+        let before: Vec<usize> =
+            leaves.iter().map(|leaf| self.leaves.partition_point(|other| other.path < leaf.path)).collect();
         self.move_places(|place| place + before.partition_point(|&new| new <= place));
         let (mut others, mut done) = (std::mem::take(&mut self.leaves).into_iter(), 0);
         for (leaf, before) in leaves.into_iter().zip(before) {
@@ -178,7 +179,11 @@ impl StateTree {
     }
 
     /// Removes variables and names from the indices.
-    fn forget_names<'n>(&mut self, ids: impl Iterator<Item = TensorId>, names: impl Iterator<Item = &'n str>) {
+    fn forget_names<'n>(
+        &mut self,
+        ids: impl Iterator<Item = TensorId>,
+        names: impl Iterator<Item = &'n str>,
+    ) {
         for id in ids {
             self.by_id.remove(&id);
         }
@@ -211,7 +216,8 @@ impl StateTree {
         let below = self.leaves[first..].iter().take_while(|leaf| leaf.path.starts_with(&from)).count();
         let aliases = self.aliases.range(from.clone()..).take_while(|(name, _)| name.starts_with(&from));
         let at = self.place(path).flatten();
-        let mut places: Vec<usize> = at.into_iter().chain(first..first + below).chain(aliases.map(|(_, place)| *place)).collect();
+        let mut places: Vec<usize> =
+            at.into_iter().chain(first..first + below).chain(aliases.map(|(_, place)| *place)).collect();
         places.sort_unstable();
         places.dedup();
         places
@@ -234,11 +240,13 @@ impl StateTree {
     pub(crate) fn end_windows(&mut self) -> Result<()> {
         self.calls = 0;
         let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
-        leaves.try_for_each(|leaf| leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path)))
+        leaves.try_for_each(|leaf| {
+            leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path))
+        })
     }
 
-    /// Gives all leaves the numbers of the whole model, which a step has `set` in the leaves with these indices:
-    /// others are frozen, wait in a window, or are new and know none yet.
+    /// Gives all leaves the numbers of the whole model, which a step has `set` in the leaves with these
+    /// indices: others are frozen, wait in a window, or are new and know none yet.
     pub(crate) fn share_numbers(&mut self, set: &[usize]) {
         let (mut all, mut set) = (Vec::new(), set.iter().peekable());
         if set.peek().is_none() {
@@ -329,7 +337,10 @@ impl StateTree {
     /// assert_eq!(state.leaf("").and_then(|leaf| leaf.field("eta")), Some(FieldValue::Real(1e-4)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
+    pub fn adjust_fields<'f>(
+        &mut self,
+        values: impl IntoIterator<Item = (&'f str, FieldValue)>,
+    ) -> Result<()> {
         self.all().adjust_fields(values)
     }
 
@@ -447,16 +458,20 @@ impl StateTree {
             return Err(self.no_leaf("the predicate"));
         }
         self.warnings.look_again();
-        Ok(Selection { leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(), is_leaked: false })
+        Ok(Selection {
+            leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(),
+            is_leaked: false,
+        })
     }
 
     /// Refuses to save, restore or rebind leaves whose paths are places in a list: with another order of the
     /// list each parameter would get what belongs to another one of its shape.
     pub(crate) fn check_names(&self) -> Result<()> {
         let Some(leaf) = self.leaves.iter().find(|leaf| leaf.is_place) else { return Ok(()) };
-        let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and `VarMap::all_vars` has another order in each process";
-        let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the model's names, or, if the list \
-                      always has the same order, by `for_model(&list, rule)`";
+        let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and \
+                       `VarMap::all_vars` has another order in each process";
+        let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the \
+                      model's names, or, if the list always has the same order, by `for_model(&list, rule)`";
         Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy).at(&leaf.path))
     }
 

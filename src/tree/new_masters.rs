@@ -49,7 +49,9 @@ impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
 
 impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
     fn from(values: &'v HashMap<String, Tensor>) -> Self {
-        MasterValues(MasterSource::Tensors(values.iter().map(|(path, value)| (path.clone(), value.clone())).collect()))
+        MasterValues(MasterSource::Tensors(
+            values.iter().map(|(path, value)| (path.clone(), value.clone())).collect(),
+        ))
     }
 }
 
@@ -65,7 +67,11 @@ struct NewMasters<'m> {
 
 impl StateTree {
     /// [`StateTree::set_masters`].
-    pub(super) fn assign_masters<M: Model + ?Sized>(&mut self, model: &M, values: MasterValues<'_>) -> Result<Vec<String>> {
+    pub(super) fn assign_masters<M: Model + ?Sized>(
+        &mut self,
+        model: &M,
+        values: MasterValues<'_>,
+    ) -> Result<Vec<String>> {
         let new = self.check_parameters().and_then(|()| {
             let new = self.new_masters(model, values)?;
             let agreement = Agreement::on(if self.is_divided() { new.aspects(self)? } else { Vec::new() });
@@ -88,7 +94,11 @@ impl StateTree {
     }
 
     /// The values of a model with this state, checked.
-    fn new_masters<'m, M: Model + ?Sized>(&self, model: &'m M, MasterValues(given): MasterValues<'_>) -> Result<NewMasters<'m>> {
+    fn new_masters<'m, M: Model + ?Sized>(
+        &self,
+        model: &'m M,
+        MasterValues(given): MasterValues<'_>,
+    ) -> Result<NewMasters<'m>> {
         let (values, unused, accept_non_finite) = match given {
             MasterSource::Tensors(values) => (values, Vec::new(), false),
             MasterSource::Files(weights) => {
@@ -97,25 +107,45 @@ impl StateTree {
             }
         };
         let parameters = self.parameters(model)?;
-        let variables: BTreeMap<String, Lent<'m>> = in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
-        let known: HashSet<&str> = variables.keys().map(String::as_str).chain(self.leaves.iter().flat_map(|leaf| leaf.paths())).collect();
+        let variables: BTreeMap<String, Lent<'m>> =
+            in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
+        let known: HashSet<&str> = variables
+            .keys()
+            .map(String::as_str)
+            .chain(self.leaves.iter().flat_map(|leaf| leaf.paths()))
+            .collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
             let available = listed(variables.keys().map(String::as_str));
-            return Err(Error::unknown("variable in the model that could take a value for", path, &available));
+            return Err(Error::unknown(
+                "variable in the model that could take a value for",
+                path,
+                &available,
+            ));
         }
         // By identity, as a renamed state has other paths than its model.
-        let in_model: HashMap<Identity, &String> = variables.iter().map(|(path, x)| (identity(x), path)).collect();
+        let in_model: HashMap<Identity, &String> =
+            variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let found = leaf.paths().find_map(|path| values.get(path)).or_else(|| values.get(*in_model.get(&identity(x))?));
-            let missing = || Error::missing("there is no value for it").at(leaf.path()).with_remedy("give every leaf of the state one");
+            let found = leaf
+                .paths()
+                .find_map(|path| values.get(path))
+                .or_else(|| values.get(*in_model.get(&identity(x))?));
+            let missing = || {
+                Error::missing("there is no value for it")
+                    .at(leaf.path())
+                    .with_remedy("give every leaf of the state one")
+            };
             let value = found.ok_or_else(missing)?;
             leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
         }
         let of_leaves: HashSet<Identity> = parameters.iter().map(identity).collect();
+        let others = variables
+            .iter()
+            .filter(|(_, x)| !of_leaves.contains(&identity(x)))
+            .filter_map(|(path, x)| Some((path, x, values.get(path)?)));
         let others =
-            variables.iter().filter(|(_, x)| !of_leaves.contains(&identity(x))).filter_map(|(path, x)| Some((path, x, values.get(path)?)));
-        let others = others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
+            others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
         let others = others.collect::<Result<Vec<_>>>()?;
         Ok(NewMasters { leaves, others, variables, unused })
     }
@@ -127,7 +157,10 @@ impl NewMasters<'_> {
         let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
         let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
         let values = self.leaves.iter().chain(&self.others).map(|(_, value)| value);
-        values.zip(names).map(|(value, name)| Ok(Aspect::new(name, format!("checksum {:08x}", checksum(value)?)))).collect()
+        values
+            .zip(names)
+            .map(|(value, name)| Ok(Aspect::new(name, format!("checksum {:08x}", checksum(value)?))))
+            .collect()
     }
 }
 
@@ -145,7 +178,9 @@ impl Leaf {
             Held::Part(own) => {
                 let (x, values) = (x.to_tensor()?.detach().flatten_all()?, values.flatten_all()?);
                 let mut others = ranges(0..own.start).chain(ranges(own.end..x.elem_count()));
-                others.try_for_each(|part| set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?))
+                others.try_for_each(|part| {
+                    set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?)
+                })
             }
         };
         set().map_err(|error: Error| error.at(self.path()))
@@ -192,15 +227,17 @@ fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) ->
         return Err(Error::dtype(VALUE, value.dtype(), format_args!("a dtype like {:?}", x.dtype())).at(path));
     }
     if value.dtype().is_float() && !accept_non_finite {
-        let numbers: Vec<f64> = value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        let numbers: Vec<f64> =
+            value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
         match first_non_finite(numbers, x.dtype()) {
             Some((index, value)) if value.is_finite() => {
-                let remedy = "give the parameter another dtype, or, to make it infinite, take the values from a file with \
-                    `Weights::accepting_non_finite`";
+                let remedy = "give the parameter another dtype, or, to make it infinite, take the values \
+                              from a file with `Weights::accepting_non_finite`";
                 return Err(Error::too_large(VALUE, value, index, x.dtype()).at(path).with_remedy(remedy));
             }
             Some((index, value)) => {
-                let remedy = "to set it all the same take the values from a file with `Weights::accepting_non_finite`";
+                let remedy =
+                    "to set it all the same take the values from a file with `Weights::accepting_non_finite`";
                 return Err(Error::not_finite(VALUE, value, index).at(path).with_remedy(remedy));
             }
             None => {}

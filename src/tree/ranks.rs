@@ -14,7 +14,11 @@ impl StateTree {
     }
 
     /// [`StateWorld::all_agree_on`] with the ranks of this state.
-    pub(crate) fn agree_on<T>(&self, call: Call, own: Result<(T, Agreement<'_>, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+    pub(crate) fn agree_on<T>(
+        &self,
+        call: Call,
+        own: Result<(T, Agreement<'_>, Vec<u8>)>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
         StateWorld::all_agree_on(self.world.as_ref(), call, own)
     }
 
@@ -34,9 +38,13 @@ impl StateTree {
     }
 
     /// [`share`] with the other ranks of this state. Each tensor is that of a leaf, given by its index.
-    pub(super) fn share<'x, 'm: 'x>(&self, tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>) -> Result<()> {
+    pub(super) fn share<'x, 'm: 'x>(
+        &self,
+        tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>,
+    ) -> Result<()> {
         let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
-        let with_parts = |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
+        let with_parts =
+            |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 
@@ -69,5 +77,6 @@ impl StateTree {
 /// The error that a call needs the whole state, and ranks have parts of it.
 pub(super) fn divided(call: &str, ranks: usize) -> Error {
     let problem = format!("{call} needs the whole state, which is divided among {ranks} ranks");
-    Error::new(ErrorKind::Unsupported, problem).with_remedy("do it in a run of one process, as it is not done over ranks yet")
+    Error::new(ErrorKind::Unsupported, problem)
+        .with_remedy("do it in a run of one process, as it is not done over ranks yet")
 }

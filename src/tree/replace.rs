@@ -43,11 +43,12 @@ impl Selection<'_> {
     ///
     /// Between [`MixedPrecision`](crate::MixedPrecision), [`SplitMaster`](crate::SplitMaster) and
     /// [`Kahan`](crate::Kahan) the precise value of each parameter goes on, and the parameter stays as it is.
-    /// From F32 masters to split ones and back no bit changes. Any other store keeps the nearest value that it
-    /// can hold beside the parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit in their
-    /// last place away, and `Kahan` rounds the difference to the parameter's dtype. A value of 24 bits, or of
-    /// `Kahan`, that is exactly between two numbers of the parameter's dtype belongs to either. Other masters are
-    /// rounded to the even one, so beside the odd one they go one unit in their last place towards that.
+    /// From F32 masters to split ones and back no bit changes. Any other store keeps the nearest value that
+    /// it can hold beside the parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit in
+    /// their last place away, and `Kahan` rounds the difference to the parameter's dtype. A value of 24 bits,
+    /// or of `Kahan`, that is exactly between two numbers of the parameter's dtype belongs to either. Other
+    /// masters are rounded to the even one, so beside the odd one they go one unit in their last place
+    /// towards that.
     ///
     /// If a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it goes
     /// on driving it. A relative schedule multiplies the new optimiser's own value from now on; the value of
@@ -75,7 +76,11 @@ impl Selection<'_> {
     /// assert_eq!(replaced[0].fresh, ["master", "0.t"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn replace<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<Vec<StateChange>> {
+    pub fn replace<O: Optimiser, M: Model + ?Sized>(
+        self,
+        optimiser: O,
+        model: &M,
+    ) -> Result<Vec<StateChange>> {
         self.check_leaves()?;
         optimiser.check()?;
         let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
@@ -83,14 +88,20 @@ impl Selection<'_> {
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
         let by_id: HashMap<TensorId, &Lent<'_>> = with_ids.collect();
         // Memory that is no tensor is found by its paths.
-        let of_paths = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
+        let of_paths = variables
+            .iter()
+            .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Lent<'_>> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), ChoiceCache::default());
         let mut driven = DrivenOptimisers::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.check_parameter()?;
-            let of_path = || leaf.paths().find_map(|path| by_path.get(path)).filter(|x| leaf.id.is_none() || x.tensor().is_none());
+            let of_path = || {
+                leaf.paths()
+                    .find_map(|path| by_path.get(path))
+                    .filter(|x| leaf.id.is_none() || x.tensor().is_none())
+            };
             let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(of_path);
             let x = *x.ok_or_else(|| leaf.not_in_model())?;
             leaf.check_like(&**x)?;
@@ -110,7 +121,9 @@ impl Selection<'_> {
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
         }
-        for (leaf, (state, optimiser, CarriedDrives { marks, bases, .. })) in self.leaves.into_iter().zip(states) {
+        for (leaf, (state, optimiser, CarriedDrives { marks, bases, .. })) in
+            self.leaves.into_iter().zip(states)
+        {
             leaf.state = state;
             leaf.optimiser = optimiser;
             (leaf.driven, leaf.bases) = (marks, bases);
@@ -121,9 +134,18 @@ impl Selection<'_> {
 }
 
 impl Leaf {
-    /// Lets another store go on from the precise value of the parameter `x`, if it keeps that in another form.
-    fn convert_master(&self, optimiser: &dyn Optimiser, state: &mut State, x: &dyn Lend, transfer: &mut Transfer) -> Result<()> {
-        let keeps = |optimiser: &dyn Optimiser| !matches!(optimiser.storage().kind, StorageKind::Rounded | StorageKind::Stochastic);
+    /// Lets another store go on from the precise value of the parameter `x`, if it keeps that in another
+    /// form.
+    fn convert_master(
+        &self,
+        optimiser: &dyn Optimiser,
+        state: &mut State,
+        x: &dyn Lend,
+        transfer: &mut Transfer,
+    ) -> Result<()> {
+        let keeps = |optimiser: &dyn Optimiser| {
+            !matches!(optimiser.storage().kind, StorageKind::Rounded | StorageKind::Stochastic)
+        };
         let (old, new) = (self.state.names_of_store(), state.names_of_store());
         let is_kept = new.iter().all(|name| transfer.kept.contains(name));
         if is_kept || old.is_empty() || !keeps(self.optimiser()) || !keeps(optimiser) {

@@ -69,7 +69,12 @@ impl StateTree {
     /// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn resize_rows<M: Model + ?Sized>(&mut self, path: &str, model: &M, rows: &[Option<usize>]) -> Result<Vec<StateChange>> {
+    pub fn resize_rows<M: Model + ?Sized>(
+        &mut self,
+        path: &str,
+        model: &M,
+        rows: &[Option<usize>],
+    ) -> Result<Vec<StateChange>> {
         self.check_whole("`resize_rows`")?;
         let chosen = self.places_below(path);
         if chosen.is_empty() {
@@ -77,7 +82,9 @@ impl StateTree {
         }
         let variables = in_path_order(model, is_trainable)?;
         self.check_ties(&variables)?;
-        let by_path = variables.iter().flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
+        let by_path = variables
+            .iter()
+            .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Lent<'_>> = by_path.collect();
         let mut taken: HashMap<Identity, usize> = HashMap::new();
         let variable = |&i: &usize| {
@@ -88,7 +95,10 @@ impl StateTree {
             Ok((leaf, x))
         };
         let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
-        let resized = variables.into_iter().map(|(leaf, x)| NewRows::new(leaf, &**x, rows)).collect::<Result<Vec<_>>>()?;
+        let resized = variables
+            .into_iter()
+            .map(|(leaf, x)| NewRows::new(leaf, &**x, rows))
+            .collect::<Result<Vec<_>>>()?;
         let mut leaves = std::mem::take(&mut self.leaves);
         let answer = chosen.into_iter().zip(resized).map(|(i, new)| new.apply(&mut leaves[i])).collect();
         *self = self.with_leaves(leaves, self.left_out.clone());
@@ -151,13 +161,20 @@ impl Leaf {
     /// Refuses a variable that is not this parameter with these rows.
     fn check_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
         let (Some((before, row)), [_, ..]) = (self.shape().split_first(), x.shape()) else {
-            let problem = format!("a number alone has no rows, and its shape is {:?}, in the model {:?}", self.shape, x.shape());
+            let problem = format!(
+                "a number alone has no rows, and its shape is {:?}, in the model {:?}",
+                self.shape,
+                x.shape()
+            );
             let error = Error::new(ErrorKind::Unsupported, problem).at(&self.path);
             return Err(error.with_remedy("`remove` the leaf and `add` it again"));
         };
         let expected = [&[rows.len()], row].concat();
         if x.shape() != expected {
-            let remedy = format!("change rows only, and give an entry for each row (there are {} entries)", rows.len());
+            let remedy = format!(
+                "change rows only, and give an entry for each row (there are {} entries)",
+                rows.len()
+            );
             return Err(Error::shape(IN_MODEL, x.shape(), expected).at(&self.path).with_remedy(remedy));
         }
         if x.dtype() != self.dtype {
@@ -168,9 +185,15 @@ impl Leaf {
             let error = Error::device(IN_MODEL, x.device().location(), self.device.location()).at(&self.path);
             return Err(error.with_remedy("resize it where it is, and move the state by `rebind`"));
         }
-        match rows.iter().enumerate().find_map(|(row, old)| old.filter(|old| old >= before).map(|old| (row, old))) {
+        match rows
+            .iter()
+            .enumerate()
+            .find_map(|(row, old)| old.filter(|old| old >= before).map(|old| (row, old)))
+        {
             Some((row, old)) => {
-                let error = Error::new(ErrorKind::Argument, format!("row {row} is to be the old row")).with_got(old).at(&self.path);
+                let error = Error::new(ErrorKind::Argument, format!("row {row} is to be the old row"))
+                    .with_got(old)
+                    .at(&self.path);
                 Err(error
                     .with_expected(format_args!("one below {before}, as there were {before}"))
                     .with_remedy("pass `None` for a new row"))
@@ -182,14 +205,17 @@ impl Leaf {
 
 /// An error about an element in words of rows.
 fn changed_row(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
-    let (ErrorKind::Changed, Some(index), Some(got), Some(expected)) = (error.kind(), error.element(), error.got(), error.expected())
+    let (ErrorKind::Changed, Some(index), Some(got), Some(expected)) =
+        (error.kind(), error.element(), error.got(), error.expected())
     else {
         return error;
     };
     let row = index * rows.len() / x.elem_count().max(1);
     let old = rows.get(row).copied().flatten().unwrap_or(row);
-    let remedy = "copy the row as it was, or pass `None` for it, which makes it a new one. `StateTree::set_masters` changes parameters \
-        afterwards";
-    let changed = Error::new(ErrorKind::Changed, format!("row {row} is to be the old row {old}, but its value is")).with_got(got);
+    let remedy = "copy the row as it was, or pass `None` for it, which makes it a new one. \
+                  `StateTree::set_masters` changes parameters afterwards";
+    let changed =
+        Error::new(ErrorKind::Changed, format!("row {row} is to be the old row {old}, but its value is"))
+            .with_got(got);
     changed.at_element(index).with_expected(expected).with_remedy(remedy).at(error.path().unwrap_or_default())
 }

@@ -14,18 +14,26 @@ use crate::tensors::Tensor;
 impl StateTree {
     /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and
     /// missing gradients are left to the training.
-    pub(crate) fn scratch_tree(&self, make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>) -> Result<Self> {
+    pub(crate) fn scratch_tree(
+        &self,
+        make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>,
+    ) -> Result<Self> {
         let leaves = self.leaves.iter().enumerate().map(|(index, leaf)| {
             let (optimiser, state) = make(index, leaf)?;
             Ok(leaf.with_optimiser(optimiser, state))
         });
         let tree = self.with_leaves(leaves.collect::<Result<_>>()?, self.left_out.clone());
-        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, ..tree }.without_warnings())
+        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, ..tree }
+            .without_warnings())
     }
 
     /// The variables of the model, in the order of the leaves, with the parameters in them. After an exchange
     /// that failed to end, the copies aside come back first.
-    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M, twins: &Twins) -> Result<Vec<Lent<'m>>> {
+    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(
+        &mut self,
+        model: &'m M,
+        twins: &Twins,
+    ) -> Result<Vec<Lent<'m>>> {
         let parameters = self.parameters(model)?;
         self.put_back(&parameters, twins)?;
         Ok(parameters)
@@ -36,7 +44,10 @@ impl StateTree {
     fn put_back(&mut self, parameters: &[Lent<'_>], twins: &Twins) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            let back = leaf.aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside).and_then(|()| twins.follow(&**x)));
+            let back = leaf
+                .aside
+                .as_ref()
+                .map_or(Ok(()), |aside| set_lent(&**x, aside).and_then(|()| twins.follow(&**x)));
             match back {
                 Ok(()) => leaf.aside = None,
                 Err(error) => outcome = outcome.and(Err(error)),
@@ -58,7 +69,12 @@ pub(crate) struct ParameterExchange<'s, 'm> {
 impl<'s, 'm> ParameterExchange<'s, 'm> {
     /// Puts whole copies of parameters aside, by the index of their leaf, before anything else takes their
     /// place: no failure loses them. Until they are back, calls that need the parameters are refused.
-    pub(crate) fn new(state: &'s mut StateTree, parameters: Vec<Lent<'m>>, twins: Twins, copies: Vec<(usize, Tensor)>) -> Self {
+    pub(crate) fn new(
+        state: &'s mut StateTree,
+        parameters: Vec<Lent<'m>>,
+        twins: Twins,
+        copies: Vec<(usize, Tensor)>,
+    ) -> Self {
         for (leaf, copy) in copies {
             state.leaves[leaf].aside = Some(copy);
         }
@@ -83,7 +99,9 @@ impl Drop for ParameterExchange<'_, '_> {
         match catch_unwind(AssertUnwindSafe(|| self.put_back())) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => log::error!("the parameters are not back in the model: {error}"),
-            Err(_) => log::error!("the parameters are not back in the model: a variable cannot be written any more"),
+            Err(_) => {
+                log::error!("the parameters are not back in the model: a variable cannot be written any more")
+            }
         }
     }
 }

@@ -123,9 +123,9 @@ impl Selection<'_> {
     /// whole number is accepted for a real one.
     ///
     /// Whether a field decides the layout of the state depends on the parameter: `rank` of
-    /// [`GaLore`](crate::GaLore) does for a matrix that is larger. Fields that are no real numbers are tried on
-    /// states of the rule, on the CPU. Those of a rule that is not [divisible](crate::Rule::is_divisible) have
-    /// the sizes of the parameters, and one exists at a time.
+    /// [`GaLore`](crate::GaLore) does for a matrix that is larger. Fields that are no real numbers are tried
+    /// on states of the rule, on the CPU. Those of a rule that is not [divisible](crate::Rule::is_divisible)
+    /// have the sizes of the parameters, and one exists at a time.
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
@@ -139,7 +139,10 @@ impl Selection<'_> {
     ///
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
-    pub fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()> {
+    pub fn adjust_fields<'f>(
+        &mut self,
+        values: impl IntoIterator<Item = (&'f str, FieldValue)>,
+    ) -> Result<()> {
         self.check_leaves()?;
         let values: SmallVec<[(&str, FieldValue); 2]> = values.into_iter().collect();
         let names: SmallVec<[&str; 2]> = values.iter().map(|(name, _)| *name).collect();
@@ -237,13 +240,16 @@ impl<'f> Adjustment<'f> {
         let mut change = |(i, leaf): (usize, &'l Leaf)| {
             let Some(setting) = which(i) else { return Ok(Change::Keep) };
             let with_path = |error: Error| error.at(&leaf.path);
-            let mut adjusted = || with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::from).map_err(with_path);
+            let mut adjusted = || {
+                with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::from).map_err(with_path)
+            };
             let (own, is_shared) = (address(&leaf.optimiser), Arc::strong_count(&leaf.optimiser) > 1);
             let optimiser = if is_shared { shared.get((own, setting), adjusted)? } else { adjusted()? };
             if settings[setting].iter().any(|(_, value)| leaf.can_misfit(*value)) {
                 // Whether a field decides on the state depends on the parameter, too.
                 let check_layout = || check_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
-                fitting.get((own, setting, leaf.shape(), leaf.dtype(), leaf.state.keeps_all()), check_layout)?;
+                fitting
+                    .get((own, setting, leaf.shape(), leaf.dtype(), leaf.state.keeps_all()), check_layout)?;
             }
             Ok(if is_shared { Change::Replace(optimiser) } else { Change::Set(setting) })
         };
@@ -328,16 +334,20 @@ fn check_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_
     let Some((field, value)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
     let (rule, field) = (adjusted.rule().name(), field.name(adjusted));
     if let Misfit::NotKept(tensor) = misfit {
-        let problem = format!("{rule}: {tensor:?} is not kept, as it does not matter with the {field} of the setup, and {field} is to be");
+        let problem = format!(
+            "{rule}: {tensor:?} is not kept, as it does not matter with the {field} of the setup, and \
+             {field} is to be"
+        );
         return Err(Error::new(ErrorKind::Argument, problem)
             .with_got(value)
             .with_expected("one with which it does not matter")
             .with_remedy(
-                "set up the state with a decay above 0, which may become 0 later, or give the parameters the rule anew by \
-                 `Selection::replace`",
+                "set up the state with a decay above 0, which may become 0 later, or give the parameters \
+                 the rule anew by `Selection::replace`",
             ));
     }
-    let available: Vec<String> = available(adjusted, &field).into_iter().filter(|name| *name != field).collect();
+    let available: Vec<String> =
+        available(adjusted, &field).into_iter().filter(|name| *name != field).collect();
     let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
     let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
     Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))

@@ -46,12 +46,21 @@ impl fmt::Display for StateTree {
         if let Err(error) = self.check_leaves() {
             return error.fmt(f);
         }
-        let rows: Vec<[String; 8]> = std::iter::once(HEADINGS.map(str::to_string)).chain(self.leaves().map(Leaf::row)).collect();
-        let widths: [usize; 8] = std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+        let rows: Vec<[String; 8]> =
+            std::iter::once(HEADINGS.map(str::to_string)).chain(self.leaves().map(Leaf::row)).collect();
+        let widths: [usize; 8] = std::array::from_fn(|column| {
+            rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        });
         for row in &rows {
             let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
             writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
         }
-        write!(f, "{} parameters of {} elements, {} bytes of state", self.len(), self.elements(), self.bytes())
+        write!(
+            f,
+            "{} parameters of {} elements, {} bytes of state",
+            self.len(),
+            self.elements(),
+            self.bytes()
+        )
     }
 }

@@ -17,7 +17,12 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// Counts a call when it is committed. A leaf with a gradient in every call counts nothing: with
     /// thousands of leaves that would cost time.
-    pub(crate) fn count<'a>(&'a mut self, has_gradient: bool, progress: Progress, counters: &mut CounterWrites<'a>) {
+    pub(crate) fn count<'a>(
+        &'a mut self,
+        has_gradient: bool,
+        progress: Progress,
+        counters: &mut CounterWrites<'a>,
+    ) {
         let Waiting { calls, received, .. } = self;
         if !has_gradient {
             let next = *calls + 1;

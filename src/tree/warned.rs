@@ -47,7 +47,8 @@ impl StateTree {
         }
         let leaves = self.leaves.len();
         let places = self.warnings.next(leaves.min(PARAMETERS), leaves).map(|place| place % leaves);
-        let mut moved = places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);
+        let mut moved =
+            places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);
         let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, not_finite(&**x)?)))?;
         self.warnings.meet(Warning::ParameterNotFinite { path: leaf.path.clone(), index })
     }
@@ -63,11 +64,17 @@ fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
     let mut last = None;
     leaves.iter().find_map(|leaf| {
         // Neighbours often share an optimiser.
-        if last.replace(Arc::as_ptr(&leaf.optimiser).cast::<()>()) == Some(Arc::as_ptr(&leaf.optimiser).cast()) {
+        if last.replace(Arc::as_ptr(&leaf.optimiser).cast::<()>())
+            == Some(Arc::as_ptr(&leaf.optimiser).cast())
+        {
             return None;
         }
         let faults = misplaced(&mut *dyn_clone::clone_box(leaf.optimiser()));
-        (!faults.is_empty()).then(|| Warning::WrongOrder { path: leaf.path.clone(), rule: leaf.optimiser.rule().name(), faults })
+        (!faults.is_empty()).then(|| Warning::WrongOrder {
+            path: leaf.path.clone(),
+            rule: leaf.optimiser.rule().name(),
+            faults,
+        })
     })
 }
 

@@ -53,8 +53,8 @@ impl Leaf {
             Some((slot, Difference { index, parameter, master: copy })) => {
                 let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
                 let expected = format!("that of {slot:?}, which its rule started as a copy of it, {copy}");
-                let remedy = "it was changed after the state was made: call `refresh_masters` to start from the parameters, or \
-                    `Update::keep_masters` to keep the copy as it is";
+                let remedy = "it was changed after the state was made: call `refresh_masters` to start from \
+                              the parameters, or `Update::keep_masters` to keep the copy as it is";
                 Err(error.at_element(index).with_expected(expected).with_remedy(remedy).at(&self.path))
             }
             None => Ok(()),
@@ -82,7 +82,8 @@ impl Leaf {
     /// Gives the parameter `x`, its master and copies new weights.
     pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let Leaf { optimiser, state, path, .. } = self;
-        let set = optimiser.set_master(state, x, values).and_then(|()| state.renew(&optimiser.seen(state, x)?));
+        let set =
+            optimiser.set_master(state, x, values).and_then(|()| state.renew(&optimiser.seen(state, x)?));
         set.map_err(|error| error.at(path))
     }
 
@@ -91,8 +92,8 @@ impl Leaf {
         if self.aside.is_none() {
             return Ok(());
         }
-        let problem = "the model has other weights in its place, averages or those that `Sam` has moved to, because a `Climbed` was \
-            forgotten or a device has failed";
+        let problem = "the model has other weights in its place, averages or those that `Sam` has moved to, \
+                       because a `Climbed` was forgotten or a device has failed";
         let remedy = "call `with_averages` or `Sam::ascend`, which put the parameters back first";
         Err(Error::new(ErrorKind::Changed, problem).at(&self.path).with_remedy(remedy))
     }
@@ -107,9 +108,13 @@ pub(crate) fn check_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent)
         Some(Difference { index, parameter: twin, master: parameter }) => {
             let problem = "the value of its twin is";
             let error = Error::new(ErrorKind::Changed, problem).with_got(twin).at_element(index);
-            let remedy = "one of them was changed outside of `update`: call `Twin::refresh` to go on from the precise model \
-                (`refresh_masters`, if that has new weights), or `Update::keep_masters`, whose step overwrites the twin";
-            Err(error.with_expected(format_args!("that of the parameter, {parameter}")).with_remedy(remedy).at(path))
+            let remedy = "one of them was changed outside of `update`: call `Twin::refresh` to go on from \
+                          the precise model (`refresh_masters`, if that has new weights), or \
+                          `Update::keep_masters`, whose step overwrites the twin";
+            Err(error
+                .with_expected(format_args!("that of the parameter, {parameter}"))
+                .with_remedy(remedy)
+                .at(path))
         }
         None => Ok(()),
     }

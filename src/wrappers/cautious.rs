@@ -1,6 +1,8 @@
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
-use crate::rule::{Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State};
+use crate::rule::{
+    Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State,
+};
 
 /// Lets through only what agrees with the gradient in sign, and scales the rest of the step up.
 ///
@@ -104,7 +106,11 @@ impl<R: Elementwise> Rule for Cautious<R> {
         if !self.is_scaled {
             return Ok(Flow::Step(masked));
         }
-        Ok(Flow::Step(masked.scale_by_norm(Norm::new(0.0), |agreeing| agreeing.elements as f64 / agreeing.gradient.max(1.0))))
+        Ok(Flow::Step(
+            masked.scale_by_norm(Norm::new(0.0), |agreeing| {
+                agreeing.elements as f64 / agreeing.gradient.max(1.0)
+            }),
+        ))
     }
 
     fn kind(&self) -> Kind {

@@ -1,7 +1,8 @@
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no, learning_rate, names, range,
+    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no,
+    learning_rate, names, range,
 };
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step.
@@ -85,7 +86,11 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         let Some(eta) = learning_rate(&self.inner) else {
             self.check_rates()?;
             let conflict = "of rules in place of each other they differ, so a decay is in proportion to none";
-            return Err(conflicting_rates(&mut self.inner.clone(), conflict, "put it around each of these rules"));
+            return Err(conflicting_rates(
+                &mut self.inner.clone(),
+                conflict,
+                "put it around each of these rules",
+            ));
         };
         let rate = eta * self.lambda;
         Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
@@ -97,7 +102,8 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         if available.iter().any(|name| name == RATE) {
             return Ok(());
         }
-        Err(has_no(&self.inner.name(), "field", RATE, &available).with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
+        Err(has_no(&self.inner.name(), "field", RATE, &available)
+            .with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
     }
 }
 
@@ -139,6 +145,8 @@ impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let decay = DecayStep { rate: self.rate()?, is_cautious: self.is_cautious };
-        self.inner.apply(state.parts().held.inner()?, x, dx)?.and_then(|step| Ok(step.map(decay, Slots::none())))
+        self.inner
+            .apply(state.parts().held.inner()?, x, dx)?
+            .and_then(|step| Ok(step.map(decay, Slots::none())))
     }
 }

@@ -1,6 +1,8 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::patterns::Patterns;
-use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State};
+use crate::rule::{
+    Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State,
+};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
 ///
@@ -62,7 +64,9 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     /// Gives the parameters whose paths match one of these patterns to the second rule, too.
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
         if let FallbackChoice::Open { except, .. } = &mut self.0 {
-            *except = Patterns::new(except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect());
+            *except = Patterns::new(
+                except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect(),
+            );
         }
         self
     }
@@ -102,7 +106,11 @@ impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for FallbackChoice<R, F> 
     fn choose(&mut self, paths: &[String], x: Parameter<'_>) {
         if let FallbackChoice::Open { rule, fallback, except } = self {
             let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
-            *self = if is_matrix { FallbackChoice::Rule(rule.clone()) } else { FallbackChoice::Fallback(fallback.clone()) };
+            *self = if is_matrix {
+                FallbackChoice::Rule(rule.clone())
+            } else {
+                FallbackChoice::Fallback(fallback.clone())
+            };
         }
     }
 }
@@ -115,8 +123,12 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         match &self.0 {
             FallbackChoice::Open { .. } => {
-                let problem = format!("the rule around {} does not name it, so that it cannot choose for its parameter", self.name());
-                Err(Error::new(ErrorKind::Contract, problem).with_remedy("call `Describer::holds` with it in that rule's `describe`"))
+                let problem = format!(
+                    "the rule around {} does not name it, so that it cannot choose for its parameter",
+                    self.name()
+                );
+                Err(Error::new(ErrorKind::Contract, problem)
+                    .with_remedy("call `Describer::holds` with it in that rule's `describe`"))
             }
             _ => self.chosen().init(x),
         }

@@ -1,4 +1,5 @@
-//! What both sides of the comparison speak of: a random training, in plain data, and what is there after each of its calls.
+//! What both sides of the comparison speak of: a random training, in plain data, and what is there after each
+//! of its calls.
 
 /// How numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,8 +159,12 @@ impl Case {
             gradients: parameters
                 .iter()
                 .map(|x| {
-                    (!dice.one_in(12))
-                        .then(|| (if dice.one_in(2) { x.format } else { dice.of(&FORMATS) }, dice.values(x.values.len(), 0.5)))
+                    (!dice.one_in(12)).then(|| {
+                        (
+                            if dice.one_in(2) { x.format } else { dice.of(&FORMATS) },
+                            dice.values(x.values.len(), 0.5),
+                        )
+                    })
                 })
                 .collect(),
             finite_only: dice.one_in(3),
@@ -167,6 +172,15 @@ impl Case {
             loss_scale: dice.one_in(4).then(|| dice.of(&[1024.0, 0.125])),
         };
         let calls = (0..5).map(call).collect();
-        Case { rules: chain, around, moments, store, slices: dice.one_in(3), tensors: dice.one_in(4), parameters, calls }
+        Case {
+            rules: chain,
+            around,
+            moments,
+            store,
+            slices: dice.one_in(3),
+            tensors: dice.one_in(4),
+            parameters,
+            calls,
+        }
     }
 }

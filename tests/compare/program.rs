@@ -1,6 +1,7 @@
 //! Runs random trainings through two commits of the crate and compares every bit.
 //!
-//! `compare [cases for each rule] [first seed]`. A difference names the rule, the seed, the call and the tensor; the program then ends with 1.
+//! `compare [cases for each rule] [first seed]`. A difference names the rule, the seed, the call and the
+//! tensor; the program then ends with 1.
 
 use std::collections::BTreeMap;
 
@@ -19,16 +20,29 @@ fn difference(before: &Run, now: &Run) -> Option<String> {
         .filter(|(_, (before, now))| before != now)
         .map(|(call, ((was_taken, before), (is_taken, now)))| {
             if was_taken != is_taken {
-                return format!("call {call}: {}", if *is_taken { "was refused before" } else { "is refused now" });
+                return format!(
+                    "call {call}: {}",
+                    if *is_taken { "was refused before" } else { "is refused now" }
+                );
             }
-            let names = |all: &[(String, Vec<u64>)]| all.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+            let names =
+                |all: &[(String, Vec<u64>)]| all.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
             if names(before) != names(now) {
                 return format!("call {call}: {:?} before, {:?} now", names(before), names(now));
             }
-            let (name, before, now) =
-                before.iter().zip(now).find(|(a, b)| a != b).map(|((name, a), (_, b))| (name, a, b)).expect("a difference");
-            let element = before.iter().zip(now).position(|(a, b)| a != b).unwrap_or(before.len().min(now.len()));
-            let number = |bits: &[u64]| bits.get(element).map(|bits| format!("{:e} ({bits:x})", f64::from_bits(*bits))).unwrap_or_default();
+            let (name, before, now) = before
+                .iter()
+                .zip(now)
+                .find(|(a, b)| a != b)
+                .map(|((name, a), (_, b))| (name, a, b))
+                .expect("a difference");
+            let element =
+                before.iter().zip(now).position(|(a, b)| a != b).unwrap_or(before.len().min(now.len()));
+            let number = |bits: &[u64]| {
+                bits.get(element)
+                    .map(|bits| format!("{:e} ({bits:x})", f64::from_bits(*bits)))
+                    .unwrap_or_default()
+            };
             format!("call {call}: {name}[{element}] was {}, is {}", number(before), number(now))
         })
         .next()
@@ -46,7 +60,8 @@ fn main() {
             if let Some(difference) = difference(&before, &now) {
                 let Case { around, moments, store, slices, tensors, .. } = &case;
                 let what = format!(
-                    "seed {seed}, {:?}, {around:?}, {moments:?}, {store:?}, slices {slices}, tensors {tensors}: {difference}",
+                    "seed {seed}, {:?}, {around:?}, {moments:?}, {store:?}, slices {slices}, tensors \
+                     {tensors}: {difference}",
                     case.rules
                 );
                 let entry = different.entry(rule.clone()).or_insert((0, what));

@@ -1,4 +1,5 @@
-//! The adapter of this commit: a case through the crate as it is. A comparison uses the adapter that each commit has itself.
+//! The adapter of this commit: a case through the crate as it is. A comparison uses the adapter that each
+//! commit has itself.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +7,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use case::{Around, Call, Case, Format, Moments, Parameter, Run, Store};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, AdamW, Cautious, ClipGlobalNorm, ClipNorm, Engine, Fallback, GradientSlices, Kahan, Lion, LossScaler, MemoryMut, MemoryRef,
-    MixedPrecision, Offload, Optimiser, OptimiserChain, ParameterSlices, Q8, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs,
-    Update, rules, setup,
+    AccumGrad, AdamW, Cautious, ClipGlobalNorm, ClipNorm, Engine, Fallback, GradientSlices, Kahan, Lion,
+    LossScaler, MemoryMut, MemoryRef, MixedPrecision, Offload, Optimiser, OptimiserChain, ParameterSlices,
+    Q8, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, Update, rules, setup,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -22,10 +23,14 @@ pub fn names() -> Vec<String> {
 pub fn run(case: &Case) -> Run {
     // Each state would print its own.
     optimisers::Warning::silence();
-    let mut numbers: Vec<Numbers> = case.parameters.iter().map(|x| Numbers::new(x.format, &x.values)).collect();
+    let mut numbers: Vec<Numbers> =
+        case.parameters.iter().map(|x| Numbers::new(x.format, &x.values)).collect();
     let model = case.parameters.iter().zip(&numbers).enumerate();
-    let model: BTreeMap<String, Var> =
-        model.map(|(i, (x, numbers))| (i.to_string(), Var::from_tensor(&numbers.tensor(&x.shape)).expect("a variable"))).collect();
+    let model: BTreeMap<String, Var> = model
+        .map(|(i, (x, numbers))| {
+            (i.to_string(), Var::from_tensor(&numbers.tensor(&x.shape)).expect("a variable"))
+        })
+        .collect();
     let paths: Vec<String> = model.keys().cloned().collect();
     let made = match case.slices {
         true => setup(optimiser(case)?, &lent(&paths, case, &mut numbers)),
@@ -36,8 +41,13 @@ pub fn run(case: &Case) -> Run {
     let _ = state.adjust_field("lambda", 0.01);
     let run = |call: &Call| {
         let taken = step(case, call, &mut state, &model, &paths, &mut numbers).is_ok();
-        let parameters =
-            |i: usize| if case.slices { numbers[i].tensor(&case.parameters[i].shape) } else { model[&i.to_string()].as_detached_tensor() };
+        let parameters = |i: usize| {
+            if case.slices {
+                numbers[i].tensor(&case.parameters[i].shape)
+            } else {
+                model[&i.to_string()].as_detached_tensor()
+            }
+        };
         (taken, everything((0..numbers.len()).map(parameters), &state))
     };
     Some(case.calls.iter().map(run).collect())
@@ -51,9 +61,14 @@ fn step(
     paths: &[String],
     numbers: &mut [Numbers],
 ) -> Result<(), Failure> {
-    let gradients: Vec<Option<Numbers>> =
-        call.gradients.iter().map(|gradient| gradient.as_ref().map(|(format, values)| Numbers::new(*format, values))).collect();
-    let mut update = Update::new(state).engine(if case.tensors { Engine::Tensors } else { Engine::Fused }).weight(call.weight);
+    let gradients: Vec<Option<Numbers>> = call
+        .gradients
+        .iter()
+        .map(|gradient| gradient.as_ref().map(|(format, values)| Numbers::new(*format, values)))
+        .collect();
+    let mut update = Update::new(state)
+        .engine(if case.tensors { Engine::Tensors } else { Engine::Fused })
+        .weight(call.weight);
     if call.finite_only {
         update = update.finite_only();
     }
@@ -75,8 +90,9 @@ fn step(
         };
     } else {
         let tensors = gradients.iter().zip(&case.parameters).zip(paths);
-        let tensors: BTreeMap<String, Tensor> =
-            tensors.filter_map(|((gradient, x), path)| Some((path.clone(), gradient.as_ref()?.tensor(&x.shape)))).collect();
+        let tensors: BTreeMap<String, Tensor> = tensors
+            .filter_map(|((gradient, x), path)| Some((path.clone(), gradient.as_ref()?.tensor(&x.shape))))
+            .collect();
         match &mut scaler {
             Some(scaler) => update.scaler(scaler).apply(model, &tensors)?,
             None => update.apply(model, &tensors)?,
@@ -138,7 +154,8 @@ fn everything(parameters: impl Iterator<Item = Tensor>, state: &StateTree) -> Ve
 }
 
 fn bits(tensor: &Tensor) -> Vec<u64> {
-    let values = tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)?.to_vec1::<f64>()).expect("values");
+    let values =
+        tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)?.to_vec1::<f64>()).expect("values");
     values.into_iter().map(number_bits).collect()
 }
 
@@ -198,7 +215,8 @@ impl Numbers {
 fn lent<'a>(paths: &'a [String], case: &Case, numbers: &'a mut [Numbers]) -> ParameterSlices<'a> {
     let mut parameters = ParameterSlices::new();
     for ((path, Parameter { shape, .. }), numbers) in paths.iter().zip(&case.parameters).zip(numbers) {
-        parameters = parameters.with(path, shape.as_slice(), numbers.lend()).expect("slices as long as their shapes");
+        parameters =
+            parameters.with(path, shape.as_slice(), numbers.lend()).expect("slices as long as their shapes");
     }
     parameters
 }

@@ -3,7 +3,8 @@
 
 use candle_core::{Tensor, Var, backprop::GradStore};
 use optimisers::{
-    Accumulator, AdamW, Checkpoint, LossScaler, Result, Schedule, Scheduler, Setup, StateTree, Update, value::Value,
+    Accumulator, AdamW, Checkpoint, LossScaler, Result, Schedule, Scheduler, Setup, StateTree, Update,
+    value::Value,
 };
 
 pub fn an_update(state: &mut StateTree) {

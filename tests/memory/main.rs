@@ -1,5 +1,6 @@
-//! Saving and restoring copy nothing of the state's size; reading the bytes of a file or a configuration takes memory in proportion to its size,
-//! whatever it claims; a step takes memory in proportion to the largest parameter.
+//! Saving and restoring copy nothing of the state's size; reading the bytes of a file or a configuration
+//! takes memory in proportion to its size, whatever it claims; a step takes memory in proportion to the
+//! largest parameter.
 #![allow(unsafe_code)]
 
 mod mutations;
@@ -12,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
-    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Elementwise, Flow, Gradient,
-    MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, Slot, State, StateTree, StepNorms, Update,
-    hyper_parameters, range, ranks, setup, update,
+    Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent,
+    Elementwise, Flow, Gradient, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, Result, Rule,
+    Setup, Slot, State, StateTree, StepNorms, Update, hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -55,7 +56,8 @@ fn peak(work: impl FnOnce()) -> usize {
 
 /// A model with its state.
 fn started(leaves: usize, length: usize) -> (Vec<Var>, StateTree) {
-    let model: Vec<Var> = (0..leaves).map(|_| Var::ones(length, DType::F32, &Device::Cpu).expect("a variable")).collect();
+    let model: Vec<Var> =
+        (0..leaves).map(|_| Var::ones(length, DType::F32, &Device::Cpu).expect("a variable")).collect();
     let state = setup(Adam::new(0.1), &model).expect("a state");
     (model, state)
 }
@@ -97,13 +99,24 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
     let map = |piece: &dyn Fn(usize) -> String| format!("{{{}}}", repeated(piece, length));
     let nested = |open: &str, close: &str| [open.repeat(length / 8), close.repeat(length / 8)].concat();
     let tensor = |name: usize| format!(r#""{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
-    let a_leaf =
-        |name: usize| format!(r#""{name}":{{"optimiser":0,"dtype":"","shape":[],"tensors":[],"counters":[],"steps":0,"frozen":true}}"#);
+    let a_leaf = |name: usize| {
+        format!(
+            r#""{name}":{{"optimiser":0,"dtype":"","shape":[],"tensors":[],"counters":[],"steps":0,"frozen":true}}"#
+        )
+    };
     vec![
         ("a huge claimed header", [&90_000_000u64.to_le_bytes()[..], &[b' '; 2000]].concat()),
         ("the largest claimed header", [&u64::MAX.to_le_bytes()[..], &[b' '; 2000]].concat()),
-        ("a huge claimed tensor", header(r#""x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}"#.to_string())),
-        ("a long shape", header(format!(r#""x":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}}"#, list("0")))),
+        (
+            "a huge claimed tensor",
+            header(
+                r#""x":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}"#.to_string(),
+            ),
+        ),
+        (
+            "a long shape",
+            header(format!(r#""x":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}}"#, list("0"))),
+        ),
         ("a list for a tensor", header(format!(r#""x":{}"#, list("0")))),
         ("other metadata", header(format!(r#""__metadata__":{}"#, map(&|i| format!(r#""{i}":"""#))))),
         ("one tensor many times", header(repeated(|_| tensor(0), length))),
@@ -143,7 +156,10 @@ fn configurations(length: usize) -> Vec<(&'static str, String)> {
         ("one field many times", format!("{{\"Adam\":{}}}", map(&|_| "\"\":0".to_string()))),
         ("many rules in a table", map(&|i| format!("\"{i}\":{{}}"))),
         ("many choices", format!("{{\"ByPath\":{}}}", list("{\"pattern\":\"*\",\"optimiser\":null}"))),
-        ("a deep optimiser", format!("{{\"MixedPrecision\":{{\"dtype\":\"F32\",\"inner\":{}}}}}", list("[[\"Adam\"]]"))),
+        (
+            "a deep optimiser",
+            format!("{{\"MixedPrecision\":{{\"dtype\":\"F32\",\"inner\":{}}}}}", list("[[\"Adam\"]]")),
+        ),
     ]
 }
 
@@ -234,11 +250,13 @@ impl Elementwise for Watched {
 fn gradients_that_are_taken() {
     const LEAVES: usize = 12;
     fn still_there<R: Rule + Clone>(rule: R, is_owned: bool) -> f64 {
-        let model: Vec<Var> = (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let model: Vec<Var> =
+            (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
         let mut state = setup(rule, &model).expect("a state");
         let without = USED.load(Ordering::Relaxed);
         let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
-        let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
+        let grads: BTreeMap<String, Tensor> =
+            (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
         LEAST.store(usize::MAX, Ordering::Relaxed);
         let outcome = match is_owned {
             true => Update::new(&mut state).apply_owned(&model, grads),
@@ -249,7 +267,10 @@ fn gradients_that_are_taken() {
     }
     fn of<R: Rule + Clone>(rule: R) {
         let [lent, owned] = [false, true].map(|is_owned| still_there(rule.clone(), is_owned));
-        println!("{}: gradients of {lent:.2} parameters, and of {owned:.2} where they are taken", rule.name());
+        println!(
+            "{}: gradients of {lent:.2} parameters, and of {owned:.2} where they are taken",
+            rule.name()
+        );
         assert!(lent > 11.9 && owned < 1.1, "{lent} and {owned}");
     }
     of(Watched::default());
@@ -262,37 +283,51 @@ fn gradients_that_come_one_at_a_time() {
     const LEAVES: usize = 12;
     fn of<O: Optimiser>(optimiser: O, norms: &[(u64, f64)]) {
         let name = optimiser.name();
-        let model: Vec<Var> = (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let model: Vec<Var> =
+            (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
         let mut state = setup(optimiser, &model).expect("a state");
         let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
         let of_gradients = |bytes: usize| bytes as f64 / (4 * LEAF) as f64;
         let whole = of_gradients(peak(|| {
-            let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
+            let grads: BTreeMap<String, Tensor> =
+                (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
             drop(update(&mut state, &model, &grads).expect("an update"));
         }));
         let parts = of_gradients(peak(|| {
-            let step = Update::new(&mut state).begin_with_norms(&model, StepNorms::Exact(norms)).expect("a step");
+            let step =
+                Update::new(&mut state).begin_with_norms(&model, StepNorms::Exact(norms)).expect("a step");
             (0..LEAVES).for_each(|leaf| step.push(&leaf.to_string(), gradient()).expect("a push"));
             assert_eq!(step.finish().expect("an outcome").applied, LEAVES);
         }));
-        println!("{name}: gradients of {whole:.2} parameters, and of {parts:.2} where they come one at a time");
+        println!(
+            "{name}: gradients of {whole:.2} parameters, and of {parts:.2} where they come one at a time"
+        );
         assert!(whole > 11.9 && parts < 1.1, "{whole} and {parts}");
     }
     of(Adam::new(0.1), &[]);
-    of(MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), &[(0, 2.0)]);
+    of(
+        MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))),
+        &[(0, 2.0)],
+    );
 }
 
 const RANKS: usize = 4;
 const LEAVES: usize = 8;
 
-/// The most memory that `work` takes on one of the ranks, beside model and state, after it has been done so many times.
-fn of_ranks<O: Optimiser>(before: usize, optimiser: fn() -> O, work: impl Fn(&mut StateTree, &[Var]) + Sync) -> usize {
+/// The most memory that `work` takes on one of the ranks, beside model and state, after it has been done so
+/// many times.
+fn of_ranks<O: Optimiser>(
+    before: usize,
+    optimiser: fn() -> O,
+    work: impl Fn(&mut StateTree, &[Var]) + Sync,
+) -> usize {
     let barrier = Barrier::new(RANKS + 1);
     let (barrier, work, mut taken) = (&barrier, &work, 0);
     std::thread::scope(|scope| {
         for world in ranks(RANKS) {
             scope.spawn(move || {
-                let model: Vec<Var> = (0..LEAVES).map(|_| Var::from_tensor(&half(1.0)).expect("a variable")).collect();
+                let model: Vec<Var> =
+                    (0..LEAVES).map(|_| Var::from_tensor(&half(1.0)).expect("a variable")).collect();
                 let mut state = Setup::over(&world).setup(optimiser(), &model).expect("a state");
                 assert_eq!(state.bytes(), 12 * LEAVES * LEAF / RANKS);
                 (0..before).for_each(|_| work(&mut state, &model));
@@ -319,19 +354,25 @@ fn mixed() -> impl Optimiser {
     MixedPrecision::new(DType::F32, Adam::new(0.1))
 }
 
-/// What a step of a divided state takes: windows, and where a norm is asked for 4 / N bytes per element for the sum of the gradients, which is kept.
+/// What a step of a divided state takes: windows, and where a norm is asked for 4 / N bytes per element for
+/// the sum of the gradients, which is kept.
 fn a_step_of_ranks() {
     let gradient = half(0.5);
-    let grads: BTreeMap<String, Tensor> = (0..LEAVES).map(|leaf| (leaf.to_string(), gradient.clone())).collect();
+    let grads: BTreeMap<String, Tensor> =
+        (0..LEAVES).map(|leaf| (leaf.to_string(), gradient.clone())).collect();
     let step = |state: &mut StateTree, model: &[Var]| _ = update(state, model, &grads).expect("an update");
-    let clipped = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
+    let clipped =
+        || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
     for (name, sums, taken) in [
         ("", 0, of_ranks(1, mixed, step)),
         (" with a norm", 4, of_ranks(0, clipped, step)),
         (" with another norm", 0, of_ranks(1, clipped, step)),
     ] {
         let windows = taken as f64 - (sums * LEAVES * LEAF / RANKS) as f64;
-        println!("a step of {RANKS} ranks{name}: {sums} / N bytes per element and {:.1} MB on each", windows / 1e6);
+        println!(
+            "a step of {RANKS} ranks{name}: {sums} / N bytes per element and {:.1} MB on each",
+            windows / 1e6
+        );
         assert!(windows < 8e6, "{windows} bytes");
     }
 }
@@ -340,8 +381,11 @@ fn a_step_of_ranks() {
 fn files_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let saving = of_ranks(1, mixed, |state, model| _ = Checkpoint::new(state).model(model).save(&path).unwrap());
-    let restoring = of_ranks(1, mixed, |state, model| _ = CheckpointFile::open(&path).unwrap().restore_with_model(state, model).unwrap());
+    let saving =
+        of_ranks(1, mixed, |state, model| _ = Checkpoint::new(state).model(model).save(&path).unwrap());
+    let restoring = of_ranks(1, mixed, |state, model| {
+        _ = CheckpointFile::open(&path).unwrap().restore_with_model(state, model).unwrap()
+    });
     println!("saving and restoring on {RANKS} ranks take {saving} and {restoring} bytes on each");
     assert!(saving < 100_000, "{saving} bytes");
     assert!((500_000..3_000_000).contains(&restoring), "{restoring} bytes");
@@ -366,7 +410,9 @@ fn open_files() {
     /// 70 MB of parameters, masters and moments.
     const ELEMENTS: usize = 1_250_000;
     const WINDOWS: usize = 3_000_000;
-    let of = |dtype: DType| -> Vec<Var> { (0..4).map(|_| Var::ones(ELEMENTS, dtype, &Device::Cpu).expect("a variable")).collect() };
+    let of = |dtype: DType| -> Vec<Var> {
+        (0..4).map(|_| Var::ones(ELEMENTS, dtype, &Device::Cpu).expect("a variable")).collect()
+    };
     let (half, single) = (of(DType::BF16), of(DType::F32));
     let mut half_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &half).expect("a state");
     let mut single_state = setup(Adam::new(0.1), &single).expect("a state");

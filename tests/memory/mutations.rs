@@ -103,8 +103,14 @@ fn records(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
         let entry = &archive[at..];
         let [name, extra, comment] = [28, 30, 32].map(|at| number(&entry[at..at + 2]));
         let (length, header) = (number(&entry[24..28]), number(&entry[42..46]));
-        let start = header + 30 + number(&archive[header + 26..header + 28]) + number(&archive[header + 28..header + 30]);
-        records.push((String::from_utf8_lossy(&entry[46..46 + name]).into_owned(), archive[start..start + length].to_vec()));
+        let start = header
+            + 30
+            + number(&archive[header + 26..header + 28])
+            + number(&archive[header + 28..header + 30]);
+        records.push((
+            String::from_utf8_lossy(&entry[46..46 + name]).into_owned(),
+            archive[start..start + length].to_vec(),
+        ));
         at += 46 + name + extra + comment;
     }
     records
@@ -117,8 +123,13 @@ fn archive(records: &[(String, Vec<u8>)]) -> Vec<u8> {
         let lengths = [bytes.len() as u32; 2].map(u32::to_le_bytes).concat();
         let name_length = (name.len() as u16).to_le_bytes();
         let header = (file.len() as u32).to_le_bytes();
-        file.extend([&b"PK\x03\x04"[..], &[0; 14], &lengths, &name_length, &[0; 2], name.as_bytes(), bytes].concat());
-        directory.extend([&b"PK\x01\x02"[..], &[0; 16], &lengths, &name_length, &[0; 12], &header, name.as_bytes()].concat());
+        file.extend(
+            [&b"PK\x03\x04"[..], &[0; 14], &lengths, &name_length, &[0; 2], name.as_bytes(), bytes].concat(),
+        );
+        directory.extend(
+            [&b"PK\x01\x02"[..], &[0; 16], &lengths, &name_length, &[0; 12], &header, name.as_bytes()]
+                .concat(),
+        );
     }
     let [start, length] = [file.len() as u32, directory.len() as u32].map(u32::to_le_bytes);
     let count = (records.len() as u16).to_le_bytes();
@@ -136,13 +147,16 @@ fn model() -> Vec<Var> {
 
 /// Whether a file is refused as one of another format, or a damaged one.
 fn is_unreadable(error: &Error) -> bool {
-    error.kind() == ErrorKind::File && error.to_string().starts_with("torch state state: neither a whole safetensors file nor one that")
+    error.kind() == ErrorKind::File
+        && error.to_string().starts_with("torch state state: neither a whole safetensors file nor one that")
 }
 
 fn refused(name: &str, file: Vec<u8>) -> String {
     let length = file.len();
     match bounded(name, length, || TorchState::from_bytes("state", file)) {
-        Err(error) if is_unreadable(&error) => std::error::Error::source(&error).expect("a reason").to_string(),
+        Err(error) if is_unreadable(&error) => {
+            std::error::Error::source(&error).expect("a reason").to_string()
+        }
         other => panic!("{name}: {other:?}"),
     }
 }
@@ -162,7 +176,9 @@ fn crafted_pickles_are_refused() {
         assert_eq!(reason, "its objects are nested more than 64 deep", "{name}");
         // It is refused in a thread with little memory for its calls, too.
         let file = pickled(&[&b"\x80\x02"[..], &pickle, b"."].concat());
-        let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || TorchState::from_bytes("state", file).is_err());
+        let thread = std::thread::Builder::new()
+            .stack_size(256 << 10)
+            .spawn(move || TorchState::from_bytes("state", file).is_err());
         assert!(thread.expect("a thread").join().expect("no panic"), "{name}");
     }
     let reason = refused("a long text", pickled(b"\x80\x02X\xf0\xff\xff\xffabc."));
@@ -193,14 +209,18 @@ fn mutated_pickles_are_read_or_refused(random: &mut Random) {
     assert!((100..4900).contains(&read), "{read} of 5000");
 }
 
-/// The value of a text that reads back equal from its own text; `None` if it is refused, with a place where it is JSON.
+/// The value of a text that reads back equal from its own text; `None` if it is refused, with a place where
+/// it is JSON.
 fn read_back<T: DeserializeOwned + Serialize + PartialEq + Debug>(text: &str) -> Option<T> {
     let value: T = match serde_json::from_str(text) {
         Ok(value) => value,
         Err(error) => {
             let is_json = serde_json::from_str::<Value>(text).is_ok();
             let told = error.to_string();
-            assert!(!is_json || told.starts_with("configuration") || told.contains("deep"), "{told} for {text}");
+            assert!(
+                !is_json || told.starts_with("configuration") || told.contains("deep"),
+                "{told} for {text}"
+            );
             return None;
         }
     };
@@ -216,7 +236,9 @@ fn is_optimiser(text: &str) -> bool {
     let _ = config.setup(&model());
     match config.optimiser() {
         Ok(optimiser) => {
-            let again = OptimiserConfig::of(&optimiser).and_then(|config| config.optimiser()).expect("what was built");
+            let again = OptimiserConfig::of(&optimiser)
+                .and_then(|config| config.optimiser())
+                .expect("what was built");
             assert_eq!(format!("{again:?}"), format!("{optimiser:?}"));
         }
         Err(error) if error.place().is_some() => {}
@@ -246,7 +268,8 @@ fn mutated_configurations_are_read_or_refused(random: &mut Random) {
     let mut read_some = |texts: &[&str], cases: usize, is_read: fn(&str) -> bool| {
         let mut read = 0;
         for case in 0..cases {
-            let bytes = mutated(texts[case % texts.len()].as_bytes(), br#"[]{}",:.0123456789-+eE ntf"#, 2, random);
+            let bytes =
+                mutated(texts[case % texts.len()].as_bytes(), br#"[]{}",:.0123456789-+eE ntf"#, 2, random);
             let text = String::from_utf8_lossy(&bytes);
             read += usize::from(bounded(("case", case), text.len(), || is_read(&text)));
         }
@@ -268,7 +291,8 @@ fn nested(rounds: usize, random: &mut Random) -> (Value, usize) {
 
 /// A value of another program does not come from a text, whose reader has a bound of its own.
 fn nested_configurations_are_refused(random: &mut Random) {
-    let of = |value: Value| serde_json::from_value::<OptimiserConfig>(value).map_err(|error| error.to_string());
+    let of =
+        |value: Value| serde_json::from_value::<OptimiserConfig>(value).map_err(|error| error.to_string());
     let lists = |depth: usize| (0..depth).fold(json!("Adam"), |inner, _| json!([inner]));
     let tables = |depth: usize| (0..depth).fold(json!("Adam"), |inner, _| json!({ "inner": inner }));
     of(lists(64)).expect("an optimiser");
@@ -277,13 +301,22 @@ fn nested_configurations_are_refused(random: &mut Random) {
         assert_eq!(of(lists(depth)).expect_err("refused"), "nested more than 64 deep");
         assert_eq!(of(tables(depth)).expect_err("refused"), "nested more than 64 deep");
     }
-    let toml =
-        |depth: usize| toml::from_str::<BTreeMap<String, OptimiserConfig>>(&format!("x = {}{}", "[".repeat(depth), "]".repeat(depth)));
+    let toml = |depth: usize| {
+        toml::from_str::<BTreeMap<String, OptimiserConfig>>(&format!(
+            "x = {}{}",
+            "[".repeat(depth),
+            "]".repeat(depth)
+        ))
+    };
     assert!(toml(70).expect_err("refused").to_string().contains("nested more than 64 deep"));
     for case in 0..300 {
         let rounds = random.below(100);
         let (value, depth) = nested(rounds, random);
         let told = bounded(("case", case), 64 * depth, || of(value)).err();
-        assert_eq!(told.is_some_and(|told| told == "nested more than 64 deep"), depth > 64, "case {case}: {depth}");
+        assert_eq!(
+            told.is_some_and(|told| told == "nested more than 64 deep"),
+            depth > 64,
+            "case {case}: {depth}"
+        );
     }
 }

@@ -8,20 +8,33 @@ use std::time::{Duration, Instant};
 use crate::job::{Finished, Job, LIMIT, Running, Test, pids, send};
 use support::examples::{TINY, folder, program};
 
-/// How far apart the losses of digits may be on other ranks after a few epochs, relative to them: in f32, and with activations and gradients of 16 bits.
-const TOLERANCES: [(&str, f64); 4] = [("f32", 1e-5), ("bf16+master", 5e-3), ("f16+master", 5e-3), ("bf16", 5e-3)];
+/// How far apart the losses of digits may be on other ranks after a few epochs, relative to them: in f32, and
+/// with activations and gradients of 16 bits.
+const TOLERANCES: [(&str, f64); 4] =
+    [("f32", 1e-5), ("bf16+master", 5e-3), ("f16+master", 5e-3), ("bf16", 5e-3)];
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
     for ranks in [1, 2, 4] {
-        tests.push((format!("gpt_has_the_numbers_of_one_process::{ranks}_ranks"), Box::new(move || whole(ranks))));
+        tests.push((
+            format!("gpt_has_the_numbers_of_one_process::{ranks}_ranks"),
+            Box::new(move || whole(ranks)),
+        ));
     }
     tests.push(("gpt_goes_on_on_others_after_a_rank_was_killed".to_string(), Box::new(killed)));
     tests.push(("gpt_saves_where_one_rank_is_interrupted".to_string(), Box::new(interrupted)));
     let refusals: [(&str, &'static [&str], &str); 3] = [
         ("before_mpi", &["--micro-batches", "two"], "invalid value 'two'"),
-        ("by_the_number_of_ranks", &["--micro-batches", "1"], "--micro-batches 1 cannot be shared by 2 ranks"),
-        ("in_training", &["--micro-batches", "2", "--eta", "1e30", "--dtype", "f16", "--steps", "10"], "the training loss is NaN"),
+        (
+            "by_the_number_of_ranks",
+            &["--micro-batches", "1"],
+            "--micro-batches 1 cannot be shared by 2 ranks",
+        ),
+        (
+            "in_training",
+            &["--micro-batches", "2", "--eta", "1e30", "--dtype", "f16", "--steps", "10"],
+            "the training loss is NaN",
+        ),
     ];
     for (name, options, sentence) in refusals {
         tests.push((format!("gpt_says_an_error_once::{name}"), Box::new(move || refused(options, sentence))));
@@ -43,9 +56,17 @@ fn over(ranks: usize, options: &[&str], folder: tempfile::TempDir) -> Running {
 
 /// What a program without ranks, or with ranks that are threads, says.
 fn alone(program: &Path, options: &[&str], folder: &Path) -> Result<String, String> {
-    let output = Command::new(program).args(options).current_dir(folder).output().map_err(|error| error.to_string())?;
+    let output = Command::new(program)
+        .args(options)
+        .current_dir(folder)
+        .output()
+        .map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() { Ok(said) } else { Err(format!("{said}\n{}", String::from_utf8_lossy(&output.stderr))) }
+    if output.status.success() {
+        Ok(said)
+    } else {
+        Err(format!("{said}\n{}", String::from_utf8_lossy(&output.stderr)))
+    }
 }
 
 /// The lines for programs, which one rank alone prints.
@@ -55,11 +76,19 @@ fn results(said: &str) -> Vec<&str> {
 
 fn same(said: &str, expected: &str) -> Result<(), String> {
     let (own, expected) = (results(said), results(expected));
-    if own == expected && !own.is_empty() { Ok(()) } else { Err(format!("{own:?} and not {expected:?}\n{said}")) }
+    if own == expected && !own.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{own:?} and not {expected:?}\n{said}"))
+    }
 }
 
 fn successful(finished: Finished) -> Result<Finished, String> {
-    if finished.status.success() { Ok(finished) } else { Err(format!("{}\n{}", finished.status, finished.said)) }
+    if finished.status.success() {
+        Ok(finished)
+    } else {
+        Err(format!("{}\n{}", finished.status, finished.said))
+    }
 }
 
 const SHARED: [&str; 6] = ["--micro-batches", "4", "--evaluate-every", "10", "--checkpoint-every", "5"];
@@ -109,7 +138,9 @@ fn interrupted() -> Result<(), String> {
     let running = under_way(&options)?;
     send("INT", pids(running.folder.path())[1]);
     let finished = running.finish(LIMIT)?;
-    if finished.status.code() != Some(130) || results(&finished.said).len() != 1 || !finished.said.contains("of 60 steps; the same command")
+    if finished.status.code() != Some(130)
+        || results(&finished.said).len() != 1
+        || !finished.said.contains("of 60 steps; the same command")
     {
         return Err(format!("{}\n{}", finished.status, finished.said));
     }
@@ -120,27 +151,37 @@ fn interrupted() -> Result<(), String> {
 fn refused(options: &[&str], sentence: &str) -> Result<(), String> {
     let finished = over(2, options, folder()).finish(LIMIT)?;
     let is_said_once = finished.said.matches(sentence).count() == 1;
-    if is_said_once && !finished.status.success() { Ok(()) } else { Err(format!("{}\n{}", finished.status, finished.said)) }
+    if is_said_once && !finished.status.success() {
+        Ok(())
+    } else {
+        Err(format!("{}\n{}", finished.status, finished.said))
+    }
 }
 
 /// The name and the loss of each variant.
 fn losses(said: &str) -> Vec<(&str, f64)> {
     let loss = |line: &str| line.split(" loss=").nth(1)?.split(' ').next()?.parse().ok();
-    results(said).into_iter().map(|line| (line.split(' ').nth(1).expect("a name"), loss(line).expect("a loss"))).collect()
+    results(said)
+        .into_iter()
+        .map(|line| (line.split(' ').nth(1).expect("a name"), loss(line).expect("a loss")))
+        .collect()
 }
 
-/// Threads and processes have the same bits; one rank has them but for the rounding of means over half a batch.
+/// Threads and processes have the same bits; one rank has them but for the rounding of means over half a
+/// batch.
 fn digits() -> Result<(), String> {
     let (digits, here) = (program("digits"), tempfile::tempdir().expect("a folder"));
     let run = |ranks| alone(&digits, &["--epochs", "2", "--ranks", ranks], here.path());
     let [one, threads] = [run("1")?, run("2")?];
-    let job = Job::of(&digits, &["--epochs", "2", "--ranks", "mpi"], 2, tempfile::tempdir().expect("a folder"));
+    let job =
+        Job::of(&digits, &["--epochs", "2", "--ranks", "mpi"], 2, tempfile::tempdir().expect("a folder"));
     let processes = successful(job.start().finish(LIMIT)?)?.said;
     same(&processes, &threads)?;
     let pairs: Vec<_> = losses(&one).into_iter().zip(losses(&processes)).collect();
     let is_close = |((name, one), (_, other)): ((&str, f64), (&str, f64)), tolerance: (&str, f64)| {
         name == tolerance.0 && (one - other).abs() <= tolerance.1 * one
     };
-    let are_close = pairs.len() == TOLERANCES.len() && pairs.iter().zip(TOLERANCES).all(|(pair, tolerance)| is_close(*pair, tolerance));
+    let are_close = pairs.len() == TOLERANCES.len()
+        && pairs.iter().zip(TOLERANCES).all(|(pair, tolerance)| is_close(*pair, tolerance));
     if are_close { Ok(()) } else { Err(format!("{pairs:?}")) }
 }

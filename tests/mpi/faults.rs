@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
 use optimisers::mpi::{World, run};
-use optimisers::{AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, Lend, MixedPrecision, Model, Setup, Visitor, update};
+use optimisers::{
+    AdamW, Checkpoint, CheckpointFile, Communicator, Error, Gradients, Lend, MixedPrecision, Model, Setup,
+    Visitor, update,
+};
 
 use crate::job::{Job, Test, folder, pids, send};
 use crate::laws::{Case, rank};
@@ -36,11 +39,15 @@ pub fn tests() -> Vec<Test> {
         for place in ["before_update", "in_update", "before_save", "in_save"] {
             for who in [0, 2] {
                 let test = move || {
-                    let job = Job::new("failing", 3).with(HOW, how).with(WHERE, place).with(WHO, &who.to_string());
+                    let job =
+                        Job::new("failing", 3).with(HOW, how).with(WHERE, place).with(WHO, &who.to_string());
                     let finished = job.start().finish(LIMIT)?;
                     let said_so = match how {
                         "error" => finished.said.contains(&format!("rank {who}: this rank fails")),
-                        "panic" => finished.said.contains("this rank panics") && finished.said.contains(&format!("rank {who}")),
+                        "panic" => {
+                            finished.said.contains("this rank panics")
+                                && finished.said.contains(&format!("rank {who}"))
+                        }
                         _ => true,
                     };
                     if finished.status.success() {
@@ -53,7 +60,10 @@ pub fn tests() -> Vec<Test> {
                         whole(&finished.folder.path().join("old"), &[1])
                     }
                 };
-                tests.push((format!("a_rank_that_fails_ends_the_job::{how}::{place}::rank_{who}"), Box::new(test)));
+                tests.push((
+                    format!("a_rank_that_fails_ends_the_job::{how}::{place}::rank_{who}"),
+                    Box::new(test),
+                ));
             }
         }
     }
@@ -175,7 +185,10 @@ fn leaving(world: World) -> Result<(), Error> {
 
 /// Saves to one path until it is killed.
 fn saving(world: World) -> Result<(), Error> {
-    let model = model(&[random(1, &[300_000], DType::BF16, &Device::Cpu), random(2, &[5], DType::BF16, &Device::Cpu)]);
+    let model = model(&[
+        random(1, &[300_000], DType::BF16, &Device::Cpu),
+        random(2, &[5], DType::BF16, &Device::Cpu),
+    ]);
     let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
     let grads = support::common::grads([Some(random(3, &[300_000], DType::BF16, &Device::Cpu)), None]);
     for step in 1u64.. {
@@ -191,7 +204,10 @@ fn killed(at: u64) -> Result<(), String> {
     let (file, started) = (running.folder.path().join("file"), Instant::now());
     while !file.exists() {
         if started.elapsed() > LIMIT {
-            return Err(format!("nothing was saved\n{}", running.finish(Duration::ZERO).err().unwrap_or_default()));
+            return Err(format!(
+                "nothing was saved\n{}",
+                running.finish(Duration::ZERO).err().unwrap_or_default()
+            ));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -223,7 +239,8 @@ fn nested() -> ExitCode {
         let second = World::new()?;
         assert_eq!((second.rank(), second.size()), (world.rank(), world.size()));
         let model = model(&parameters(DType::BF16));
-        let mut states = [&world, &second].map(|world| Setup::over(world).setup(AdamW::new(0.1), &model).expect("a state"));
+        let mut states = [&world, &second]
+            .map(|world| Setup::over(world).setup(AdamW::new(0.1), &model).expect("a state"));
         states.iter_mut().try_for_each(|state| update(state, &model, &gradients(0, 0, DType::BF16)).map(drop))
     })
 }
@@ -244,9 +261,13 @@ fn own_start() -> ExitCode {
 
 /// What MPI was started for, if it says so, has to be calls from any thread.
 fn one_thread() -> ExitCode {
-    let (_universe, provided) = mpi::initialize_with_threading(mpi::Threading::Single).expect("the first start");
-    let is_refused = World::new()
-        .is_err_and(|error| error.to_string().contains("for calls from one thread only; write `let (_universe, _) = mpi::initialize"));
+    let (_universe, provided) =
+        mpi::initialize_with_threading(mpi::Threading::Single).expect("the first start");
+    let is_refused = World::new().is_err_and(|error| {
+        error
+            .to_string()
+            .contains("for calls from one thread only; write `let (_universe, _) = mpi::initialize")
+    });
     assert_eq!(is_refused, provided < mpi::Threading::Serialized);
     assert_eq!(provided, mpi::Threading::Single, "else this has tested nothing");
     ExitCode::SUCCESS

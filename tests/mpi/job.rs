@@ -70,11 +70,22 @@ impl Job {
     /// A program in a folder.
     pub fn of(program: &Path, arguments: &[&str], ranks: usize, folder: tempfile::TempDir) -> Self {
         let mut command = Command::new("mpirun");
-        command.args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()]).current_dir(folder.path());
+        command
+            .args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()])
+            .current_dir(folder.path());
         // Where tests run as root, as in containers, Open MPI wants to hear that this is meant.
-        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"), ("RAYON_NUM_THREADS", "1")]);
+        command.envs([
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ("RAYON_NUM_THREADS", "1"),
+        ]);
         command.env(FOLDER, folder.path());
-        Job { command, program: program.to_path_buf(), arguments: arguments.iter().map(ToString::to_string).collect(), folder }
+        Job {
+            command,
+            program: program.to_path_buf(),
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+            folder,
+        }
     }
 
     pub fn over(mut self, transport: Transport) -> Self {
@@ -136,16 +147,19 @@ impl Running {
     }
 }
 
-/// The processes of the ranks of the job in this folder, in their order: `mpirun` tells each in its environment.
+/// The processes of the ranks of the job in this folder, in their order: `mpirun` tells each in its
+/// environment.
 pub fn pids(folder: &Path) -> Vec<u32> {
     let job = format!("{FOLDER}={}", folder.display());
     let rank = |process: &Path| {
         // A process that has ended, or is not ours, shows none.
         let environment = fs::read_to_string(process.join("environ")).ok()?;
-        let rank = environment.split('\0').find_map(|variable| variable.strip_prefix("OMPI_COMM_WORLD_RANK="))?;
+        let rank =
+            environment.split('\0').find_map(|variable| variable.strip_prefix("OMPI_COMM_WORLD_RANK="))?;
         environment.split('\0').any(|variable| variable == job).then_some(rank.parse::<usize>().ok()?)
     };
-    let processes = fs::read_dir("/proc").expect("the processes").filter_map(|entry| Some(entry.ok()?.path()));
+    let processes =
+        fs::read_dir("/proc").expect("the processes").filter_map(|entry| Some(entry.ok()?.path()));
     let pid = |process: PathBuf| Some((rank(&process)?, process.file_name()?.to_str()?.parse().ok()?));
     let mut ranks: Vec<(usize, u32)> = processes.filter_map(pid).collect();
     ranks.sort();

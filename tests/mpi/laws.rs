@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use candle_core::{DType, Tensor};
 use optimisers::mpi::{World, run};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Engine, Error, Kahan, LAMB, MixedPrecision, Muon,
-    Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, StateTree, Update, setup, update,
+    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Engine, Error, Kahan, LAMB,
+    MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, StateTree, Update, setup,
+    update,
 };
 
 use crate::job::folder;
@@ -43,10 +44,13 @@ fn bytes_arrive(world: World) -> Result<(), Error> {
         letters::call(&world, 7, call)?;
     }
     let (size, me) = (world.size(), world.rank());
-    let own: Vec<Vec<u8>> = (0..size).map(|to| vec![(10 * me + to) as u8; if to == me { 0 } else { (5 << 20) + me }]).collect();
-    let mut got: Vec<Vec<u8>> = (0..size).map(|from| vec![0; if from == me { 0 } else { (5 << 20) + from }]).collect();
+    let own: Vec<Vec<u8>> =
+        (0..size).map(|to| vec![(10 * me + to) as u8; if to == me { 0 } else { (5 << 20) + me }]).collect();
+    let mut got: Vec<Vec<u8>> =
+        (0..size).map(|from| vec![0; if from == me { 0 } else { (5 << 20) + from }]).collect();
     let to: Vec<Vec<&[u8]>> = own.iter().map(|bytes| bytes.chunks(1 << 20).collect()).collect();
-    let mut from: Vec<Vec<&mut [u8]>> = got.iter_mut().map(|bytes| if bytes.is_empty() { vec![] } else { vec![&mut bytes[..]] }).collect();
+    let mut from: Vec<Vec<&mut [u8]>> =
+        got.iter_mut().map(|bytes| if bytes.is_empty() { vec![] } else { vec![&mut bytes[..]] }).collect();
     world.exchange(&to, &mut from)?;
     for (from, bytes) in got.iter().enumerate() {
         assert!(bytes.iter().all(|byte| *byte == (10 * from + me) as u8), "from {from}");
@@ -135,13 +139,16 @@ fn checkpoints(world: World) -> Result<(), Error> {
     Ok(())
 }
 
-/// Each rank in turn has a gradient of another shape, another rate or another call: all return an error that says who and what, nothing has moved, and the next
-/// call is as if there had been none.
+/// Each rank in turn has a gradient of another shape, another rate or another call: all return an error that
+/// says who and what, nothing has moved, and the next call is as if there had been none.
 fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
     let model = model(&parameters(DType::BF16));
     let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
     train(&mut state, &model, 0..1)?;
-    let refused = |state: &mut StateTree, what: &str, words: &[&str], call: &dyn Fn(&mut StateTree) -> Result<(), Error>| {
+    let refused = |state: &mut StateTree,
+                   what: &str,
+                   words: &[&str],
+                   call: &dyn Fn(&mut StateTree) -> Result<(), Error>| {
         let before = snapshot(&model, state);
         let error = call(state).expect_err(what).to_string();
         assert!(words.iter().all(|word| error.contains(word)), "rank {}, {what}: {error}", world.rank());
@@ -162,7 +169,9 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
         });
         if world.size() > 1 {
             state.adjust(if is_bad { 0.2 } else { 0.1 })?;
-            refused(&mut state, "another rate", &[&name, "the optimiser of", "eta = 0.2"], &|state| train(state, &model, 1..2));
+            refused(&mut state, "another rate", &[&name, "the optimiser of", "eta = 0.2"], &|state| {
+                train(state, &model, 1..2)
+            });
             state.adjust(0.1)?;
             refused(&mut state, "another call", &["called", "update", "save"], &|state| match is_bad {
                 true => Checkpoint::new(state).save(folder().join("unsaved")).map(drop),
@@ -173,7 +182,13 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
     }
     let all: Vec<Tensor> = model.values().map(|x| x.as_tensor().clone()).collect();
     train(&mut state, &model, 1..3)?;
-    let expected = steps(Setup::default(), Engine::Fused, Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), [DType::BF16; 2], 3);
+    let expected = steps(
+        Setup::default(),
+        Engine::Fused,
+        Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+        [DType::BF16; 2],
+        3,
+    );
     let bits: Vec<Vec<u64>> = all.iter().map(support::common::bits).collect();
     assert!(bits == expected[2].model, "as if there had been no errors");
     Ok(())

@@ -1,5 +1,5 @@
-//! The laws of ranks where they are processes of an MPI job, and the examples over such ranks. This program starts itself under `mpirun`, once for each job:
-//! `cargo test --features mpi --test mpi -- [FILTER]`.
+//! The laws of ranks where they are processes of an MPI job, and the examples over such ranks. This program
+//! starts itself under `mpirun`, once for each job: `cargo test --features mpi --test mpi -- [FILTER]`.
 //!
 //! `KILLS=200` sets how many jobs have a rank killed while it saves.
 
@@ -32,8 +32,11 @@ fn main() -> ExitCode {
     }
     tests.extend(faults::tests());
     tests.extend(examples::tests());
-    let filters: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    tests.retain(|(name, _)| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())));
+    let filters: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    tests.retain(|(name, _)| {
+        filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
+    });
     println!("running {} tests", tests.len());
     let mut failed = Vec::new();
     for (name, test) in &tests {
@@ -41,6 +44,11 @@ fn main() -> ExitCode {
         println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
         failed.extend(outcome.err().map(|reason| format!("---- {name} ----\n{reason}")));
     }
-    println!("\n{}\ntest result: {} passed; {} failed", failed.join("\n"), tests.len() - failed.len(), failed.len());
+    println!(
+        "\n{}\ntest result: {} passed; {} failed",
+        failed.join("\n"),
+        tests.len() - failed.len(),
+        failed.len()
+    );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

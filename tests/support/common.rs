@@ -9,10 +9,11 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Error, ErrorKind, Fallback,
-    GaLore, Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain,
-    Parameter, Q8, RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs,
-    Summation, Update, WeightDecay, rules, setup,
+    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine,
+    Error, ErrorKind, Fallback, GaLore, Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model,
+    Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Parameter, Q8, RMSProp, Rule, SOAP, Sam,
+    Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs, Summation,
+    Update, WeightDecay, rules, setup,
 };
 
 /// Gradients by path.
@@ -107,7 +108,8 @@ pub fn number_bits(number: f64) -> u64 {
 /// All there is to compare of a model and its state: every bit of parameters and state tensors, counters,
 /// hyper-parameters.
 pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
-    let mut snapshot: Vec<(String, Vec<u64>)> = model.iter().map(|(path, var)| (path.clone(), bits(var))).collect();
+    let mut snapshot: Vec<(String, Vec<u64>)> =
+        model.iter().map(|(path, var)| (path.clone(), bits(var))).collect();
     for leaf in state.leaves() {
         for name in leaf.tensor_names() {
             let tensor = leaf.tensor(&name).expect("a state tensor").expect("a listed name");
@@ -115,7 +117,11 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
         }
         let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
         snapshot.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
-        snapshot.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number_bits(number)])));
+        snapshot.extend(
+            leaf.numbers()
+                .into_iter()
+                .map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number_bits(number)])),
+        );
         snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));
     }
     snapshot
@@ -151,14 +157,23 @@ pub fn needs_matrices(error: &Error) -> bool {
 
 /// Every rule of the catalogue, and chains that put them together.
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
-    let mut all: Vec<Box<dyn Rule>> = rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
+    let mut all: Vec<Box<dyn Rule>> =
+        rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
     all.extend::<[Box<dyn Rule>; 14]>([
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
-        Box::new(OptimiserChain::new((Momentum::new(0.1), ClipNorm { p: 1.0, ..ClipNorm::new(0.01) }, SignDecay::new(0.01)))),
+        Box::new(OptimiserChain::new((
+            Momentum::new(0.1),
+            ClipNorm { p: 1.0, ..ClipNorm::new(0.01) },
+            SignDecay::new(0.01),
+        ))),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Adam::new(0.01)))),
-        Box::new(OptimiserChain::new((ClipNorm { p: f64::INFINITY, ..ClipNorm::new(0.2) }, AccumGrad::new(2), Nesterov::new(0.01)))),
+        Box::new(OptimiserChain::new((
+            ClipNorm { p: f64::INFINITY, ..ClipNorm::new(0.2) },
+            AccumGrad::new(2),
+            Nesterov::new(0.01),
+        ))),
         Box::new(OptimiserChain::new((pairwise(6), ClipGlobalNorm::new(0.3), AdamW::new(0.01)))),
         Box::new(OptimiserChain::new((ClipNorm { p: 3.0, ..ClipNorm::new(0.2) }, Descent::new(0.1)))),
         Box::new(OptimiserChain::new((
@@ -167,11 +182,21 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             OptimiserChain::new((Adam::new(0.01), WeightDecay::new(0.01))),
         ))),
         // Without the means, which do not matter.
-        Box::new(OptimiserChain::new((Momentum { rho: 0.0, ..Momentum::new(1.0) }, AdamW { beta: (0.0, 0.99), ..AdamW::new(0.01) }))),
+        Box::new(OptimiserChain::new((
+            Momentum { rho: 0.0, ..Momentum::new(1.0) },
+            AdamW { beta: (0.0, 0.99), ..AdamW::new(0.01) },
+        ))),
         Box::new(Cautious::new(AdamW::new(0.01))),
-        Box::new(OptimiserChain::new((AccumGrad::new(2), Cautious::new(Lion::new(0.01)), WeightDecay::new(0.01)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            Cautious::new(Lion::new(0.01)),
+            WeightDecay::new(0.01),
+        ))),
         Box::new(RMSProp { centred: true, ..RMSProp::new(0.01) }),
-        Box::new(OptimiserChain::new(vec![Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>, Box::new(Momentum::new(0.1))])),
+        Box::new(OptimiserChain::new(vec![
+            Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>,
+            Box::new(Momentum::new(0.1)),
+        ])),
     ]);
     // Their defaults are for larger matrices than those of the tests.
     all.extend::<[Box<dyn Rule>; 4]>([
@@ -200,9 +225,18 @@ pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
         Box::new(AdamW::new(0.1)),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
         Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(0.5), Descent::new(0.1)))),
-        Box::new(StoreAs::new([("m", DType::BF16), ("acc", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),
-        Box::new(StoreAs::new([("acc1", DType::BF16)], OptimiserChain::new((pairwise(6), Descent::new(0.1))))),
-        Box::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), Adam::new(0.1))))),
+        Box::new(StoreAs::new(
+            [("m", DType::BF16), ("acc", DType::BF16)],
+            OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))),
+        )),
+        Box::new(StoreAs::new(
+            [("acc1", DType::BF16)],
+            OptimiserChain::new((pairwise(6), Descent::new(0.1))),
+        )),
+        Box::new(StoreAs::all(
+            Q8,
+            OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), Adam::new(0.1))),
+        )),
     ];
     let mut all = optimisers();
     for rule in rules {
@@ -246,7 +280,12 @@ pub fn good_steps(scaler: &LossScaler) -> u64 {
 }
 
 /// The snapshots after each update of a fresh [`model`].
-pub fn trajectory(engine: Engine, optimiser: impl Optimiser, parameters: &[Tensor], grads: &[Grads]) -> Vec<Snapshot> {
+pub fn trajectory(
+    engine: Engine,
+    optimiser: impl Optimiser,
+    parameters: &[Tensor],
+    grads: &[Grads],
+) -> Vec<Snapshot> {
     let model = model(parameters);
     let mut state = setup(optimiser, &model).expect("a state");
     let mut step = |grads| {
@@ -372,7 +411,8 @@ pub fn bits16(tensor: &Tensor) -> Vec<u16> {
 /// The bits of the f16 or bf16 number that is nearest to `value`, the one with even bits of two: searched for
 /// among all of them, so that it shares no code with what it checks. NaN is not for here.
 pub fn nearest16(dtype: DType, value: f64) -> u16 {
-    let (infinity, beyond) = if dtype == DType::F16 { (0x7c00u16, 65536.0) } else { (0x7f80, 2f64.powi(128)) };
+    let (infinity, beyond) =
+        if dtype == DType::F16 { (0x7c00u16, 65536.0) } else { (0x7f80, 2f64.powi(128)) };
     let number = |bits: u16| match dtype {
         _ if bits >= infinity => beyond,
         DType::F16 => f16::from_bits(bits).to_f64(),

@@ -51,10 +51,13 @@ pub struct Pieces {
 impl Pieces {
     pub fn of(bytes: &[u8]) -> Self {
         let length: [u8; 8] = bytes[..8].try_into().expect("eight bytes");
-        let (header, data) = bytes[8..].split_at(usize::try_from(u64::from_le_bytes(length)).expect("a length"));
+        let (header, data) =
+            bytes[8..].split_at(usize::try_from(u64::from_le_bytes(length)).expect("a length"));
         let mut tensors: Value = serde_json::from_slice(header).expect("a header");
-        let metadata = tensors.as_object_mut().and_then(|tensors| tensors.remove("__metadata__")).expect("metadata");
-        let description = serde_json::from_str(metadata["optimisers"].as_str().expect("a text")).expect("a description");
+        let metadata =
+            tensors.as_object_mut().and_then(|tensors| tensors.remove("__metadata__")).expect("metadata");
+        let description =
+            serde_json::from_str(metadata["optimisers"].as_str().expect("a text")).expect("a description");
         Pieces { tensors, description, data: data.to_vec() }
     }
 
@@ -80,7 +83,11 @@ impl Pieces {
                 match key.as_str() {
                     "fields" => all.push(value.as_array_mut().expect("fields")),
                     "inner" => collect(value, all),
-                    "members" => value.as_array_mut().expect("members").iter_mut().for_each(|member| collect(member, all)),
+                    "members" => value
+                        .as_array_mut()
+                        .expect("members")
+                        .iter_mut()
+                        .for_each(|member| collect(member, all)),
                     _ => {}
                 }
             }
@@ -94,6 +101,7 @@ impl Pieces {
     pub fn push(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: &[u8]) {
         let start = self.data.len();
         self.data.extend(bytes);
-        self.tensors[name] = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, self.data.len()] });
+        self.tensors[name] =
+            serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, self.data.len()] });
     }
 }

@@ -5,8 +5,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Options of the gpt example for a network that trains in a blink, on a short text.
-pub const TINY: [&str; 14] =
-    ["--layers", "1", "--width", "16", "--context", "16", "--batch", "4", "--warm-up", "3", "--text", "text.txt", "--sample", "20"];
+pub const TINY: [&str; 14] = [
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--context",
+    "16",
+    "--batch",
+    "4",
+    "--warm-up",
+    "3",
+    "--text",
+    "text.txt",
+    "--sample",
+    "20",
+];
 
 /// An example, built from the sources as they are: a test that is run alone does not build it. With the
 /// profile, folder and features of the test there is nothing to do where a whole `cargo test` has built it.

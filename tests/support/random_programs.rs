@@ -21,7 +21,8 @@ fn letter(program: usize, call: usize, sender: usize, receiver: usize) -> Vec<u8
 
 /// Where `facts` cut so many bytes, the end last; empty slices among them.
 fn cuts(length: usize, facts: impl Hash + Copy) -> Vec<usize> {
-    let mut cuts: Vec<usize> = (0..draw((facts, "cuts"), 4)).map(|cut| draw((facts, cut), length + 1)).collect();
+    let mut cuts: Vec<usize> =
+        (0..draw((facts, "cuts"), 4)).map(|cut| draw((facts, cut), length + 1)).collect();
     cuts.extend((length > 0).then_some(length));
     cuts.sort_unstable();
     cuts
@@ -55,13 +56,20 @@ pub fn call(world: &impl Communicator, program: usize, call: usize) -> Result<()
     };
     let expected: Vec<Vec<u8>> = (0..size).map(|other| from_to(other, rank)).collect();
     let mut got: Vec<Vec<u8>> = expected.iter().map(|bytes| vec![0; bytes.len()]).collect();
-    let mut from: Vec<_> =
-        got.iter_mut().enumerate().map(|(other, bytes)| slices_mut(bytes, (program, call, rank, other, "from"))).collect();
+    let mut from: Vec<_> = got
+        .iter_mut()
+        .enumerate()
+        .map(|(other, bytes)| slices_mut(bytes, (program, call, rank, other, "from")))
+        .collect();
     if is_gather {
         world.gather(&slices(&letter(program, call, rank, rank), (program, call, rank)), &mut from)?;
     } else {
         let own: Vec<Vec<u8>> = (0..size).map(|other| from_to(rank, other)).collect();
-        let to: Vec<_> = own.iter().enumerate().map(|(other, bytes)| slices(bytes, (program, call, rank, other, "to"))).collect();
+        let to: Vec<_> = own
+            .iter()
+            .enumerate()
+            .map(|(other, bytes)| slices(bytes, (program, call, rank, other, "to")))
+            .collect();
         world.exchange(&to, &mut from)?;
     }
     assert!(got == expected, "rank {rank} of {size}, call {call} of program {program}");

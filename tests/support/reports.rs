@@ -50,16 +50,29 @@ pub fn said(outcome: Outcome, model: &Vars, state: &StateTree) -> Said {
         numbers.push(("steps".to_string(), leaf.steps()));
         (leaf.part(), tensors.collect(), numbers)
     };
-    Said { outcome, model: model.values().map(|x| bits(x)).collect(), leaves: state.leaves().map(of_leaf).collect() }
+    Said {
+        outcome,
+        model: model.values().map(|x| bits(x)).collect(),
+        leaves: state.leaves().map(of_leaf).collect(),
+    }
 }
 
 /// What is said after each of so many calls, all with the gradients of rank 0.
-pub fn steps(setup: Setup, engine: Engine, optimiser: Box<dyn Optimiser>, dtypes: [DType; 2], calls: u64) -> Vec<Said> {
+pub fn steps(
+    setup: Setup,
+    engine: Engine,
+    optimiser: Box<dyn Optimiser>,
+    dtypes: [DType; 2],
+    calls: u64,
+) -> Vec<Said> {
     let [dtype, of_gradient] = dtypes;
     let model = model(&parameters(dtype));
     let mut state = setup.setup(optimiser, &model).expect("a state");
     let step = |call| {
-        let outcome = Update::new(&mut state).engine(engine).apply(&model, &gradients(call, 0, of_gradient)).expect("an update");
+        let outcome = Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &gradients(call, 0, of_gradient))
+            .expect("an update");
         said(outcome, &model, &state)
     };
     (0..calls).map(step).collect()
@@ -74,12 +87,21 @@ pub fn assert_part(own: &[Said], whole: &[Said], what: &str) {
             let first = own.iter().zip(expected).position(|(own, expected)| own != expected);
             assert_eq!(first, None, "{what}: parameter {leaf}");
         }
-        for (leaf, ((part, tensors, numbers), (all, expected, whole_numbers))) in said.leaves.iter().zip(&expected.leaves).enumerate() {
+        for (leaf, ((part, tensors, numbers), (all, expected, whole_numbers))) in
+            said.leaves.iter().zip(&expected.leaves).enumerate()
+        {
             assert_eq!(numbers, whole_numbers, "{what}: leaf {leaf}");
             for (name, values) in tensors {
                 let expected = &expected[name];
-                let own = if part.len() == all.len() { &expected[..] } else { expected.get(part.clone()).unwrap_or_default() };
-                assert!(part.is_empty() && values.is_empty() || values == own, "{what}: {name} of leaf {leaf}");
+                let own = if part.len() == all.len() {
+                    &expected[..]
+                } else {
+                    expected.get(part.clone()).unwrap_or_default()
+                };
+                assert!(
+                    part.is_empty() && values.is_empty() || values == own,
+                    "{what}: {name} of leaf {leaf}"
+                );
             }
         }
     }

@@ -9,7 +9,10 @@ use optimisers::{CommunicationError, Communicator, LocalRank, ranks};
 
 /// What the ranks return, each in a thread of its own, in order; `None` for one that panicked. Fails instead
 /// of hanging.
-pub fn together<T: Send + 'static>(ranks: Vec<LocalRank>, work: impl Fn(LocalRank) -> T + Clone + Send + 'static) -> Vec<Option<T>> {
+pub fn together<T: Send + 'static>(
+    ranks: Vec<LocalRank>,
+    work: impl Fn(LocalRank) -> T + Clone + Send + 'static,
+) -> Vec<Option<T>> {
     let size = ranks.len();
     let (done, finished) = channel();
     for own in ranks {

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Ema, Lion, Momentum, Nesterov, Optimiser, OptimiserChain, Outcome, RMSProp,
-    Scale, Schedule, Scheduler, StateTree, WeightDecay, update,
+    AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Ema, Lion, Momentum, Nesterov, Optimiser,
+    OptimiserChain, Outcome, RMSProp, Scale, Schedule, Scheduler, StateTree, WeightDecay, update,
 };
 use serde_json::Value;
 
@@ -19,7 +19,8 @@ const SHAPES: [(&str, &[usize]); 3] = [("conv", &[2, 2, 2, 2]), ("fc.bias", &[3]
 
 fn numbers(shape: &[usize], [factor, modulus, shift, divisor]: [i64; 4]) -> Tensor {
     let count: usize = shape.iter().product();
-    let values = (0..count as i64).map(|i| ((i * factor) % modulus - shift) as f32 / divisor as f32).collect();
+    let values =
+        (0..count as i64).map(|i| ((i * factor) % modulus - shift) as f32 / divisor as f32).collect();
     Tensor::from_vec::<_, f32>(values, shape, &Device::Cpu).expect("a tensor")
 }
 
@@ -32,12 +33,25 @@ pub fn optimisers() -> Vec<(&'static str, Box<dyn Optimiser>)> {
         ("adamw", Box::new(OptimiserChain::new((ClipGlobalNorm::new(1e6), adamw)))),
         ("adam", Box::new(OptimiserChain::new((OptimiserChain::new(adam), Ema::new(0.9))))),
         ("amsgrad", Box::new(AMSGradW { lambda: 0.1, ..AMSGradW::new(0.01) })),
-        ("maximised", Box::new(OptimiserChain::new((Scale::new(-1.0), AdamW { lambda: 0.1, ..AdamW::new(0.001) })))),
+        (
+            "maximised",
+            Box::new(OptimiserChain::new((Scale::new(-1.0), AdamW { lambda: 0.1, ..AdamW::new(0.001) }))),
+        ),
         ("descent", Box::new(OptimiserChain::new((WeightDecay::new(0.01), Descent::new(0.05))))),
         ("momentum", Box::new(OptimiserChain::new((WeightDecay::new(0.01), Momentum::new(0.01))))),
-        ("nesterov", Box::new(OptimiserChain::new((Nesterov { rho: 0.8, ..Nesterov::new(1.0) }, Descent::new(0.01))))),
+        (
+            "nesterov",
+            Box::new(OptimiserChain::new((Nesterov { rho: 0.8, ..Nesterov::new(1.0) }, Descent::new(0.01)))),
+        ),
         ("rmsprop", Box::new(OptimiserChain::new((WeightDecay::new(0.01), RMSProp::new(0.01))))),
-        ("rmsprop_momentum", Box::new(OptimiserChain::new((rmsprop, Momentum { rho: 0.5, ..Momentum::new(1.0) }, Descent::new(0.005))))),
+        (
+            "rmsprop_momentum",
+            Box::new(OptimiserChain::new((
+                rmsprop,
+                Momentum { rho: 0.5, ..Momentum::new(1.0) },
+                Descent::new(0.005),
+            ))),
+        ),
         ("adagrad", Box::new(AdaGrad { epsilon: 1e-10, ..AdaGrad::new(0.1) })),
         ("lion", Box::new(Lion { lambda: 0.1, ..Lion::new(0.004) })),
     ]
@@ -50,7 +64,9 @@ pub fn start() -> Model {
 
 /// The same in another dtype.
 pub fn start_in(dtype: DType) -> Model {
-    let variable = |shape| numbers(shape, [5, 7, 3, 4]).to_dtype(dtype).and_then(|x| Var::from_tensor(&x)).expect("a variable");
+    let variable = |shape| {
+        numbers(shape, [5, 7, 3, 4]).to_dtype(dtype).and_then(|x| Var::from_tensor(&x)).expect("a variable")
+    };
     SHAPES.into_iter().map(|(name, shape)| (name, variable(shape))).collect()
 }
 
@@ -106,8 +122,16 @@ pub fn scheduled() -> Vec<ScheduledRun> {
     let halves = || Schedule::exponential(1.0, 0.5, 10).relative();
     vec![
         ScheduledRun { name: "adamw_lambda", optimiser: adamw(), schedule: halves() },
-        ScheduledRun { name: "adamw_cosine", optimiser: adamw(), schedule: Schedule::cosine(1.0, 0.0, 50).relative() },
-        ScheduledRun { name: "momentum_lambda", optimiser: Box::new(momentum), schedule: halves().field("1.eta") },
+        ScheduledRun {
+            name: "adamw_cosine",
+            optimiser: adamw(),
+            schedule: Schedule::cosine(1.0, 0.0, 50).relative(),
+        },
+        ScheduledRun {
+            name: "momentum_lambda",
+            optimiser: Box::new(momentum),
+            schedule: halves().field("1.eta"),
+        },
     ]
 }
 
@@ -120,13 +144,18 @@ pub fn assert_exact(got: &Parameters, expected: &Parameters, what: &str) {
     for (name, expected) in expected {
         assert_eq!(got[name].len(), expected.len(), "{what}, {name}");
         for (got, expected) in got[name].iter().zip(expected) {
-            assert!((got - expected).abs() <= 1e-15 * expected.abs().max(1.0), "{what}, {name}: {got} for {expected}");
+            assert!(
+                (got - expected).abs() <= 1e-15 * expected.abs().max(1.0),
+                "{what}, {name}: {got} for {expected}"
+            );
         }
     }
 }
 
 pub fn parameters(model: &Model) -> Parameters {
-    let values = |x: &Var| x.flatten_all().and_then(|flat| flat.to_dtype(candle_core::DType::F64)?.to_vec1()).expect("numbers");
+    let values = |x: &Var| {
+        x.flatten_all().and_then(|flat| flat.to_dtype(candle_core::DType::F64)?.to_vec1()).expect("numbers")
+    };
     model.iter().map(|(name, x)| (name.to_string(), values(x))).collect()
 }
 
@@ -135,7 +164,10 @@ pub fn assert_close(got: &Parameters, expected: &Parameters, what: &str) {
     for (name, expected) in expected {
         assert_eq!(got[name].len(), expected.len(), "{what}, {name}");
         for (got, expected) in got[name].iter().zip(expected) {
-            assert!((got - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{what}, {name}: {got} for {expected}");
+            assert!(
+                (got - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+                "{what}, {name}: {got} for {expected}"
+            );
         }
     }
 }

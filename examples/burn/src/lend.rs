@@ -27,8 +27,13 @@ pub(crate) fn lend<M: Module, T>(
     done
 }
 
-fn take<M: Module>(module: &mut M, gradients: Option<GradientsParams>, known: &HashSet<String>) -> Vec<Parameter> {
-    let mut take = Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), known, taken: Vec::new() };
+fn take<M: Module>(
+    module: &mut M,
+    gradients: Option<GradientsParams>,
+    known: &HashSet<String>,
+) -> Vec<Parameter> {
+    let mut take =
+        Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), known, taken: Vec::new() };
     // The module without its parameters takes the place of the one with them, whose handles would be others
     // of the same memory.
     *module = module.clone().map(&mut take);
@@ -36,7 +41,8 @@ fn take<M: Module>(module: &mut M, gradients: Option<GradientsParams>, known: &H
 }
 
 fn put_back<M: Module>(module: &mut M, parameters: Vec<Parameter>) {
-    *module = module.clone().map(&mut Return { at: Vec::new(), parameters: parameters.into_iter().peekable() });
+    *module =
+        module.clone().map(&mut Return { at: Vec::new(), parameters: parameters.into_iter().peekable() });
 }
 
 fn on_slices<T>(
@@ -45,9 +51,14 @@ fn on_slices<T>(
 ) -> Result<T, Error> {
     let (mut slices, mut gradients) = (ParameterSlices::new(), GradientSlices::new());
     for Parameter { path, value, gradient, .. } in parameters {
-        slices = slices.with(path, value.shape.to_vec(), MemoryMut::from_bytes(&mut value.bytes, dtype(path, value.dtype)?)?)?;
+        slices = slices.with(
+            path,
+            value.shape.to_vec(),
+            MemoryMut::from_bytes(&mut value.bytes, dtype(path, value.dtype)?)?,
+        )?;
         if let Some(gradient) = gradient {
-            gradients = gradients.with(path, MemoryRef::from_bytes(&gradient.bytes, dtype(path, gradient.dtype)?)?)?;
+            gradients = gradients
+                .with(path, MemoryRef::from_bytes(&gradient.bytes, dtype(path, gradient.dtype)?)?)?;
         }
     }
     Ok(run(&mut slices, &gradients)?)
@@ -98,7 +109,13 @@ struct Taken {
 impl Taken {
     fn into_parameter(self) -> Parameter {
         let Taken { path, value, gradient, device, requires_gradient } = self;
-        Parameter { path, value: value().into(), gradient: gradient.map(Elements::from), device, requires_gradient }
+        Parameter {
+            path,
+            value: value().into(),
+            gradient: gradient.map(Elements::from),
+            device,
+            requires_gradient,
+        }
     }
 }
 
@@ -153,7 +170,9 @@ impl ModuleMapper for Return {
     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.at.join(".");
         // The order is that in which they were taken.
-        let Some(Parameter { value, device, requires_gradient, .. }) = self.parameters.next_if(|next| next.path == path) else {
+        let Some(Parameter { value, device, requires_gradient, .. }) =
+            self.parameters.next_if(|next| next.path == path)
+        else {
             return parameter;
         };
         let Elements { bytes, shape, dtype } = value;

@@ -44,7 +44,10 @@ pub enum Error {
     Optimiser(#[from] optimisers::Error),
 
     /// No parameter requires gradients.
-    #[error("no parameter of the module requires gradients; make it on a device with `autodiff()`, or bring it back by `train()`")]
+    #[error(
+        "no parameter of the module requires gradients; make it on a device with `autodiff()`, or bring it \
+         back by `train()`"
+    )]
     NothingToTrain,
 
     /// A parameter or gradient of a dtype without a rule.
@@ -84,7 +87,9 @@ impl ModuleOptimizer {
     /// whatever the rules refuse. Nothing has changed then.
     pub fn step<M: Module>(&mut self, module: &mut M, gradients: GradientsParams) -> Result<Outcome, Error> {
         let known = self.paths();
-        lend(module, Some(gradients), &known, |parameters, gradients| update(&mut self.state, parameters, gradients))
+        lend(module, Some(gradients), &known, |parameters, gradients| {
+            update(&mut self.state, parameters, gradients)
+        })
     }
 
     /// The state, to read, adjust (`state_mut().adjust(1e-4)`), freeze, schedule.
@@ -105,7 +110,9 @@ impl ModuleOptimizer {
     /// # Errors
     /// If the file cannot be written.
     pub fn save<M: Module>(&self, module: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>, Error> {
-        lend(&mut module.clone(), None, &self.paths(), |parameters, _| Checkpoint::new(&self.state).model(&*parameters).save(path))
+        lend(&mut module.clone(), None, &self.paths(), |parameters, _| {
+            Checkpoint::new(&self.state).model(&*parameters).save(path)
+        })
     }
 
     /// Goes on from such a file: the next step has the bits that it would have had.
@@ -115,7 +122,9 @@ impl ModuleOptimizer {
     pub fn load<M: Module>(&mut self, module: &mut M, path: impl AsRef<Path>) -> Result<(), Error> {
         let file = CheckpointFile::open(path)?;
         let known = self.paths();
-        lend(module, None, &known, |parameters, _| file.restore_with_model(&mut self.state, &*parameters).map(drop))
+        lend(module, None, &known, |parameters, _| {
+            file.restore_with_model(&mut self.state, &*parameters).map(drop)
+        })
     }
 
     fn paths(&self) -> HashSet<String> {

@@ -47,7 +47,9 @@ impl Run {
 
     fn step(mut self, images: Tensor<2>, labels: Tensor<1, Int>) -> Result<Self, Box<dyn Error>> {
         let start = Instant::now();
-        let loss = CrossEntropyLossConfig::new().init(&labels.device()).forward(self.network.forward(images), labels);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&labels.device())
+            .forward(self.network.forward(images), labels);
         let gradients = GradientsParams::from_grads(loss.backward(), &self.network);
         self.loss = loss.inner().into_scalar::<f32>();
         let update = Instant::now();
@@ -94,10 +96,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let adamw = AdamW { lambda: 1e-4, epsilon: 1e-5, ..AdamW::new(ETA) };
     let plain = ModuleOptimizer::new(adamw.clone(), &network)?;
     let mixed = ModuleOptimizer::new(MixedPrecision::new(optimisers::DType::F32, adamw), &half)?;
-    println!("{} parameters, {} and {} bytes of state", network.num_params(), plain.state().bytes(), mixed.state().bytes());
+    println!(
+        "{} parameters, {} and {} bytes of state",
+        network.num_params(),
+        plain.state().bytes(),
+        mixed.state().bytes()
+    );
     let mut burn = AdamWConfig::new().init();
     let mut runs = vec![
-        Run::new("f32, burn's AdamW", network.clone(), Box::new(move |network, gradients| Ok(burn.step(ETA, network, gradients)))),
+        Run::new(
+            "f32, burn's AdamW",
+            network.clone(),
+            Box::new(move |network, gradients| Ok(burn.step(ETA, network, gradients))),
+        ),
         Run::new("f32, AdamW", network, with(plain)),
         Run::new("bf16, AdamW on f32 masters", half, with(mixed)),
     ];
@@ -115,7 +126,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{:<28}{:>10}{:>10}{:>16}{:>12}", "", "loss", "accuracy", "optimiser, us", "step, us");
     for run in &mut runs {
         let (of_optimizer, of_step) = (median(&mut run.of_optimizer), median(&mut run.of_step));
-        println!("{:<28}{:>10.5}{:>10.4}{of_optimizer:>16.0}{of_step:>12.0}", run.name, run.loss, run.accuracy(&test, &device));
+        println!(
+            "{:<28}{:>10.5}{:>10.4}{of_optimizer:>16.0}{of_step:>12.0}",
+            run.name,
+            run.loss,
+            run.accuracy(&test, &device)
+        );
     }
     Ok(())
 }

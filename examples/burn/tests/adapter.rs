@@ -17,7 +17,10 @@ struct Network {
 impl Network {
     fn new() -> Self {
         let device = device();
-        let outputs = vec![LinearConfig::new(5, 3).init(&device), LinearConfig::new(5, 2).with_bias(false).init(&device)];
+        let outputs = vec![
+            LinearConfig::new(5, 3).init(&device),
+            LinearConfig::new(5, 2).with_bias(false).init(&device),
+        ];
         Network { hidden: LinearConfig::new(4, 5).init(&device), outputs }.materialize()
     }
 
@@ -25,7 +28,11 @@ impl Network {
         let hidden = self.hidden.forward(x.cast(self.hidden.weight.val().dtype())).tanh();
         let outputs = self.outputs.iter().map(|output| output.forward(hidden.clone()).cast(FloatDType::F32));
         let targets = [1.0, -1.0];
-        outputs.zip(targets).map(|(y, target)| (y - target).square().mean()).reduce(|a, b| a + b).expect("two outputs")
+        outputs
+            .zip(targets)
+            .map(|(y, target)| (y - target).square().mean())
+            .reduce(|a, b| a + b)
+            .expect("two outputs")
     }
 
     fn gradients(&self, x: &Tensor<2>) -> GradientsParams {
@@ -62,7 +69,13 @@ impl ModuleVisitor for Seen {
     fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
         let tensor = parameter.val();
         let (shape, dtype) = (tensor.dims().to_vec(), tensor.dtype());
-        self.others.push((parameter.id.to_string(), shape, dtype, tensor.is_require_grad(), tensor.is_autodiff()));
+        self.others.push((
+            parameter.id.to_string(),
+            shape,
+            dtype,
+            tensor.is_require_grad(),
+            tensor.is_autodiff(),
+        ));
         self.numbers.extend(tensor.into_data().iter::<f32>());
     }
 }
@@ -80,7 +93,12 @@ fn step(optimizer: &mut ModuleOptimizer, network: &mut Network, x: &Tensor<2>) -
 
 /// Burn keeps its numbers in f32.
 fn adamw(eta: f64) -> AdamW {
-    AdamW { beta: (0.9f32.into(), 0.999f32.into()), lambda: 1e-4f32.into(), epsilon: 1e-5f32.into(), ..AdamW::new(eta) }
+    AdamW {
+        beta: (0.9f32.into(), 0.999f32.into()),
+        lambda: 1e-4f32.into(),
+        epsilon: 1e-5f32.into(),
+        ..AdamW::new(eta)
+    }
 }
 
 /// The largest difference from burn's, in parts of how far training has gone.
@@ -109,7 +127,8 @@ fn adamw_goes_where_burns_goes() {
 fn clipping_each_norm_is_that_of_burn() {
     let network = Network::new();
     let burn = AdamWConfig::new().init().with_grad_clipping(GradientClipping::Norm(0.05));
-    let ours = ModuleOptimizer::new(OptimiserChain::new((ClipNorm::new(0.05), adamw(0.01))), &network).unwrap();
+    let ours =
+        ModuleOptimizer::new(OptimiserChain::new((ClipNorm::new(0.05), adamw(0.01))), &network).unwrap();
     let difference = difference(burn, ours, network);
     assert!(difference < 1e-4, "{difference}");
 }
@@ -118,13 +137,19 @@ fn clipping_each_norm_is_that_of_burn() {
 fn the_global_norm_is_that_of_all_parameters() {
     let mut network = Network::new();
     let [x] = batches(1).try_into().unwrap();
-    let mut optimizer = ModuleOptimizer::new(OptimiserChain::new((ClipGlobalNorm::new(1e-3), adamw(0.01))), &network).unwrap();
+    let mut optimizer =
+        ModuleOptimizer::new(OptimiserChain::new((ClipGlobalNorm::new(1e-3), adamw(0.01))), &network)
+            .unwrap();
     let mut gradients = network.gradients(&x);
     let mut squares = 0.0;
     for linear in [&network.hidden, &network.outputs[0], &network.outputs[1]] {
         let of_bias = linear.bias.as_ref().and_then(|bias| gradients.remove::<1>(bias.id));
         let of_weight = gradients.remove::<2>(linear.weight.id).unwrap().flatten(0, 1);
-        squares += [Some(of_weight), of_bias].into_iter().flatten().map(|g| g.square().sum().into_scalar::<f32>()).sum::<f32>();
+        squares += [Some(of_weight), of_bias]
+            .into_iter()
+            .flatten()
+            .map(|g| g.square().sum().into_scalar::<f32>())
+            .sum::<f32>();
     }
     let norm = step(&mut optimizer, &mut network, &x).global_norm.unwrap();
     assert!((norm / f64::from(squares.sqrt()) - 1.0).abs() < 1e-5, "{norm} {squares}");
@@ -133,7 +158,8 @@ fn the_global_norm_is_that_of_all_parameters() {
 #[test]
 fn bf16_parameters_are_their_masters_rounded() {
     let mut network = Network::new().cast(DType::BF16);
-    let mut optimizer = ModuleOptimizer::new(MixedPrecision::new(optimisers::DType::F32, adamw(0.01)), &network).unwrap();
+    let mut optimizer =
+        ModuleOptimizer::new(MixedPrecision::new(optimisers::DType::F32, adamw(0.01)), &network).unwrap();
     let before = seen(&network);
     let xs = batches(50);
     for x in &xs {
@@ -141,7 +167,12 @@ fn bf16_parameters_are_their_masters_rounded() {
     }
     let after = seen(&network);
     assert_eq!(before.others, after.others);
-    assert!(after.others.iter().all(|(_, _, dtype, requires_gradient, _)| *dtype == DType::BF16 && *requires_gradient));
+    assert!(
+        after
+            .others
+            .iter()
+            .all(|(_, _, dtype, requires_gradient, _)| *dtype == DType::BF16 && *requires_gradient)
+    );
     let master = optimizer.state().leaf("hidden.weight").unwrap().tensor("master").unwrap().unwrap();
     assert_eq!(master.lent_dtype(), optimisers::DType::F32);
     let mut numbers = Vec::new();
@@ -151,7 +182,11 @@ fn bf16_parameters_are_their_masters_rounded() {
     };
     master.read(read).unwrap();
     let master: Vec<f32> = numbers.into_iter().map(|number| number as f32).collect();
-    let rounded: Vec<f32> = Tensor::<1>::from_floats(master.as_slice(), &device()).cast(FloatDType::BF16).into_data().iter().collect();
+    let rounded: Vec<f32> = Tensor::<1>::from_floats(master.as_slice(), &device())
+        .cast(FloatDType::BF16)
+        .into_data()
+        .iter()
+        .collect();
     assert_eq!(rounded, after.numbers[..20]);
     assert_ne!(before.numbers, after.numbers);
 }
@@ -160,7 +195,12 @@ fn bf16_parameters_are_their_masters_rounded() {
 fn a_run_goes_on_from_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("checkpoint");
-    let rule = || MixedPrecision::new(optimisers::DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw(0.01))));
+    let rule = || {
+        MixedPrecision::new(
+            optimisers::DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw(0.01))),
+        )
+    };
     let mut network = Network::new().cast(DType::BF16);
     let mut optimizer = ModuleOptimizer::new(rule(), &network).unwrap();
     let xs = batches(6);

@@ -71,17 +71,24 @@ impl RowLayout {
     pub(crate) fn new(kernel: &TracedKernel) -> Self {
         let kernel = kernel.shared();
         let live = kernel.live();
-        let used = |(node, live): (&Node, &bool)| if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None };
+        let used = |(node, live): (&Node, &bool)| {
+            if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None }
+        };
         let scalars: Vec<usize> = kernel.nodes.iter().zip(&live).filter_map(used).collect();
         let pointers = pointers(&kernel, &live);
         // The low bits come with their upper part.
-        let wide = pointers.iter().filter(|pointer| pointer.to != PointerTo::Parameter).map(|pointer| pointer.dtype.size_in_bytes());
+        let wide = pointers
+            .iter()
+            .filter(|pointer| pointer.to != PointerTo::Parameter)
+            .map(|pointer| pointer.dtype.size_in_bytes());
         // Codes go one by one: threads that are neighbours find the scale of a block together.
         let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
         let lanes = if has_codes { 1 } else { 16 / wide.max().unwrap_or(4) };
         let mut fields = vec![RowField::Length, RowField::Aligned];
         match kernel.sink {
-            Sink::Reduce(ReduceOp::PowerSum) => fields.extend([RowField::Chunk, RowField::Power, RowField::Unit]),
+            Sink::Reduce(ReduceOp::PowerSum) => {
+                fields.extend([RowField::Chunk, RowField::Power, RowField::Unit])
+            }
             Sink::Reduce(_) => fields.push(RowField::Chunk),
             Sink::Write(Epilogue::Stochastic(())) => fields.push(RowField::Key),
             Sink::Write(_) | Sink::Copy(()) => {}
@@ -92,12 +99,16 @@ impl RowLayout {
     }
 
     pub(crate) fn pointers(&self) -> impl Iterator<Item = &Pointer> {
-        self.fields.iter().filter_map(|field| if let RowField::Pointer(pointer) = field { Some(pointer) } else { None })
+        self.fields
+            .iter()
+            .filter_map(|field| if let RowField::Pointer(pointer) = field { Some(pointer) } else { None })
     }
 
     /// The name of an array that is read or written.
     pub(super) fn name_of(&self, array: usize) -> &str {
-        self.pointers().find(|pointer| pointer.to == PointerTo::Array(array)).map_or("", |pointer| &pointer.name)
+        self.pointers()
+            .find(|pointer| pointer.to == PointerTo::Array(array))
+            .map_or("", |pointer| &pointer.name)
     }
 }
 
@@ -110,16 +121,39 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
             continue;
         }
         let dtype = if code.is_some() { DType::U8 } else { dtype };
-        pointers.push(Pointer { to: PointerTo::Array(array), dtype, code, name: name(kernel, array), reads, writes });
+        pointers.push(Pointer {
+            to: PointerTo::Array(array),
+            dtype,
+            code,
+            name: name(kernel, array),
+            reads,
+            writes,
+        });
         if let ArrayRole::SplitX(low_bits) = role {
             // An access to records is to neighbours among the 16 bits of each.
             let dtype = if low_bits == LowBits::All { DType::I16 } else { DType::U8 };
-            pointers.push(Pointer { to: PointerTo::LowBits(low_bits), dtype, code: None, name: "low_bits".into(), reads, writes });
+            pointers.push(Pointer {
+                to: PointerTo::LowBits(low_bits),
+                dtype,
+                code: None,
+                name: "low_bits".into(),
+                reads,
+                writes,
+            });
         }
     }
-    let result = |to, dtype, name: &str| Pointer { to, dtype, code: None, name: name.into(), reads: false, writes: true };
+    let result = |to, dtype, name: &str| Pointer {
+        to,
+        dtype,
+        code: None,
+        name: name.into(),
+        reads: false,
+        writes: true,
+    };
     match kernel.sink {
-        Sink::Write(Epilogue::Master(dtype)) => pointers.push(result(PointerTo::Parameter, dtype, "parameter")),
+        Sink::Write(Epilogue::Master(dtype)) => {
+            pointers.push(result(PointerTo::Parameter, dtype, "parameter"))
+        }
         Sink::Copy(()) => pointers.push(result(PointerTo::Copy, kernel.compute, "copy")),
         _ => {}
     }
@@ -130,7 +164,11 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
 fn name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
         ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),
-        ArrayRole::Gradient if kernel.arrays.iter().filter(|array| array.role == ArrayRole::Gradient).count() == 1 => "dx".into(),
+        ArrayRole::Gradient
+            if kernel.arrays.iter().filter(|array| array.role == ArrayRole::Gradient).count() == 1 =>
+        {
+            "dx".into()
+        }
         ArrayRole::Gradient => format!("dx_{array}"),
         ArrayRole::Compensation => "compensation".into(),
         ArrayRole::Slot(name) => {

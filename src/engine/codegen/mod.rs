@@ -22,7 +22,8 @@ pub(crate) const CHUNK: usize = 1 << 14;
 
 /// Compiler flags for the arithmetic of the CPU. Products are not contracted into sums, subnormal numbers are
 /// kept, and quotients and roots are rounded correctly.
-pub(crate) const CUDA_FLAGS: [&str; 5] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
+pub(crate) const CUDA_FLAGS: [&str; 5] =
+    ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
 /// The name of the function in each printed source. Its arguments are, in this order: the rows of the table,
 /// the index of each leaf's first block, the number of leaves, and, if it reduces, where each block writes

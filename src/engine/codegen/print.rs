@@ -19,7 +19,8 @@ pub(in crate::engine) fn source(layout: &RowLayout) -> String {
 pub(crate) fn code(layout: &RowLayout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");
-    let constants = format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
+    let constants =
+        format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
     let coded: Vec<&Pointer> = coded(layout).collect();
     let mut records = String::new();
     let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
@@ -28,7 +29,11 @@ pub(crate) fn code(layout: &RowLayout) -> String {
         records += &format!("enum : unsigned int {{ BLOCK = {BLOCK} }};\n\n");
     }
     if has_codes {
-        records += &format!("enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n\n{}", coded.len(), include_str!("codes.cu"));
+        records += &format!(
+            "enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n\n{}",
+            coded.len(),
+            include_str!("codes.cu")
+        );
     }
     if is_split {
         records += include_str!("low_bits.cu");
@@ -38,13 +43,17 @@ pub(crate) fn code(layout: &RowLayout) -> String {
         Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", ""),
         _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
         _ => {
-            let all = "static __device__ __forceinline__ void encode_all(const Leaf& leaf, u64 i, bool exists, const real* next)";
+            let all = "static __device__ __forceinline__ \
+                       void encode_all(const Leaf& leaf, u64 i, bool exists, const real* next)";
             (format!("{all} {{\n{encoded}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
         }
     };
     let fields = indented(layout.fields.iter().map(|field| declaration(layout, field)), "    ");
-    let (loads, element, stores) =
-        (indented(loads(layout), "    "), indented(element(layout), "        "), indented(stores(layout), "    "));
+    let (loads, element, stores) = (
+        indented(loads(layout), "    "),
+        indented(element(layout), "        "),
+        indented(stores(layout), "    "),
+    );
     format!(
         "typedef {real} real;\n\n{prelude}\n{constants}\n\n{records}struct Leaf {{\n{fields}}};\n\n{joined}\
          template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
@@ -107,7 +116,10 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
     for Pointer { to, name, code, .. } in layout.pointers().filter(|pointer| pointer.reads) {
         match to {
             PointerTo::Array(_) if code.is_some() => {
-                lines.push(format!("const real {name} = decode<{}>(leaf.{name}, i + j)", *code == Some(Code::Signed)));
+                lines.push(format!(
+                    "const real {name} = decode<{}>(leaf.{name}, i + j)",
+                    *code == Some(Code::Signed)
+                ));
             }
             PointerTo::Array(array) if matches!(arrays[*array].role, ArrayRole::SplitX(_)) => {
                 lines.push("const real x = join(x_now.at[j], low_bits_now.at[j])".into());
@@ -140,13 +152,18 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
                     lines.push(format!("narrow({out}, x_now.at[j])"));
                     lines.push("narrow(widen(x_now.at[j]), parameter_now.at[j])".into());
                 }
-                Epilogue::Stochastic(()) => lines.push(format!("narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])")),
+                Epilogue::Stochastic(()) => {
+                    lines.push(format!("narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])"))
+                }
                 Epilogue::Kahan(()) => {
                     lines.push(format!("const real carry = compensation - {out}"));
                     lines.push("narrow(x + carry, x_now.at[j])".into());
                     lines.push("const real stored = widen(x_now.at[j])".into());
                     // An infinite sum has lost nothing that could be made up for.
-                    lines.push("narrow(stored - stored == 0 ? carry - (stored - x) : 0, compensation_now.at[j])".into());
+                    lines.push(
+                        "narrow(stored - stored == 0 ? carry - (stored - x) : 0, compensation_now.at[j])"
+                            .into(),
+                    );
                 }
             }
         }
@@ -157,7 +174,9 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
 /// The numbers that are computed, each with its name.
 fn computed(layout: &RowLayout) -> impl Iterator<Item = String> {
     let live = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
-    live.filter_map(|(index, node)| number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}")))
+    live.filter_map(|(index, node)| {
+        number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}"))
+    })
 }
 
 /// The type and the code of a number that is computed.
@@ -203,7 +222,10 @@ fn indented(lines: impl Iterator<Item = String>, by: &str) -> String {
 /// How two totals become one.
 fn joined(op: ReduceOp) -> &'static str {
     match op {
-        ReduceOp::AbsMax => "static __device__ __forceinline__ double joined(double a, double b) { return a != a || a >= b ? a : b; }\n\n",
+        ReduceOp::AbsMax => {
+            "static __device__ __forceinline__ double joined(double a, double b) \
+             { return a != a || a >= b ? a : b; }\n\n"
+        }
         _ => "static __device__ __forceinline__ double joined(double a, double b) { return a + b; }\n\n",
     }
 }

@@ -91,13 +91,22 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<BoundKernel> {
         }
         Work::Read(view, reducer) => {
             let job = view.job;
-            let mut tracer = Tracer::new(&graph, job.x.dtype(), job.low_bits.as_deref().map(Buffer::as_low_bits), view.sources());
+            let mut tracer = Tracer::new(
+                &graph,
+                job.x.dtype(),
+                job.low_bits.as_deref().map(Buffer::as_low_bits),
+                view.sources(),
+            );
             if view.is_parameter() {
                 tracer.dx = tracer.x;
             }
             tracer.run(view.links());
             let out = tracer.dx;
-            tracer.finish(job.compute, out, reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)))
+            tracer.finish(
+                job.compute,
+                out,
+                reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)),
+            )
         }
     }
 }

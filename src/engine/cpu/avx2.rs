@@ -7,11 +7,18 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use crate::numbers::Code;
-use crate::numbers::codes::{BLOCK, BlockScale, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, TOGETHER};
+use crate::numbers::codes::{
+    BLOCK, BlockScale, CUT, HASH, NAN, ONE, RECORD, SIGNED_SIZE, SIZE, SMALLEST, TOGETHER,
+};
 
 /// Calls `row` for N neighbours at a time, and `one` for each of the rest.
 #[inline(always)]
-fn by_rows<const N: usize, S: Copy, D>(src: &[S], dst: &mut [D], mut row: impl FnMut(&[S; N], &mut [D; N]), one: impl Fn(S) -> D) {
+fn by_rows<const N: usize, S: Copy, D>(
+    src: &[S],
+    dst: &mut [D],
+    mut row: impl FnMut(&[S; N], &mut [D; N]),
+    one: impl Fn(S) -> D,
+) {
     let (rows, rest) = src.as_chunks::<N>();
     let (dst_rows, dst_rest) = dst.as_chunks_mut::<N>();
     rows.iter().zip(dst_rows).for_each(|(src, dst)| row(src, dst));
@@ -53,7 +60,8 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
         let [low, high] = [0, 8].map(|first| unsafe { _mm256_loadu_ps(src.as_ptr().add(first)) });
         is_nan = _mm256_or_ps(is_nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(low, high));
         // Both halves of a register are packed by themselves.
-        let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(rounded(low), rounded(high)));
+        let packed =
+            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(rounded(low), rounded(high)));
         // SAFETY: the array holds sixteen elements, and the instruction allows any alignment.
         unsafe { _mm256_storeu_si256(dst.as_mut_ptr().cast(), packed) };
     };
@@ -63,8 +71,8 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
     }
 }
 
-/// Splits numbers into the two parts of their 24 bits, 32 at once, as if none were NaN. If one is, all are done
-/// once more.
+/// Splits numbers into the two parts of their 24 bits, 32 at once, as if none were NaN. If one is, all are
+/// done once more.
 #[target_feature(enable = "avx2")]
 pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl Fn(f32) -> (bf16, u8)) {
     // What rounding to nearest adds if the last kept bit is even, and if it is odd.
@@ -78,7 +86,8 @@ pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl
     let lower = |rounded| _mm256_and_si256(rounded, _mm256_set1_epi32(0xff00));
     let mut is_nan = _mm256_setzero_ps();
     let (rows, rest) = src.as_chunks::<CODES>();
-    let ((high_rows, high_rest), (low_rows, low_rest)) = (high.as_chunks_mut::<CODES>(), low.as_chunks_mut::<CODES>());
+    let ((high_rows, high_rest), (low_rows, low_rest)) =
+        (high.as_chunks_mut::<CODES>(), low.as_chunks_mut::<CODES>());
     for ((row, high), low) in rows.iter().zip(high_rows).zip(low_rows) {
         // SAFETY: the array holds four times eight elements, and the instruction allows any alignment.
         let values = [0, 8, 16, 24].map(|first| unsafe { _mm256_loadu_ps(row.as_ptr().add(first)) });
@@ -87,10 +96,15 @@ pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl
         let rounded = values.map(rounded);
         // Both halves of a register are packed by themselves.
         let [a, b, c, d] = rounded.map(upper);
-        let packed = [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)].map(|both| _mm256_permute4x64_epi64::<0b11_01_10_00>(both));
+        let packed = [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)]
+            .map(|both| _mm256_permute4x64_epi64::<0b11_01_10_00>(both));
         let [a, b, c, d] = rounded.map(lower);
-        let bytes = [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)].map(|both| _mm256_srli_epi16::<8>(both));
-        let bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(bytes[0], bytes[1]), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        let bytes =
+            [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)].map(|both| _mm256_srli_epi16::<8>(both));
+        let bytes = _mm256_permutevar8x32_epi32(
+            _mm256_packus_epi16(bytes[0], bytes[1]),
+            _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7),
+        );
         // SAFETY: the arrays hold 32 elements, and the instructions allow any alignment.
         unsafe {
             _mm256_storeu_si256(high.as_mut_ptr().cast(), packed[0]);
@@ -112,7 +126,8 @@ pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl
 pub(super) fn join_24(high: &[bf16], low: &[u8], dst: &mut [f32], one: impl Fn(bf16, u8) -> f32) {
     let zero = _mm256_setzero_si256();
     let (rows, rest) = dst.as_chunks_mut::<CODES>();
-    let ((high_rows, high_rest), (low_rows, low_rest)) = (high.as_chunks::<CODES>(), low.as_chunks::<CODES>());
+    let ((high_rows, high_rest), (low_rows, low_rest)) =
+        (high.as_chunks::<CODES>(), low.as_chunks::<CODES>());
     for ((row, high), low) in rows.iter_mut().zip(high_rows).zip(low_rows) {
         // SAFETY: the array holds 32 elements, and the instruction allows any alignment.
         let low = unsafe { _mm256_loadu_si256(low.as_ptr().cast()) };
@@ -161,14 +176,17 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
     // SAFETY: the array holds as many codes as the vector, and the instruction allows any alignment.
     let loaded = |codes: &[u8; CODES]| unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
     let zero = _mm256_setzero_si256();
-    let largest = codes.iter().fold(zero, |largest, codes| _mm256_max_epu8(largest, _mm256_and_si256(loaded(codes), sizes)));
+    let largest = codes
+        .iter()
+        .fold(zero, |largest, codes| _mm256_max_epu8(largest, _mm256_and_si256(loaded(codes), sizes)));
     let nan = _mm256_sub_epi8(sizes, _mm256_set1_epi8(NAN as i8));
     let is_nan = _mm256_cmpeq_epi8(_mm256_max_epu8(largest, nan), largest);
     if _mm256_movemask_epi8(is_nan) != 0 || !scale.is_finite() {
         return false;
     }
     let scale = _mm256_set1_ps(scale);
-    let (kept, one) = if SIGNED { (0x87f0u16, (ONE & !SIGNED_SIZE) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
+    let (kept, one) =
+        if SIGNED { (0x87f0u16, (ONE & !SIGNED_SIZE) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
     let (kept, one) = (_mm256_set1_epi16(kept as i16), _mm256_set1_epi16(one as i16));
     // Both halves of a vector are unpacked by themselves, each into four times four.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -189,7 +207,8 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
         ];
         for (bits, numbers) in bits.into_iter().zip(numbers.as_chunks_mut::<NUMBERS>().0) {
             let number = _mm256_mul_ps(_mm256_castsi256_ps(bits), scale);
-            // SAFETY: the array holds as many numbers as the vector, and the instruction allows any alignment.
+            // SAFETY: the array holds as many numbers as the vector, and the instruction allows any
+            // alignment.
             unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), number) };
         }
     }
@@ -271,9 +290,15 @@ fn divided(numbers: __m256i, inverse: __m256) -> __m256i {
 fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
     let least = _mm256_set1_epi32((1i32 << (CUT - 1)).wrapping_sub(((ONE & !SIGNED_SIZE) << CUT) as i32));
     let zero = _mm256_setzero_si256();
-    let near = |numbers| _mm256_srli_epi32::<{ CUT as i32 }>(_mm256_max_epi32(_mm256_add_epi32(divided(numbers, inverse), least), zero));
+    let near = |numbers| {
+        _mm256_srli_epi32::<{ CUT as i32 }>(_mm256_max_epi32(
+            _mm256_add_epi32(divided(numbers, inverse), least),
+            zero,
+        ))
+    };
     // To be packed leaves the sign of a number as it is.
-    let packed = |[a, b, c, d]: [__m256i; 4]| _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    let packed =
+        |[a, b, c, d]: [__m256i; 4]| _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     _mm256_or_si256(packed(numbers.map(near)), _mm256_and_si256(packed(numbers), _mm256_set1_epi8(-0x80)))
 }
 
@@ -282,10 +307,16 @@ fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
 #[target_feature(enable = "avx2")]
 fn codes_of_sizes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
     let rounded = |numbers| {
-        let is_zero = _mm256_cmpeq_epi32(_mm256_and_si256(numbers, _mm256_set1_epi32(SIZE as i32)), _mm256_setzero_si256());
+        let is_zero = _mm256_cmpeq_epi32(
+            _mm256_and_si256(numbers, _mm256_set1_epi32(SIZE as i32)),
+            _mm256_setzero_si256(),
+        );
         let size = _mm256_max_epi32(divided(numbers, inverse), _mm256_set1_epi32(SMALLEST as i32));
         let size = _mm256_andnot_si256(is_zero, size);
-        let up = _mm256_srli_epi32::<{ 32 - CUT as i32 }>(_mm256_mullo_epi32(size, _mm256_set1_epi32(HASH as i32)));
+        let up = _mm256_srli_epi32::<{ 32 - CUT as i32 }>(_mm256_mullo_epi32(
+            size,
+            _mm256_set1_epi32(HASH as i32),
+        ));
         _mm256_srli_epi32::<{ CUT as i32 }>(_mm256_add_epi32(size, up))
     };
     let [a, b, c, d] = numbers.map(rounded);

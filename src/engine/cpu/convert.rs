@@ -123,7 +123,9 @@ impl Storable for f32 {
 
     fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if let (Vectors::Bits256, 0, Ok(block)) = (isa.vectors(), first, <&mut [f32; BLOCK]>::try_from(&mut *dst)) {
+        if let (Vectors::Bits256, 0, Ok(block)) =
+            (isa.vectors(), first, <&mut [f32; BLOCK]>::try_from(&mut *dst))
+        {
             // SAFETY: `Isa` has vectors only if it has detected their instructions.
             if unsafe { avx2::decode(code, record, block) } {
                 return;
@@ -363,7 +365,10 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
             let high = target!(high);
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
             // they are all that their records have.
-            let records = unsafe { records.write(offset / BLOCK * LOW_RECORD, low_bits::stored_bytes(length)) }.as_chunks_mut().0;
+            let records =
+                unsafe { records.write(offset / BLOCK * LOW_RECORD, low_bits::stored_bytes(length)) }
+                    .as_chunks_mut()
+                    .0;
             for ((src, high), record) in src.chunks(BLOCK).zip(high.chunks_mut(BLOCK)).zip(records) {
                 split_up(isa, src, high, record);
             }
@@ -384,7 +389,13 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
 ///
 /// # Safety
 /// As [`store`].
-pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offset: usize, key: [u32; 2]) {
+pub(super) unsafe fn store_at_random<T: Storable>(
+    isa: Isa,
+    src: &[T],
+    data: DataPtr,
+    offset: usize,
+    key: [u32; 2],
+) {
     // The key changes every 2³² elements.
     let same_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
     if src.len() as u64 > same_key {
@@ -399,9 +410,13 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
     let (length, first, key) = (src.len(), offset as u32, key_at(key, offset));
     match data {
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-        DataPtr::Bf16(elements) => at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16),
+        DataPtr::Bf16(elements) => {
+            at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16)
+        }
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-        DataPtr::F16(elements) => at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16),
+        DataPtr::F16(elements) => {
+            at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16)
+        }
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         data => unsafe { store(isa, src, data, offset) },
     }
@@ -411,7 +426,11 @@ pub(super) unsafe fn store_at_random<T: Storable>(isa: Isa, src: &[T], data: Dat
 ///
 /// # Safety
 /// The data must hold these elements, and nothing may write them meanwhile.
-pub(super) unsafe fn gather<T: Storable>(data: DataPtr, positions: impl Iterator<Item = usize>, dst: &mut [T]) {
+pub(super) unsafe fn gather<T: Storable>(
+    data: DataPtr,
+    positions: impl Iterator<Item = usize>,
+    dst: &mut [T],
+) {
     for (dst, position) in dst.iter_mut().zip(positions) {
         // SAFETY: the caller promises that the position exists and that nothing writes it.
         unsafe { load(Isa::PORTABLE, data, position, std::slice::from_mut(dst)) };
@@ -460,7 +479,8 @@ mod tests {
     fn numbers_of_24_bits_are_the_same_on_every_instruction_set() {
         let values = around_every_tie();
         let through = |isa, values: &[f32]| {
-            let (mut high, mut low, mut back) = (vec![bf16::ZERO; values.len()], vec![0; values.len()], vec![0f32; values.len()]);
+            let (mut high, mut low, mut back) =
+                (vec![bf16::ZERO; values.len()], vec![0; values.len()], vec![0f32; values.len()]);
             f32::to_24(isa, values, &mut high, &mut low);
             f32::from_24(isa, &high, &low, &mut back);
             let bits: Vec<u32> = back.into_iter().map(f32::to_bits).collect();
@@ -486,7 +506,8 @@ mod tests {
         assert_eq!(bits(&portable), bits(&vector));
     }
 
-    /// All 2³² floats, as `half` narrows them: `cargo test --release --lib every_float -- --ignored --nocapture`.
+    /// All 2³² floats, as `half` narrows them:
+    /// `cargo test --release --lib every_float -- --ignored --nocapture`.
     #[test]
     #[ignore = "takes minutes"]
     fn every_float_is_narrowed_as_half_narrows_it() {
@@ -503,7 +524,8 @@ mod tests {
         }
     }
 
-    /// The codes of all floats up to a scale of 1: `cargo test --release --lib every_code -- --ignored --nocapture`.
+    /// The codes of all floats up to a scale of 1:
+    /// `cargo test --release --lib every_code -- --ignored --nocapture`.
     #[test]
     #[ignore = "takes minutes"]
     fn every_code_is_near_its_number() {
@@ -512,7 +534,8 @@ mod tests {
                 let mut worst = (0.0, 0f32);
                 for first in (0..=1f32.to_bits()).step_by(BLOCK - 1) {
                     // The first sets the scale.
-                    let mut numbers: [f32; BLOCK] = std::array::from_fn(|i| f32::from_bits(first + i as u32 - u32::from(i > 0)).min(1.0));
+                    let mut numbers: [f32; BLOCK] =
+                        std::array::from_fn(|i| f32::from_bits(first + i as u32 - u32::from(i > 0)).min(1.0));
                     numbers[0] = 1.0;
                     let (mut record, mut back) = ([0; RECORD], [0f32; BLOCK]);
                     f32::encode(isa, code, &numbers, std::slice::from_mut(&mut record));
@@ -522,17 +545,27 @@ mod tests {
                         if *number < smallest {
                             // 0 is next to the smallest code, and without a sign 0 alone becomes 0.
                             let is_near = code == Code::Signed || (*number == 0.0) == (back == 0.0);
-                            assert!(is_near && back <= smallest * 1.25, "{number:e} became {back:e} on {isa:?}");
+                            assert!(
+                                is_near && back <= smallest * 1.25,
+                                "{number:e} became {back:e} on {isa:?}"
+                            );
                             continue;
                         }
                         // An octave has eight codes.
-                        let error = f64::from((number - back).abs()) / 2f64.powi(number.log2().floor() as i32 - 3);
+                        let error =
+                            f64::from((number - back).abs()) / 2f64.powi(number.log2().floor() as i32 - 3);
                         worst = if error > worst.0 { (error, *number) } else { worst };
                         // What is divided by the scale is a little too large.
-                        assert!(error <= if code == Code::Signed { 0.50001 } else { 1.0 }, "{number:e} became {back:e} on {isa:?}");
+                        assert!(
+                            error <= if code == Code::Signed { 0.50001 } else { 1.0 },
+                            "{number:e} became {back:e} on {isa:?}"
+                        );
                     }
                 }
-                println!("codes {isa:?} {code:?}: at most {:.6} of the distance of two codes, for {:e}", worst.0, worst.1);
+                println!(
+                    "codes {isa:?} {code:?}: at most {:.6} of the distance of two codes, for {:e}",
+                    worst.0, worst.1
+                );
             }
         }
     }
@@ -557,9 +590,12 @@ mod tests {
                     *number = f32::from_bits(random() << 31 | exponent << 23 | random() & 0x7f_ffff);
                 }
             }
-            (0..random() % 16).for_each(|_| numbers[random() as usize % LENGTH] = [0.0, -0.0, 1e-45][random() as usize % 3]);
+            (0..random() % 16).for_each(|_| {
+                numbers[random() as usize % LENGTH] = [0.0, -0.0, 1e-45][random() as usize % 3]
+            });
             if round % 3 == 0 {
-                numbers[random() as usize % LENGTH] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random() as usize % 3];
+                numbers[random() as usize % LENGTH] =
+                    [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random() as usize % 3];
             }
             if round < 6 {
                 numbers[round as usize * BLOCK..].iter_mut().take(BLOCK).for_each(|number| *number = -0.0);
@@ -567,7 +603,9 @@ mod tests {
             for code in [Code::Signed, Code::NonNegative] {
                 let through = |isa, together: usize| {
                     let mut records = [[0; RECORD]; LENGTH.div_ceil(BLOCK)];
-                    for (numbers, records) in numbers.chunks(together * BLOCK).zip(records.chunks_mut(together)) {
+                    for (numbers, records) in
+                        numbers.chunks(together * BLOCK).zip(records.chunks_mut(together))
+                    {
                         f32::encode(isa, code, numbers, records);
                     }
                     let mut back = [0f32; LENGTH];
@@ -579,7 +617,10 @@ mod tests {
                 let portable = through(Isa::PORTABLE, 1);
                 for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
                     assert!(through(isa, 1) == portable, "{code:?} on {isa:?} {numbers:?}");
-                    assert!(through(isa, numbers.len()) == portable, "{code:?} on {isa:?} together {numbers:?}");
+                    assert!(
+                        through(isa, numbers.len()) == portable,
+                        "{code:?} on {isa:?} together {numbers:?}"
+                    );
                 }
             }
         }
@@ -600,7 +641,8 @@ mod tests {
         for (data, is_exact) in [(coded, false), (split, true)] {
             let read = |offset, length| {
                 let mut part = vec![0f32; length];
-                // SAFETY: the memory has `LENGTH` numbers, which all callers stay below, and nothing writes it.
+                // SAFETY: the memory has `LENGTH` numbers, which all callers stay below, and nothing writes
+                // it.
                 unsafe { load(Isa::best(), data, offset, &mut part) };
                 part
             };
@@ -608,8 +650,14 @@ mod tests {
             unsafe { store(Isa::best(), &numbers, data, 0) };
             let whole = read(0, LENGTH);
             assert!(!is_exact || whole == numbers);
-            for (offset, length) in [(0, 1), (5, 3), (100, 60), (BLOCK, 2 * BLOCK), (130, 400), (500, LENGTH - 500)] {
-                assert_eq!(read(offset, length), whole[offset..offset + length], "{length} from {offset} of {data:?}");
+            for (offset, length) in
+                [(0, 1), (5, 3), (100, 60), (BLOCK, 2 * BLOCK), (130, 400), (500, LENGTH - 500)]
+            {
+                assert_eq!(
+                    read(offset, length),
+                    whole[offset..offset + length],
+                    "{length} from {offset} of {data:?}"
+                );
             }
             // SAFETY: the memory has as many numbers there, and nothing else uses it.
             unsafe { store(Isa::best(), &numbers[..2 * BLOCK], data, 3 * BLOCK) };

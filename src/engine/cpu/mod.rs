@@ -22,7 +22,9 @@ use smallvec::SmallVec;
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::memory::set_lent;
-use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut};
+use super::plan::{
+    Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut,
+};
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
@@ -30,7 +32,9 @@ use crate::tensors::{Device, Tensor};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{HasScratch, Pass, PassSink, PassStep};
 use sources::StridedSource;
-use storage::{List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written};
+use storage::{
+    List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
+};
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE_LEAF: usize = 1 << 16;
@@ -48,8 +52,8 @@ pub(super) fn commit(isa: Isa, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
     for_each_leaf(&mut jobs, |job| job.length, |job, stage| prefetch::prefetch_job(job, stage), leaf)
 }
 
-/// Writes a part of the parameter and state of a job, whose gradients are of that part. The last part finishes
-/// the job.
+/// Writes a part of the parameter and state of a job, whose gradients are of that part. The last part
+/// finishes the job.
 pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, is_last: bool) -> Result<()> {
     threads::run(|| write_part(isa, job, part, true, is_last))?
 }
@@ -68,12 +72,16 @@ fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, i
 /// The totals of the chunks of elements of leaves.
 pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Result<Vec<ChunkTotals>> {
     let mut answers: Vec<_> = requests.into_iter().map(|request| (request, ChunkTotals::new())).collect();
-    let leaf = |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals), parallel| {
-        // SAFETY: a reduction has no target.
-        *totals = unsafe { read(isa, *view, Sink::Reduce(*reducer), parallel) }?;
-        Ok(())
+    let leaf =
+        |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals),
+         parallel| {
+            // SAFETY: a reduction has no target.
+            *totals = unsafe { read(isa, *view, Sink::Reduce(*reducer), parallel) }?;
+            Ok(())
+        };
+    let fetch = |(request, _): &(ReductionRequest<'_, '_>, ChunkTotals), stage| {
+        prefetch::prefetch_job(request.view.job, stage)
     };
-    let fetch = |(request, _): &(ReductionRequest<'_, '_>, ChunkTotals), stage| prefetch::prefetch_job(request.view.job, stage);
     for_each_leaf(&mut answers, |(request, _)| request.view.job.length, fetch, leaf)?;
     Ok(answers.into_iter().map(|(_, totals)| totals).collect())
 }
@@ -141,7 +149,13 @@ fn for_each_leaf<I: Send>(
 ///
 /// All that the segments need is lent once, around all of them: what its owner refuses is refused before the
 /// first is written.
-fn write(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_written: &mut bool) -> Result<()> {
+fn write(
+    isa: Isa,
+    job: &mut Job<'_>,
+    part: Range<usize>,
+    parallel: bool,
+    is_written: &mut bool,
+) -> Result<()> {
     let length = job.length;
     let slots = try_list(slots_mut(&mut job.steps).map(slot_mut))?;
     let Segments { x, low_bits, mut all, has_moved } = job.segments();
@@ -226,7 +240,8 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
     let low = job.low_bits.as_deref().map(low_bits).transpose()?;
     let own = if let Operand::Own(master) = &job.x { Some(slot(master)?) } else { None };
-    let mut lenders: List<(NamedLender<'_>, usize)> = list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
+    let mut lenders: List<(NamedLender<'_>, usize)> =
+        list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
     if let Operand::Lent(x) = job.x {
         lenders.push(((job.epilogue.x(), x), job.length));
     }
@@ -239,7 +254,8 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
             (None, []) => None,
         };
         let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
-        let sources = if view.is_parameter() { list([StridedSource::in_order(x, 0)]) } else { strided(gradients, 0) };
+        let sources =
+            if view.is_parameter() { list([StridedSource::in_order(x, 0)]) } else { strided(gradients, 0) };
         let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
         // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`; of
         // state, `Job::check`). Only the target is written. The caller promises that it has room, and that
@@ -261,7 +277,13 @@ fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
 ///
 /// # Safety
 /// All data of the pass must be locked and hold the part.
-unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize>, parallel: bool) -> ChunkTotals {
+unsafe fn over(
+    pass: &Pass<'_>,
+    length: usize,
+    compute: DType,
+    part: Range<usize>,
+    parallel: bool,
+) -> ChunkTotals {
     // SAFETY: the caller promises the same.
     unsafe {
         match compute {
@@ -275,7 +297,12 @@ unsafe fn over(pass: &Pass<'_>, length: usize, compute: DType, part: Range<usize
 ///
 /// # Safety
 /// As [`over`].
-unsafe fn over_in<T: HasScratch>(pass: &Pass<'_>, length: usize, part: Range<usize>, parallel: bool) -> ChunkTotals {
+unsafe fn over_in<T: HasScratch>(
+    pass: &Pass<'_>,
+    length: usize,
+    part: Range<usize>,
+    parallel: bool,
+) -> ChunkTotals {
     let chunk = chunk_length(length);
     let count = part.len().div_ceil(chunk);
     let reduced = if matches!(pass.sink, Sink::Reduce(_)) { count } else { 0 };

@@ -13,7 +13,8 @@ use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
 use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{
-    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, LaneFloat, Reducer, add, join_accumulators, reduce_block, subtract,
+    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, LaneFloat, Reducer, add, join_accumulators,
+    reduce_block, subtract,
 };
 use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::codes;
@@ -76,12 +77,12 @@ impl<'p> PassStep<'p> {
 /// Where the gradient goes at the end of the chain.
 pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
-/// From this length on a range in blocks begins with a short one, so that the others start on a cache line, and
-/// fetches ahead.
+/// From this length on a range in blocks begins with a short one, so that the others start on a cache line,
+/// and fetches ahead.
 const LONG: usize = 1 << 10;
 
-/// How many blocks of the usual length ahead memory is fetched in such a range. The hardware stops at the end of
-/// a page, and while a loop works on what is in the first-level cache. This way memory is never idle.
+/// How many blocks of the usual length ahead memory is fetched in such a range. The hardware stops at the end
+/// of a page, and while a loop works on what is in the first-level cache. This way memory is never idle.
 const AHEAD: usize = 4;
 
 /// How many elements are fetched at once. With all of a long block a step takes up to a quarter longer.
@@ -179,8 +180,8 @@ macro_rules! scratched {
 scratched!(f32, f64);
 
 impl Pass<'_> {
-    /// Calls `run` with this pass over the elements of `range`, whose gradients that lie by columns were brought
-    /// in order.
+    /// Calls `run` with this pass over the elements of `range`, whose gradients that lie by columns were
+    /// brought in order.
     ///
     /// # Safety
     /// All data must be locked and hold `range`, and `run` must not keep the pass.
@@ -243,14 +244,18 @@ impl Pass<'_> {
     /// # Safety
     /// As [`Pass::run`].
     unsafe fn run_in_place<T: HasScratch>(&self, range: &Range<usize>) -> Option<()> {
-        let (Sink::Write(Epilogue::Subtract), [source], [_, others @ ..]) = (self.sink, &self.sources[..], &self.steps[..]) else {
+        let (Sink::Write(Epilogue::Subtract), [source], [_, others @ ..]) =
+            (self.sink, &self.sources[..], &self.steps[..])
+        else {
             return None;
         };
         let (x, dx) = (T::same(self.x)?, source.in_place::<T>()?);
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
-        let mut slots = slots.map(|slot| Some(slot?.range(range.start, range.len()))).collect::<Option<List<_>>>()?;
+        let mut slots =
+            slots.map(|slot| Some(slot?.range(range.start, range.len()))).collect::<Option<List<_>>>()?;
         // One step by itself is one long loop, which the hardware reads ahead for.
-        let (at_once, streams) = if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
+        let (at_once, streams) =
+            if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
                 Ahead::new(&streams, start, T::BLOCK).fetch(0);
@@ -265,7 +270,13 @@ impl Pass<'_> {
     }
 
     /// Runs all steps. The last subtracts its result from x. The slots are those of one step after another.
-    fn steps_in_place<T: Storable>(&self, x: &mut [T], dx: &[T], mut slots: &[*mut T], buffers: &mut [CacheLines<T>; 2]) {
+    fn steps_in_place<T: Storable>(
+        &self,
+        x: &mut [T],
+        dx: &[T],
+        mut slots: &[*mut T],
+        buffers: &mut [CacheLines<T>; 2],
+    ) {
         let Some((last, others)) = self.steps.split_last() else { return };
         let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
         let mut gradient = Some(dx);
@@ -282,8 +293,13 @@ impl Pass<'_> {
 
     /// The range in blocks of `at_once` elements. The first is shorter, if it pays that the others then start
     /// on a cache line.
-    fn blocks<T: Storable>(&self, range: &Range<usize>, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let unaligned = if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
+    fn blocks<T: Storable>(
+        &self,
+        range: &Range<usize>,
+        at_once: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<T> {
+        let unaligned =
+            if at_once > T::BLOCK || range.len() >= LONG { self.to_cache_line::<T>(range.start) } else { 0 };
         let Range { mut start, end } = *range;
         let mut length = if unaligned > 0 { unaligned } else { at_once };
         std::iter::from_fn(move || {
@@ -315,7 +331,13 @@ impl Pass<'_> {
             Sink::Write(Epilogue::Master(other) | Epilogue::Kahan(other)) | Sink::Copy(other) => Some(other),
             _ => None,
         };
-        let all = self.sources.iter().filter_map(StridedSource::in_order_from_zero).chain(slots).chain(x).chain(other);
+        let all = self
+            .sources
+            .iter()
+            .filter_map(StridedSource::in_order_from_zero)
+            .chain(slots)
+            .chain(x)
+            .chain(other);
         all.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
     }
 
@@ -373,7 +395,8 @@ impl Pass<'_> {
             let last = subtracts && i + 1 == self.steps.len();
             let dx = in_place.take().unwrap_or(&*input);
             let out = if last { None } else { Some(&mut *output) };
-            let (arrays, ahead) = (LaneArrays { x, dx, out, slots: &[] }, ahead.filter(|_| i + 1 == self.steps.len()));
+            let (arrays, ahead) =
+                (LaneArrays { x, dx, out, slots: &[] }, ahead.filter(|_| i + 1 == self.steps.len()));
             // SAFETY: the caller promises the same of this block. A slot is a `Buffer` of its own.
             unsafe { self.step(step, start, arrays, stage, ahead) };
             std::mem::swap(&mut input, &mut output);
@@ -408,7 +431,9 @@ impl Pass<'_> {
                     }
                     store(self.isa, x, parameter, start);
                 }
-                Epilogue::Kahan(compensation) => self.compensated(start, x, dx, output, &mut more[0].0[..length], compensation),
+                Epilogue::Kahan(compensation) => {
+                    self.compensated(start, x, dx, output, &mut more[0].0[..length], compensation)
+                }
             }
         }
     }
@@ -418,11 +443,20 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`Pass::block`].
-    unsafe fn compensated<T: Storable>(&self, start: usize, x: &[T], dx: &[T], sum: &mut [T], carry: &mut [T], compensation: DataPtr) {
+    unsafe fn compensated<T: Storable>(
+        &self,
+        start: usize,
+        x: &[T],
+        dx: &[T],
+        sum: &mut [T],
+        carry: &mut [T],
+        compensation: DataPtr,
+    ) {
         if let (DataPtr::Bf16(low), DataPtr::Bf16(compensation)) = (self.x, compensation) {
             // SAFETY: the caller promises the same of this block. Parameter and state are distinct, as the
             // state is a `Buffer` of its own.
-            let (low, compensation) = unsafe { (low.write(start, x.len()), compensation.write(start, x.len())) };
+            let (low, compensation) =
+                unsafe { (low.write(start, x.len()), compensation.write(start, x.len())) };
             return compensate_bf16(self.isa, x, dx, low, compensation);
         }
         // SAFETY: the caller promises that parameter and compensation hold the block, are locked for writing,

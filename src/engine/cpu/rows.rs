@@ -54,7 +54,10 @@ mod tests {
                     Ok(())
                 })
                 .expect("no error");
-                assert!(items.iter().all(|item| item.lock().expect("a lock")[..] == [0, 1, 2, 3]), "{items:?}");
+                assert!(
+                    items.iter().all(|item| item.lock().expect("a lock")[..] == [0, 1, 2, 3]),
+                    "{items:?}"
+                );
             }
         }
     }
@@ -62,7 +65,9 @@ mod tests {
     #[test]
     fn the_first_error_in_order_is_returned() {
         let mut items: Vec<usize> = (0..40).collect();
-        let run = |item: &mut usize| if [17, 19, 38].contains(item) { Err(Error::other(item.to_string())) } else { Ok(()) };
+        let run = |item: &mut usize| {
+            if [17, 19, 38].contains(item) { Err(Error::other(item.to_string())) } else { Ok(()) }
+        };
         let error = in_rows(&mut items, 5, |_, _| (), run).expect_err("an error");
         assert!(error.to_string().contains("17"), "{error}");
     }

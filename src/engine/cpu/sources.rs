@@ -24,12 +24,12 @@ const _: () = assert!(BLOCK <= LONGEST);
 #[repr(C, align(64))]
 pub(super) struct CacheLines<T>(pub(super) [T; LONGEST]);
 
-/// The rows and columns of a tile. A row is a cache line of f32. A column is four, because it is usually on a page
-/// of its own, and to find a page takes longer than to fetch the next line.
+/// The rows and columns of a tile. A row is a cache line of f32. A column is four, because it is usually on a
+/// page of its own, and to find a page takes longer than to fetch the next line.
 const TILE: (usize, usize) = (64, 16);
 
-/// The most elements that a thread brings in order at once. More rows would use more of each page, and take more
-/// memory in each thread.
+/// The most elements that a thread brings in order at once. More rows would use more of each page, and take
+/// more memory in each thread.
 const BAND: usize = 1 << 19;
 
 /// A gradient of any layout.
@@ -42,7 +42,8 @@ pub(super) struct StridedSource<'p> {
     first: usize,
 }
 
-/// The last dimensions of a gradient that lies by columns: elements of a column are nearer than those of a row.
+/// The last dimensions of a gradient that lies by columns: elements of a column are nearer than those of a
+/// row.
 #[derive(Clone, Copy)]
 struct Columns {
     /// Numbers of rows and of columns.
@@ -102,7 +103,12 @@ impl<'p> StridedSource<'p> {
     ///
     /// # Safety
     /// As [`StridedSource::read`], for the range. The result must not outlive the elements of `band`.
-    pub(super) unsafe fn by_rows<T: Storable>(&self, isa: Isa, range: &Range<usize>, band: &mut Vec<T>) -> StridedSource<'p> {
+    pub(super) unsafe fn by_rows<T: Storable>(
+        &self,
+        isa: Isa,
+        range: &Range<usize>,
+        band: &mut Vec<T>,
+    ) -> StridedSource<'p> {
         let Some(columns) = self.columns() else { return StridedSource { ..*self } };
         let length = range.len();
         if band.len() < length {
@@ -126,15 +132,25 @@ impl<'p> StridedSource<'p> {
     ///
     /// # Safety
     /// As [`StridedSource::read`], for these elements.
-    unsafe fn read_tiles<T: Storable>(&self, isa: Isa, columns: Columns, index: usize, first: usize, dst: &mut [T]) {
+    unsafe fn read_tiles<T: Storable>(
+        &self,
+        isa: Isa,
+        columns: Columns,
+        index: usize,
+        first: usize,
+        dst: &mut [T],
+    ) {
         let Columns { shape: (_, width), strides: (row_stride, stride), outer } = columns;
-        let origin = self.strides.map_or(0, |(dims, strides)| place_of(index, &dims[..outer], &strides[..outer]));
+        let origin =
+            self.strides.map_or(0, |(dims, strides)| place_of(index, &dims[..outer], &strides[..outer]));
         let end = first + dst.len();
         let mut tile = [[T::zero(); TILE.0]; TILE.1];
         for left in (0..width).step_by(TILE.1) {
             let right = width.min(left + TILE.1);
-            // The rows that have an element of the range in these columns. All of them are rows of the matrix.
-            let rows = (first + 1).saturating_sub(right).div_ceil(width)..end.saturating_sub(left).div_ceil(width);
+            // The rows that have an element of the range in these columns. All of them are rows of the
+            // matrix.
+            let rows =
+                (first + 1).saturating_sub(right).div_ceil(width)..end.saturating_sub(left).div_ceil(width);
             for top in rows.clone().step_by(TILE.0) {
                 let height = TILE.0.min(rows.end - top);
                 for (column, tile) in (left..right).zip(&mut tile) {
@@ -149,7 +165,11 @@ impl<'p> StridedSource<'p> {
                     unsafe {
                         match row_stride {
                             1 => load(isa, self.data, place, &mut tile[..height]),
-                            _ => gather(self.data, (0..height).map(|row| place + row * row_stride), &mut tile[..height]),
+                            _ => gather(
+                                self.data,
+                                (0..height).map(|row| place + row * row_stride),
+                                &mut tile[..height],
+                            ),
                         }
                     }
                 }
@@ -159,7 +179,10 @@ impl<'p> StridedSource<'p> {
                     if piece.is_empty() {
                         continue;
                     }
-                    let (columns, dst) = (&tile[piece.start - start - left..], &mut dst[piece.start - first..piece.end - first]);
+                    let (columns, dst) = (
+                        &tile[piece.start - start - left..],
+                        &mut dst[piece.start - first..piece.end - first],
+                    );
                     match <&mut [T; TILE.1]>::try_from(&mut *dst) {
                         // With a length that the compiler knows it takes half the time.
                         Ok(dst) => dst.iter_mut().zip(&tile).for_each(|(dst, column)| *dst = column[row]),
@@ -202,7 +225,11 @@ impl<'p> StridedSource<'p> {
             // as many elements are lent.
             return unsafe { load(isa, self.data, start, dst) };
         };
-        let (Some((&columns, rows)), Some((&stride, row_strides))) = (dims.split_last(), strides.split_last()) else { return };
+        let (Some((&columns, rows)), Some((&stride, row_strides))) =
+            (dims.split_last(), strides.split_last())
+        else {
+            return;
+        };
         let mut done = 0;
         while done < dst.len() {
             let (row, column) = ((start + done) / columns, (start + done) % columns);

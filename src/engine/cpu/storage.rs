@@ -21,7 +21,9 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryMut, MemoryRef, TypedSlice, TypedSliceMut, View, other_memory, read, unsupported, write};
+use crate::model::lent::{
+    Lend, MemoryMut, MemoryRef, TypedSlice, TypedSliceMut, View, other_memory, read, unsupported, write,
+};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
@@ -163,10 +165,13 @@ impl DataPtr {
             DataPtr::Bf16(pointer) => DataPtr::Bf16(pointer.skip(offset)),
             DataPtr::F32(pointer) => DataPtr::F32(pointer.skip(offset)),
             DataPtr::F64(pointer) => DataPtr::F64(pointer.skip(offset)),
-            DataPtr::Split(high, LowPtr::Records(records)) => {
-                DataPtr::Split(high.skip(offset), LowPtr::Records(records.skip(low_bits::stored_bytes(offset))))
+            DataPtr::Split(high, LowPtr::Records(records)) => DataPtr::Split(
+                high.skip(offset),
+                LowPtr::Records(records.skip(low_bits::stored_bytes(offset))),
+            ),
+            DataPtr::Split(high, LowPtr::U8(low)) => {
+                DataPtr::Split(high.skip(offset), LowPtr::U8(low.skip(offset)))
             }
-            DataPtr::Split(high, LowPtr::U8(low)) => DataPtr::Split(high.skip(offset), LowPtr::U8(low.skip(offset))),
             DataPtr::Coded(records, code) => DataPtr::Coded(records.skip(stored_bytes(offset)), code),
             DataPtr::Zeros => self,
         }
@@ -254,7 +259,11 @@ pub(super) type NamedLender<'t> = (&'static str, &'t dyn Lend);
 ///
 /// # Errors
 /// If something is not what its owner says; or those of `run`.
-pub(super) fn with_written(lenders: &[NamedLender<'_>], length: usize, run: &mut dyn FnMut(&[DataPtr]) -> Result<()>) -> Result<()> {
+pub(super) fn with_written(
+    lenders: &[NamedLender<'_>],
+    length: usize,
+    run: &mut dyn FnMut(&[DataPtr]) -> Result<()>,
+) -> Result<()> {
     fn lock(
         lenders: &[NamedLender<'_>],
         length: usize,
@@ -275,8 +284,15 @@ pub(super) fn with_written(lenders: &[NamedLender<'_>], length: usize, run: &mut
 ///
 /// # Errors
 /// If something is not what its owner says; or those of `run`.
-pub(super) fn with_read(lenders: &[(NamedLender<'_>, usize)], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
-    fn lock(lenders: &[(NamedLender<'_>, usize)], held: &[View<'_>], run: &mut dyn FnMut(&[View<'_>]) -> Result<()>) -> Result<()> {
+pub(super) fn with_read(
+    lenders: &[(NamedLender<'_>, usize)],
+    run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
+) -> Result<()> {
+    fn lock(
+        lenders: &[(NamedLender<'_>, usize)],
+        held: &[View<'_>],
+        run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
+    ) -> Result<()> {
         let Some((&((name, lender), length), rest)) = lenders.split_first() else { return run(held) };
         read(name, lender, &mut |view| {
             check_length(name, (view.memory().dtype(), view.elements()), length)?;

@@ -97,8 +97,11 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
     if let Some(pool) = pools.get(&threads) {
         return Ok(pool.clone());
     }
-    let pool =
-        ThreadPoolBuilder::new().num_threads(threads).thread_name(|thread| format!("optimiser-{thread}")).build().map_err(Error::other)?;
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|thread| format!("optimiser-{thread}"))
+        .build()
+        .map_err(Error::other)?;
     let pool = Arc::new(pool);
     // Pools of other sizes are kept only while somebody uses them.
     pools.retain(|_, other| Arc::strong_count(other) > 1);

@@ -25,7 +25,8 @@ fn functions() -> MutexGuard<'static, Functions> {
 
 /// Lets go of the contexts that nobody else uses, with their functions.
 pub(super) fn forget_unused() {
-    functions().retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
+    functions()
+        .retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
 }
 
 /// The function of a source in a context, made on first use and kept as long as the context is used. `None`
@@ -58,7 +59,10 @@ pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
 fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
     // Warning 177 is of unused functions: each source uses a part of its prelude.
     let own = [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
-    let options = CompileOptions { options: CUDA_FLAGS.map(str::to_string).into_iter().chain(own).collect(), ..CompileOptions::default() };
+    let options = CompileOptions {
+        options: CUDA_FLAGS.map(str::to_string).into_iter().chain(own).collect(),
+        ..CompileOptions::default()
+    };
     compile_ptx_with_opts(format!("{INTRINSICS}{source}"), options).map_err(|error| match error {
         CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
         error => error.to_string(),

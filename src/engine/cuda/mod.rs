@@ -64,7 +64,15 @@ pub(super) struct Cuda<'a> {
 impl Cuda<'_> {
     pub(super) fn new(device: &CudaDevice) -> Self {
         let (owner, stream) = (device.cuda_stream(), ordered_stream(device));
-        Cuda { device: device.id(), owner, stream, scratch: None, read: Vec::new(), written: Vec::new(), new: Vec::new() }
+        Cuda {
+            device: device.id(),
+            owner,
+            stream,
+            scratch: None,
+            read: Vec::new(),
+            written: Vec::new(),
+            new: Vec::new(),
+        }
     }
 
     /// Lets go of the tensors of this call, whose readers and writers are enqueued now. Where cudarc keeps

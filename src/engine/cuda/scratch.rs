@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use candle_core::Result;
 use candle_core::cuda::cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, LaunchConfig, PinnedHostSlice,
-    PushKernelArg, ValidAsZeroBits,
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
+    LaunchConfig, PinnedHostSlice, PushKernelArg, ValidAsZeroBits,
 };
 use candle_core::cuda::{DeviceId, WrapErr};
 
@@ -54,12 +54,18 @@ fn pool() -> MutexGuard<'static, Pool> {
 }
 
 /// The memory for one call.
-pub(super) fn take(device: DeviceId, owner: &Arc<CudaStream>, stream: &Arc<CudaStream>) -> Result<DeviceScratch> {
+pub(super) fn take(
+    device: DeviceId,
+    owner: &Arc<CudaStream>,
+    stream: &Arc<CudaStream>,
+) -> Result<DeviceScratch> {
     let mut pool = pool();
     let (unused, gone): (_, Vec<_>) = match pool.get_mut(&device) {
         Some(unused) => (unused.pop(), Vec::new()),
         None => {
-            let gone = pool.extract_if(|_, unused| !unused.iter().any(|scratch| scratch.has_device(unused))).collect();
+            let gone = pool
+                .extract_if(|_, unused| !unused.iter().any(|scratch| scratch.has_device(unused)))
+                .collect();
             pool.insert(device, Vec::new());
             (None, gone)
         }
@@ -98,7 +104,8 @@ impl DeviceScratch {
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
         // A device with a stream of its own has its memories on that stream: then `owner`, `stream`, `tables`
         // and `results` hold it.
-        let handles = |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
+        let handles =
+            |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
         let known = unused.iter().filter(|other| Arc::ptr_eq(&other.owner, &self.owner)).map(handles).sum();
         Arc::strong_count(&self.owner) > known
     }
@@ -132,7 +139,8 @@ impl DeviceScratch {
     /// # Safety
     /// As for [`DeviceScratch::launch`].
     unsafe fn enqueue(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
-        let words = launches.iter().map(|launch| launch.rows.len() + launch.block_offsets.len().div_ceil(2)).sum();
+        let words =
+            launches.iter().map(|launch| launch.rows.len() + launch.block_offsets.len().div_ceil(2)).sum();
         if words > self.tables.len() {
             self.tables = larger(words, &self.stream)?;
         }
@@ -156,7 +164,11 @@ impl DeviceScratch {
             if let Some(results) = &results {
                 arguments.arg(results);
             }
-            let shape = LaunchConfig { grid_dim: (launch.blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
+            let shape = LaunchConfig {
+                grid_dim: (launch.blocks, 1, 1),
+                block_dim: (THREADS as u32, 1, 1),
+                shared_mem_bytes: 0,
+            };
             // SAFETY: the arguments are those of the printed functions. `TableUpload::write` has put rows and
             // offsets into the tables, and the results have a place for each block. The caller promises the
             // rest.

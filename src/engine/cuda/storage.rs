@@ -24,7 +24,9 @@ use crate::model::lent::{check_on_cuda, storage_of};
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(
-        "the values of this tensor cannot be had where they lie: it has to be contiguous on CUDA, in a dtype of Rust or `half`".to_string(),
+        "the values of this tensor cannot be had where they lie: it has to be contiguous on CUDA, in a \
+         dtype of Rust or `half`"
+            .to_string(),
     )
 }
 
@@ -60,7 +62,11 @@ pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64>
 /// A copy on the CPU of a contiguous tensor, which takes no memory on the device. It is done when this
 /// returns.
 pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
-    fn copy<T: DeviceRepr + WithDType>(slice: &CudaSlice<T>, (start, end): (usize, usize), shape: &Shape) -> candle_core::Result<Tensor> {
+    fn copy<T: DeviceRepr + WithDType>(
+        slice: &CudaSlice<T>,
+        (start, end): (usize, usize),
+        shape: &Shape,
+    ) -> candle_core::Result<Tensor> {
         let stream = slice.stream();
         let values = stream.clone_dtoh(&slice.slice(start..end)).w()?;
         stream.synchronize().w()?;
@@ -95,7 +101,11 @@ impl InplaceOp1 for WriteFromHost<'_> {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        fn copy<T: DeviceRepr>(values: &[T], slice: &mut CudaSlice<T>, start: usize) -> candle_core::Result<()> {
+        fn copy<T: DeviceRepr>(
+            values: &[T],
+            slice: &mut CudaSlice<T>,
+            start: usize,
+        ) -> candle_core::Result<()> {
             let stream = slice.stream().clone();
             stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
         }
@@ -120,7 +130,8 @@ impl FindAddress<'_> {
         check_on_cuda("tensor", storage, self.tensor)?;
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let size = storage.dtype().size_in_bytes();
-        let (address, _noted_on_drop) = on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
+        let (address, _noted_on_drop) =
+            on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
         Ok(address + (start * size) as u64)
     }
 }

@@ -19,14 +19,19 @@ use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 /// Writes the parameters and state of all jobs, but for what functions have returned.
 ///
 /// The result says which of the jobs could be done.
-pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut [&mut Job<'j>]) -> Result<Vec<bool>> {
+pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
+    backend: B,
+    jobs: &'a mut [&mut Job<'j>],
+) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
     let jobs: Vec<Segments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
     // Segments before the last read the parameter, so their launches have to come before those that write it.
     let mut handles: Vec<Option<Vec<RowHandle>>> = jobs.iter().map(|_| Some(Vec::new())).collect();
     for is_last in [false, true] {
         for (Segments { all, .. }, handles) in jobs.iter().zip(&mut handles) {
-            let (last, before) = all.split_last().map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
+            let (last, before) = all
+                .split_last()
+                .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
             for segment in if is_last { last } else { before } {
                 let handle = handle(&mut tables, Work::Write(segment))?;
                 *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
@@ -53,19 +58,26 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(backend: B, jobs: &'a mut 
 }
 
 /// The totals of the elements' chunks; `None` for what could not be done.
-pub(super) fn reduce_with<'j, B: Backend<'j>>(backend: B, requests: &[ReductionRequest<'j, '_>]) -> Result<Vec<Option<ChunkTotals>>> {
+pub(super) fn reduce_with<'j, B: Backend<'j>>(
+    backend: B,
+    requests: &[ReductionRequest<'j, '_>],
+) -> Result<Vec<Option<ChunkTotals>>> {
     let mut tables = Tables::new(backend);
     let read = |&ReductionRequest { view, reducer }: &_| read(&mut tables, view, Some(reducer), None);
     let ranges = requests.iter().map(read).collect::<Result<Vec<_>>>()?;
     let results = tables.run()?;
-    let totals = |range: &Option<BlockRange>| range.as_ref().map(|range| ChunkTotals::from_slice(results.of(range)));
+    let totals =
+        |range: &Option<BlockRange>| range.as_ref().map(|range| ChunkTotals::from_slice(results.of(range)));
     Ok(ranges.iter().map(totals).collect())
 }
 
 /// The elements as tensors of the compute dtype; `None` for what could not be done.
 ///
 /// The tensors have their values once the launches are done.
-pub(super) fn copy_with<'j, B: Backend<'j>>(backend: B, views: &[GradientView<'j, '_>]) -> Result<Vec<Option<Tensor>>> {
+pub(super) fn copy_with<'j, B: Backend<'j>>(
+    backend: B,
+    views: &[GradientView<'j, '_>],
+) -> Result<Vec<Option<Tensor>>> {
     let mut tables = Tables::new(backend);
     let mut copies = Vec::with_capacity(views.len());
     for &view in views {
@@ -77,7 +89,10 @@ pub(super) fn copy_with<'j, B: Backend<'j>>(backend: B, views: &[GradientView<'j
     Ok(copies)
 }
 
-fn handle<'a, B: Backend<'a>>(tables: &mut Tables<'a, B>, work: Work<'_, '_, '_>) -> Result<Option<RowHandle>> {
+fn handle<'a, B: Backend<'a>>(
+    tables: &mut Tables<'a, B>,
+    work: Work<'_, '_, '_>,
+) -> Result<Option<RowHandle>> {
     trace(work).map_or(Ok(None), |traced| tables.handle(traced))
 }
 
@@ -98,13 +113,28 @@ fn read<'j, B: Backend<'j>>(
         Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
     };
     let (length, whole, sources) = (job.length, job.whole, tensors(view.sources())?);
-    let data =
-        LeafData { length, whole, x: Some(x), low_bits, sources, slots, parameter: None, compensation: None, copy, key: [0; 2], reducer };
+    let data = LeafData {
+        length,
+        whole,
+        x: Some(x),
+        low_bits,
+        sources,
+        slots,
+        parameter: None,
+        compensation: None,
+        copy,
+        key: [0; 2],
+        reducer,
+    };
     tables.add(&handle, data).map(Some)
 }
 
 /// The data of a segment.
-fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Option<u64>) -> Result<LeafData<'a>> {
+fn data_of<'a>(
+    segment: Segment<'a, '_>,
+    x: Option<LeafArray<'a>>,
+    low_bits: Option<u64>,
+) -> Result<LeafData<'a>> {
     let Segment { length, sources, steps, epilogue, .. } = segment;
     let sources = tensors(sources)?;
     let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
@@ -115,7 +145,19 @@ fn data_of<'a>(segment: Segment<'a, '_>, x: Option<LeafArray<'a>>, low_bits: Opt
         Epilogue::Kahan(lost) => compensation = Some(lost),
     }
     let slots = slots_mut(steps).filter(|slot| slot.is_kept()).map(LeafArray::State).collect();
-    Ok(LeafData { length, whole: length, x, low_bits, sources, slots, parameter, compensation, copy: None, key, reducer: None })
+    Ok(LeafData {
+        length,
+        whole: length,
+        x,
+        low_bits,
+        sources,
+        slots,
+        parameter,
+        compensation,
+        copy: None,
+        key,
+        reducer: None,
+    })
 }
 
 /// The tensors of gradients, which all are candle's.

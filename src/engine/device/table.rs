@@ -7,7 +7,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use candle_core::{Tensor, Var};
 
 use super::backend::{Backend, Launch};
-use crate::engine::codegen::{ArrayRole, BoundKernel, CHUNK, PointerTo, RowField, RowLayout, TracedKernel, source};
+use crate::engine::codegen::{
+    ArrayRole, BoundKernel, CHUNK, PointerTo, RowField, RowLayout, TracedKernel, source,
+};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -93,7 +95,8 @@ pub(super) struct BlockRange {
 
 /// The printed form of a kernel, made once.
 fn printed(kernel: &TracedKernel) -> Arc<PrintedSource> {
-    static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<PrintedSource>>>> = LazyLock::new(Mutex::default);
+    static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<PrintedSource>>>> =
+        LazyLock::new(Mutex::default);
     let mut all = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     let print = || {
         let layout = RowLayout::new(kernel);
@@ -108,14 +111,24 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     }
 
     /// A place for a leaf with this kernel. `None`, if the back-end has no function for it.
-    pub(super) fn handle(&mut self, BoundKernel { kernel, scalars }: BoundKernel) -> Result<Option<RowHandle>> {
+    pub(super) fn handle(
+        &mut self,
+        BoundKernel { kernel, scalars }: BoundKernel,
+    ) -> Result<Option<RowHandle>> {
         let known = self.groups.iter().position(|group| group.kernel == kernel);
         let group = match known {
             Some(group) => group,
             None => {
                 let printed = printed(&kernel);
                 let function = self.backend.function(&printed.source)?;
-                self.groups.push(KernelGroup { kernel, printed, function, rows: Vec::new(), block_offsets: Vec::new(), blocks: 0 });
+                self.groups.push(KernelGroup {
+                    kernel,
+                    printed,
+                    function,
+                    rows: Vec::new(),
+                    block_offsets: Vec::new(),
+                    blocks: 0,
+                });
                 self.groups.len() - 1
             }
         };
@@ -141,12 +154,16 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 RowField::Power => group.rows.push(reducer.p.to_bits()),
                 RowField::Unit => group.rows.push(reducer.unit.to_bits()),
                 RowField::Key => group.rows.push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
-                RowField::Scalars => {
-                    push_scalars(&mut group.rows, group.kernel.compute, layout.scalars.iter().map(|&index| handle.scalars[index]))
-                }
+                RowField::Scalars => push_scalars(
+                    &mut group.rows,
+                    group.kernel.compute,
+                    layout.scalars.iter().map(|&index| handle.scalars[index]),
+                ),
                 RowField::Pointer(pointer) => {
                     let address = match pointer.to {
-                        PointerTo::Array(array) => arrays.address(&mut self.backend, array, pointer.writes)?,
+                        PointerTo::Array(array) => {
+                            arrays.address(&mut self.backend, array, pointer.writes)?
+                        }
                         PointerTo::LowBits(_) => data.low_bits.ok_or_else(lacking)?,
                         PointerTo::Parameter => self.backend.write(data.parameter.ok_or_else(lacking)?)?,
                         PointerTo::Copy => self.backend.write_new(data.copy.take().ok_or_else(lacking)?)?,
@@ -166,7 +183,8 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
 
     /// Runs everything.
     pub(super) fn run(mut self) -> Result<Results> {
-        let (mut launches, mut group_offsets, mut count) = (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
+        let (mut launches, mut group_offsets, mut count) =
+            (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
         for KernelGroup { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
             group_offsets.push(count);
             let (Some(function), 1..) = (function, blocks) else { continue };
@@ -217,7 +235,8 @@ struct Arrays<'a>(Vec<Option<LeafArray<'a>>>);
 
 impl<'a> Arrays<'a> {
     fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
-        let (mut sources, mut slots) = (std::mem::take(&mut data.sources).into_iter(), std::mem::take(&mut data.slots).into_iter());
+        let (mut sources, mut slots) =
+            (std::mem::take(&mut data.sources).into_iter(), std::mem::take(&mut data.slots).into_iter());
         let mut of = |role| match role {
             ArrayRole::X | ArrayRole::SplitX(_) => data.x.take(),
             ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),

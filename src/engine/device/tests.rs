@@ -86,7 +86,9 @@ fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
     let mut jobs = [0.5, 0.25].map(|eta| descent(&x, eta));
     assert_eq!(commit_with(backend, &mut jobs.iter_mut().collect::<Vec<_>>())?, [true, true]);
     let launched = launched.lock().expect("a lock");
-    let [Launch { leaves: 2, rows, block_offsets, blocks: 6, results: None, .. }] = &launched[..] else { panic!("one launch") };
+    let [Launch { leaves: 2, rows, block_offsets, blocks: 6, results: None, .. }] = &launched[..] else {
+        panic!("one launch")
+    };
     let scalar = |eta: f32| u64::from(eta.to_bits());
     assert_eq!(rows[..], [40_000, 1, 16, 32, scalar(0.5), 40_000, 1, 48, 64, scalar(0.25)]);
     assert_eq!(block_offsets[..], [0, 3]);
@@ -97,12 +99,18 @@ fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
 fn a_leaf_has_a_total_for_each_chunk() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
     let job = descent(&x, 0.5);
-    let request = |reducer| Ok::<_, crate::error::Error>(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer });
-    let requests = [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
+    let request = |reducer| {
+        Ok::<_, crate::error::Error>(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer })
+    };
+    let requests =
+        [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
     let totals = reduce_with(everything(), &requests)?;
     // Every result is 1, and there are three chunks.
     assert!(totals.iter().all(|totals| totals.as_deref() == Some(&[1.0; 3][..])), "{totals:?}");
-    let joined = requests.iter().zip(totals.into_iter().flatten()).map(|(request, totals)| request.reducer.op.total(&totals));
+    let joined = requests
+        .iter()
+        .zip(totals.into_iter().flatten())
+        .map(|(request, totals)| request.reducer.op.total(&totals));
     assert_eq!(joined.collect::<Vec<_>>(), [3.0, 1.0, 3.0]);
     Ok(())
 }

@@ -14,7 +14,13 @@ use crate::error::{Error, Result};
 /// A source that was compiled and loaded.
 pub(in crate::engine) struct CompiledSource(Library);
 
-type LaunchFunction = unsafe extern "C" fn(blocks: u32, rows: *const u64, block_offsets: *const u32, leaves: u32, results: *mut f64);
+type LaunchFunction = unsafe extern "C" fn(
+    blocks: u32,
+    rows: *const u64,
+    block_offsets: *const u32,
+    leaves: u32,
+    results: *mut f64,
+);
 
 /// The function of a source, compiled once.
 pub(super) fn compiled(source: &str) -> Result<Arc<CompiledSource>> {
@@ -36,7 +42,19 @@ fn compile(source: &str) -> Result<CompiledSource> {
     let library = folder.path().join("kernel.so");
     let mut command = compiler();
     command
-        .args(["-x", "c++", "-", "-std=c++17", "-O1", "-ffp-contract=off", "-fno-exceptions", "-nostdlib", "-fPIC", "-shared", "-w"])
+        .args([
+            "-x",
+            "c++",
+            "-",
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-fno-exceptions",
+            "-nostdlib",
+            "-fPIC",
+            "-shared",
+            "-w",
+        ])
         // `_FORTIFY_SOURCE` rejects `longjmp` between our stacks.
         .arg("-U_FORTIFY_SOURCE")
         .arg("-o")
@@ -45,14 +63,20 @@ fn compile(source: &str) -> Result<CompiledSource> {
         command.args(source.contains(text).then_some(name));
     }
     let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut compiler = compiler.map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;
+    let mut compiler = compiler
+        .map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;
     if let Some(mut input) = compiler.stdin.take() {
-        let text = [include_str!("shim.hpp"), source, include_str!("shim_end.hpp"), include_str!("shim_table.hpp")].concat();
+        let text =
+            [include_str!("shim.hpp"), source, include_str!("shim_end.hpp"), include_str!("shim_table.hpp")]
+                .concat();
         input.write_all(text.as_bytes()).map_err(Error::other)?;
     }
     let output = compiler.wait_with_output().map_err(Error::other)?;
     if !output.status.success() {
-        return Err(Error::other(format!("the C++ compiler refuses a kernel: {}", String::from_utf8_lossy(&output.stderr))));
+        return Err(Error::other(format!(
+            "the C++ compiler refuses a kernel: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )));
     }
     // SAFETY: the library has no initialisers that do anything.
     unsafe { Library::new(&library) }.map(CompiledSource).map_err(Error::other)
@@ -62,7 +86,10 @@ impl CompiledSource {
     /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
     pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
         debug_assert!(results.is_empty() || results.len() == blocks as usize);
-        debug_assert!(block_offsets.iter().all(|first| *first < blocks) && rows.len().is_multiple_of(block_offsets.len()));
+        debug_assert!(
+            block_offsets.iter().all(|first| *first < blocks)
+                && rows.len().is_multiple_of(block_offsets.len())
+        );
         // SAFETY: the function has this type, see `shim_table.hpp`.
         let entry: Symbol<'_, LaunchFunction> = match unsafe { self.0.get(b"launch\0") } {
             Ok(entry) => entry,
@@ -71,6 +98,14 @@ impl CompiledSource {
         // SAFETY: tables and results are as long as the code takes them to be: `Tables::add` writes rows of
         // the layout that `print` prints. The addresses are of copies that `EmulatedDevice` keeps until the
         // launches are done, each as long as its tensor says (`EmulatedDevice::allocate`).
-        unsafe { entry(blocks, rows.as_ptr(), block_offsets.as_ptr(), block_offsets.len() as u32, results.as_mut_ptr()) };
+        unsafe {
+            entry(
+                blocks,
+                rows.as_ptr(),
+                block_offsets.as_ptr(),
+                block_offsets.len() as u32,
+                results.as_mut_ptr(),
+            )
+        };
     }
 }

@@ -48,10 +48,13 @@ impl<'a> GuardedArray<'a> {
         if before.iter().chain(after).any(|&byte| byte != GUARD_BYTE) {
             return Err(Error::other("emulated code wrote outside of its arrays"));
         }
-        let tensor = |dtype: DType, shape: &Shape| Tensor::from_raw_buffer(data, dtype, shape.dims(), &Device::Cpu);
+        let tensor =
+            |dtype: DType, shape: &Shape| Tensor::from_raw_buffer(data, dtype, shape.dims(), &Device::Cpu);
         match self.target {
             None => {}
-            Some(WriteTarget::Variable(variable)) => set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?,
+            Some(WriteTarget::Variable(variable)) => {
+                set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?
+            }
             Some(WriteTarget::New(new)) => set_tensor(&new, &tensor(new.dtype(), new.shape())?)?,
             Some(WriteTarget::State(state)) => {
                 let values = tensor(state.stored_dtype().into(), &state.stored_shape())?;

@@ -20,7 +20,12 @@ pub(crate) trait Kernel: Send + Sync {
     fn keeps_non_finite(&self) -> bool;
     /// Records the arithmetic.
     #[cfg(feature = "candle")]
-    fn trace<'g>(&self, x: value::Expr<'g>, dx: value::Expr<'g>, slots: &mut [value::Expr<'g>]) -> value::Expr<'g>;
+    fn trace<'g>(
+        &self,
+        x: value::Expr<'g>,
+        dx: value::Expr<'g>,
+        slots: &mut [value::Expr<'g>],
+    ) -> value::Expr<'g>;
 }
 
 /// A kernel of any type. The scalars of most need no allocation.
@@ -57,7 +62,12 @@ impl<A: Arithmetic> Kernel for A {
     }
 
     #[cfg(feature = "candle")]
-    fn trace<'g>(&self, x: value::Expr<'g>, dx: value::Expr<'g>, slots: &mut [value::Expr<'g>]) -> value::Expr<'g> {
+    fn trace<'g>(
+        &self,
+        x: value::Expr<'g>,
+        dx: value::Expr<'g>,
+        slots: &mut [value::Expr<'g>],
+    ) -> value::Expr<'g> {
         let mut values = A::Slots::<value::Expr<'g>>::from_fn(|slot| slots[slot]);
         let out = self.step(x, dx, &mut values);
         slots.copy_from_slice(values.as_ref());

@@ -103,8 +103,8 @@ fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut LaneArr
     }
 }
 
-/// How many of so many elements the vectorised loops take: a multiple of all vectors. With a loop of their own
-/// for the rest, they would keep its numbers in the registers, and those of the vectors in memory.
+/// How many of so many elements the vectorised loops take: a multiple of all vectors. With a loop of their
+/// own for the rest, they would keep its numbers in the registers, and those of the vectors in memory.
 #[inline(always)]
 fn whole(length: usize) -> usize {
     length & !15

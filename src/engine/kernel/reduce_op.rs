@@ -89,7 +89,8 @@ impl Reducer {
 
     /// The second reduction of a norm, once the largest element is known, if it needs one.
     pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
-        let is_second = self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
+        let is_second =
+            self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
         // There is no power of two above the largest numbers, which are then less than twice the unit.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
         is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })

@@ -13,7 +13,8 @@ use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
-    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, on_cpu, tensor_of, write_values, zeroed,
+    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, on_cpu,
+    tensor_of, write_values, zeroed,
 };
 
 /// One tensor of a rule's state: on the CPU plain memory that nobody else can see, else a candle variable.
@@ -46,7 +47,8 @@ impl std::fmt::Debug for Memory {
 /// The values in records, on their device.
 fn in_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
     let bytes = records.of(&on_host::<f32>(&values.to_dtype(DType::F32.into())?)?);
-    Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?.to_device(values.device())
+    Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?
+        .to_device(values.device())
 }
 
 fn other_length(length: usize, values: &Tensor) -> crate::tensors::TensorError {
@@ -57,7 +59,9 @@ impl Buffer {
     /// A copy of a tensor's values.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
         let (shape, dtype) = (values.shape().clone(), values.dtype());
-        if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype.into(), DType::U8 | DType::I16)) {
+        if !values.device().is_cpu()
+            || !(is_supported(dtype) || matches!(dtype.into(), DType::U8 | DType::I16))
+        {
             return Ok(Buffer {
                 shape,
                 memory: Memory::Variable(Var::from_tensor(&owned_on(values.device(), values)?)?),
@@ -99,7 +103,11 @@ impl Buffer {
     /// A copy of a tensor's values in 8 bits.
     pub(crate) fn coded(values: &Tensor, code: Code) -> Result<Self> {
         let records = Records::Codes(code);
-        Ok(Buffer { shape: values.shape().clone(), records: Some(records), ..Buffer::new(&in_records(records, values)?)? })
+        Ok(Buffer {
+            shape: values.shape().clone(),
+            records: Some(records),
+            ..Buffer::new(&in_records(records, values)?)?
+        })
     }
 
     /// What bf16s of this shape lack of f32s: nothing yet.
@@ -116,13 +124,23 @@ impl Buffer {
     ///
     /// On the CPU they take memory when they are first written, so that a format that replaces another before
     /// that costs nothing.
-    pub(crate) fn of_zeros(shape: Shape, dtype: DType, records: Option<Records>, device: &Device) -> Result<Self> {
+    pub(crate) fn of_zeros(
+        shape: Shape,
+        dtype: DType,
+        records: Option<Records>,
+        device: &Device,
+    ) -> Result<Self> {
         let (stored, dtype) = match records {
             Some(records) => ((shape.elem_count().div_ceil(BLOCK), records.bytes()).into(), DType::U8),
             None => (shape.clone(), dtype),
         };
         if device.is_cpu() {
-            return Ok(Buffer { shape, memory: Memory::Host(zeroed(&stored, dtype.into())?), records, is_of_squares: false });
+            return Ok(Buffer {
+                shape,
+                memory: Memory::Host(zeroed(&stored, dtype.into())?),
+                records,
+                is_of_squares: false,
+            });
         }
         Ok(Buffer { shape, records, ..Buffer::new(&Tensor::zeros(stored, dtype.into(), device)?)? })
     }
@@ -146,7 +164,9 @@ impl Buffer {
     pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
         let Some(records) = self.records else { return self.stored() };
         let numbers = records.numbers(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
-        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_dtype(records.dtype().into())?.to_device(self.device())
+        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?
+            .to_dtype(records.dtype().into())?
+            .to_device(self.device())
     }
 
     /// A copy of what is stored. Records have another dtype and shape there: a row for each block.
@@ -172,7 +192,9 @@ impl Buffer {
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
-            Memory::Host(values) => write_values(bytes(values).map_err(io::Error::other)?, dtype_of(values).size_in_bytes(), out),
+            Memory::Host(values) => {
+                write_values(bytes(values).map_err(io::Error::other)?, dtype_of(values).size_in_bytes(), out)
+            }
             Memory::Variable(variable) => write_tensor(variable, out),
         }
     }
@@ -180,10 +202,15 @@ impl Buffer {
     /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores
     /// them.
     pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
-        let values = &self.records.map_or_else(|| Ok(values.clone()), |records| in_records(records, values))?;
+        let values =
+            &self.records.map_or_else(|| Ok(values.clone()), |records| in_records(records, values))?;
         match &self.memory {
-            Memory::Variable(variable) => variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?),
-            Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => self.set_stored(0, values),
+            Memory::Variable(variable) => {
+                variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
+            }
+            Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => {
+                self.set_stored(0, values)
+            }
             Memory::Host(_) => Err(other_length(self.shape.elem_count(), values)),
         }
     }
@@ -200,7 +227,9 @@ impl Buffer {
         let values = values.to_device(&Device::Cpu)?;
         let (storage, layout) = values.storage_and_layout();
         match on_cpu(&storage) {
-            Some(numbers) if start + values.elem_count() <= stored => copy_elements(numbers, layout, memory, start),
+            Some(numbers) if start + values.elem_count() <= stored => {
+                copy_elements(numbers, layout, memory, start)
+            }
             _ => Err(other_length(self.shape.elem_count(), &values)),
         }
     }
@@ -234,7 +263,10 @@ impl Buffer {
 
     /// The shape in which a tensor of this shape is stored.
     pub(crate) fn shape_of(&self, whole: &[usize]) -> Shape {
-        self.records.map_or_else(|| whole.into(), |records| (elem_count(whole).div_ceil(BLOCK), records.bytes()).into())
+        self.records.map_or_else(
+            || whole.into(),
+            |records| (elem_count(whole).div_ceil(BLOCK), records.bytes()).into(),
+        )
     }
 
     pub(in crate::engine) fn stored_shape(&self) -> Shape {
@@ -326,19 +358,32 @@ mod tests {
     fn values_are_set_in_place() -> candle_core::Result<()> {
         let whole = Tensor::new(&[[1f64, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?;
         // Contiguous, at an offset, by columns, and one number for all.
-        let layouts =
-            [whole.narrow(0, 0, 2)?, whole.narrow(0, 1, 2)?, whole.narrow(0, 0, 2)?.t()?, whole.narrow(1, 1, 1)?.narrow(0, 2, 1)?];
+        let layouts = [
+            whole.narrow(0, 0, 2)?,
+            whole.narrow(0, 1, 2)?,
+            whole.narrow(0, 0, 2)?.t()?,
+            whole.narrow(1, 1, 1)?.narrow(0, 2, 1)?,
+        ];
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I16] {
-            let mut buffer = Buffer::new(&Tensor::zeros((2, 2), dtype, &Device::Cpu)?).map_err(candle_core::Error::wrap)?;
+            let mut buffer = Buffer::new(&Tensor::zeros((2, 2), dtype, &Device::Cpu)?)
+                .map_err(candle_core::Error::wrap)?;
             let before = address(&buffer);
             for values in &layouts {
                 let values = values.broadcast_as((2, 2))?;
                 buffer.set(&values)?;
-                assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?, values.to_vec2::<f64>()?, "{dtype:?}");
+                assert_eq!(
+                    buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?,
+                    values.to_vec2::<f64>()?,
+                    "{dtype:?}"
+                );
                 assert_eq!(address(&buffer), before, "{dtype:?}");
             }
             buffer.set_stored(1, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?)?;
-            assert_eq!(buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?.concat()[1..3], [7.0, 8.0], "{dtype:?}");
+            assert_eq!(
+                buffer.tensor()?.to_dtype(DType::F64)?.to_vec2::<f64>()?.concat()[1..3],
+                [7.0, 8.0],
+                "{dtype:?}"
+            );
             assert!(buffer.set_stored(3, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?).is_err(), "{dtype:?}");
             let error = buffer.set(&whole).expect_err("six values for four elements").to_string();
             assert!(error.contains("4 elements") && error.contains("[3, 2]"), "{error}");

@@ -4,7 +4,9 @@ use half::{bf16, f16};
 
 use super::Buffer;
 use super::values::{on_host, rounded};
-use crate::numbers::low_bits::{LowBits, beside, beside_24, joined as join, joined_24, split as split_number, split_24};
+use crate::numbers::low_bits::{
+    LowBits, beside, beside_24, joined as join, joined_24, split as split_number, split_24,
+};
 use crate::numbers::{DType as Dtype, round_to_odd};
 use crate::tensors::{DType, Device, Tensor, WithDType};
 
@@ -34,14 +36,25 @@ pub(crate) fn split(low_bits: &Buffer, next: &Tensor) -> crate::tensors::Result<
     }
 }
 
-fn split_as<L: WithDType>(next: &Tensor, split: impl Fn(f32) -> (bf16, L)) -> crate::tensors::Result<(Tensor, Tensor)> {
-    let (highs, lows): (Vec<bf16>, Vec<L>) = on_host(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
-    Ok((Tensor::from_vec(highs, next.shape(), &Device::Cpu)?, Tensor::from_vec(lows, next.shape(), &Device::Cpu)?))
+fn split_as<L: WithDType>(
+    next: &Tensor,
+    split: impl Fn(f32) -> (bf16, L),
+) -> crate::tensors::Result<(Tensor, Tensor)> {
+    let (highs, lows): (Vec<bf16>, Vec<L>) =
+        on_host(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
+    Ok((
+        Tensor::from_vec(highs, next.shape(), &Device::Cpu)?,
+        Tensor::from_vec(lows, next.shape(), &Device::Cpu)?,
+    ))
 }
 
-/// Overwrites the low bits of f32s whose upper parts stay: with those of the nearest to `next` that have these
-/// upper parts.
-pub(crate) fn keep_low_bits(low_bits: &mut Buffer, high: &Tensor, next: &Tensor) -> crate::tensors::Result<()> {
+/// Overwrites the low bits of f32s whose upper parts stay: with those of the nearest to `next` that have
+/// these upper parts.
+pub(crate) fn keep_low_bits(
+    low_bits: &mut Buffer,
+    high: &Tensor,
+    next: &Tensor,
+) -> crate::tensors::Result<()> {
     let of_all = |(high, next)| beside(high, next) as f32;
     let of_byte = |(high, next)| beside_24(high, next);
     let next = rounded_to(high, next, Dtype::F32)?;
@@ -53,8 +66,8 @@ pub(crate) fn keep_low_bits(low_bits: &mut Buffer, high: &Tensor, next: &Tensor)
     low_bits.set(&lows?)
 }
 
-/// The numbers of a `dtype` that are the nearest to `next` of those that are rounded to `x`. `next` are a unit
-/// in the last place from such numbers at most; else they stay.
+/// The numbers of a `dtype` that are the nearest to `next` of those that are rounded to `x`. `next` are a
+/// unit in the last place from such numbers at most; else they stay.
 pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: Dtype) -> crate::tensors::Result<Tensor> {
     let low = |number: f64| match x.dtype().into() {
         Dtype::F16 => f16::from_f32(round_to_odd(number)).into(),
@@ -69,14 +82,19 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: Dtype) -> crate::tens
         };
         if low(near) != x && low(neighbour) == x { neighbour } else { near }
     };
-    let [xs, nexts] = [x, next].map(|tensor| tensor.to_dtype(DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
+    let [xs, nexts] =
+        [x, next].map(|tensor| tensor.to_dtype(DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
     let numbers = xs?.into_iter().zip(nexts?).map(|(x, next)| nearest(x, next)).collect::<Vec<_>>();
     Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
 }
 
-/// Numbers of the dtype of `x`, and what they lack of `next`. Several pairs have one sum: an `x` that is as near
-/// as any number stays, and so does `lost` where that is the sum already.
-pub(crate) fn compensated(x: &Tensor, lost: &Buffer, next: &Tensor) -> crate::tensors::Result<(Tensor, Tensor)> {
+/// Numbers of the dtype of `x`, and what they lack of `next`. Several pairs have one sum: an `x` that is as
+/// near as any number stays, and so does `lost` where that is the sum already.
+pub(crate) fn compensated(
+    x: &Tensor,
+    lost: &Buffer,
+    next: &Tensor,
+) -> crate::tensors::Result<(Tensor, Tensor)> {
     let narrow = |tensor: &Tensor| on_host::<f32>(&tensor.to_dtype(DType::F32)?);
     let (xs, losts, nearest) = (narrow(x)?, narrow(&lost.tensor()?)?, narrow(&rounded(next, x.dtype())?)?);
     let nexts = on_host::<f64>(&next.to_dtype(DType::F64)?)?;
@@ -88,6 +106,10 @@ pub(crate) fn compensated(x: &Tensor, lost: &Buffer, next: &Tensor) -> crate::te
             false => (nearest, lacks(nearest)),
         }
     };
-    let (highs, lows): (Vec<f32>, Vec<f64>) = xs.into_iter().zip(losts).zip(nearest).zip(nexts).map(pair).unzip();
-    Ok((Tensor::from_vec(highs, next.shape(), &Device::Cpu)?, Tensor::from_vec(lows, next.shape(), &Device::Cpu)?))
+    let (highs, lows): (Vec<f32>, Vec<f64>) =
+        xs.into_iter().zip(losts).zip(nearest).zip(nexts).map(pair).unzip();
+    Ok((
+        Tensor::from_vec(highs, next.shape(), &Device::Cpu)?,
+        Tensor::from_vec(lows, next.shape(), &Device::Cpu)?,
+    ))
 }

@@ -8,13 +8,22 @@ use crate::tensors::{Device, Shape, Tensor, Var, WithDType, failure};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert
 /// from.
-pub(in crate::engine) fn scalar(value: f64, compute: impl Into<DType>, device: &Device) -> crate::tensors::Result<Tensor> {
+pub(in crate::engine) fn scalar(
+    value: f64,
+    compute: impl Into<DType>,
+    device: &Device,
+) -> crate::tensors::Result<Tensor> {
     if compute.into() == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
 }
 
 /// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see
 /// [`scalar`].
-pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType>, device: &Device) -> crate::tensors::Result<Tensor> {
+pub(crate) fn filled(
+    value: f64,
+    shape: impl Into<Shape>,
+    dtype: impl Into<DType>,
+    device: &Device,
+) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?;
     one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
@@ -23,7 +32,11 @@ pub(crate) fn filled(value: f64, shape: impl Into<Shape>, dtype: impl Into<DType
 /// The values on a device. A transfer takes the whole storage, however little of it a view shows, so the view
 /// is copied first.
 pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<Tensor> {
-    if device.same_device(values.device()) { Ok(values.clone()) } else { values.force_contiguous()?.to_device(device) }
+    if device.same_device(values.device()) {
+        Ok(values.clone())
+    } else {
+        values.force_contiguous()?.to_device(device)
+    }
 }
 
 /// The values on a device, in storage that nothing else shares.
@@ -54,8 +67,13 @@ pub(crate) fn set_lent(lender: &dyn Lend, next: &Tensor) -> Result<()> {
 }
 
 /// Overwrites what is lent, rounded to its dtype, and then runs a function. Memory that is no tensor is lent
-/// meanwhile: if its owner refuses, the function does not run, and what the owner does afterwards comes too late.
-pub(crate) fn set_lent_and(lender: &dyn Lend, next: &Tensor, then: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+/// meanwhile: if its owner refuses, the function does not run, and what the owner does afterwards comes too
+/// late.
+pub(crate) fn set_lent_and(
+    lender: &dyn Lend,
+    next: &Tensor,
+    then: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
     if let Some(variable) = lender.tensor() {
         set_tensor(variable, next)?;
         return then();
@@ -72,12 +90,19 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
 }
 
 /// Overwrites elements of memory that is no tensor, and then runs a function.
-fn set_memory(lender: &dyn Lend, start: usize, next: &Tensor, then: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+fn set_memory(
+    lender: &dyn Lend,
+    start: usize,
+    next: &Tensor,
+    then: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
     let next = next.to_device(&Device::Cpu)?.flatten_all()?;
     write("parameter", lender, &mut |mut memory| {
         read("new value", &next, &mut |view| {
             let fits = view.in_order().is_some_and(|next| memory.set(start, next));
-            let unfit = || defect(format!("{} values from element {start} on do not fit a parameter", next.elem_count()));
+            let unfit = || {
+                defect(format!("{} values from element {start} on do not fit a parameter", next.elem_count()))
+            };
             if fits { Ok(()) } else { Err(unfit()) }
         })?;
         then()
@@ -120,7 +145,9 @@ mod tests {
 
     #[test]
     fn numbers_are_rounded_once() -> candle_core::Result<()> {
-        for (dtype, expected) in [(DType::F32, f64::from(0.1f32)), (DType::F64, 0.1), (DType::BF16, 0.100_097_656_25)] {
+        for (dtype, expected) in
+            [(DType::F32, f64::from(0.1f32)), (DType::F64, 0.1), (DType::BF16, 0.100_097_656_25)]
+        {
             let filled = filled(0.1, (2, 3), dtype, &Device::Cpu)?;
             assert_eq!((filled.dtype(), filled.dims()), (dtype, &[2, 3][..]));
             assert!(filled.is_contiguous());

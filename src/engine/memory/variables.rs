@@ -80,7 +80,9 @@ impl UpdateTargets {
     pub(crate) fn forget(&mut self, storages: impl IntoIterator<Item = usize>) {
         let mut forgotten = WrittenStorages::new();
         storages.into_iter().for_each(|storage| *forgotten.entry(storage).or_default() += 1);
-        let is_forgotten = |storage: &mut usize| forgotten.get_mut(storage).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
+        let is_forgotten = |storage: &mut usize| {
+            forgotten.get_mut(storage).filter(|left| **left > 0).map(|left| *left -= 1).is_some()
+        };
         drop(UpdateTargets(self.0.extract_if(.., is_forgotten).collect()));
     }
 
@@ -111,7 +113,12 @@ fn change(how: impl FnOnce(&mut WrittenStorages)) {
 ///
 /// # Errors
 /// If its storage does not hold what it says.
-pub(crate) fn unshared(name: &'static str, tensor: Tensor, written: &WrittenStorages, own: &[usize]) -> Result<Tensor> {
+pub(crate) fn unshared(
+    name: &'static str,
+    tensor: Tensor,
+    written: &WrittenStorages,
+    own: &[usize],
+) -> Result<Tensor> {
     drop(storage_of(name, &tensor)?);
     let storage = storage_address(&tensor);
     let is_shared = tensor.is_variable() || written.contains_key(&storage) || own.contains(&storage);

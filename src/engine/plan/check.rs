@@ -23,7 +23,9 @@ use crate::tensors::{Device, Tensor};
 ///
 /// Memory that is no tensor of candle's may be a vector of as many elements.
 pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
-    let is_vector = || gradient.tensor().is_none() && gradient.shape().len() == 1 && gradient.elem_count() == x.elem_count();
+    let is_vector = || {
+        gradient.tensor().is_none() && gradient.shape().len() == 1 && gradient.elem_count() == x.elem_count()
+    };
     if gradient.shape() != x.shape() && !is_vector() {
         return Err(Error::shape("the gradient", gradient.shape(), x.shape())
             .with_remedy("pass that of the loss for this parameter, with a number for each element")
@@ -31,10 +33,14 @@ pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> R
     }
     let (expected, got) = (x.device().location(), gradient.device().location());
     if expected != got {
-        return Err(Error::device("the gradient", got, expected).with_remedy("move it with `to_device`").at(path));
+        return Err(Error::device("the gradient", got, expected)
+            .with_remedy("move it with `to_device`")
+            .at(path));
     }
     if !is_supported(gradient.dtype()) {
-        return Err(Error::dtype("the gradient", gradient.dtype(), FLOATS).with_remedy("convert it with `to_dtype`").at(path));
+        return Err(Error::dtype("the gradient", gradient.dtype(), FLOATS)
+            .with_remedy("convert it with `to_dtype`")
+            .at(path));
     }
     Ok(())
 }
@@ -54,7 +60,9 @@ impl Job<'_> {
             Operand::Own(master) => fits.master(master, parameter)?,
         }
         if let Some(low_bits) = self.low_bits.as_deref() {
-            fits.buffer("low_bits", low_bits, |_| low_bits.stored_dtype() == DType::U8 && low_bits.code().is_none())?;
+            fits.buffer("low_bits", low_bits, |_| {
+                low_bits.stored_dtype() == DType::U8 && low_bits.code().is_none()
+            })?;
         }
         match &self.epilogue {
             Epilogue::Master(low) => fits.variable("parameter", *low, parameter)?,
@@ -72,7 +80,8 @@ impl Job<'_> {
     /// Refuses a function of the whole tensor, where each rank has a part of it.
     pub(crate) fn check_divisible(&self, rule: &dyn Fn() -> String) -> Result<()> {
         if self.steps.iter().any(|step| matches!(step, Step::Tensor(_))) {
-            let problem = "says that it is divisible, and plans a function of the whole tensor, which would get a part of it on each rank";
+            let problem = "says that it is divisible, and plans a function of the whole tensor, which would \
+                           get a part of it on each rank";
             return Err(Error::new(ErrorKind::Contract, format!("{} {problem}", rule()))
                 .with_remedy("return `false` from its `is_divisible`")
                 .at(self.path));
@@ -107,20 +116,33 @@ impl Fits<'_, '_> {
     }
 
     /// Refuses arithmetic on another number of slots than these.
-    fn count(&self, kernel: &dyn Kernel, slots: &[(&'static str, Buffer)], range: Range<usize>) -> Result<()> {
+    fn count(
+        &self,
+        kernel: &dyn Kernel,
+        slots: &[(&'static str, Buffer)],
+        range: Range<usize>,
+    ) -> Result<()> {
         let slots = slots.get(range).unwrap_or_default();
         if slots.len() == kernel.slots() {
             return Ok(());
         }
         let names: Vec<&str> = slots.iter().map(|(name, _)| *name).collect();
-        let got = if names.is_empty() { "0".to_string() } else { format!("{} ({})", names.len(), names.join(", ")) };
-        Err(Error::new(ErrorKind::Contract, format!("the number of state tensors that {} gives its arithmetic is", (self.rule)()))
-            .with_got(got)
-            .with_expected(kernel.slots())
-            .with_remedy(
-                "give it those that it works on, and keep the state that each rule's `init` made, also that of a rule which is held",
-            )
-            .at(self.job.path))
+        let got = if names.is_empty() {
+            "0".to_string()
+        } else {
+            format!("{} ({})", names.len(), names.join(", "))
+        };
+        Err(Error::new(
+            ErrorKind::Contract,
+            format!("the number of state tensors that {} gives its arithmetic is", (self.rule)()),
+        )
+        .with_got(got)
+        .with_expected(kernel.slots())
+        .with_remedy(
+            "give it those that it works on, and keep the state that each rule's `init` made, also that of \
+             a rule which is held",
+        )
+        .at(self.job.path))
     }
 
     fn buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
@@ -128,7 +150,10 @@ impl Fits<'_, '_> {
     }
 
     fn buffer(&self, name: &str, buffer: &Buffer, is_right: impl FnOnce(DType) -> bool) -> Result<()> {
-        if buffer.shape() == self.job.x.shape() && is_right(buffer.dtype()) && buffer.device().same_device(self.job.x.device()) {
+        if buffer.shape() == self.job.x.shape()
+            && is_right(buffer.dtype())
+            && buffer.device().same_device(self.job.x.device())
+        {
             return Ok(());
         }
         Err(self.misfit(name, &kind_of(buffer.shape(), buffer.dtype(), buffer.device())))
@@ -163,11 +188,20 @@ impl Fits<'_, '_> {
 
     fn misfit(&self, slot: &str, got: &str) -> Error {
         let (rule, x) = ((self.rule)(), &self.job.x);
-        Error::new(ErrorKind::Contract, format!("{rule} works element by element on its state tensor {slot:?}, which is"))
-            .with_got(got)
-            .with_expected(format_args!("F16, BF16, F32 or F64 of {:?} on {:?}", x.shape(), x.device().location()))
-            .with_remedy("make the state of each rule, also of one that is held, for the parameter that it works on")
-            .at(self.job.path)
+        Error::new(
+            ErrorKind::Contract,
+            format!("{rule} works element by element on its state tensor {slot:?}, which is"),
+        )
+        .with_got(got)
+        .with_expected(format_args!(
+            "F16, BF16, F32 or F64 of {:?} on {:?}",
+            x.shape(),
+            x.device().location()
+        ))
+        .with_remedy(
+            "make the state of each rule, also of one that is held, for the parameter that it works on",
+        )
+        .at(self.job.path)
     }
 }
 

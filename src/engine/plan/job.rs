@@ -241,11 +241,16 @@ impl<'a> Job<'a> {
     pub(crate) fn copy_shared(&mut self, written: &WrittenStorages, own: &[usize]) -> Result<()> {
         for gradient in &mut self.sources {
             let addresses = Addresses::of("gradient", &**gradient).map_err(|error| error.at(self.path))?;
-            let is_locked = |memory| own.contains(&memory) || self.addresses.iter().any(|known| known.memory == Some(memory));
+            let is_locked = |memory| {
+                own.contains(&memory) || self.addresses.iter().any(|known| known.memory == Some(memory))
+            };
             let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
             let is_written = |memory: &usize| written.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
-                *gradient = Lent::Tensor(shaped(copied("gradient", &**gradient), self.x.shape()).map_err(|error| error.at(self.path))?);
+                *gradient = Lent::Tensor(
+                    shaped(copied("gradient", &**gradient), self.x.shape())
+                        .map_err(|error| error.at(self.path))?,
+                );
             } else {
                 self.addresses.push(addresses);
             }
@@ -271,12 +276,15 @@ impl<'a> Job<'a> {
 
     /// Whether all that it reads and writes, but for state, is candle's tensors.
     pub(in crate::engine) fn is_of_tensors(&self) -> bool {
-        self.written().all(|(_, lender)| lender.tensor().is_some()) && self.sources.iter().all(|source| source.tensor().is_some())
+        self.written().all(|(_, lender)| lender.tensor().is_some())
+            && self.sources.iter().all(|source| source.tensor().is_some())
     }
 
     /// The groups of leaves with which it shares numbers that are not known yet.
     pub(crate) fn groups(&self) -> impl Iterator<Item = Group> {
-        self.steps.iter().filter_map(|step| if let Step::Reduce(reduction) = step { reduction.group } else { None })
+        self.steps
+            .iter()
+            .filter_map(|step| if let Step::Reduce(reduction) = step { reduction.group } else { None })
     }
 
     /// Whether functions of the whole tensor are left to run.
@@ -288,7 +296,8 @@ impl<'a> Job<'a> {
     pub(in crate::engine) fn segments(&mut self) -> Segments<'_, 'a> {
         let (x, length, compute) = (self.x.dtype(), self.length, self.compute);
         let low_bits = self.low_bits.as_deref().map(Buffer::as_low_bits);
-        let segment = |sources, steps, epilogue| Segment { x, low_bits, length, compute, sources, steps, epilogue };
+        let segment =
+            |sources, steps, epilogue| Segment { x, low_bits, length, compute, sources, steps, epilogue };
         let (mut sources, mut steps) = (&self.sources[..], &mut self.steps[..]);
         let mut all = SmallVec::new();
         while let Some(end) = steps.iter().position(|step| matches!(step, Step::Output(_))) {
@@ -310,11 +319,16 @@ impl<'a> Job<'a> {
         if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
             all.push(segment(sources, steps, epilogue));
         }
-        Segments { x: &mut self.x, low_bits: self.low_bits.as_deref_mut(), all, has_moved: &mut self.has_moved }
+        Segments {
+            x: &mut self.x,
+            low_bits: self.low_bits.as_deref_mut(),
+            all,
+            has_moved: &mut self.has_moved,
+        }
     }
 
-    /// Ends a job whose segments are written: writes what functions have returned to the state, moves counters
-    /// and numbers, and drops everything else.
+    /// Ends a job whose segments are written: writes what functions have returned to the state, moves
+    /// counters and numbers, and drops everything else.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.has_moved |= self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         for step in &mut self.steps {
@@ -331,7 +345,11 @@ impl<'a> Job<'a> {
 
     /// The reduction at `index`.
     pub(in crate::engine) fn reduction(&self, index: usize) -> Result<&Reduction<'a>> {
-        if let Step::Reduce(reduction) = &self.steps[index] { Ok(reduction) } else { Err(self.broken(NO_REDUCTION)) }
+        if let Step::Reduce(reduction) = &self.steps[index] {
+            Ok(reduction)
+        } else {
+            Err(self.broken(NO_REDUCTION))
+        }
     }
 
     /// The reduction at `index`, taken out: the step does nothing from now on.
@@ -353,7 +371,9 @@ fn shaped(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
 
 /// The slots of a chain, in order.
 pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
-    let of_step = |step: &'s mut Step<'_>| -> StepSlots<'s> { if let Step::Map { slots, .. } = step { slots } else { Default::default() } };
+    let of_step = |step: &'s mut Step<'_>| -> StepSlots<'s> {
+        if let Step::Map { slots, .. } = step { slots } else { Default::default() }
+    };
     steps.iter_mut().flat_map(of_step).map(|(_, slot)| slot)
 }
 

@@ -16,5 +16,7 @@ pub(crate) use job::{CounterWrites, Epilogue, Job, JobPool, NumberWrites, Offloa
 pub(super) use job::{OwnStorages, Segment, Segments, Sink, slots_mut};
 pub(super) use request::{GradientView, ReductionRequest};
 pub(super) use step::{FunctionOutput, Link};
-pub(crate) use step::{Group, NormLimit, OnNonFinite, Reduction, Step, StepSlots, Steps, TensorStep, Term, TermOf, Then};
+pub(crate) use step::{
+    Group, NormLimit, OnNonFinite, Reduction, Step, StepSlots, Steps, TensorStep, Term, TermOf, Then,
+};
 pub use step::{Norms, Resolved};

@@ -45,7 +45,9 @@ impl<'j, 'a> GradientView<'j, 'a> {
 
     /// What a term of the reduction at `step` is reduced from.
     pub(in crate::engine) fn term(job: &'j Job<'a>, step: usize, term: usize) -> Result<Self> {
-        let Step::Reduce(reduction) = &job.steps[step] else { return Err(job.broken("a term of a step that is no reduction")) };
+        let Step::Reduce(reduction) = &job.steps[step] else {
+            return Err(job.broken("a term of a step that is no reduction"));
+        };
         let mut view = Self::gradient(job, step)?;
         match &reduction.terms[term].of {
             TermOf::Parameter => view.kind = ViewKind::Parameter,
@@ -68,7 +70,11 @@ impl<'j, 'a> GradientView<'j, 'a> {
             ViewKind::Parameter => &[],
             ViewKind::Gradient { steps, .. } => {
                 let outputs = self.job.steps[..steps].iter().rev();
-                let last = outputs.filter_map(|step| if let Step::Output(output) = step { Some(&output.gradient) } else { None }).next();
+                let last = outputs
+                    .filter_map(
+                        |step| if let Step::Output(output) = step { Some(&output.gradient) } else { None },
+                    )
+                    .next();
                 last.map_or(&self.job.sources, std::slice::from_ref)
             }
         }
@@ -79,7 +85,8 @@ impl<'j, 'a> GradientView<'j, 'a> {
         let (steps, probe) = match self.kind {
             ViewKind::Parameter => (0..0, None),
             ViewKind::Gradient { steps, probe } => {
-                let last_output = self.job.steps[..steps].iter().rposition(|step| matches!(step, Step::Output(_)));
+                let last_output =
+                    self.job.steps[..steps].iter().rposition(|step| matches!(step, Step::Output(_)));
                 (last_output.map_or(0, |output| output + 1)..steps, probe)
             }
         };

@@ -58,7 +58,10 @@ impl Step<'_> {
             Step::Tensor(function) => function.slots,
             Step::Check | Step::Output(_) | Step::Identity => &[],
         };
-        let mut squares = slots.iter().filter(|(_, slot)| slot.is_of_squares()).map(|(_, slot)| compute_dtype(slot.dtype()));
+        let mut squares = slots
+            .iter()
+            .filter(|(_, slot)| slot.is_of_squares())
+            .map(|(_, slot)| compute_dtype(slot.dtype()));
         let first = squares.next()?;
         Some(squares.fold(first, |narrowest, dtype| if dtype == DType::F64 { narrowest } else { dtype }))
     }

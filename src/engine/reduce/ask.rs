@@ -41,16 +41,26 @@ struct TermRequest<'j, 'a> {
 }
 
 /// Evaluates what these steps wait for, which are ready.
-pub(super) fn ask(engine: Engine, gather: &dyn Gather, jobs: &[&mut Job<'_>], steps: &[PendingStep]) -> Result<Vec<Answer>> {
+pub(super) fn ask(
+    engine: Engine,
+    gather: &dyn Gather,
+    jobs: &[&mut Job<'_>],
+    steps: &[PendingStep],
+) -> Result<Vec<Answer>> {
     let mut asked: Vec<TermRequest<'_, '_>> = Vec::with_capacity(steps.len());
-    let own = steps.iter().try_for_each(|step| asked_for(jobs[step.job], step.step, &mut asked)).and_then(|()| {
-        let requests: Vec<_> = asked.iter().filter_map(|asked| asked.request).collect();
-        let mut found = dispatch::reduce(engine, &requests)?.into_iter();
-        Ok(asked.iter().map(|asked| asked.request.and_then(|_| found.next()).unwrap_or_default()).collect())
-    });
+    let own =
+        steps.iter().try_for_each(|step| asked_for(jobs[step.job], step.step, &mut asked)).and_then(|()| {
+            let requests: Vec<_> = asked.iter().filter_map(|asked| asked.request).collect();
+            let mut found = dispatch::reduce(engine, &requests)?.into_iter();
+            Ok(asked
+                .iter()
+                .map(|asked| asked.request.and_then(|_| found.next()).unwrap_or_default())
+                .collect())
+        });
     let chunks = gather.gather(own)?;
-    let mut totals =
-        asked.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| reducer.scaled(reducer.op.total(&chunks), *scale));
+    let mut totals = asked.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| {
+        reducer.scaled(reducer.op.total(&chunks), *scale)
+    });
     let answer = |&step: &PendingStep| {
         let terms = jobs[step.job].reduction(step.step).map_or(1, |reduction| reduction.terms.len());
         Answer { step, totals: totals.by_ref().take(terms).collect() }
@@ -64,7 +74,11 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
     if matches!(job.steps[step], Step::Check) {
         let reducer = Reducer::norm(f64::INFINITY);
         let view = is_here.then(|| GradientView::gradient(job, step)).transpose()?;
-        asked.push(TermRequest { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: 1.0 });
+        asked.push(TermRequest {
+            request: view.map(|view| ReductionRequest { view, reducer }),
+            reducer,
+            scale: 1.0,
+        });
         return Ok(());
     }
     let reduction = job.reduction(step)?;
@@ -72,9 +86,19 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
     for (index, term) in reduction.terms.iter().enumerate() {
         let reducer = term.reducer;
         let scale = power_of_two.filter(|_| matches!(term.of, TermOf::Gradient) && reducer.can_be_scaled());
-        let view = || if scale.is_some() { GradientView::gradient(job, 0) } else { GradientView::term(job, step, index) };
+        let view = || {
+            if scale.is_some() {
+                GradientView::gradient(job, 0)
+            } else {
+                GradientView::term(job, step, index)
+            }
+        };
         let view = (is_here && reduction.contributes).then(view).transpose()?;
-        asked.push(TermRequest { request: view.map(|view| ReductionRequest { view, reducer }), reducer, scale: scale.unwrap_or(1.0) });
+        asked.push(TermRequest {
+            request: view.map(|view| ReductionRequest { view, reducer }),
+            reducer,
+            scale: scale.unwrap_or(1.0),
+        });
     }
     Ok(())
 }

@@ -35,8 +35,8 @@ pub(crate) struct ReduceOutcome {
     pub(crate) shares: Vec<NormShare>,
 }
 
-/// Norms of groups by group, given in place of those of the leaves at hand, as these are not all. A gradient is
-/// not scaled by the norm of another group.
+/// Norms of groups by group, given in place of those of the leaves at hand, as these are not all. A gradient
+/// is not scaled by the norm of another group.
 pub(crate) type GivenNorms = BTreeMap<u64, f64>;
 
 /// What a leaf contributes to the norm of its group.
@@ -47,12 +47,14 @@ pub(crate) struct NormShare {
     total: f64,
 }
 
-/// The norms of all groups of which all leaves have said their share, in path order. Of several of one leaf the
-/// last counts, as in [`ReduceOutcome::group_norms`].
+/// The norms of all groups of which all leaves have said their share, in path order. Of several of one leaf
+/// the last counts, as in [`ReduceOutcome::group_norms`].
 pub(crate) fn joined_norms<'s>(of_leaves: impl Iterator<Item = &'s [NormShare]>) -> BTreeMap<u64, f64> {
     let mut joined: BTreeMap<u64, NormShare> = BTreeMap::new();
     for shares in of_leaves {
-        let last = |(index, share): &(usize, &NormShare)| shares[index + 1..].iter().all(|later| later.group != share.group);
+        let last = |(index, share): &(usize, &NormShare)| {
+            shares[index + 1..].iter().all(|later| later.group != share.group)
+        };
         for (_, share) in shares.iter().enumerate().filter(last) {
             let all = joined.entry(share.group).or_insert(NormShare { total: 0.0, ..*share });
             all.total = all.reducer.op.join(all.total, share.total);
@@ -88,7 +90,11 @@ impl Verdict {
 ///
 /// # Errors
 /// If a rule refuses a norm, or a function fails; nothing was written then.
-pub(crate) fn reduce(engine: Engine, gather: &dyn Gather, jobs: &mut [&mut Job<'_>]) -> Result<ReduceOutcome> {
+pub(crate) fn reduce(
+    engine: Engine,
+    gather: &dyn Gather,
+    jobs: &mut [&mut Job<'_>],
+) -> Result<ReduceOutcome> {
     reduce_with(engine, gather, jobs, None)
 }
 
@@ -118,10 +124,12 @@ pub(crate) fn reduce_with(
 /// make a number finite, and the norm of finite numbers has to be finite.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
-    let (compute, passes) = (job.compute, |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite()));
+    let (compute, passes) =
+        (job.compute, |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite()));
     let next = job.steps[check + 1..].iter_mut().find(|step| !passes(step));
     if let Some(Step::Reduce(reduction)) = next
-        && let (Some(Group::Norm(_) | Group::Limit(_)), Some(term)) = (reduction.group, reduction.terms.first())
+        && let (Some(Group::Norm(_) | Group::Limit(_)), Some(term)) =
+            (reduction.group, reduction.terms.first())
         && matches!(term.of, TermOf::Gradient)
         && !term.reducer.can_overflow(compute)
         && term.reducer.keeps_non_finite()
@@ -138,7 +146,9 @@ const MARGIN: f64 = 16.0;
 /// The first step from this one on that squares the gradient, and the largest size whose square is finite
 /// there. A function may add up squares of all elements.
 fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
-    let squared = |(index, step): (usize, &Step<'_>)| Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))));
+    let squared = |(index, step): (usize, &Step<'_>)| {
+        Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))))
+    };
     let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(squared)?;
     // Of 16 bits there is only BF16, which has the range of F32.
     let largest = largest(job.compute).min(largest(dtype));
@@ -172,7 +182,9 @@ impl Size {
         if !size.is_finite() {
             return Size::TooLarge;
         }
-        squaring(job, step).filter(|(_, limit)| size > *limit).map_or(Size::Fine, |(squaring, _)| Size::UnknownAt(squaring))
+        squaring(job, step)
+            .filter(|(_, limit)| size > *limit)
+            .map_or(Size::Fine, |(squaring, _)| Size::UnknownAt(squaring))
     }
 }
 
@@ -187,14 +199,20 @@ impl ReduceOutcome {
         given: Option<&GivenNorms>,
     ) -> Result<()> {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
-        let (functions, steps): (Vec<_>, Vec<_>) = ready.into_iter().partition(|step| step.pending == Pending::Function);
+        let (functions, steps): (Vec<_>, Vec<_>) =
+            ready.into_iter().partition(|step| step.pending == Pending::Function);
         // Run functions only when no check is pending: the call may be skipped.
         if !functions.is_empty() && !steps.iter().any(|step| step.pending == Pending::Check) {
-            let done = functions::run(engine, jobs, &functions.iter().map(|step| (step.job, step.step)).collect::<Vec<_>>());
+            let done = functions::run(
+                engine,
+                jobs,
+                &functions.iter().map(|step| (step.job, step.step)).collect::<Vec<_>>(),
+            );
             return gather.gather(done.map(|()| Vec::new())).map(drop);
         }
         let mut answers = ask(engine, gather, jobs, &steps)?;
-        let (checks, numbers): (Vec<_>, Vec<_>) = answers.drain(..).partition(|answer: &Answer| answer.step.pending == Pending::Check);
+        let (checks, numbers): (Vec<_>, Vec<_>) =
+            answers.drain(..).partition(|answer: &Answer| answer.step.pending == Pending::Check);
         let mut unknown = Vec::new();
         for Answer { step: PendingStep { job, step, .. }, totals } in checks {
             let size = totals.first().map_or(Size::Fine, |size| Size::at_check(jobs[job], step, *size));

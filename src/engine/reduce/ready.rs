@@ -42,7 +42,8 @@ impl Pending {
 /// In each job these are the steps up to the first that changes the gradient. What several leaves ask for
 /// together waits until all of them have come to it.
 pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
-    let pending: Vec<PendingStep> = jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
+    let pending: Vec<PendingStep> =
+        jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
     let mut waiting = Vec::new();
     loop {
         let known = waiting.len();
@@ -59,7 +60,9 @@ pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
             break;
         }
     }
-    let ready = |waiting: &[Pending]| by_job(&pending).flat_map(|steps| &steps[..ready_prefix_len(steps, waiting)]).copied().collect();
+    let ready = |waiting: &[Pending]| {
+        by_job(&pending).flat_map(|steps| &steps[..ready_prefix_len(steps, waiting)]).copied().collect()
+    };
     let found: Vec<PendingStep> = ready(&waiting);
     match pending.first() {
         // Leaves wait for each other: those go first that have come to the same step as the first leaf.
@@ -126,7 +129,11 @@ mod tests {
     fn step<'a>(pending: Pending, may_refuse: bool) -> Step<'a> {
         match pending {
             Pending::Check => Step::Check,
-            Pending::Function => Step::Tensor(Box::new(TensorStep { function: Box::new(|_, dx, _| Ok(dx)), slots: &mut [], may_refuse })),
+            Pending::Function => Step::Tensor(Box::new(TensorStep {
+                function: Box::new(|_, dx, _| Ok(dx)),
+                slots: &mut [],
+                may_refuse,
+            })),
             Pending::Numbers(group, p) => Step::Reduce(Box::new(Reduction {
                 group,
                 terms: smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }],
@@ -159,7 +166,10 @@ mod tests {
 
     #[test]
     fn a_check_holds_nothing_up() {
-        assert_eq!(first([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]), [(0, CHECK), (0, OWN), (2, CHECK), (2, SUMS)]);
+        assert_eq!(
+            first([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]),
+            [(0, CHECK), (0, OWN), (2, CHECK), (2, SUMS)]
+        );
         assert_eq!(first([&[CHECK, FUNCTION], &[FUNCTION, OWN]]), [(0, CHECK), (1, FUNCTION)]);
         assert_eq!(first([]), []);
     }

@@ -30,7 +30,8 @@ impl ReduceOutcome {
         for Answer { step: PendingStep { job, step, .. }, totals } in answers {
             let reduction = jobs[*job].reduction(*step).ok().filter(|reduction| reduction.stands_for_check);
             // No element is larger than the norm.
-            let norm = reduction.and_then(|reduction| Some(reduction.terms.first()?.reducer.finish(*totals.first()?)));
+            let norm = reduction
+                .and_then(|reduction| Some(reduction.terms.first()?.reducer.finish(*totals.first()?)));
             match norm.map_or(Size::Fine, |norm| Size::bound(jobs[*job], *step, norm)) {
                 Size::Fine => {}
                 Size::UnknownAt(squaring) => unknown.push((*job, squaring)),
@@ -50,7 +51,9 @@ impl ReduceOutcome {
                 return Err(misfit(job, what, shared.len(), reduction.terms.len()));
             }
             let totals = reduction.terms.iter().zip(own).zip(&shared);
-            let totals: TermNumbers = totals.map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own }).collect();
+            let totals: TermNumbers = totals
+                .map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own })
+                .collect();
             let given = match (given, reduction.group) {
                 (Some(given), Some(Group::Norm(group))) => {
                     self.shares.push(NormShare { group, reducer: reduction.terms[0].reducer, total: own[0] });
@@ -62,13 +65,15 @@ impl ReduceOutcome {
             };
             // The powers of a norm are taken in a unit that the largest element decides, which is known now.
             if given.is_none()
-                && let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0]))
+                && let Some(second) =
+                    reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0]))
             {
                 reduction.terms[0].reducer = second;
                 job.steps[*step] = Step::Reduce(Box::new(reduction));
                 continue;
             }
-            let mut numbers: TermNumbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
+            let mut numbers: TermNumbers =
+                reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
             if let Some(norm) = given {
                 numbers[0] = norm;
             }
@@ -82,13 +87,17 @@ impl ReduceOutcome {
             match apply(job, *step, reduction, &numbers)? {
                 OnNonFinite::Compute => {}
                 OnNonFinite::Refuse => {
-                    return Err(Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), format!("the {p}-norm of its gradient is"))
-                        .with_got(numbers[0])
-                        .with_expected("a finite number")
-                        .with_remedy(
-                            "this call has changed nothing; to go on regardless set the clipping rule's `non_finite` to Pass or Skip",
-                        )
-                        .at(jobs[offender].path));
+                    return Err(Error::new(
+                        ErrorKind::Tensor(TensorProblem::NotFinite),
+                        format!("the {p}-norm of its gradient is"),
+                    )
+                    .with_got(numbers[0])
+                    .with_expected("a finite number")
+                    .with_remedy(
+                        "this call has changed nothing; to go on regardless set the clipping rule's \
+                         `non_finite` to Pass or Skip",
+                    )
+                    .at(jobs[offender].path));
                 }
                 OnNonFinite::Skip => {
                     self.verdict = Verdict::skip(jobs[offender]);
@@ -106,14 +115,22 @@ fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     let terms = &jobs[step.job].reduction(step.step)?.terms;
     let total = |term: usize| {
         let op = terms[term].reducer.op;
-        answers.iter().filter_map(|answer| answer.totals.get(term)).fold(0.0, |total, own| op.join(total, *own))
+        answers
+            .iter()
+            .filter_map(|answer| answer.totals.get(term))
+            .fold(0.0, |total, own| op.join(total, *own))
     };
     Ok((0..totals.len()).map(total).collect())
 }
 
 /// Puts the arithmetic that follows from these numbers in place of a reduction. The result is `Compute`,
 /// unless the norm refuses or skips the call.
-fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: &[f64]) -> Result<OnNonFinite> {
+fn apply<'a>(
+    job: &mut Job<'a>,
+    step: usize,
+    reduction: Reduction<'a>,
+    numbers: &[f64],
+) -> Result<OnNonFinite> {
     let Reduction { slots, contributes, then, .. } = reduction;
     match then {
         Then::Scale { non_finite, factor } => {
@@ -121,7 +138,11 @@ fn apply<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: 
                 return Ok(non_finite);
             }
             let parameter = numbers.get(1).copied().unwrap_or(0.0);
-            scale(job, step, factor(Norms { gradient: numbers[0], parameter, elements: job.whole, compute: job.compute }));
+            scale(
+                job,
+                step,
+                factor(Norms { gradient: numbers[0], parameter, elements: job.whole, compute: job.compute }),
+            );
         }
         Then::Map { resolve, slots: range, numbers: remembered } => {
             let Resolved { kernel, numbers } = resolve(numbers);

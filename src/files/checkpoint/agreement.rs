@@ -78,7 +78,10 @@ impl RankRecord {
         let (mut held, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
         for (place, (leaf, record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
             let counters = std::mem::take(&mut record.counters);
-            let numbers = std::mem::take(&mut record.numbers).into_iter().map(|(name, Number(number))| (name, number.to_bits())).collect();
+            let numbers = std::mem::take(&mut record.numbers)
+                .into_iter()
+                .map(|(name, Number(number))| (name, number.to_bits()))
+                .collect();
             if leaf.held() == Held::All || !leaf.part().is_empty() {
                 held.insert(place, HeldLeaf { counters, numbers, shapes: shapes(leaf) });
             }
@@ -102,15 +105,24 @@ fn aspects(
     optimisers: &[usize],
 ) -> Result<Vec<Aspect>> {
     let mut aspects = vec![same_path(path)];
-    aspects.push(Aspect::of_words("the variables of the model", record.model.clone().unwrap_or_else(|| vec!["none".to_string()])));
+    aspects.push(Aspect::of_words(
+        "the variables of the model",
+        record.model.clone().unwrap_or_else(|| vec!["none".to_string()]),
+    ));
     aspects.push(Aspect::new("the loss scaler", text_of(record.scaler.as_ref())?));
     aspects.push(Aspect::new("the plateau", text_of(record.plateau.as_ref())?));
     aspects.push(Aspect::new("the steps of the scheduler", text_of(record.scheduler.as_ref())?));
-    let sum = |(name, bytes): (&String, &Vec<u8>)| format!("{name:?}: {} bytes, checksum {:08x}", bytes.len(), crc32fast::hash(bytes));
+    let sum = |(name, bytes): (&String, &Vec<u8>)| {
+        format!("{name:?}: {} bytes, checksum {:08x}", bytes.len(), crc32fast::hash(bytes))
+    };
     aspects.push(Aspect::of_words("the bytes", bytes.iter().map(sum).collect()));
-    aspects.push(Aspect::of_words("the notes", record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect()));
+    aspects.push(Aspect::of_words(
+        "the notes",
+        record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect(),
+    ));
     aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
-    aspects.push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
+    aspects
+        .push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
     for ((path, leaf), optimiser) in record.leaves.iter().zip(optimisers) {
         aspects.push(Aspect::new("a parameter", format!("{path:?}")));
         let words = record.optimisers.get(*optimiser).map(Description::words);
@@ -130,13 +142,20 @@ fn text(value: &impl Serialize) -> Result<String> {
 
 /// What the ranks with a part of a leaf tell; all have to tell the same.
 fn held_by_all(all: &mut [RankRecord], place: usize, path: &str) -> Result<HeldLeaf> {
-    let mut tellers = all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
+    let mut tellers =
+        all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
     let unknown = || Error::new(ErrorKind::Ranks, "no rank has its state").at(path);
     let (first, held) = tellers.next().ok_or_else(unknown)?;
     match tellers.find(|(_, other)| *other != held) {
         Some((rank, _)) => {
-            let problem = format!("rank {rank} differs in the counters and numbers of its state: others than those of rank {first}");
-            Err(Error::new(ErrorKind::Ranks, problem).at(path).of_rank(rank).with_remedy("all ranks need the same"))
+            let problem = format!(
+                "rank {rank} differs in the counters and numbers of its state: others than those of rank \
+                 {first}"
+            );
+            Err(Error::new(ErrorKind::Ranks, problem)
+                .at(path)
+                .of_rank(rank)
+                .with_remedy("all ranks need the same"))
         }
         None => Ok(held),
     }

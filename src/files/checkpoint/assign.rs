@@ -44,7 +44,9 @@ impl CheckpointFile {
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
         for (tensor, source) in tensors.into_iter().zip(&restoration.tensors) {
             match source {
-                Some(source) => self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?,
+                Some(source) => {
+                    self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?
+                }
                 None => *tensor = Buffer::zeros(tensor.shape().into(), tensor.dtype(), tensor.device())?,
             }
         }
@@ -104,17 +106,26 @@ mod tests {
         let mut state = setup(Momentum::new(0.1), &x).expect("a state");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run");
-        let resize = |length: u64| File::options().write(true).open(&path).and_then(|file| file.set_len(length)).expect("a length");
-        for (length, source) in
-            [(1_000_000, "failed to fill whole buffer"), (2_000_000, "it was changed after it had been opened; open it again")]
-        {
+        let resize = |length: u64| {
+            File::options().write(true).open(&path).and_then(|file| file.set_len(length)).expect("a length")
+        };
+        for (length, source) in [
+            (1_000_000, "failed to fill whole buffer"),
+            (2_000_000, "it was changed after it had been opened; open it again"),
+        ] {
             state.save(&path).expect("a save");
             let file = CheckpointFile::open(&path).expect("a checkpoint");
             let restoration = file.restoration(&state, None).expect("a plan");
             resize(length);
             let error = file.assign(&mut state, &BTreeMap::new(), restoration).expect_err("an error");
-            let problem = format!("checkpoint {}: cannot take over the whole file, and a part of it has been", path.display());
-            assert_eq!(error.to_string(), format!("{problem}: {source}; restore from a whole file before going on"));
+            let problem = format!(
+                "checkpoint {}: cannot take over the whole file, and a part of it has been",
+                path.display()
+            );
+            assert_eq!(
+                error.to_string(),
+                format!("{problem}: {source}; restore from a whole file before going on")
+            );
             assert_eq!((error.kind(), error.file()), (ErrorKind::Io, Some(&*path)));
         }
     }

@@ -41,7 +41,10 @@ pub(super) struct OtherFields<'r> {
 }
 
 /// The hyper-parameters of an optimiser in order, each with the value of the file.
-pub(super) fn matched<'r>(optimiser: &mut dyn Describe, saved: &'r Description) -> Result<Vec<FieldMatch<'r>>, OtherFields<'r>> {
+pub(super) fn matched<'r>(
+    optimiser: &mut dyn Describe,
+    saved: &'r Description,
+) -> Result<Vec<FieldMatch<'r>>, OtherFields<'r>> {
     let mut all = Vec::new();
     for (own, saved) in MemberDescription::all(optimiser).into_iter().zip(saved.all()) {
         let Some(fields) = of_member(&own, &saved.fields) else { return Err(OtherFields { own, saved }) };

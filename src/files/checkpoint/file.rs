@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensorError;
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, OLDEST_FORMAT, Origin, Record, bytes_name, damaged, damaged_by};
+use super::record::{
+    BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, OLDEST_FORMAT, Origin, Record, bytes_name, damaged, damaged_by,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
@@ -58,7 +60,8 @@ impl CheckpointFile {
     /// As [`CheckpointFile::open`].
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
         let name = name.into();
-        Self::parse(&name, TensorFile::of_bytes(bytes), true).map_err(|error| error.in_file("checkpoint", &name))
+        Self::parse(&name, TensorFile::of_bytes(bytes), true)
+            .map_err(|error| error.in_file("checkpoint", &name))
     }
 
     fn parse(path: &Path, file: Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Result<Self> {
@@ -77,12 +80,16 @@ impl CheckpointFile {
         }
         let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;
         if verify {
-            let found = checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "in another place".to_string());
+            let found =
+                checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "in another place".to_string());
             if found != record.checksum {
-                return Err(Error::new(ErrorKind::File, "the file was damaged or edited: it has the checksum")
-                    .with_got(found)
-                    .with_expected(record.checksum)
-                    .with_remedy("after an edit on purpose read it with `CheckpointFile::open_edited`"));
+                return Err(Error::new(
+                    ErrorKind::File,
+                    "the file was damaged or edited: it has the checksum",
+                )
+                .with_got(found)
+                .with_expected(record.checksum)
+                .with_remedy("after an edit on purpose read it with `CheckpointFile::open_edited`"));
             }
         }
         let path = path.to_path_buf();
@@ -140,7 +147,8 @@ impl CheckpointFile {
         }
         let name = bytes_name(name);
         let bytes = self.entry(&name).filter(|entry| entry.dtype == safetensors::Dtype::U8);
-        let bytes = bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
+        let bytes =
+            bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
         let read = bytes.and_then(|entry| {
             let bytes = entry.bytes().and_then(|bytes| self.tensors.check_unchanged().map(|()| bytes));
             bytes.map_err(read_error)

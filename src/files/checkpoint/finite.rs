@@ -66,16 +66,24 @@ impl Watch {
     /// Looks at whole numbers or records.
     fn look(&mut self, bytes: &[u8], numbers: usize) {
         let found = match self.encoding {
-            Encoding::Numbers(DType::F16) => {
-                first(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00, |bytes| half::f16::from_le_bytes(bytes).into())
+            Encoding::Numbers(DType::F16) => first(
+                bytes,
+                |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00,
+                |bytes| half::f16::from_le_bytes(bytes).into(),
+            ),
+            Encoding::Numbers(DType::BF16) => first(
+                bytes,
+                |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80,
+                |bytes| half::bf16::from_le_bytes(bytes).into(),
+            ),
+            Encoding::Numbers(DType::F32) => first(
+                bytes,
+                |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000,
+                |bytes| f32::from_le_bytes(bytes).into(),
+            ),
+            Encoding::Numbers(_) => {
+                first(bytes, |bytes| u64::from_le_bytes(bytes) >> 52 & 0x7ff == 0x7ff, f64::from_le_bytes)
             }
-            Encoding::Numbers(DType::BF16) => {
-                first(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80, |bytes| half::bf16::from_le_bytes(bytes).into())
-            }
-            Encoding::Numbers(DType::F32) => {
-                first(bytes, |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000, |bytes| f32::from_le_bytes(bytes).into())
-            }
-            Encoding::Numbers(_) => first(bytes, |bytes| u64::from_le_bytes(bytes) >> 52 & 0x7ff == 0x7ff, f64::from_le_bytes),
             Encoding::Records(code) => bytes.as_chunks().0.iter().enumerate().find_map(|(block, record)| {
                 let (place, value) = code.first_non_finite(record)?;
                 Some((block * BLOCK + place, value.into()))
@@ -86,7 +94,11 @@ impl Watch {
     }
 }
 
-fn first<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool, value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+fn first<const N: usize>(
+    bytes: &[u8],
+    is_bad: impl Fn([u8; N]) -> bool,
+    value: impl Fn([u8; N]) -> f64,
+) -> Option<(usize, f64)> {
     let numbers = bytes.as_chunks::<N>().0;
     // A fold without an early exit, so that the compiler vectorises it.
     if !numbers.iter().fold(false, |found, bytes| found | is_bad(*bytes)) {
@@ -100,7 +112,8 @@ impl NonFiniteNumber {
 
     /// The findings for another process: their count, the findings, then `rest`.
     pub(super) fn to_bytes(found: &[NonFiniteNumber], rest: &[u8]) -> Vec<u8> {
-        let words = found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
+        let words =
+            found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
         let words = std::iter::once(found.len() as u64).chain(words);
         words.flat_map(u64::to_le_bytes).chain(rest.iter().copied()).collect()
     }
@@ -108,7 +121,8 @@ impl NonFiniteNumber {
     /// Reads what [`NonFiniteNumber::to_bytes`] has made.
     pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFiniteNumber>, &[u8]) {
         let Some((count, rest)) = bytes.split_first_chunk() else { return (Vec::new(), bytes) };
-        let length = usize::try_from(u64::from_le_bytes(*count)).unwrap_or(0) * Self::WORDS * size_of::<u64>();
+        let length =
+            usize::try_from(u64::from_le_bytes(*count)).unwrap_or(0) * Self::WORDS * size_of::<u64>();
         let Some((found, rest)) = rest.split_at_checked(length) else { return (Vec::new(), rest) };
         let words: Vec<u64> = found.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let found = |[entry, index, bits]: &[u64; Self::WORDS]| NonFiniteNumber {
@@ -135,8 +149,12 @@ mod tests {
     fn the_first_number_that_is_not_finite_is_found_however_the_bytes_come() {
         let bytes_of = |dtype: DType, values: &[f64]| -> Vec<u8> {
             match dtype {
-                DType::F16 => values.iter().flat_map(|value| half::f16::from_f64(*value).to_le_bytes()).collect(),
-                DType::BF16 => values.iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect(),
+                DType::F16 => {
+                    values.iter().flat_map(|value| half::f16::from_f64(*value).to_le_bytes()).collect()
+                }
+                DType::BF16 => {
+                    values.iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect()
+                }
                 DType::F32 => values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect(),
                 _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             }
@@ -147,7 +165,11 @@ mod tests {
                 let mut values: Vec<f64> = (0..100).map(|i| f64::from(i) - 60000.0).collect();
                 assert_eq!(found(encoding, 7, &bytes_of(dtype, &values), at_once), None, "{dtype:?}");
                 (values[41], values[42]) = (f64::NEG_INFINITY, f64::NAN);
-                assert_eq!(found(encoding, 7, &bytes_of(dtype, &values), at_once), Some((48, f64::NEG_INFINITY)), "{dtype:?}");
+                assert_eq!(
+                    found(encoding, 7, &bytes_of(dtype, &values), at_once),
+                    Some((48, f64::NEG_INFINITY)),
+                    "{dtype:?}"
+                );
                 values[3] = f64::NAN;
                 let (index, value) = found(encoding, 0, &bytes_of(dtype, &values), at_once).expect("NaN");
                 assert!(index == 3 && value.is_nan(), "{dtype:?}");
@@ -166,14 +188,18 @@ mod tests {
             numbers[BLOCK + 9] = f32::INFINITY;
             for at_once in [1, 100, RECORD, 1000] {
                 let expected = Some((2 * BLOCK + 9, f64::INFINITY));
-                assert_eq!(found(Encoding::Records(code), RECORD, &code.records_of(&numbers), at_once), expected);
+                assert_eq!(
+                    found(Encoding::Records(code), RECORD, &code.records_of(&numbers), at_once),
+                    expected
+                );
             }
         }
     }
 
     #[test]
     fn findings_are_told_in_front_of_anything() {
-        let all = [(3, 5, 1.5), (0, usize::MAX, f64::NEG_INFINITY)].map(|(entry, index, value)| NonFiniteNumber { entry, index, value });
+        let all = [(3, 5, 1.5), (0, usize::MAX, f64::NEG_INFINITY)]
+            .map(|(entry, index, value)| NonFiniteNumber { entry, index, value });
         for found in [&all[..], &all[..1], &[]] {
             let told = NonFiniteNumber::to_bytes(found, b"more");
             assert_eq!(NonFiniteNumber::from_bytes(&told), (found.to_vec(), &b"more"[..]));

@@ -57,7 +57,10 @@ impl EntryInfo {
 
 impl FileLayout {
     /// The layout of a file of these tensors, given in file order.
-    pub(super) fn new<'e>(entries: impl Iterator<Item = &'e EntryInfo>, remarks: Remarks<'_>) -> Result<Self> {
+    pub(super) fn new<'e>(
+        entries: impl Iterator<Item = &'e EntryInfo>,
+        remarks: Remarks<'_>,
+    ) -> Result<Self> {
         let mut names = HashSet::from(["__metadata__"]);
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
         let mut end = 0;
@@ -68,11 +71,19 @@ impl FileLayout {
             }
             if !is_plain(*dtype) {
                 let expected = "U8, U32, I16, I32, I64, F16, BF16, F32 or F64, which files can hold";
-                return Err(Error::dtype(format_args!("{name:?}"), dtype, expected).with_remedy("convert it before it is saved"));
+                return Err(Error::dtype(format_args!("{name:?}"), dtype, expected)
+                    .with_remedy("convert it before it is saved"));
             }
             let (start, width) = (end, dtype.size_in_bytes());
             end += shape.iter().product::<usize>() * width;
-            tensors.push((name.clone(), TensorInfo { dtype: in_file((*dtype).into()), shape: shape.clone(), data_offsets: (start, end) }));
+            tensors.push((
+                name.clone(),
+                TensorInfo {
+                    dtype: in_file((*dtype).into()),
+                    shape: shape.clone(),
+                    data_offsets: (start, end),
+                },
+            ));
             places.push((start as u64, width));
         }
         let head = head(tensors, remarks)?;
@@ -83,7 +94,12 @@ impl FileLayout {
         };
         let start = head.len() as u64;
         places.iter_mut().for_each(|(place, _)| *place += start);
-        Ok(FileLayout { head, checksum: checksum.map(|place| place.start as u64), entries: places, length: start + end as u64 })
+        Ok(FileLayout {
+            head,
+            checksum: checksum.map(|place| place.start as u64),
+            entries: places,
+            length: start + end as u64,
+        })
     }
 
     /// The range of bytes of some elements of a tensor, in row-major order.

@@ -28,7 +28,9 @@ impl FilePiece {
     /// Reads the bytes of [`FilePiece::to_bytes`].
     pub(super) fn from_bytes(bytes: &[u8]) -> Vec<FilePiece> {
         let piece = |[a, b, c, d, e]: [[u8; 4]; 5]| {
-            let word = |low: [u8; 4], high: [u8; 4]| u64::from(u32::from_le_bytes(low)) | u64::from(u32::from_le_bytes(high)) << 32;
+            let word = |low: [u8; 4], high: [u8; 4]| {
+                u64::from(u32::from_le_bytes(low)) | u64::from(u32::from_le_bytes(high)) << 32
+            };
             FilePiece { start: word(a, b), length: word(c, d), crc: u32::from_le_bytes(e) }
         };
         bytes.as_chunks().0.as_chunks().0.iter().copied().map(piece).collect()
@@ -50,7 +52,11 @@ impl<'f> PieceWriter<'f> {
     }
 
     /// Lets `fill` write the bytes of a place.
-    pub(super) fn write(&mut self, place: Range<u64>, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    pub(super) fn write(
+        &mut self,
+        place: Range<u64>,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
         self.write_watched(place, None, fill)
     }
 
@@ -66,7 +72,8 @@ impl<'f> PieceWriter<'f> {
             self.out.seek(SeekFrom::Start(place.start))?;
             self.position = place.start;
         }
-        let mut summed = SummingWriter { out: &mut self.out, sum: crc32fast::Hasher::new(), watch, length: 0 };
+        let mut summed =
+            SummingWriter { out: &mut self.out, sum: crc32fast::Hasher::new(), watch, length: 0 };
         fill(&mut summed)?;
         let SummingWriter { sum, length, .. } = summed;
         self.position += length;
@@ -99,12 +106,19 @@ fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
     let mut end = 0;
     for piece in pieces {
         if piece.start != end {
-            return Err(io::Error::other(format!("a piece begins at byte {}, and the one before it ends at {end}", piece.start)));
+            return Err(io::Error::other(format!(
+                "a piece begins at byte {}, and the one before it ends at {end}",
+                piece.start
+            )));
         }
         sum.combine(&crc32fast::Hasher::new_with_initial_len(piece.crc, piece.length));
         end += piece.length;
     }
-    if end == length { Ok(sum.finalize()) } else { Err(io::Error::other(format!("they end at byte {end} of {length}"))) }
+    if end == length {
+        Ok(sum.finalize())
+    } else {
+        Err(io::Error::other(format!("they end at byte {end} of {length}")))
+    }
 }
 
 /// A writer that passes bytes on, counts them, and gives them to checksum and watch.
@@ -137,7 +151,11 @@ mod tests {
     use super::*;
 
     /// A file of these bytes, written in pieces that end there, in this order.
-    fn written(bytes: &[u8], ends: &[usize], order: impl Fn(&mut Vec<Range<usize>>)) -> (Vec<u8>, Vec<FilePiece>) {
+    fn written(
+        bytes: &[u8],
+        ends: &[usize],
+        order: impl Fn(&mut Vec<Range<usize>>),
+    ) -> (Vec<u8>, Vec<FilePiece>) {
         let starts = [0].iter().chain(ends);
         let mut places: Vec<Range<usize>> = starts.zip(ends).map(|(start, end)| *start..*end).collect();
         order(&mut places);
@@ -160,7 +178,8 @@ mod tests {
     fn pieces_in_any_order_are_the_file() {
         let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let ends = [1, 8, 8, 300_000, 300_001, 999_999, 1_000_000];
-        let orders: [fn(&mut Vec<Range<usize>>); 3] = [|_| (), |places| places.reverse(), |places| places.rotate_left(3)];
+        let orders: [fn(&mut Vec<Range<usize>>); 3] =
+            [|_| (), |places| places.reverse(), |places| places.rotate_left(3)];
         for order in orders {
             let (file, pieces) = written(&bytes, &ends, order);
             assert!(file == bytes);
@@ -171,16 +190,21 @@ mod tests {
 
     #[test]
     fn pieces_that_are_not_the_file() {
-        let refused = |pieces: &[FilePiece], length| joined(pieces.to_vec(), length).expect_err("an error").to_string();
+        let refused =
+            |pieces: &[FilePiece], length| joined(pieces.to_vec(), length).expect_err("an error").to_string();
         let (_, pieces) = written(&[7; 30], &[10, 20, 30], |_| ());
-        assert_eq!(refused(&[pieces[0], pieces[2]], 30), "a piece begins at byte 20, and the one before it ends at 10");
+        assert_eq!(
+            refused(&[pieces[0], pieces[2]], 30),
+            "a piece begins at byte 20, and the one before it ends at 10"
+        );
         assert_eq!(
             refused(&[pieces[0], pieces[1], pieces[1], pieces[2]], 30),
             "a piece begins at byte 10, and the one before it ends at 20"
         );
         assert_eq!(refused(&pieces[..2], 30), "they end at byte 20 of 30");
         let file = tempfile::tempfile().expect("a file");
-        let short = PieceWriter::new(&file).write(5..10, |out| out.write_all(&[0; 4])).expect_err("a byte too few");
+        let short =
+            PieceWriter::new(&file).write(5..10, |out| out.write_all(&[0; 4])).expect_err("a byte too few");
         assert_eq!(short.to_string(), "4 bytes were written to the place 5..10");
     }
 }

@@ -15,8 +15,9 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 
 /// The version of the format.
 ///
-/// In 1 a master that is split had 16 bits beside its bf16, and every slot was kept. Where it has neither, its
-/// files are those of 2; where it has, dtypes and shapes of tensors differ, and the file is refused by these.
+/// In 1 a master that is split had 16 bits beside its bf16, and every slot was kept. Where it has neither,
+/// its files are those of 2; where it has, dtypes and shapes of tensors differ, and the file is refused by
+/// these.
 pub(super) const FORMAT: u64 = 2;
 
 /// The oldest version that is read.
@@ -102,7 +103,8 @@ impl Record {
     /// The numbers of leaves that are not finite, each with the path of its leaf and its name.
     pub(super) fn non_finite(&self) -> impl Iterator<Item = (&str, &str, f64)> {
         self.leaves.iter().flat_map(|(path, leaf)| {
-            let numbers = leaf.numbers.iter().map(move |(name, Number(value))| (path.as_str(), name.as_str(), *value));
+            let numbers =
+                leaf.numbers.iter().map(move |(name, Number(value))| (path.as_str(), name.as_str(), *value));
             numbers.filter(|(_, _, value)| !value.is_finite())
         })
     }
@@ -176,7 +178,8 @@ impl Record {
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
         // A rule's own tensor may have that name too.
-        let may_have_master = self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
+        let may_have_master =
+            self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
@@ -197,7 +200,10 @@ fn driven(leaf: &Leaf) -> Vec<(String, Option<Number>)> {
         return Vec::new();
     }
     let places = leaf.optimiser().places();
-    leaf.driven.iter().filter_map(|mark| Some((places.get(mark.field)?.clone(), mark.factor.map(Number)))).collect()
+    leaf.driven
+        .iter()
+        .filter_map(|mark| Some((places.get(mark.field)?.clone(), mark.factor.map(Number))))
+        .collect()
 }
 
 impl LeafRecord {

@@ -22,8 +22,10 @@ impl NewFile {
     /// A temporary file in the folder of `path`.
     pub(super) fn at(path: &Path) -> Result<Self> {
         let target = without_links(path);
-        let permissions = present(&target).map_err(failed("replace what is there"))?.map(|present| present.permissions());
-        let temporary = temporary(&target, permissions.as_ref()).map_err(failed("make a temporary file in the same folder"))?;
+        let permissions =
+            present(&target).map_err(failed("replace what is there"))?.map(|present| present.permissions());
+        let temporary = temporary(&target, permissions.as_ref())
+            .map_err(failed("make a temporary file in the same folder"))?;
         Ok(NewFile { temporary, target, permissions })
     }
 
@@ -126,12 +128,19 @@ fn prefix_in(name: &str) -> Option<&str> {
     random.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some(prefix)
 }
 
-/// The temporary files of saves that were killed, each with its prefix: not locked, and not written for so long.
-pub(super) fn abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool, rest: Duration) -> Vec<(String, PathBuf)> {
+/// The temporary files of saves that were killed, each with its prefix: not locked, and not written for so
+/// long.
+pub(super) fn abandoned(
+    folder: &Path,
+    is_ours: impl Fn(&str) -> bool,
+    rest: Duration,
+) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
-        let Some(prefix) = name.to_str().and_then(prefix_in).filter(|prefix| is_ours(prefix)) else { continue };
+        let Some(prefix) = name.to_str().and_then(prefix_in).filter(|prefix| is_ours(prefix)) else {
+            continue;
+        };
         let Ok(metadata) = entry.metadata() else { continue };
         let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
         let is_at_rest = metadata.is_file() && age.is_some_and(|age| age >= rest);
@@ -153,7 +162,10 @@ pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
 
 /// The folder of a file.
 pub(super) fn folder(target: &Path) -> PathBuf {
-    target.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+    target
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 /// Makes the rename durable. Only Unix needs and allows it, and not every file system can.

@@ -66,14 +66,24 @@ struct Optimisers {
 }
 
 impl CheckpointFile {
-    pub(super) fn restoration(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
+    pub(super) fn restoration(
+        &self,
+        state: &StateTree,
+        variables: Option<&BTreeMap<String, Lent<'_>>>,
+    ) -> Result<Restoration> {
         self.check(state, variables).map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
-    fn check(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
+    fn check(
+        &self,
+        state: &StateTree,
+        variables: Option<&BTreeMap<String, Lent<'_>>>,
+    ) -> Result<Restoration> {
         self.check_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
-        if let Some(path) = leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path)) {
+        if let Some(path) =
+            leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path))
+        {
             return Err(extra(path, "state"));
         }
         let mut optimisers = Optimisers::default();
@@ -88,7 +98,9 @@ impl CheckpointFile {
         }
         self.check_complete()?;
         if self.record.calls > TOO_MANY {
-            return Err(damaged("the count of calls for windows of accumulation is").with_got(self.record.calls).with_expected(MOST));
+            return Err(damaged("the count of calls for windows of accumulation is")
+                .with_got(self.record.calls)
+                .with_expected(MOST));
         }
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
@@ -97,42 +109,63 @@ impl CheckpointFile {
         Ok(Restoration { leaves: plans, variables: sources, restored: optimisers.restored })
     }
 
-    fn check_leaf(&self, leaf: &Leaf, record: &LeafRecord, with_model: bool, optimisers: &mut Optimisers) -> Result<LeafRestoration> {
+    fn check_leaf(
+        &self,
+        leaf: &Leaf,
+        record: &LeafRecord,
+        with_model: bool,
+        optimisers: &mut Optimisers,
+    ) -> Result<LeafRestoration> {
         let path = leaf.path();
         if record.shape != leaf.shape() {
             return Err(other_shape(path, &record.shape, leaf.shape()).at(path));
         }
         let saved = self.record.optimisers.get(record.optimiser);
-        let saved = saved.ok_or_else(|| damaged("the parameter refers to an optimiser that is not there").at(path))?;
+        let saved = saved
+            .ok_or_else(|| damaged("the parameter refers to an optimiser that is not there").at(path))?;
         if record.dtype != leaf.dtype().as_str() {
-            let other = || other_dtype(path, format_args!("{}", record.dtype.to_uppercase()), leaf.dtype()).at(path);
+            let other =
+                || other_dtype(path, format_args!("{}", record.dtype.to_uppercase()), leaf.dtype()).at(path);
             if !self.convert {
                 return Err(other());
             }
             if !saved.storage().is_convertible() {
-                let remedy = "cannot be converted, so restore with the dtype of the file, and then replace the rule";
+                let remedy =
+                    "cannot be converted, so restore with the dtype of the file, and then replace the rule";
                 return Err(other().with_remedy(format!("what {saved} keeps {remedy}")));
             }
         }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
         let optimiser = match optimisers.known.get(&key) {
             Some(optimiser) => optimiser.clone(),
-            None => optimisers.known.entry(key).or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?).clone(),
+            None => optimisers
+                .known
+                .entry(key)
+                .or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?)
+                .clone(),
         };
-        let counts =
-            record.counters.iter().map(|(name, count)| (name.as_str(), *count)).chain([("steps", record.steps), ("waited", record.waited)]);
+        let counts = record
+            .counters
+            .iter()
+            .map(|(name, count)| (name.as_str(), *count))
+            .chain([("steps", record.steps), ("waited", record.waited)]);
         if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
-            return Err(damaged(format_args!("the count {name:?} is")).with_got(count).with_expected(MOST).at(path));
+            return Err(damaged(format_args!("the count {name:?} is"))
+                .with_got(count)
+                .with_expected(MOST)
+                .at(path));
         }
         let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
         same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
         let numbers = leaf.numbers().into_iter().map(|(name, _)| name).collect();
         same_names(path, saved, "numbers", record.numbers.iter().map(|(name, _)| name), numbers)?;
-        if let Some((name, Number(value))) = record.numbers.iter().find(|(_, Number(value))| !value.is_finite() && !self.accept_non_finite)
+        if let Some((name, Number(value))) =
+            record.numbers.iter().find(|(_, Number(value))| !value.is_finite() && !self.accept_non_finite)
         {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
         }
-        let (bases, driven) = (check_bases(path, &*optimiser, record)?, check_driven(path, &*optimiser, record)?);
+        let (bases, driven) =
+            (check_bases(path, &*optimiser, record)?, check_driven(path, &*optimiser, record)?);
         Ok(LeafRestoration {
             optimiser,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
@@ -149,7 +182,12 @@ impl CheckpointFile {
 
     /// The leaf's optimiser with the hyper-parameters of the file. Those that the file lacks get their
     /// defaults, noted in `restored`.
-    fn check_optimiser(&self, leaf: &Leaf, saved: &Description, restored: &mut Restored) -> Result<Arc<dyn Optimiser>> {
+    fn check_optimiser(
+        &self,
+        leaf: &Leaf,
+        saved: &Description,
+        restored: &mut Restored,
+    ) -> Result<Arc<dyn Optimiser>> {
         let (path, mut optimiser) = (leaf.path(), dyn_clone::clone_box(leaf.optimiser()));
         let own = Description::of(&mut *optimiser);
         let is_convertible = own.storage().is_convertible() && saved.storage().is_convertible();
@@ -157,7 +195,9 @@ impl CheckpointFile {
         let difference = own.difference(saved);
         if let Some(difference) = difference.as_ref().filter(|_| !(self.convert && is_convertible)) {
             let remedy = match is_convertible {
-                true => "set up the state with the rule of the file, or call `CheckpointFile::converting` first",
+                true => {
+                    "set up the state with the rule of the file, or call `CheckpointFile::converting` first"
+                }
                 false => "set up the state with the rule of the file, restore, and then replace the rule",
             };
             let problem = format!("the file is of another rule{}:", difference.in_file());
@@ -176,12 +216,19 @@ impl CheckpointFile {
         for FieldMatch { rule, field, default, saved: literal } in fields {
             let Some(literal) = literal else {
                 values.push(default);
-                restored.defaults.push(DefaultTaken { path: path.to_string(), rule, field: field.to_string(), value: default });
+                restored.defaults.push(DefaultTaken {
+                    path: path.to_string(),
+                    rule,
+                    field: field.to_string(),
+                    value: default,
+                });
                 continue;
             };
             values.push(literal.read(default).ok_or_else(|| {
-                let got = if let Literal::Text(text) = literal { format!("{text:?}") } else { literal.to_string() };
-                let other = Error::new(ErrorKind::File, format!("the file's {rule}: {field} is")).with_got(got);
+                let got =
+                    if let Literal::Text(text) = literal { format!("{text:?}") } else { literal.to_string() };
+                let other =
+                    Error::new(ErrorKind::File, format!("the file's {rule}: {field} is")).with_got(got);
                 other.with_expected(default.expected()).at(path)
             })?);
         }
@@ -191,7 +238,13 @@ impl CheckpointFile {
     }
 
     /// The source of each of the leaf's tensors, checked.
-    fn check_tensors(&self, leaf: &Leaf, record: &LeafRecord, saved: &Description, with_model: bool) -> Result<Vec<Option<EntryPart>>> {
+    fn check_tensors(
+        &self,
+        leaf: &Leaf,
+        record: &LeafRecord,
+        saved: &Description,
+        with_model: bool,
+    ) -> Result<Vec<Option<EntryPart>>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
         let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
@@ -199,17 +252,23 @@ impl CheckpointFile {
         let (master, others) = self.record.tensors(record);
         let any_master = self.convert || saved.storage().offloaded;
         let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
-        let names = tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
+        let names =
+            tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
         let found = if any_master { others } else { &record.tensors };
         same_names(path, saved, "tensors", found.iter(), names)?;
         match master {
             Some(_) if !has_master && !with_model => {
-                let problem = "the file has a master and the state has none, so the parameter itself has to take its place";
-                return Err(Error::new(ErrorKind::Unsupported, problem).with_remedy("pass the model with `restore_with_model`").at(path));
+                let problem = "the file has a master and the state has none, so the parameter itself has to \
+                               take its place";
+                return Err(Error::new(ErrorKind::Unsupported, problem)
+                    .with_remedy("pass the model with `restore_with_model`")
+                    .at(path));
             }
             None if has_master && self.record.model.is_none() => {
                 let problem = "the file has neither a master nor the parameter itself";
-                return Err(Error::new(ErrorKind::File, problem).with_remedy("save it with `Checkpoint::model`").at(path));
+                return Err(Error::new(ErrorKind::File, problem)
+                    .with_remedy("save it with `Checkpoint::model`")
+                    .at(path));
             }
             _ => {}
         }
@@ -223,18 +282,27 @@ impl CheckpointFile {
                     continue;
                 }
                 (true, false) => {
-                    let problem =
-                        format!("{name:?} is in the file and not kept in the state, whose rule had a decay with which it does not matter");
+                    let problem = format!(
+                        "{name:?} is in the file and not kept in the state, whose rule had a decay with \
+                         which it does not matter"
+                    );
                     let other = Error::new(ErrorKind::OtherRule, problem).at(path);
-                    return Err(other.with_remedy("set up the state with the decays of the run that saved the file"));
+                    return Err(
+                        other.with_remedy("set up the state with the decays of the run that saved the file")
+                    );
                 }
                 _ => {}
             }
             // An empty range for another rank's part, which that rank checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
-            let checked = self.check_entry(&source, shape.as_ref().map(crate::tensors::Shape::dims), tensor.stored_dtype());
-            let checked = checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
+            let checked = self.check_entry(
+                &source,
+                shape.as_ref().map(crate::tensors::Shape::dims),
+                tensor.stored_dtype(),
+            );
+            let checked =
+                checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
             checked.map_err(|error| error.at(path))?;
             sources.push(Some(source));
         }
@@ -244,16 +312,20 @@ impl CheckpointFile {
     /// Whether the file has the numbers of a state tensor. One that did not matter is records of no bytes.
     fn is_kept(&self, entry: &str, leaf: &Leaf) -> bool {
         // A parameter without elements may have 0 as its last dimension itself.
-        let are_records = |shape: &[usize]| if elem_count(leaf.shape()) == 0 { shape == [0, 0] } else { shape.last() == Some(&0) };
-        let has_bytes = |entry: Entry<'_>| entry.known_dtype() != Some(DType::U8) || !are_records(entry.shape);
+        let are_records = |shape: &[usize]| {
+            if elem_count(leaf.shape()) == 0 { shape == [0, 0] } else { shape.last() == Some(&0) }
+        };
+        let has_bytes =
+            |entry: Entry<'_>| entry.known_dtype() != Some(DType::U8) || !are_records(entry.shape);
         self.entry(entry).is_none_or(has_bytes)
     }
 
     /// The source of each variable, checked.
     fn check_model(&self, variables: &BTreeMap<String, Lent<'_>>) -> Result<Vec<EntryPart>> {
         let saved = self.record.model.as_ref().ok_or_else(|| {
-            Error::new(ErrorKind::File, "the file has no model, only optimiser state")
-                .with_remedy("save it with `Checkpoint::model`, or load the parameters from elsewhere and use `restore`")
+            Error::new(ErrorKind::File, "the file has no model, only optimiser state").with_remedy(
+                "save it with `Checkpoint::model`, or load the parameters from elsewhere and use `restore`",
+            )
         })?;
         if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
             return Err(extra(path, "model"));
@@ -266,7 +338,8 @@ impl CheckpointFile {
             check_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
             let entry = if self.convert { self.precise(path)? } else { path.to_string() };
             let source = EntryPart { entry, elements: 0..variable.elem_count() };
-            self.check_entry(&source, Some(variable.shape()), variable.dtype()).map_err(|error| error.at(path))?;
+            self.check_entry(&source, Some(variable.shape()), variable.dtype())
+                .map_err(|error| error.at(path))?;
             Ok(source)
         });
         checked.collect()
@@ -280,10 +353,15 @@ impl CheckpointFile {
         for (path, leaf) in leaves {
             let part = state.leaf(path).map_or(0..0, Leaf::part);
             if let Some(Difference { index, parameter, master }) = self.stale(path, leaf, part)? {
-                let problem = "it was changed outside of `update` before it was saved: its value in the file is";
-                let remedy = "use `restore`, load the parameters by themselves, and call `refresh_masters` or `Update::keep_masters`";
+                let problem =
+                    "it was changed outside of `update` before it was saved: its value in the file is";
+                let remedy = "use `restore`, load the parameters by themselves, and call `refresh_masters` \
+                              or `Update::keep_masters`";
                 let stale = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
-                return Err(stale.with_expected(format_args!("that of its master, {master}")).with_remedy(remedy).at(path));
+                return Err(stale
+                    .with_expected(format_args!("that of its master, {master}"))
+                    .with_remedy(remedy)
+                    .at(path));
             }
         }
         Ok(())
@@ -292,13 +370,21 @@ impl CheckpointFile {
     /// The first of these elements in which a parameter in the file is not its master rounded.
     fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
-        let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path)) else { return Ok(None) };
-        [&master, &parameter].into_iter().try_for_each(|entry| crate::tensors::from_file(entry.dtype).map(drop))?;
+        let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path))
+        else {
+            return Ok(None);
+        };
+        [&master, &parameter]
+            .into_iter()
+            .try_for_each(|entry| crate::tensors::from_file(entry.dtype).map(drop))?;
         // Different lengths are reported by the shape check; compare only the common prefix here.
         let elements = master.elements().min(parameter.elements());
         for window in ranges(part.start..part.end.min(elements)) {
             let start = window.start;
-            let tensors = master.part(window.clone()).and_then(|master| Ok((master, parameter.part(window)?))).map_err(read_error)?;
+            let tensors = master
+                .part(window.clone())
+                .and_then(|master| Ok((master, parameter.part(window)?)))
+                .map_err(read_error)?;
             if let Some(found) = difference(&tensors.0, &tensors.1, Extent::Whole)? {
                 return Ok(Some(Difference { index: start + found.index, ..found }));
             }
@@ -308,22 +394,34 @@ impl CheckpointFile {
 
     /// Refuses a file with a tensor that its description does not name.
     fn check_complete(&self) -> Result<()> {
-        let tensors = self.record.leaves.iter().flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
+        let tensors = self
+            .record
+            .leaves
+            .iter()
+            .flat_map(|(path, leaf)| leaf.tensors.iter().map(|name| entry_name(path, name)));
         let mut named: HashSet<String> = tensors.collect();
         named.extend(self.record.model.iter().flatten().cloned());
         named.extend(self.record.bytes.iter().map(|name| bytes_name(name)));
         match self.tensor_names().into_iter().find(|entry| !named.contains(entry)) {
-            Some(entry) => {
-                Err(Error::new(ErrorKind::File, format!("the file has the tensor {entry:?}, which its description does not name")))
-            }
+            Some(entry) => Err(Error::new(
+                ErrorKind::File,
+                format!("the file has the tensor {entry:?}, which its description does not name"),
+            )),
             None => Ok(()),
         }
     }
 
     /// Refuses an entry of another shape, if the shape is known here, or of a dtype that does not convert.
     /// Its elements here have to be finite.
-    fn check_entry(&self, EntryPart { entry: name, elements }: &EntryPart, shape: Option<&[usize]>, dtype: DType) -> Result<()> {
-        let entry = self.entry(name).ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
+    fn check_entry(
+        &self,
+        EntryPart { entry: name, elements }: &EntryPart,
+        shape: Option<&[usize]>,
+        dtype: DType,
+    ) -> Result<()> {
+        let entry = self
+            .entry(name)
+            .ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
         if let Some(shape) = shape.filter(|shape| entry.shape != *shape) {
             return Err(other_shape(name, entry.shape, shape));
         }
@@ -335,8 +433,10 @@ impl CheckpointFile {
         match entry.non_finite(elements.clone(), dtype).map_err(read_error)? {
             None => Ok(()),
             _ if self.accept_non_finite => Ok(()),
-            Some((index, value)) if value.is_finite() => Err(Error::too_large(in_file(name), value, index, dtype)
-                .with_remedy("to make it infinite call `CheckpointFile::accepting_non_finite` first")),
+            Some((index, value)) if value.is_finite() => {
+                Err(Error::too_large(in_file(name), value, index, dtype)
+                    .with_remedy("to make it infinite call `CheckpointFile::accepting_non_finite` first"))
+            }
             Some((index, value)) => Err(not_finite(name, value, index)),
         }
     }
@@ -347,14 +447,23 @@ impl CheckpointFile {
         let Some(entry) = self.entry(name) else { return Ok(()) };
         let rows = elements.start / RECORD..elements.end / RECORD;
         for first in rows.clone().step_by(RECORDS_READ) {
-            let records = entry.part(first * RECORD..rows.end.min(first + RECORDS_READ) * RECORD).map_err(read_error)?;
+            let records = entry
+                .part(first * RECORD..rows.end.min(first + RECORDS_READ) * RECORD)
+                .map_err(read_error)?;
             let records: Vec<u8> = records.to_vec1()?;
             for ((block, scale), record) in (first..).zip(scales(&records)).zip(records.as_chunks().0) {
                 if scale.is_finite() && scale.is_sign_negative() {
-                    let problem = format!("{} is damaged or was not written by this crate: the scale of block {block} is", in_file(name));
-                    return Err(Error::new(ErrorKind::File, problem).with_got(scale).with_expected("0 or more"));
+                    let problem = format!(
+                        "{} is damaged or was not written by this crate: the scale of block {block} is",
+                        in_file(name)
+                    );
+                    return Err(Error::new(ErrorKind::File, problem)
+                        .with_got(scale)
+                        .with_expected("0 or more"));
                 }
-                if let Some((place, value)) = code.first_non_finite(record).filter(|_| !self.accept_non_finite) {
+                if let Some((place, value)) =
+                    code.first_non_finite(record).filter(|_| !self.accept_non_finite)
+                {
                     return Err(not_finite(name, value.into(), block * BLOCK + place));
                 }
             }
@@ -382,7 +491,10 @@ impl CheckpointFile {
 /// The error that the file lacks a parameter.
 fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
     let available = listed(available.map(String::as_str));
-    Error::new(ErrorKind::Model, "the file lacks it; it has:").with_got(joined(&available)).with_remedy(PASS_THE_MODEL).at(path)
+    Error::new(ErrorKind::Model, "the file lacks it; it has:")
+        .with_got(joined(&available))
+        .with_remedy(PASS_THE_MODEL)
+        .at(path)
 }
 
 /// The error that the file has a parameter that the state or model lacks.
@@ -415,7 +527,9 @@ fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Re
     let places = if record.bases.is_empty() { Vec::new() } else { optimiser.places() };
     let base = |(name, Number(base)): &(String, Number)| {
         let field = places.iter().position(|place| place == name).filter(|_| base.is_finite());
-        field.map(|field| (field, *base)).ok_or_else(|| damaged(format_args!("{base} is the base of {name:?}")).at(path))
+        field
+            .map(|field| (field, *base))
+            .ok_or_else(|| damaged(format_args!("{base} is the base of {name:?}")).at(path))
     };
     record.bases.iter().map(base).collect()
 }
@@ -425,9 +539,12 @@ fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> R
     let places = if record.driven.is_empty() { Vec::new() } else { optimiser.places() };
     let mark = |(name, factor): &(String, Option<Number>)| {
         let factor = factor.map(|Number(factor)| factor);
-        let field = places.iter().position(|place| place == name).filter(|_| factor.is_none_or(f64::is_finite));
+        let field =
+            places.iter().position(|place| place == name).filter(|_| factor.is_none_or(f64::is_finite));
         let wrong = || damaged(format_args!("{factor:?} is what a schedule says of {name:?}")).at(path);
-        field.map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Restored }).ok_or_else(wrong)
+        field
+            .map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Restored })
+            .ok_or_else(wrong)
     };
     record.driven.iter().map(mark).collect()
 }
@@ -452,9 +569,12 @@ fn other_names<'n>(
 ) -> Error {
     // Enough names to show the difference.
     let found: Vec<&String> = found.take(expected.len() + 20).collect();
-    Error::new(ErrorKind::OtherRule, format!("the file is of another version of the rule: its {saved} has the {what}"))
-        .with_got(format_args!("{found:?}"))
-        .with_expected(format_args!("{expected:?}"))
-        .with_remedy("read it with the version that it was written by")
-        .at(path)
+    Error::new(
+        ErrorKind::OtherRule,
+        format!("the file is of another version of the rule: its {saved} has the {what}"),
+    )
+    .with_got(format_args!("{found:?}"))
+    .with_expected(format_args!("{expected:?}"))
+    .with_remedy("read it with the version that it was written by")
+    .at(path)
 }

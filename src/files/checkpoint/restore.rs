@@ -46,7 +46,11 @@ impl CheckpointFile {
     /// # Errors
     /// As [`CheckpointFile::restore`]. Also if the file has no model, or the model is not the state's or the
     /// file's.
-    pub fn restore_with_model<M: Model + ?Sized>(&self, state: &mut StateTree, model: &M) -> Result<Restored> {
+    pub fn restore_with_model<M: Model + ?Sized>(
+        &self,
+        state: &mut StateTree,
+        model: &M,
+    ) -> Result<Restored> {
         self.take_over_all(state, Some(model))
     }
 
@@ -60,7 +64,9 @@ impl CheckpointFile {
         let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
         let restored = self.assign(state, &variables, restoration).and_then(|restored| {
             let twins = model.map(Twins::of);
-            variables.values().try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(&**variable)))?;
+            variables
+                .values()
+                .try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(&**variable)))?;
             Ok(restored)
         });
         state.settle(Call::Restored, restored)
@@ -68,8 +74,11 @@ impl CheckpointFile {
 
     /// The file and options in words, which have to be the same on all ranks.
     fn words(&self, with_model: bool) -> String {
-        let options =
-            [(with_model, "with the model"), (self.convert, "converting"), (self.accept_non_finite, "accepting what is not finite")];
+        let options = [
+            (with_model, "with the model"),
+            (self.convert, "converting"),
+            (self.accept_non_finite, "accepting what is not finite"),
+        ];
         let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));
         format!("a file with the checksum {}{}", self.record.checksum, options.collect::<String>())
     }

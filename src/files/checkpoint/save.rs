@@ -145,8 +145,8 @@ impl<'s> Checkpoint<'s> {
     /// Each rank writes its parts of state and parameters to their places in one file, in a folder that all
     /// see. The file is byte for byte the one that a single process would write: any number of ranks can
     /// restore from it. Variables without a leaf are those of rank 0. A failure on one rank is an error on
-    /// all, and so are notes, bytes, a loss scaler, a plateau, a scheduler, a path or a model that differ on one
-    /// of them.
+    /// all, and so are notes, bytes, a loss scaler, a plateau, a scheduler, a path or a model that differ on
+    /// one of them.
     ///
     /// # Warnings
     /// A state or model with numbers that are infinite or NaN is saved, but
@@ -207,7 +207,8 @@ impl<'s> Checkpoint<'s> {
         };
         let (record, shapes) = agreed(state, path, record, &bytes)?;
         let content = entries(state, shapes, model.as_ref(), &bytes);
-        let content = content.and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
+        let content =
+            content.and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
         let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
         run(content, numbers.collect())
     }
@@ -228,12 +229,13 @@ impl StateTree {
     /// that are infinite or NaN. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
     ///
     /// # Errors
-    /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file system
-    /// fails.
+    /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file
+    /// system fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let (path, masters) = (path.as_ref(), self.check_names().and_then(|()| self.master_parts(model)));
         let masters = self.settle(Call::SaveMasters, masters)?;
-        let tensors = self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
+        let tensors =
+            self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
         Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Nothing))?))
     }
 }
@@ -250,9 +252,13 @@ pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning
 }
 
 /// The model's variables. One with a leaf is under the leaf's path, even after a rename.
-pub(super) fn variables<'m, M: Model + ?Sized>(state: &StateTree, model: &'m M) -> Result<BTreeMap<String, Lent<'m>>> {
+pub(super) fn variables<'m, M: Model + ?Sized>(
+    state: &StateTree,
+    model: &'m M,
+) -> Result<BTreeMap<String, Lent<'m>>> {
     let parameters = state.parameters(model)?;
-    let paths: HashMap<Identity, &str> = parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();
+    let paths: HashMap<Identity, &str> =
+        parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();
     let mut variables = BTreeMap::new();
     for (path, variable) in in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named) {
         let path = paths.get(&identity(&variable)).map_or(path, |path| path.to_string());

@@ -39,7 +39,8 @@ impl<'s> SavedTensor<'s> {
             None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
             None => (0..0, variable.clone()),
         };
-        let entry = EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().to_vec() };
+        let entry =
+            EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().to_vec() };
         Ok(SavedTensor { entry, part, values: PartValues::Lent(values) })
     }
 
@@ -58,7 +59,11 @@ impl<'s> SavedTensor<'s> {
     #[cfg(feature = "torch")]
     pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
         let entry = EntryInfo { name, dtype: number.dtype().into(), shape: Vec::new() };
-        SavedTensor { entry, part: 0..usize::from(is_written), values: PartValues::Lent(Lent::Tensor(number)) }
+        SavedTensor {
+            entry,
+            part: 0..usize::from(is_written),
+            values: PartValues::Lent(Lent::Tensor(number)),
+        }
     }
 
     /// Bytes of the user, written by one rank.
@@ -134,7 +139,8 @@ pub(super) fn entries<'s>(
         let tensors = leaf.state.tensors().into_iter().zip(shapes);
         tensors.map(move |((name, tensor), shape)| Ok(SavedTensor::state(leaf, &name, tensor, shape)))
     });
-    let variables = model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
+    let variables =
+        model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
     let bytes = bytes.iter().map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.rank() == 0)));
     tensors.chain(variables).chain(bytes).collect()
 }

@@ -15,9 +15,9 @@ use crate::ranks::Call;
 
 /// Saves checkpoints beside the training, each in a file of its own, and keeps the last ones.
 ///
-/// [`save`](CheckpointSaver::save) copies what the next step would overwrite, and returns. A thread writes the
-/// copy as [`Checkpoint::save`] writes: whenever the process is killed, a file is there whole or not at all.
-/// One file is written at a time. What went wrong comes back from the next `save`, or from
+/// [`save`](CheckpointSaver::save) copies what the next step would overwrite, and returns. A thread writes
+/// the copy as [`Checkpoint::save`] writes: whenever the process is killed, a file is there whole or not at
+/// all. One file is written at a time. What went wrong comes back from the next `save`, or from
 /// [`wait`](CheckpointSaver::wait).
 ///
 /// The files stand beside each other. Those of `run.safetensors` are `run-000000100.safetensors` and so on,
@@ -134,13 +134,13 @@ impl CheckpointSaver {
 
     /// Copies a checkpoint, and lets a thread write it to the file of this step.
     ///
-    /// Waits first until the save before is done, and returns its warnings, as [`wait`](CheckpointSaver::wait)
-    /// does. A file of this step is replaced.
+    /// Waits first until the save before is done, and returns its warnings, as
+    /// [`wait`](CheckpointSaver::wait) does. A file of this step is replaced.
     ///
     /// # Errors
-    /// If the save before failed; it is reported once, and nothing is copied then. As [`Checkpoint::save`] for
-    /// all that is known before the file is written. If the folder cannot be read, there is a whole file of a
-    /// later step, which would be taken for the newest, or `keep_last` was called with 0.
+    /// If the save before failed; it is reported once, and nothing is copied then. As [`Checkpoint::save`]
+    /// for all that is known before the file is written. If the folder cannot be read, there is a whole file
+    /// of a later step, which would be taken for the newest, or `keep_last` was called with 0.
     pub fn save(&mut self, step: u64, checkpoint: Checkpoint<'_>) -> Result<Vec<Warning>> {
         let (path, state) = (self.series.path(step), checkpoint.state());
         let warnings = self.wait().and_then(|warnings| {
@@ -210,9 +210,9 @@ impl CheckpointSaver {
     /// Opens the newest file of the series that is whole, and says which it passes over.
     ///
     /// A file is passed over if [`CheckpointFile::open`] refuses it: it is damaged, cannot be read, or is of
-    /// another format. Files that a killed process has left unfinished are named as well; a later save removes
-    /// them when they are older than a minute. Each is also written to the log. Whether the file fits a state
-    /// is checked when it is restored; then numbers that are not finite are refused too.
+    /// another format. Files that a killed process has left unfinished are named as well; a later save
+    /// removes them when they are older than a minute. Each is also written to the log. Whether the file fits
+    /// a state is checked when it is restored; then numbers that are not finite are refused too.
     ///
     /// Waits first until the save before is done.
     ///
@@ -235,7 +235,8 @@ impl CheckpointSaver {
         }
         let oldest = newest.found.as_ref().map_or(0, |(step, _)| *step);
         for (_, file) in self.series.unfinished().into_iter().rev().filter(|(step, _)| *step >= oldest) {
-            let unfinished = Error::new(ErrorKind::File, "it is unfinished: the process that wrote it has ended");
+            let unfinished =
+                Error::new(ErrorKind::File, "it is unfinished: the process that wrote it has ended");
             let reason = unfinished.in_file("checkpoint", &file).to_string();
             newest.passed_over.push(Warning::PassedOver { file, reason });
         }
@@ -246,16 +247,23 @@ impl CheckpointSaver {
     /// Refuses a step behind which there is a file that would be taken for the newest.
     fn check_last(&mut self, step: u64) -> Result<()> {
         if self.kept == Some(0) {
-            return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with").with_got(0).with_expected("at least 1"));
+            return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with")
+                .with_got(0)
+                .with_expected("at least 1"));
         }
         for last in self.series.steps()?.into_iter().rev().take_while(|last| *last > step) {
             let path = self.series.path(last);
             if !self.passed_over.contains(&last) && CheckpointFile::open(&path).is_ok() {
-                return Err(Error::new(ErrorKind::Argument, "there is a file of a later step, and the step to save is")
-                    .with_got(step)
-                    .with_expected(format_args!("at least {last}"))
-                    .with_remedy("go on from the newest file, remove those that are later, or save under another path")
-                    .in_file("checkpoint", &path));
+                return Err(Error::new(
+                    ErrorKind::Argument,
+                    "there is a file of a later step, and the step to save is",
+                )
+                .with_got(step)
+                .with_expected(format_args!("at least {last}"))
+                .with_remedy(
+                    "go on from the newest file, remove those that are later, or save under another path",
+                )
+                .in_file("checkpoint", &path));
             }
             self.passed_over.insert(last);
         }

@@ -37,7 +37,12 @@ impl Series {
     /// The step in the name of a file, if it is one of the series.
     fn step(&self, name: &OsStr) -> Option<u64> {
         let stem = self.path.file_stem()?.as_encoded_bytes();
-        let digits = name.as_encoded_bytes().strip_prefix(stem)?.strip_prefix(b"-")?.split(|byte| !byte.is_ascii_digit()).next()?;
+        let digits = name
+            .as_encoded_bytes()
+            .strip_prefix(stem)?
+            .strip_prefix(b"-")?
+            .split(|byte| !byte.is_ascii_digit())
+            .next()?;
         let step = std::str::from_utf8(digits).ok()?.parse().ok()?;
         (self.name(step) == name).then_some(step)
     }
@@ -52,8 +57,11 @@ impl Series {
             let unnamed = Error::new(ErrorKind::Argument, "the path of a series names no file");
             return Err(in_file(unnamed.with_remedy("give a path such as `folder/run.safetensors`")));
         }
-        let read =
-            || fs::read_dir(folder(&self.path))?.map(|entry| Ok(self.step(&entry?.file_name()))).collect::<std::io::Result<Vec<_>>>();
+        let read = || {
+            fs::read_dir(folder(&self.path))?
+                .map(|entry| Ok(self.step(&entry?.file_name())))
+                .collect::<std::io::Result<Vec<_>>>()
+        };
         let steps = read().map_err(|error| in_file(failed("read the folder")(error)))?;
         let mut steps: Vec<u64> = steps.into_iter().flatten().collect();
         steps.sort_unstable();
@@ -62,8 +70,12 @@ impl Series {
 
     /// The files that a killed process has left unfinished, each with its step.
     pub(super) fn unfinished(&self) -> Vec<(u64, PathBuf)> {
-        let found = abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some(), Duration::ZERO);
-        let mut found: Vec<_> = found.into_iter().filter_map(|(prefix, path)| Some((self.step_of_temporary(&prefix)?, path))).collect();
+        let found =
+            abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some(), Duration::ZERO);
+        let mut found: Vec<_> = found
+            .into_iter()
+            .filter_map(|(prefix, path)| Some((self.step_of_temporary(&prefix)?, path)))
+            .collect();
         found.sort();
         found
     }
@@ -80,8 +92,14 @@ impl Series {
     }
 
     /// Removes the files before `step`, of which there is one, except the last `others` of these.
-    pub(super) fn remove_before(&self, step: u64, others: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
-        let mut before: Vec<u64> = self.steps()?.into_iter().filter(|other| *other < step && is_counted(*other)).collect();
+    pub(super) fn remove_before(
+        &self,
+        step: u64,
+        others: usize,
+        is_counted: impl Fn(u64) -> bool,
+    ) -> Result<()> {
+        let mut before: Vec<u64> =
+            self.steps()?.into_iter().filter(|other| *other < step && is_counted(*other)).collect();
         before.truncate(before.len().saturating_sub(others));
         for old in before {
             remove(&self.path(old))?;

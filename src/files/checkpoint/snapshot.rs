@@ -29,9 +29,12 @@ impl Snapshot {
         checkpoint.with_content(path, |content, numbers| {
             let FileContent { tensors, layout } = content?;
             room.clear();
-            let reserved = room.try_reserve_exact(layout.length as usize - layout.head.len()).map_err(io::Error::from);
-            let copied = reserved.and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
-            let tensors = copied.map_err(|error| failed("copy the tensors")(error).in_file("checkpoint", path))?;
+            let reserved =
+                room.try_reserve_exact(layout.length as usize - layout.head.len()).map_err(io::Error::from);
+            let copied =
+                reserved.and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
+            let tensors =
+                copied.map_err(|error| failed("copy the tensors")(error).in_file("checkpoint", path))?;
             Ok(Snapshot { layout, tensors, room, numbers })
         })
     }

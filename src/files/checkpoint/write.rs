@@ -17,14 +17,19 @@ use crate::ranks::{Agreement, Aspect, Call, StateWorld};
 ///
 /// # Errors
 /// On all ranks. The old file is still at `path`, unless only the flush of the folder failed.
-pub(crate) fn write(world: Option<&StateWorld>, path: &Path, content: Result<FileContent<'_>>) -> Result<Vec<NonFiniteEntry>> {
+pub(crate) fn write(
+    world: Option<&StateWorld>,
+    path: &Path,
+    content: Result<FileContent<'_>>,
+) -> Result<Vec<NonFiniteEntry>> {
     let with_path = |error: Error| error.in_file("checkpoint", path);
     let begun = content.and_then(|content| NewCheckpoint::new(world, path, content).map_err(with_path));
     let (begun, said) = StateWorld::all_agree_on(world, Call::File, begun)?;
     let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
     let pieces = begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(with_path);
     let ((), pieces) = StateWorld::all_agree(world, Call::Pieces, pieces)?;
-    let (found, pieces): (Vec<_>, Vec<_>) = pieces.iter().map(|bytes| NonFiniteNumber::from_bytes(bytes)).unzip();
+    let (found, pieces): (Vec<_>, Vec<_>) =
+        pieces.iter().map(|bytes| NonFiniteNumber::from_bytes(bytes)).unzip();
     let found = begun.named(found.concat());
     let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
     StateWorld::settle(world, Call::Saved, begun.finish(pieces.collect()).map_err(with_path))?;
@@ -58,16 +63,27 @@ struct NewCheckpoint<'s> {
 
 impl<'s> NewCheckpoint<'s> {
     /// Rank 0 makes the file and tells the others its name. All ranks compare the bytes before the tensors.
-    fn new(world: Option<&StateWorld>, path: &Path, content: FileContent<'s>) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
+    fn new(
+        world: Option<&StateWorld>,
+        path: &Path,
+        content: FileContent<'s>,
+    ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
         let FileContent { tensors, layout } = &content;
         let is_divided = StateWorld::several(world).is_some();
         let new = (world.map_or(0, StateWorld::rank) == 0).then(|| NewFile::at(path)).transpose()?;
-        let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| format!("{name:?} of shape {shape:?} in {dtype:?}");
+        let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| {
+            format!("{name:?} of shape {shape:?} in {dtype:?}")
+        };
         let words = tensors.iter().filter(|_| is_divided).map(|tensor| entry(&tensor.entry));
         let same_tensors = Aspect::of_words("the tensors to save", words.collect());
-        let same_head = Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
+        let same_head =
+            Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
         let name = new.iter().filter(|_| is_divided).flat_map(|new| new.shared_name().into_bytes()).collect();
-        Ok((NewCheckpoint { content, new }, Agreement::on(vec![same_path(path), same_tensors, same_head]), name))
+        Ok((
+            NewCheckpoint { content, new },
+            Agreement::on(vec![same_path(path), same_tensors, same_head]),
+            name,
+        ))
     }
 
     /// Writes this rank's parts, and returns the message about them.
@@ -83,14 +99,16 @@ impl<'s> NewCheckpoint<'s> {
         };
         let mut out = PieceWriter::new(file);
         if new.is_some() {
-            out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head)).map_err(failed("write the header"))?;
+            out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head))
+                .map_err(failed("write the header"))?;
         }
         let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
         let mut found = Vec::new();
         for (entry, tensor) in tensors {
             let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
             let place = layout.place(entry, &tensor.part);
-            out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out)).map_err(failed("write the tensors"))?;
+            out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out))
+                .map_err(failed("write the tensors"))?;
             found.extend(watch.found.map(|(index, value)| NonFiniteNumber { entry, index, value }));
         }
         let pieces = out.finish().map_err(failed("write the tensors"))?;
@@ -105,7 +123,9 @@ impl<'s> NewCheckpoint<'s> {
     fn named(&self, mut found: Vec<NonFiniteNumber>) -> Vec<NonFiniteEntry> {
         found.sort_by_key(|found| (found.entry, found.index));
         found.dedup_by_key(|found| found.entry);
-        let name = |found: NonFiniteNumber| Some((self.content.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value));
+        let name = |found: NonFiniteNumber| {
+            Some((self.content.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value))
+        };
         found.into_iter().filter_map(name).collect()
     }
 

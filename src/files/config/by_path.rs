@@ -59,7 +59,8 @@ pub(super) fn by_path(state: &StateTree) -> Result<Data> {
     let mut choices = Vec::new();
     for (i, group) in groups.iter().enumerate().filter(|(i, _)| Some(*i) != last) {
         let others = groups.iter().enumerate().filter(|(other, _)| *other != i);
-        let others: Vec<&str> = others.flat_map(|(_, other)| other.parameters.iter().flatten().copied()).collect();
+        let others: Vec<&str> =
+            others.flat_map(|(_, other)| other.parameters.iter().flatten().copied()).collect();
         let patterns = patterns(&group.parameters, &others)?;
         choices.extend(patterns.into_iter().map(|pattern| choice(pattern, &group.optimiser)));
     }
@@ -82,7 +83,8 @@ fn groups(state: &StateTree) -> Result<Vec<PathGroup<'_>>> {
             None => groups.push(PathGroup { optimiser, parameters: vec![paths] }),
         }
     }
-    let left_out: Vec<Vec<&str>> = state.left_out().map(|paths| paths.iter().map(String::as_str).collect()).collect();
+    let left_out: Vec<Vec<&str>> =
+        state.left_out().map(|paths| paths.iter().map(String::as_str).collect()).collect();
     if !left_out.is_empty() {
         groups.push(PathGroup { optimiser: Data::Text(LEAVE_OUT.into()), parameters: left_out });
     }
@@ -95,7 +97,9 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
     let mut patterns = Vec::new();
     for candidate in candidates(parameters) {
         let is_matched = |paths: &&Vec<&str>| paths.iter().any(|path| candidate.matches(path));
-        if left.iter().filter(|paths| is_matched(paths)).count() > 1 && !others.iter().any(|path| candidate.matches(path)) {
+        if left.iter().filter(|paths| is_matched(paths)).count() > 1
+            && !others.iter().any(|path| candidate.matches(path))
+        {
             left.retain(|paths| !is_matched(paths));
             patterns.push(candidate.pattern());
         }
@@ -110,8 +114,8 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
         if pattern.contains('?') {
             let matching = Patterns::new(vec![pattern.clone()]);
             if let Some(other) = others.iter().find(|path| matching.first(&[path]).is_some()) {
-                let problem = "in a pattern * and ? stand for other characters, so that no pattern tells it from a parameter with \
-                    another optimiser:";
+                let problem = "in a pattern * and ? stand for other characters, so that no pattern tells it \
+                               from a parameter with another optimiser:";
                 return Err(Error::new(ErrorKind::Configuration, problem)
                     .with_got(other)
                     .with_remedy("rename the one, or choose optimisers in code with `setup_with`")
@@ -128,10 +132,13 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
 fn candidates<'s>(parameters: &[Vec<&'s str>]) -> Vec<Candidate<'s>> {
     let paths = || parameters.iter().flatten().copied().filter(|path| !path.contains(['*', '?']));
     let ends = paths().filter_map(|path| path.rfind('.').map(|dot| Candidate::EndsWith(&path[dot..])));
-    let mut starts: Vec<&str> = paths().flat_map(|path| path.match_indices('.').map(move |(dot, _)| &path[..=dot])).collect();
+    let mut starts: Vec<&str> =
+        paths().flat_map(|path| path.match_indices('.').map(move |(dot, _)| &path[..=dot])).collect();
     starts.sort_by_key(|start| (start.len(), *start));
     let mut seen = HashSet::new();
-    ends.chain(starts.into_iter().map(Candidate::StartsWith)).filter(|candidate| seen.insert(*candidate)).collect()
+    ends.chain(starts.into_iter().map(Candidate::StartsWith))
+        .filter(|candidate| seen.insert(*candidate))
+        .collect()
 }
 
 /// The index in `choices`, for each variable, of the first whose pattern matches one of its paths.

@@ -8,7 +8,10 @@ use std::fmt;
 use std::hash::Hash;
 use std::marker::PhantomData;
 
-use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor, value};
+use serde::de::{
+    self, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess,
+    Visitor, value,
+};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
@@ -66,7 +69,8 @@ impl Data {
         if depth <= DEEPEST {
             return Ok(());
         }
-        let deep = Error::new(ErrorKind::Configuration, "lists and tables are nested").with_got(format_args!("{depth} deep"));
+        let deep = Error::new(ErrorKind::Configuration, "lists and tables are nested")
+            .with_got(format_args!("{depth} deep"));
         Err(deep.with_expected(format_args!("at most {DEEPEST} deep")).in_place(""))
     }
 
@@ -116,14 +120,20 @@ impl Data {
         let Data::Table(entries) = self else { return Err(place.expected(expected, &self)) };
         if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
             let (key, value) = &entries[second];
-            let again = Error::new(ErrorKind::Configuration, "the key stands here again, with").with_got(value);
+            let again =
+                Error::new(ErrorKind::Configuration, "the key stands here again, with").with_got(value);
             return Err(place.key(key).error(again.with_expected("the key once")));
         }
         Ok(entries)
     }
 
     /// The values of a table that has these keys and no other.
-    pub(super) fn values<const N: usize>(self, keys: [&str; N], expected: &str, place: &Place) -> Result<[Data; N]> {
+    pub(super) fn values<const N: usize>(
+        self,
+        keys: [&str; N],
+        expected: &str,
+        place: &Place,
+    ) -> Result<[Data; N]> {
         let entries = self.entries(expected, place)?;
         if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&&**key)) {
             return Err(place.error(Error::unknown("key", key, &keys.map(str::to_string))));
@@ -225,7 +235,10 @@ struct DataVisitor {
 impl DataVisitor {
     /// The visitor for the parts.
     fn inside<E: de::Error>(self) -> std::result::Result<Self, E> {
-        let room = self.room.checked_sub(1).ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
+        let room = self
+            .room
+            .checked_sub(1)
+            .ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
         Ok(DataVisitor { room })
     }
 }
@@ -257,7 +270,10 @@ impl<'de> Visitor<'de> for DataVisitor {
         self.inside()?.deserialize(deserializer)
     }
 
-    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
+    fn visit_newtype_struct<D: Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> std::result::Result<Data, D::Error> {
         self.inside()?.deserialize(deserializer)
     }
 

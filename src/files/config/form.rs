@@ -80,13 +80,18 @@ impl Form {
             return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, &value));
         };
         let choices = choices.into_iter().enumerate();
-        choices.map(|(i, choice)| PatternEntry::read(choice, place.index(i))).collect::<Result<_>>().map(Form::ByPath)
+        choices
+            .map(|(i, choice)| PatternEntry::read(choice, place.index(i)))
+            .collect::<Result<_>>()
+            .map(Form::ByPath)
     }
 
     pub(super) fn write(&self) -> Data {
         match self {
             Form::Single(optimiser) => optimiser.write(),
-            Form::ByPath(choices) => Data::table([(BY_PATH, Data::List(choices.iter().map(PatternEntry::write).collect()))]),
+            Form::ByPath(choices) => {
+                Data::table([(BY_PATH, Data::List(choices.iter().map(PatternEntry::write).collect()))])
+            }
         }
     }
 }
@@ -117,9 +122,14 @@ impl OptimiserForm {
     fn read(part: NameOrList, place: Place) -> Result<Self> {
         let (name, value) = match part {
             NameOrList::Named(name, value) => (name, value),
-            NameOrList::List(members) => return OptimiserForm::read_list(members, &place).map(OptimiserForm::Chain),
+            NameOrList::List(members) => {
+                return OptimiserForm::read_list(members, &place).map(OptimiserForm::Chain);
+            }
             NameOrList::Other(data) => {
-                return Err(place.expected(r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#, &data));
+                return Err(place.expected(
+                    r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#,
+                    &data,
+                ));
             }
         };
         let belongs = match &*name {
@@ -157,7 +167,12 @@ impl Named {
         let own = place.key(&name);
         if &*name == OFFLOAD {
             let inner = OptimiserForm::read(value.part(), own)?;
-            return Ok(Named { place, name, parts: vec![(INNER, PartForm::One(inner))], values: Entries::default() });
+            return Ok(Named {
+                place,
+                name,
+                parts: vec![(INNER, PartForm::One(inner))],
+                values: Entries::default(),
+            });
         }
         let entries = value.entries(r#"a table such as {"eta": 0.001} or {"inner": "Adam"}"#, &own)?;
         let (mut parts, mut values) = (Vec::new(), Vec::new());
@@ -167,7 +182,9 @@ impl Named {
                 INNER => parts.push((INNER, PartForm::One(OptimiserForm::read(value.part(), place)?))),
                 FALLBACK => parts.push((FALLBACK, PartForm::One(OptimiserForm::read(value.part(), place)?))),
                 MEMBERS => match value {
-                    Data::List(members) => parts.push((MEMBERS, PartForm::Several(OptimiserForm::read_list(members, &place)?))),
+                    Data::List(members) => {
+                        parts.push((MEMBERS, PartForm::Several(OptimiserForm::read_list(members, &place)?)))
+                    }
                     other => return Err(place.expected("a list of rules", &other)),
                 },
                 _ => values.push((key, value)),
@@ -181,7 +198,11 @@ impl Named {
             return Data::table([(OFFLOAD, inner.write())]);
         }
         let table = self.table();
-        if table.is_empty() { Data::Text(self.name.clone()) } else { Data::table([(&*self.name, Data::Table(table))]) }
+        if table.is_empty() {
+            Data::Text(self.name.clone())
+        } else {
+            Data::table([(&*self.name, Data::Table(table))])
+        }
     }
 
     /// The table under its name.
@@ -206,7 +227,8 @@ impl Named {
 
     /// Refuses other keys in its table.
     pub(super) fn check_keys(&self, available: Vec<String>) -> Result<()> {
-        let mut keys = self.values.iter().map(|(key, _)| &**key).chain(self.parts.iter().map(|(key, _)| *key));
+        let mut keys =
+            self.values.iter().map(|(key, _)| &**key).chain(self.parts.iter().map(|(key, _)| *key));
         match keys.find(|key| !available.iter().any(|known| known == key)) {
             None => Ok(()),
             Some(key) => Err(self.inside().error(Error::unknown("key", key, &available))),

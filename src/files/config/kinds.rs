@@ -20,8 +20,13 @@ const AROUND: &str = "decides how the parameter is stored and goes around the wh
 const OUTERMOST: &str = "decides where the state of a whole optimiser is and goes around it, once";
 
 /// The formats of state tensors.
-const FORMATS: [SlotFormat; 5] =
-    [SlotFormat::Q8, SlotFormat::Dtype(F16), SlotFormat::Dtype(BF16), SlotFormat::Dtype(F32), SlotFormat::Dtype(F64)];
+const FORMATS: [SlotFormat; 5] = [
+    SlotFormat::Q8,
+    SlotFormat::Dtype(F16),
+    SlotFormat::Dtype(BF16),
+    SlotFormat::Dtype(F32),
+    SlotFormat::Dtype(F64),
+];
 
 /// A kind of optimiser with one setting: how it is made, and an example.
 #[derive(Clone)]
@@ -63,7 +68,9 @@ impl OptimiserKind {
     }
 
     /// A kind of rules that hold two others.
-    pub(super) fn of_pairs<R: Rule>(make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
+    pub(super) fn of_pairs<R: Rule>(
+        make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
+    ) -> Self {
         let example = Description::of(&mut make(any_rule(), any_rule()));
         let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Rule>> {
             let [first, second] = given.pair()?;
@@ -75,7 +82,9 @@ impl OptimiserKind {
     /// A kind of stores.
     fn of_stores<O: Optimiser>(make: impl Fn(Box<dyn Rule>) -> O + Send + Sync + 'static) -> Self {
         let example = Description::of(&mut make(any_rule()));
-        let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Optimiser>> { Ok(Box::new(make(given.rule(INNER)?))) };
+        let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Optimiser>> {
+            Ok(Box::new(make(given.rule(INNER)?)))
+        };
         OptimiserKind::new(example, Make::Optimiser(Arc::new(make), AROUND))
     }
 
@@ -94,7 +103,9 @@ impl OptimiserKind {
         let is_copy = |of: &Self| matches!(of.make, Make::Copy(_));
         let are_copies = is_copy(self) && is_copy(other);
         let same = self.fixed == other.fixed;
-        self.name() == other.name() && same && !(are_copies && self.example.difference(&other.example).is_some())
+        self.name() == other.name()
+            && same
+            && !(are_copies && self.example.difference(&other.example).is_some())
     }
 
     pub(super) fn name(&self) -> &str {
@@ -104,9 +115,12 @@ impl OptimiserKind {
     /// Refuses keys that the tables of an optimiser and of the rules inside do not have.
     pub(super) fn check_keys(&self, spine: &[&Named]) -> Result<()> {
         // A copy has its members already, so these keys are not taken.
-        let is_taken = |key: &String| !matches!(self.make, Make::Copy(_)) || !matches!(&**key, MEMBERS | FALLBACK);
+        let is_taken =
+            |key: &String| !matches!(self.make, Make::Copy(_)) || !matches!(&**key, MEMBERS | FALLBACK);
         let mut tables = self.example.spine().into_iter().zip(spine);
-        tables.try_for_each(|(example, named)| named.check_keys(keys(example).into_iter().filter(is_taken).collect()))
+        tables.try_for_each(|(example, named)| {
+            named.check_keys(keys(example).into_iter().filter(is_taken).collect())
+        })
     }
 
     /// Whether its optimisers have the settings that are given.
@@ -118,8 +132,9 @@ impl OptimiserKind {
     /// Whether the rules inside of its optimisers are those that are given.
     pub(super) fn is_around_rules_of(&self, named: &Named) -> bool {
         let (examples, given) = (self.example.spine(), named.spine());
-        let is_same =
-            |(example, given): (&&Description, &&Named)| example.kind == *given.name && are_settings_of(&example.settings, |_| true, given);
+        let is_same = |(example, given): (&&Description, &&Named)| {
+            example.kind == *given.name && are_settings_of(&example.settings, |_| true, given)
+        };
         examples.len() <= given.len() && examples[1..].iter().zip(&given[1..]).all(is_same)
     }
 }
@@ -135,12 +150,21 @@ fn are_settings_of(settings: &[(String, Setting)], is_said: impl Fn(&String) -> 
 
 /// All optimisers of this crate.
 pub(super) fn kinds() -> Vec<OptimiserKind> {
-    let mut all: Vec<OptimiserKind> = catalogue().into_iter().map(|listing| OptimiserKind::of_copies(listing.rule)).collect();
-    all.extend([cautious::<Adam>(), cautious::<AdamW>(), cautious::<NAdam>(), cautious::<Lion>()].into_iter().flatten());
+    let mut all: Vec<OptimiserKind> =
+        catalogue().into_iter().map(|listing| OptimiserKind::of_copies(listing.rule)).collect();
+    all.extend(
+        [cautious::<Adam>(), cautious::<AdamW>(), cautious::<NAdam>(), cautious::<Lion>()]
+            .into_iter()
+            .flatten(),
+    );
     all.extend([
-        OptimiserKind::new(Description::of(&mut None::<Box<dyn Rule>>), Make::Rule(Arc::new(|_| Ok(Box::new(None::<Box<dyn Rule>>))))),
+        OptimiserKind::new(
+            Description::of(&mut None::<Box<dyn Rule>>),
+            Make::Rule(Arc::new(|_| Ok(Box::new(None::<Box<dyn Rule>>)))),
+        ),
         OptimiserKind::of_wrappers(|inner| DecoupledDecay::new(0.1, inner)).needing(&["decay_lambda"]),
-        OptimiserKind::of_wrappers(|inner| DecoupledDecay::new(0.1, inner).cautious()).needing(&["decay_lambda"]),
+        OptimiserKind::of_wrappers(|inner| DecoupledDecay::new(0.1, inner).cautious())
+            .needing(&["decay_lambda"]),
         OptimiserKind::of_stores(|inner| MixedPrecision::new(F32, inner)),
         OptimiserKind::of_stores(|inner| MixedPrecision::new(F64, inner)),
         OptimiserKind::of_stores(SplitMaster::of_24_bits),
@@ -159,7 +183,9 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
             ..OptimiserKind::new(
                 Description::of(&mut Fallback::new(any_rule(), any_rule()).except(["embedding*"])),
                 Make::Rule(Arc::new(|given| {
-                    Ok(Box::new(Fallback::new(given.rule(INNER)?, given.rule(FALLBACK)?).except(given.except()?)))
+                    Ok(Box::new(
+                        Fallback::new(given.rule(INNER)?, given.rule(FALLBACK)?).except(given.except()?),
+                    ))
                 })),
             )
         },
@@ -226,7 +252,9 @@ impl OptimiserTable<'_> {
 
     /// Both rules of the list of members.
     fn pair(&self) -> Result<[Box<dyn Rule>; 2]> {
-        let Some(PartForm::Several(members)) = self.named.part(MEMBERS) else { return Err(self.incomplete()) };
+        let Some(PartForm::Several(members)) = self.named.part(MEMBERS) else {
+            return Err(self.incomplete());
+        };
         let [first, second] = &members[..] else { return Err(self.incomplete()) };
         Ok([(self.rule)(first)?, (self.rule)(second)?])
     }

@@ -151,7 +151,10 @@ impl Registry {
     /// As [`with_wrapper`](Registry::with_wrapper), but the rule describes both by
     /// [`Describer::member`](crate::Describer::member) or [`alternative`](crate::Describer::alternative).
     #[must_use]
-    pub fn with_pair<R: Rule>(self, make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
+    pub fn with_pair<R: Rule>(
+        self,
+        make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
+    ) -> Self {
         self.with_kind(OptimiserKind::of_pairs(make))
     }
 
@@ -183,7 +186,8 @@ impl Registry {
         match &config.form {
             Form::Single(form) => self.build(form),
             Form::ByPath(_) => {
-                let misplaced = Place::default().misplaced(BY_PATH, "chooses by the paths of a model's parameters");
+                let misplaced =
+                    Place::default().misplaced(BY_PATH, "chooses by the paths of a model's parameters");
                 Err(misplaced.with_remedy("call `setup` with the model"))
             }
         }
@@ -200,11 +204,15 @@ impl Registry {
         };
         let mut optimisers: Vec<Option<Arc<dyn Optimiser>>> = Vec::new();
         for choice in choices {
-            optimisers.push(choice.optimiser.as_ref().map(|form| self.build(form)).transpose()?.map(Arc::from));
+            optimisers
+                .push(choice.optimiser.as_ref().map(|form| self.build(form)).transpose()?.map(Arc::from));
         }
         let variables = variables(model)?;
         let chosen = choose(choices, &variables)?;
-        let choices = variables.into_iter().zip(chosen).map(|(variable, choice)| (variable, optimisers[choice].clone()));
+        let choices = variables
+            .into_iter()
+            .zip(chosen)
+            .map(|(variable, choice)| (variable, optimisers[choice].clone()));
         Setup::default().build(Ok(choices.collect()))
     }
 
@@ -222,7 +230,8 @@ impl Registry {
         let named = match form {
             OptimiserForm::Named(named) => named,
             OptimiserForm::Chain(members) => {
-                let members: Vec<Box<dyn Rule>> = members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;
+                let members: Vec<Box<dyn Rule>> =
+                    members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;
                 return Ok(Box::new(OptimiserChain::new(members)));
             }
         };
@@ -234,8 +243,14 @@ impl Registry {
         }
     }
 
-    fn with_table<O>(&self, named: &Named, kind: &OptimiserKind, make: impl FnOnce(&OptimiserTable<'_>) -> Result<O>) -> Result<O> {
-        let (rule, optimiser) = (|form: &OptimiserForm| self.rule(form), |form: &OptimiserForm| self.build(form));
+    fn with_table<O>(
+        &self,
+        named: &Named,
+        kind: &OptimiserKind,
+        make: impl FnOnce(&OptimiserTable<'_>) -> Result<O>,
+    ) -> Result<O> {
+        let (rule, optimiser) =
+            (|form: &OptimiserForm| self.rule(form), |form: &OptimiserForm| self.build(form));
         let table = OptimiserTable { named, example: &kind.example, rule: &rule, optimiser: &optimiser };
         table.check_needed(kind)?;
         make(&table)
@@ -243,13 +258,15 @@ impl Registry {
 
     /// The kind of this name with these settings, around these rules.
     fn kind(&self, named: &Named) -> Result<&OptimiserKind> {
-        let of_name: Vec<&OptimiserKind> = self.kinds.iter().filter(|known| known.name() == &*named.name).collect();
+        let of_name: Vec<&OptimiserKind> =
+            self.kinds.iter().filter(|known| known.name() == &*named.name).collect();
         let Some(first) = of_name.first() else {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(named.place.error(Error::unknown("rule", &named.name, &available)));
         };
         first.check_keys(&[named])?;
-        let fitting: Vec<&OptimiserKind> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
+        let fitting: Vec<&OptimiserKind> =
+            of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
         let Some(first) = fitting.first() else { return Err(other_settings(&of_name, named)) };
         let Make::Copy(_) = first.make else { return Ok(first) };
         if first.example.inner.is_some() && named.part(INNER).is_none() {
@@ -286,7 +303,8 @@ fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
     let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());
     let known: Vec<String> = known.map(Description::to_string).collect();
     let got = named.part(INNER).map_or(Data::Nothing, PartForm::write);
-    let expected = format!("{} (or a rule that `Registry::with` was given in {})", known.join(", "), named.name);
+    let expected =
+        format!("{} (or a rule that `Registry::with` was given in {})", known.join(", "), named.name);
     named.inside().key(INNER).expected(expected, &got)
 }
 
@@ -317,7 +335,8 @@ fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> 
     };
     with(&values).map_err(|error| {
         // A field is at fault if it alone is refused for the same reason.
-        let is_same = |values: &[FieldValue]| with(values).is_err_and(|alone| alone.to_string() == error.to_string());
+        let is_same =
+            |values: &[FieldValue]| with(values).is_err_and(|alone| alone.to_string() == error.to_string());
         let is_at_fault = |(index, _): &&(usize, Place)| {
             let mut alone = before.clone();
             alone[*index] = values[*index];

@@ -23,7 +23,11 @@ struct ScheduleKind {
 }
 
 impl ScheduleKind {
-    const fn new(name: &'static str, arguments: &'static [&'static str], make: fn(&mut Arguments) -> Result<Schedule>) -> Self {
+    const fn new(
+        name: &'static str,
+        arguments: &'static [&'static str],
+        make: fn(&mut Arguments) -> Result<Schedule>,
+    ) -> Self {
         ScheduleKind { name, arguments, make }
     }
 }
@@ -36,13 +40,19 @@ const KINDS: [ScheduleKind; 12] = [
         given.between(|start, end, steps| Schedule::polynomial(start, end, steps, power))
     }),
     ScheduleKind::new("Cosine", &["start", "end", "steps"], |given| given.between(Schedule::cosine)),
-    ScheduleKind::new("OneMinusSquareRoot", &["start", "end", "steps"], |given| given.between(Schedule::one_minus_square_root)),
+    ScheduleKind::new("OneMinusSquareRoot", &["start", "end", "steps"], |given| {
+        given.between(Schedule::one_minus_square_root)
+    }),
     ScheduleKind::new("CosineRestarts", &["high", "low", "steps", "factor"], |given| {
         let (high, low) = (given.finite("high")?, given.finite("low")?);
         Ok(Schedule::cosine_restarts(high, low, given.count("steps")?, given.real("factor", at_least_one)?))
     }),
-    ScheduleKind::new("OneCycle", &["peak", "steps"], |given| Ok(Schedule::one_cycle(given.finite("peak")?, given.count("steps")?))),
-    ScheduleKind::new("Exponential", &["start", "rate", "steps"], |given| given.falling(Schedule::exponential)),
+    ScheduleKind::new("OneCycle", &["peak", "steps"], |given| {
+        Ok(Schedule::one_cycle(given.finite("peak")?, given.count("steps")?))
+    }),
+    ScheduleKind::new("Exponential", &["start", "rate", "steps"], |given| {
+        given.falling(Schedule::exponential)
+    }),
     ScheduleKind::new("Step", &["start", "rate", "steps"], |given| given.falling(Schedule::step)),
     ScheduleKind::new("InverseSquareRoot", &["peak", "warmup"], |given| {
         Ok(Schedule::inverse_square_root(given.finite("peak")?, given.count("warmup")?))
@@ -68,7 +78,8 @@ impl Serialize for Schedule {
             LeafChoice::All => None,
             LeafChoice::Below(path) => Some((BELOW, Data::Text(path.as_str().into()))),
             LeafChoice::Where(_) => {
-                let reason = "a schedule with `select_where` chooses leaves by a function, which has no text; one with `below` has";
+                let reason = "a schedule with `select_where` chooses leaves by a function, which has no \
+                              text; one with `below` has";
                 return Err(ser::Error::custom(reason));
             }
         };
@@ -95,7 +106,8 @@ fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
     match *curve {
         Curve::Constant(eta) => ("Constant", vec![("eta", real(eta))]),
         Curve::Between { start, end, steps, easing } => {
-            let mut arguments = vec![("start", real(start)), ("end", real(end)), ("steps", Data::Count(steps))];
+            let mut arguments =
+                vec![("start", real(start)), ("end", real(end)), ("steps", Data::Count(steps))];
             let kind = match easing {
                 Easing::Cosine => "Cosine",
                 Easing::OneMinusSquareRoot => "OneMinusSquareRoot",
@@ -110,11 +122,22 @@ fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
         Curve::Joined { ref first, at, ref second } => match warmup_and_hold(first, at) {
             Some((peak, warmup)) => {
                 let counts = [("warmup", Data::Count(warmup)), ("stable", Data::Count(at - warmup))];
-                ("WarmupStableThen", [("peak", real(peak))].into_iter().chain(counts).chain([("decay", inside(second))]).collect())
+                (
+                    "WarmupStableThen",
+                    [("peak", real(peak))]
+                        .into_iter()
+                        .chain(counts)
+                        .chain([("decay", inside(second))])
+                        .collect(),
+                )
             }
-            None => ("Then", vec![("first", inside(first)), ("steps", Data::Count(at)), ("next", inside(second))]),
+            None => {
+                ("Then", vec![("first", inside(first)), ("steps", Data::Count(at)), ("next", inside(second))])
+            }
         },
-        Curve::OneCycle { peak, steps } => ("OneCycle", vec![("peak", real(peak)), ("steps", Data::Count(steps))]),
+        Curve::OneCycle { peak, steps } => {
+            ("OneCycle", vec![("peak", real(peak)), ("steps", Data::Count(steps))])
+        }
         Curve::Restarts { high, low, steps, factor } => {
             let counts = [("steps", Data::Count(steps)), ("factor", real(factor))];
             ("CosineRestarts", [("high", real(high)), ("low", real(low))].into_iter().chain(counts).collect())
@@ -123,7 +146,9 @@ fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
             let arguments = vec![("start", real(start)), ("rate", real(rate)), ("steps", Data::Count(steps))];
             (if staircase { "Step" } else { "Exponential" }, arguments)
         }
-        Curve::InverseSquareRoot { peak, warmup } => ("InverseSquareRoot", vec![("peak", real(peak)), ("warmup", Data::Count(warmup))]),
+        Curve::InverseSquareRoot { peak, warmup } => {
+            ("InverseSquareRoot", vec![("peak", real(peak)), ("warmup", Data::Count(warmup))])
+        }
     }
 }
 
@@ -136,7 +161,10 @@ fn warmup_and_hold(curve: &Curve, at: u64) -> Option<(f64, u64)> {
 }
 
 fn read(data: Data, place: &Place) -> Result<Schedule> {
-    let expected = |got: Data| Err(place.expected(r#"a schedule such as {"Cosine": {"start": 0.001, "end": 0.0, "steps": 1000}}"#, &got));
+    let expected = |got: Data| {
+        Err(place
+            .expected(r#"a schedule such as {"Cosine": {"start": 0.001, "end": 0.0, "steps": 1000}}"#, &got))
+    };
     let (name, value) = match data.part() {
         NameOrList::Named(name, value) => (name, value),
         NameOrList::List(members) => return expected(Data::List(members)),
@@ -187,20 +215,31 @@ impl Arguments {
     }
 
     /// The value of a key that every schedule can have.
-    fn common<'a, T>(&'a self, key: &str, expected: &str, read: fn(&'a Data) -> Option<T>) -> Result<Option<T>> {
+    fn common<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: fn(&'a Data) -> Option<T>,
+    ) -> Result<Option<T>> {
         let Some(data) = self.value(key) else { return Ok(None) };
         read(data).map(Some).ok_or_else(|| self.place.key(key).expected(expected, data))
     }
 
-    fn argument<T>(&self, key: &str, read: impl Fn(&Data) -> std::result::Result<T, &'static str>) -> Result<T> {
+    fn argument<T>(
+        &self,
+        key: &str,
+        read: impl Fn(&Data) -> std::result::Result<T, &'static str>,
+    ) -> Result<T> {
         let data = self.value(key).unwrap_or(&Data::Nothing);
         read(data).map_err(|expected| self.place.key(key).expected(expected, data))
     }
 
     fn real(&self, key: &str, range: fn(f64) -> Option<&'static str>) -> Result<f64> {
-        self.argument(key, |data| match data.literal().and_then(|literal| literal.read(FieldValue::Real(0.0))) {
-            Some(FieldValue::Real(value)) => range(value).map_or(Ok(value), Err),
-            _ => Err("a real number"),
+        self.argument(key, |data| {
+            match data.literal().and_then(|literal| literal.read(FieldValue::Real(0.0))) {
+                Some(FieldValue::Real(value)) => range(value).map_or(Ok(value), Err),
+                _ => Err("a real number"),
+            }
         })
     }
 

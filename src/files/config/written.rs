@@ -16,10 +16,13 @@ const CHOICE: &str = "Fallback";
 pub(super) fn written_optimiser(optimiser: &dyn Optimiser) -> Result<Data> {
     let description = Description::of(&mut *dyn_clone::clone_box(optimiser));
     if description.storage().everywhere {
-        let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is built of that";
-        return Err(
-            Error::new(ErrorKind::Unsupported, "no configuration has `Offload::everywhere`, which is for tests").with_remedy(remedy)
-        );
+        let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is \
+                      built of that";
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "no configuration has `Offload::everywhere`, which is for tests",
+        )
+        .with_remedy(remedy));
     }
     Ok(written(&description))
 }
@@ -77,7 +80,11 @@ fn parts(description: &Description) -> Vec<(&'static str, HeldRules<'_>)> {
 
 /// The keys of the table under its name.
 pub(super) fn keys(description: &Description) -> Vec<String> {
-    let values = description.settings.iter().map(|(name, _)| name).chain(description.fields.iter().map(|(name, _)| name));
+    let values = description
+        .settings
+        .iter()
+        .map(|(name, _)| name)
+        .chain(description.fields.iter().map(|(name, _)| name));
     let parts = parts(description).into_iter().map(|(key, _)| key.to_string());
     values.cloned().chain(parts).collect()
 }

@@ -52,7 +52,8 @@ impl Header {
         // Checked before memory is allocated for it.
         let data = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
         let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
-        let HeaderParts { mut tensors, texts } = serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        let HeaderParts { mut tensors, texts } =
+            serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
         if tensors.iter().any(|(_, info)| !has_strides(&info.shape)) {
             return Err(SafeTensorError::ValidationOverflow);
         }

@@ -117,7 +117,10 @@ impl<'f> Entry<'f> {
     /// The bytes of these elements; in `buffer`, unless they are in memory.
     fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         if elements.start > elements.end || elements.end > self.elements() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("elements {elements:?} of {}", self.elements())));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("elements {elements:?} of {}", self.elements()),
+            ));
         }
         let width = self.dtype.bitsize().div_ceil(8);
         self.source.read(self.start + (elements.start * width) as u64, elements.len() * width, buffer)
@@ -125,7 +128,11 @@ impl<'f> Entry<'f> {
 
     fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
         let dtype = from_file(self.dtype).map_err(io::Error::other)?;
-        let bytes = if cfg!(target_endian = "little") { Cow::Borrowed(bytes) } else { Cow::Owned(swapped(bytes, dtype.size_in_bytes())) };
+        let bytes = if cfg!(target_endian = "little") {
+            Cow::Borrowed(bytes)
+        } else {
+            Cow::Owned(swapped(bytes, dtype.size_in_bytes()))
+        };
         Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
     }
 
@@ -135,8 +142,16 @@ impl<'f> Entry<'f> {
     }
 
     /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.
-    pub(crate) fn non_finite(&self, elements: Range<usize>, dtype: DType) -> io::Result<Option<(usize, f64)>> {
-        fn first<const N: usize>(bytes: &[u8], dtype: DType, number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+    pub(crate) fn non_finite(
+        &self,
+        elements: Range<usize>,
+        dtype: DType,
+    ) -> io::Result<Option<(usize, f64)>> {
+        fn first<const N: usize>(
+            bytes: &[u8],
+            dtype: DType,
+            number: impl Fn([u8; N]) -> f64,
+        ) -> Option<(usize, f64)> {
             let (numbers, _) = bytes.as_chunks::<N>();
             first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
         }
@@ -145,9 +160,15 @@ impl<'f> Entry<'f> {
             let start = window.start;
             let bytes = |buffer| self.read(window, buffer);
             let found = match self.dtype {
-                safetensors::Dtype::F16 => first(bytes(&mut buffer)?, dtype, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
-                safetensors::Dtype::BF16 => first(bytes(&mut buffer)?, dtype, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
-                safetensors::Dtype::F32 => first(bytes(&mut buffer)?, dtype, |bytes| f32::from_le_bytes(bytes).into()),
+                safetensors::Dtype::F16 => {
+                    first(bytes(&mut buffer)?, dtype, |bytes| half::f16::from_le_bytes(bytes).to_f64())
+                }
+                safetensors::Dtype::BF16 => {
+                    first(bytes(&mut buffer)?, dtype, |bytes| half::bf16::from_le_bytes(bytes).to_f64())
+                }
+                safetensors::Dtype::F32 => {
+                    first(bytes(&mut buffer)?, dtype, |bytes| f32::from_le_bytes(bytes).into())
+                }
                 safetensors::Dtype::F64 => first(bytes(&mut buffer)?, dtype, f64::from_le_bytes),
                 _ => return Ok(None),
             };

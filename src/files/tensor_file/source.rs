@@ -53,7 +53,12 @@ impl Source {
     }
 
     /// `length` bytes from `start` on; in `buffer`, unless they are in memory.
-    pub(crate) fn read<'b>(&'b self, start: u64, length: usize, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
+    pub(crate) fn read<'b>(
+        &'b self,
+        start: u64,
+        length: usize,
+        buffer: &'b mut Vec<u8>,
+    ) -> io::Result<&'b [u8]> {
         match self {
             Source::Memory(bytes) => {
                 let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..));
@@ -87,7 +92,12 @@ impl Source {
     pub(crate) fn check_unchanged(&self) -> io::Result<()> {
         let Source::File { file, opened } = self else { return Ok(()) };
         let found = Stamp::of(&file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?);
-        let changed = || io::Error::new(io::ErrorKind::InvalidData, "it was changed after it had been opened; open it again");
+        let changed = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it was changed after it had been opened; open it again",
+            )
+        };
         if found == *opened { Ok(()) } else { Err(changed()) }
     }
 }

@@ -33,7 +33,10 @@ struct ArchiveRecord {
 
 /// The `N` bytes of a number at a place.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> io::Result<[u8; N]> {
-    bytes.get(at..).and_then(|rest| rest.first_chunk().copied()).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk().copied())
+        .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> io::Result<usize> {
@@ -57,7 +60,8 @@ fn bytes_at(source: &Source, start: u64, length: u64) -> io::Result<Vec<u8>> {
     if start.checked_add(length).is_none_or(|end| end > source.length()) {
         return Err(damaged("it ends before what its directory names"));
     }
-    let length = usize::try_from(length).map_err(|_| damaged("it has a record that is larger than memory"))?;
+    let length =
+        usize::try_from(length).map_err(|_| damaged("it has a record that is larger than memory"))?;
     let mut buffer = Vec::new();
     Ok(source.read(start, length, &mut buffer)?.to_vec())
 }
@@ -75,7 +79,9 @@ impl Archive {
             };
             let name = String::from_utf8_lossy(name).into_owned();
             if u16_at(rest, 10)? != 0 {
-                return Err(damaged(format!("its record {name:?} is compressed, which `torch.save` does not do")));
+                return Err(damaged(format!(
+                    "its record {name:?} is compressed, which `torch.save` does not do"
+                )));
             }
             let record = ArchiveRecord::of(rest, extra)?;
             if records.insert(name.clone(), record).is_some() {
@@ -115,14 +121,23 @@ impl Archive {
     }
 
     /// The run of numbers that contains a tensor's elements.
-    pub(super) fn entry<'f>(&'f self, stored: &StoredTensor, strided: &'f StridedRun) -> io::Result<Entry<'f>> {
+    pub(super) fn entry<'f>(
+        &'f self,
+        stored: &StoredTensor,
+        strided: &'f StridedRun,
+    ) -> io::Result<Entry<'f>> {
         let (start, length) = self.place(&stored.place)?;
         let width = stored.dtype.size_in_bytes();
         let end = strided.offset.checked_add(strided.span[0]).and_then(|end| end.checked_mul(width));
         if end.is_none_or(|end| end as u64 > length) {
             return Err(damaged(format!("its record {:?} is shorter than a tensor in it", stored.place)));
         }
-        Ok(Entry::at(&self.source, start + (strided.offset * width) as u64, stored.dtype.into(), &strided.span))
+        Ok(Entry::at(
+            &self.source,
+            start + (strided.offset * width) as u64,
+            stored.dtype.into(),
+            &strided.span,
+        ))
     }
 
     /// A tensor, in row-major order.
@@ -168,7 +183,10 @@ fn directory(source: &Source) -> io::Result<(u64, u64)> {
     let start = source.length() - tail;
     let bytes = bytes_at(source, start, tail)?;
     let last = bytes.len().checked_sub(END.0 as usize).ok_or_else(|| damaged("it is cut"))?;
-    let end = (0..=last).rev().find(|at| bytes[*at..].starts_with(b"PK\x05\x06")).ok_or_else(|| damaged("it is cut"))?;
+    let end = (0..=last)
+        .rev()
+        .find(|at| bytes[*at..].starts_with(b"PK\x05\x06"))
+        .ok_or_else(|| damaged("it is cut"))?;
     // The ZIP64 locator, if any, lies directly before the end record.
     let locator = end.checked_sub(20).filter(|at| bytes[*at..].starts_with(b"PK\x06\x07"));
     match locator {
@@ -206,7 +224,12 @@ impl ArchiveRecord {
         };
         let length = whole(length)?;
         whole(stored)?;
-        Ok(ArchiveRecord { length, header: whole(header)?, crc: u32_at(entry, 16)?, is_verified: AtomicBool::new(false) })
+        Ok(ArchiveRecord {
+            length,
+            header: whole(header)?,
+            crc: u32_at(entry, 16)?,
+            is_verified: AtomicBool::new(false),
+        })
     }
 }
 
@@ -220,7 +243,8 @@ mod tests {
         let crc = crc32fast::hash(record).to_le_bytes();
         let sizes = [crc, length.to_le_bytes(), length.to_le_bytes()].concat();
         let head = [MAGIC, &[0; 10], &sizes, &named.to_le_bytes(), name.as_bytes(), record].concat();
-        let entry = [&b"PK\x01\x02"[..], &[0; 12], &sizes, &named.to_le_bytes(), &[0; 14], name.as_bytes()].concat();
+        let entry =
+            [&b"PK\x01\x02"[..], &[0; 12], &sizes, &named.to_le_bytes(), &[0; 14], name.as_bytes()].concat();
         let places = [entry.len() as u32, head.len() as u32].map(u32::to_le_bytes).concat();
         [&head[..], &entry, b"PK\x05\x06", &[0; 8], &places, &[0; 2]].concat()
     }

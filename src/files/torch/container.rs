@@ -40,17 +40,25 @@ impl Container {
             return Ok(None);
         }
         self.verify(stored)?;
-        let number = self.tensor(stored)?.to_dtype(DType::F64).and_then(|number| number.reshape(())?.to_scalar());
+        let number =
+            self.tensor(stored)?.to_dtype(DType::F64).and_then(|number| number.reshape(())?.to_scalar());
         number.map(Some).map_err(io::Error::other)
     }
 
     /// The first number that `find` finds the place of among some, with its index among the stored numbers.
-    pub(super) fn first(&self, stored: &StoredTensor, find: impl Fn(&[f64]) -> Option<usize>) -> io::Result<Option<(usize, f64)>> {
+    pub(super) fn first(
+        &self,
+        stored: &StoredTensor,
+        find: impl Fn(&[f64]) -> Option<usize>,
+    ) -> io::Result<Option<(usize, f64)>> {
         self.verify(stored)?;
         let entry = self.entry(stored)?;
         for window in ranges(0..entry.elements()) {
-            let numbers: Vec<f64> =
-                entry.part(window.clone())?.to_dtype(DType::F64).and_then(|part| part.to_vec1()).map_err(io::Error::other)?;
+            let numbers: Vec<f64> = entry
+                .part(window.clone())?
+                .to_dtype(DType::F64)
+                .and_then(|part| part.to_vec1())
+                .map_err(io::Error::other)?;
             if let Some(index) = find(&numbers) {
                 return Ok(Some((window.start + index, numbers[index])));
             }

@@ -66,7 +66,10 @@ impl StridedRun {
         }
         let mut places = vec![0i64];
         for (length, stride) in shape.iter().zip(&self.strides) {
-            places = places.iter().flat_map(|place| (0..*length).map(move |i| place + (i * stride) as i64)).collect();
+            places = places
+                .iter()
+                .flat_map(|place| (0..*length).map(move |i| place + (i * stride) as i64))
+                .collect();
         }
         if places.iter().copied().eq(0..self.span[0] as i64) {
             return run.reshape(shape);
@@ -105,8 +108,13 @@ impl Content {
     pub(super) fn check_names(&self) -> Result<&[String]> {
         let parameters = self.parameters.len();
         let unnamed = || {
-            Error::new(ErrorKind::File, format!("the file numbers its {parameters} parameters and does not name them")).with_remedy(
-                "give their names in the order of the optimiser's groups with `TorchState::named`, or save `param_names` along",
+            Error::new(
+                ErrorKind::File,
+                format!("the file numbers its {parameters} parameters and does not name them"),
+            )
+            .with_remedy(
+                "give their names in the order of the optimiser's groups with `TorchState::named`, or save \
+                 `param_names` along",
             )
         };
         let names = self.names.as_ref().ok_or_else(unnamed)?;
@@ -135,7 +143,10 @@ mod tests {
     fn elements_of_a_run_are_in_the_order_of_the_shape() -> candle_core::Result<()> {
         let run = |strides: &[usize], span| StridedRun { offset: 0, strides: strides.to_vec(), span: [span] };
         let numbers = Tensor::new(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &Device::Cpu)?;
-        assert_eq!(run(&[1, 2], 6).of(&numbers, &[2, 3])?.to_vec2::<f32>()?, [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]);
+        assert_eq!(
+            run(&[1, 2], 6).of(&numbers, &[2, 3])?.to_vec2::<f32>()?,
+            [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+        );
         // At once, however large the other dimensions are.
         let none = run(&[0, 1], 0).of(&Tensor::zeros(0, DType::F32, &Device::Cpu)?, &[1 << 40, 0])?;
         assert_eq!(none.dims(), [1 << 40, 0]);

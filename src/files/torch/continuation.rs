@@ -75,7 +75,8 @@ impl<'c> Check<'c> {
             };
             let leaf = leaf.ok_or_else(unknown)?;
             if of_leaf.insert(leaf.path(), parameter).is_some() {
-                let twice = Error::new(ErrorKind::Model, "two parameters of the file are this one in the state");
+                let twice =
+                    Error::new(ErrorKind::Model, "two parameters of the file are this one in the state");
                 return Err(twice.with_remedy("name each once").at(leaf.path()));
             }
         }
@@ -100,21 +101,26 @@ impl<'c> Check<'c> {
         let entries = &parameter.entries;
         let group = self.content.groups.get(parameter.group);
         let group = group.ok_or_else(|| damaged("it has a parameter that is in no group"))?;
-        let comparison = GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
+        let comparison =
+            GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
         let (wanted, rate) = comparison.check()?;
         let drive = comparison.drive()?;
         // Without a state torch would start from zeros. Adagrad has a state from the start.
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let scale = slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
-            let stored = if is_unmoved { None } else { Some((self.tensor(leaf, slot, scale, entries)?, scale)) };
+            let stored =
+                if is_unmoved { None } else { Some((self.tensor(leaf, slot, scale, entries)?, scale)) };
             Ok((slot.slot.clone(), stored))
         };
         let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);
         if let Some(key) = entries.keys().find(|key| !known(key)) {
             let known = own.slots.iter().map(|slot| slot.key).chain([STEP]).collect::<Vec<_>>().join(", ");
-            let unknown = Error::new(ErrorKind::File, format!("the file has an entry that no rule here takes, {key:?}"));
+            let unknown = Error::new(
+                ErrorKind::File,
+                format!("the file has an entry that no rule here takes, {key:?}"),
+            );
             return Err(unknown.with_expected(format_args!("one of: {known}")));
         }
         let step = match entries.get(STEP) {
@@ -127,10 +133,18 @@ impl<'c> Check<'c> {
     }
 
     /// The tensor of a slot, after a check of its numbers, of which the state gets `scale` times as much.
-    fn tensor(&self, leaf: &Leaf, slot: &TorchSlot, scale: f64, entries: &'c BTreeMap<String, StateEntry>) -> Result<&'c StoredTensor> {
+    fn tensor(
+        &self,
+        leaf: &Leaf,
+        slot: &TorchSlot,
+        scale: f64,
+        entries: &'c BTreeMap<String, StateEntry>,
+    ) -> Result<&'c StoredTensor> {
         let what = format!("{} in the file", slot.key);
         let no_tensor = |got: &dyn Display| {
-            Error::new(ErrorKind::File, format!("{what} is")).with_got(got).with_expected(format_args!("a tensor of {FLOATS}"))
+            Error::new(ErrorKind::File, format!("{what} is"))
+                .with_got(got)
+                .with_expected(format_args!("a tensor of {FLOATS}"))
         };
         let stored = match entries.get(slot.key).ok_or_else(|| lacks(slot.key, entries))? {
             StateEntry::Tensor(stored) if is_supported(stored.dtype) => stored,
@@ -139,29 +153,45 @@ impl<'c> Check<'c> {
             StateEntry::Other(other) => return Err(no_tensor(other)),
         };
         if stored.shape != leaf.shape() {
-            let remedy = "it belongs to another parameter: name the parameters as the optimiser of the file has them";
+            let remedy =
+                "it belongs to another parameter: name the parameters as the optimiser of the file has them";
             return Err(Error::shape(what, &stored.shape, leaf.shape()).with_remedy(remedy));
         }
-        let dtype =
-            leaf.state.tensors().into_iter().find(|(name, _)| *name == slot.slot).map_or(DType::F32, |(_, tensor)| stored_in(tensor));
+        let dtype = leaf
+            .state
+            .tensors()
+            .into_iter()
+            .find(|(name, _)| *name == slot.slot)
+            .map_or(DType::F32, |(_, tensor)| stored_in(tensor));
         let is_lost = |number: f64| scale == 0.0 && number != 0.0;
         let unfit = |numbers: &[f64]| {
             let scaled = numbers.iter().map(|number| number * scale);
-            let infinite = first_non_finite(scaled, dtype).filter(|_| !self.accepts_non_finite).map(|(index, _)| index);
-            infinite.or_else(|| numbers.iter().position(|number| is_lost(*number) || slot.is_square && *number < 0.0))
+            let infinite =
+                first_non_finite(scaled, dtype).filter(|_| !self.accepts_non_finite).map(|(index, _)| index);
+            infinite.or_else(|| {
+                numbers.iter().position(|number| is_lost(*number) || slot.is_square && *number < 0.0)
+            })
         };
         match self.container.first(stored, unfit).map_err(read_error)? {
             None => Ok(stored),
-            Some((element, value)) if slot.is_square && value < 0.0 => Err(Error::new(ErrorKind::File, format!("{what} is"))
-                .with_got(value)
-                .at_element(element)
-                .with_expected("a finite number that is not negative")),
-            Some((element, value)) if is_lost(value) && value.is_finite() => Err(Error::new(ErrorKind::Unsupported, format!("{what} is"))
-                .with_got(value)
-                .at_element(element)
-                .with_expected("0, as the velocity here contains a learning rate, which is 0")
-                .with_remedy("set up the rule with η = 1 and a `Descent` behind it: that velocity is torch's")),
-            Some((element, value)) if value.is_finite() => Err(Error::too_large(what, value * scale, element, dtype).with_remedy(ACCEPT)),
+            Some((element, value)) if slot.is_square && value < 0.0 => {
+                Err(Error::new(ErrorKind::File, format!("{what} is"))
+                    .with_got(value)
+                    .at_element(element)
+                    .with_expected("a finite number that is not negative"))
+            }
+            Some((element, value)) if is_lost(value) && value.is_finite() => {
+                Err(Error::new(ErrorKind::Unsupported, format!("{what} is"))
+                    .with_got(value)
+                    .at_element(element)
+                    .with_expected("0, as the velocity here contains a learning rate, which is 0")
+                    .with_remedy(
+                        "set up the rule with η = 1 and a `Descent` behind it: that velocity is torch's",
+                    ))
+            }
+            Some((element, value)) if value.is_finite() => {
+                Err(Error::too_large(what, value * scale, element, dtype).with_remedy(ACCEPT))
+            }
             Some((element, value)) => Err(Error::not_finite(what, value, element).with_remedy(ACCEPT)),
         }
     }
@@ -181,12 +211,17 @@ impl<'c> Check<'c> {
         let step = number.filter(|number| *number >= 0.0 && *number < TOO_MANY && number.fract() == 0.0);
         let step = step.ok_or_else(|| refused().with_expected("a count of steps"))?;
         match entry {
-            StateEntry::Tensor(stored) if counts_to(stored.dtype).is_some_and(|last| step >= last) => Err(refused()
-                .with_expected(format_args!("a count in F32: adding 1 to it in {:?} changes nothing", stored.dtype))
-                .with_remedy(
-                    "set the true count in torch, `state[\"step\"] = torch.tensor(float(steps))` for each `state` in \
-                     `optimizer.state.values()`, and save again",
-                )),
+            StateEntry::Tensor(stored) if counts_to(stored.dtype).is_some_and(|last| step >= last) => {
+                Err(refused()
+                    .with_expected(format_args!(
+                        "a count in F32: adding 1 to it in {:?} changes nothing",
+                        stored.dtype
+                    ))
+                    .with_remedy(
+                        "set the true count in torch, `state[\"step\"] = torch.tensor(float(steps))` for \
+                         each `state` in `optimizer.state.values()`, and save again",
+                    ))
+            }
             _ => Ok(step as u64),
         }
     }
@@ -204,13 +239,15 @@ pub(super) fn read_error(source: std::io::Error) -> Error {
 
 pub(super) fn failed(problem: &'static str, source: std::io::Error) -> Error {
     use std::io::ErrorKind::{InvalidData, UnexpectedEof};
-    let kind = if matches!(source.kind(), InvalidData | UnexpectedEof) { ErrorKind::File } else { ErrorKind::Io };
+    let kind =
+        if matches!(source.kind(), InvalidData | UnexpectedEof) { ErrorKind::File } else { ErrorKind::Io };
     Error::new(kind, problem).caused_by(source)
 }
 
 /// The error that a parameter's state lacks an entry.
 fn lacks(key: &str, entries: &BTreeMap<String, StateEntry>) -> Error {
-    Error::missing(format!("the file lacks {key:?}; it has:")).with_got(shown(listed(entries.keys().map(String::as_str))))
+    Error::missing(format!("the file lacks {key:?}; it has:"))
+        .with_got(shown(listed(entries.keys().map(String::as_str))))
 }
 
 fn shown(names: Vec<String>) -> String {

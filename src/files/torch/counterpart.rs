@@ -11,7 +11,8 @@ use crate::rule::{MemberDescription, RATE, Setting, has_alternatives};
 use crate::tree::Leaf;
 
 /// The rules that have a counterpart.
-const RULES: &str = "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion";
+const RULES: &str =
+    "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion";
 
 /// The key with the learning rate that a group began with, written by torch's schedulers.
 pub(super) const INITIAL_RATE: &str = "initial_lr";
@@ -89,7 +90,8 @@ const ADAM: Definition = Definition {
     has_step: true,
 };
 
-const SGD: Definition = Definition { kind: "SGD", slots: &[], fields: &[], flags: &[], zeros: &["dampening"], has_step: false };
+const SGD: Definition =
+    Definition { kind: "SGD", slots: &[], fields: &[], flags: &[], zeros: &["dampening"], has_step: false };
 
 fn definition(rule: &str) -> Option<Definition> {
     Some(match rule {
@@ -100,9 +102,12 @@ fn definition(rule: &str) -> Option<Definition> {
             ..ADAM
         },
         "Descent" => Definition { flags: &[("nesterov", false)], ..SGD },
-        "Momentum" => {
-            Definition { slots: &[("momentum_buffer", "velocity")], fields: &[("momentum", "rho")], flags: &[("nesterov", false)], ..SGD }
-        }
+        "Momentum" => Definition {
+            slots: &[("momentum_buffer", "velocity")],
+            fields: &[("momentum", "rho")],
+            flags: &[("nesterov", false)],
+            ..SGD
+        },
         "Nesterov" => Definition {
             slots: &[("momentum_buffer", "displacement")],
             fields: &[("momentum", "rho")],
@@ -125,9 +130,14 @@ fn definition(rule: &str) -> Option<Definition> {
             zeros: &["lr_decay"],
             has_step: true,
         },
-        "Lion" => {
-            Definition { kind: "Lion", slots: &[("exp_avg", "m")], fields: &[("betas", "beta")], flags: &[], zeros: &[], has_step: false }
-        }
+        "Lion" => Definition {
+            kind: "Lion",
+            slots: &[("exp_avg", "m")],
+            fields: &[("betas", "beta")],
+            flags: &[],
+            zeros: &[],
+            has_step: false,
+        },
         _ => return None,
     })
 }
@@ -143,7 +153,8 @@ impl<'m> FoundRule<'m> {
     fn of(leaf: &Leaf, members: &'m [MemberDescription]) -> Result<Self> {
         let known = |i: &usize| definition(members[*i].kind).is_some();
         let places = |name: &str| (0..members.len()).filter(|i| members[*i].kind == name).collect::<Vec<_>>();
-        let mut with_state: Vec<usize> = (0..members.len()).filter(known).filter(|i| members[*i].kind != "Descent").collect();
+        let mut with_state: Vec<usize> =
+            (0..members.len()).filter(known).filter(|i| members[*i].kind != "Descent").collect();
         let mut velocity = None;
         if let ([mean], [momentum]) = (&places("RMSProp")[..], &places("Momentum")[..])
             && mean < momentum
@@ -159,7 +170,8 @@ impl<'m> FoundRule<'m> {
             _ => {
                 let names: Vec<&str> = with_state.iter().map(|i| members[*i].kind).collect();
                 let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
-                let problem = format!("of the rules that torch has a counterpart of, {} has", leaf.optimiser().name());
+                let problem =
+                    format!("of the rules that torch has a counterpart of, {} has", leaf.optimiser().name());
                 Err(Error::new(ErrorKind::Unsupported, problem)
                     .with_got(found)
                     .with_expected(format_args!("exactly one of {RULES}"))
@@ -199,7 +211,9 @@ impl<'m> FoundRule<'m> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
             let (kind, field) = match member.kind {
-                "WeightDecay" if i > self.own => return Err(unrepresentable(path, "a WeightDecay behind the rule")),
+                "WeightDecay" if i > self.own => {
+                    return Err(unrepresentable(path, "a WeightDecay behind the rule"));
+                }
                 "WeightDecay" => (0, "lambda"),
                 "DecoupledDecay" => (1, "decay_lambda"),
                 _ if i == self.own => (1, "lambda"),
@@ -214,7 +228,10 @@ impl<'m> FoundRule<'m> {
             }
             let maximum = member.real("decay_eta_max").unwrap_or(0.0);
             if kind == 1 && lambda != 0.0 && (maximum != 0.0 || member.flag("couple") == Some(false)) {
-                return Err(unrepresentable(path, "a weight decay that is not in proportion to the learning rate"));
+                return Err(unrepresentable(
+                    path,
+                    "a weight decay that is not in proportion to the learning rate",
+                ));
             }
         }
         Ok(decay)
@@ -253,7 +270,9 @@ impl Counterpart {
             return Err(unrepresentable(path, "rules of which one acts at a time"));
         }
         let mut members = MemberDescription::all(&mut *described);
-        if members.iter().any(|member| member.kind == "DecoupledDecay" && member.settings.contains(&("cautious", Setting::Flag(true)))) {
+        if members.iter().any(|member| {
+            member.kind == "DecoupledDecay" && member.settings.contains(&("cautious", Setting::Flag(true)))
+        }) {
             return Err(unrepresentable(path, "a cautious weight decay"));
         }
         members.retain(|member| !member.fields.is_empty());
@@ -261,7 +280,10 @@ impl Counterpart {
         let own = found.own();
         let definition = definition(own.kind).ok_or_else(|| unrepresentable(path, own.kind))?;
         let setting = |key, value: FieldValue, place| TorchSetting { key, value, place };
-        let named = definition.fields.iter().filter_map(|(key, field)| Some(setting(*key, own.value(field)?, Some(own.at(field)))));
+        let named = definition
+            .fields
+            .iter()
+            .filter_map(|(key, field)| Some(setting(*key, own.value(field)?, Some(own.at(field)))));
         let mut settings: Vec<TorchSetting> = named.collect();
         settings.extend(definition.flags.iter().map(|(key, flag)| setting(*key, (*flag).into(), None)));
         settings.extend(definition.zeros.iter().map(|key| setting(*key, 0.0.into(), None)));
@@ -277,7 +299,8 @@ impl Counterpart {
             "displacement" => Some(-1.0),
             _ => None,
         };
-        let mut slots: Vec<TorchSlot> = definition.slots.iter().map(|(key, name)| slot(*key, own.at(name), sign(name))).collect();
+        let mut slots: Vec<TorchSlot> =
+            definition.slots.iter().map(|(key, name)| slot(*key, own.at(name), sign(name))).collect();
         if definition.kind == "RMSprop" {
             let mean = own.at("m");
             let is_centred = leaf.state.tensors().iter().any(|(name, _)| *name == mean);
@@ -286,14 +309,17 @@ impl Counterpart {
             let velocity = found.velocity.map(|i| &members[i]);
             slots.extend(velocity.map(|member| slot("momentum_buffer", member.at("velocity"), Some(1.0))));
         }
-        if settings.iter().all(|setting| setting.key != "momentum") && ["SGD", "RMSprop"].contains(&definition.kind) {
+        if settings.iter().all(|setting| setting.key != "momentum")
+            && ["SGD", "RMSprop"].contains(&definition.kind)
+        {
             let velocity = found.velocity.map(|i| &members[i]);
             let momentum = velocity.and_then(|member| Some((member.value("rho")?, Some(member.at("rho")))));
             let (value, place) = momentum.unwrap_or((0.0.into(), None));
             settings.push(setting("momentum", value, place));
         }
         // With momentum 0 torch has no velocity, and none matters here.
-        if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0)) {
+        if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0))
+        {
             slots.retain(|slot| slot.velocity.is_none());
         }
         check_slots(leaf, &slots)?;
@@ -332,14 +358,21 @@ impl Counterpart {
     /// The field to adjust for this learning rate, and its value.
     pub(super) fn field_for(&self, learning_rate: f64) -> Option<(&str, f64)> {
         let (place, own) = self.rates.get(self.rate)?;
-        let others: f64 = self.rates.iter().enumerate().filter(|(i, _)| *i != self.rate).map(|(_, (_, rate))| rate).product();
+        let others: f64 = self
+            .rates
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i != self.rate)
+            .map(|(_, (_, rate))| rate)
+            .product();
         let is_same = same(learning_rate, self.learning_rate());
         Some((place, if is_same { *own } else { learning_rate / others }))
     }
 
     /// The factor of torch's velocity here, if the field of the learning rate has this value.
     pub(super) fn velocity_scale(&self, field: f64) -> f64 {
-        let rates = self.rates.iter().enumerate().map(|(i, (_, rate))| if i == self.rate { field } else { *rate });
+        let rates =
+            self.rates.iter().enumerate().map(|(i, (_, rate))| if i == self.rate { field } else { *rate });
         rates.take(self.inner).product()
     }
 
@@ -350,7 +383,9 @@ impl Counterpart {
 
     /// The learning rate from which a relative schedule made the current one.
     fn initial_rate(&self) -> Option<f64> {
-        let rates = |base| self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { base } else { *rate });
+        let rates = |base| {
+            self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { base } else { *rate })
+        };
         self.base.map(|base| rates(base).product())
     }
 

@@ -24,7 +24,9 @@ pub(super) fn content(file: &TensorFile, said: Texts) -> Result<Content> {
     let groups: Vec<Map<String, Value>> = serde_json::from_str(&groups).map_err(|error| unread(&error))?;
     let named = |mut group: Map<String, Value>| {
         let names = group.remove(PARAMETERS).as_ref().and_then(texts);
-        names.map(|names| (group, names)).ok_or_else(|| unread(&"a group has no list of the names of its params"))
+        names
+            .map(|names| (group, names))
+            .ok_or_else(|| unread(&"a group has no list of the names of its params"))
     };
     let groups = groups.into_iter().map(named).collect::<Result<Vec<_>>>()?;
     let names = groups.iter().flat_map(|(_, names)| names.iter().cloned()).collect();
@@ -35,7 +37,9 @@ pub(super) fn content(file: &TensorFile, said: Texts) -> Result<Content> {
         };
         let (name, key) = (name.to_string(), key.to_string());
         let found = match DType::try_from(entry.dtype) {
-            Ok(dtype) => StateEntry::Tensor(StoredTensor { strided: None, dtype, shape: entry.shape.to_vec(), place }),
+            Ok(dtype) => {
+                StateEntry::Tensor(StoredTensor { strided: None, dtype, shape: entry.shape.to_vec(), place })
+            }
             Err(_) => StateEntry::Other(format!("a tensor of {:?}", entry.dtype)),
         };
         state.entry(name).or_default().insert(key, found);

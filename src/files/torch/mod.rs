@@ -96,20 +96,19 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("optimizer.safetensors");
-//! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups.
-//! let group = |lr: f64, name: &str| {
-//!     format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0)
-//! };
-//! let metadata = HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
-//! safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
+//! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups. let group =
+//! |lr: f64, name: &str| { format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0,
+//! "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0) }; let metadata =
+//! HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25,
+//! "bias")))]); safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
 //!
-//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
-//! let mut state = setup(Descent::new(0.5), &model)?;
-//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
-//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
+//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0],
+//! &Device::Cpu).expect("a variable")))); let mut state = setup(Descent::new(0.5), &model)?;
+//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?; let mut scheduler =
+//! Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
-//! scheduler.go_to(10, &mut state)?;
-//! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
+//! scheduler.go_to(10, &mut state)?; assert_eq!(state.leaves().map(|leaf|
+//! leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -118,8 +117,8 @@
 //! step `last_epoch + 1`:
 //!
 //! ```python
-//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
-//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors") scheduler =
+//! CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
 //! ```
 //!
 //! # What is what
@@ -244,7 +243,13 @@ impl TorchState {
     fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
         let read = source.map_err(continuation::read_error).and_then(|source| parse(source, at));
         let (container, content) = read.map_err(|error| in_file(path, error))?;
-        Ok(TorchState { path: path.to_path_buf(), container, content, takes_over: false, accepts_non_finite: false })
+        Ok(TorchState {
+            path: path.to_path_buf(),
+            container,
+            content,
+            takes_over: false,
+            accepts_non_finite: false,
+        })
     }
 
     /// Names the parameters in the order of torch's optimiser.
@@ -298,8 +303,8 @@ fn in_file(path: &Path, error: Error) -> Error {
 
 fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
     let mut buffer = Vec::new();
-    let is_archive =
-        source.length() >= MAGIC.len() as u64 && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::read_error)? == MAGIC;
+    let is_archive = source.length() >= MAGIC.len() as u64
+        && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::read_error)? == MAGIC;
     if is_archive {
         let archive = Archive::read(source).map_err(damaged)?;
         let content = pickled::content(&archive, at)?;

@@ -8,7 +8,11 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The error of a file that is of another format, or damaged.
 pub(super) fn damaged(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(ErrorKind::File, "neither a whole safetensors file nor one that `torch.save` writes since torch 1.6").caused_by(reason)
+    Error::new(
+        ErrorKind::File,
+        "neither a whole safetensors file nor one that `torch.save` writes since torch 1.6",
+    )
+    .caused_by(reason)
 }
 
 /// The error of a file without the state of an optimiser.
@@ -38,7 +42,8 @@ pub(super) fn object(pickle: &[u8]) -> Result<Object> {
         // candle's errors may quote whole objects, and bring a backtrace, for which the text would read all
         // debug information of the program.
         let unread = |error: candle_core::Error| {
-            let error = if let candle_core::Error::WithBacktrace { inner, .. } = error { *inner } else { error };
+            let error =
+                if let candle_core::Error::WithBacktrace { inner, .. } = error { *inner } else { error };
             damaged(error.to_string().chars().take(LONGEST).collect::<String>())
         };
         if stack.read(&mut rest).map_err(unread)? {
@@ -83,7 +88,9 @@ impl Depths {
             (Some(0x80 | b'q' | b'r'), _) => parts.first().copied(),
             // Behind its mark.
             (Some(b't'), [_, parts @ ..]) => parts.iter().map(|part| part + 1).max(),
-            (Some(b'a' | b'e' | b's' | b'u'), [whole, parts @ ..]) => parts.iter().map(|part| part + 1).chain([*whole]).max(),
+            (Some(b'a' | b'e' | b's' | b'u'), [whole, parts @ ..]) => {
+                parts.iter().map(|part| part + 1).chain([*whole]).max()
+            }
             _ => parts.iter().map(|part| part + 1).max(),
         };
         let last = last.unwrap_or(0);
@@ -148,12 +155,27 @@ mod tests {
         }
         assert_eq!(object(b"X\x03\0\0\0abc.").expect("a text"), Object::Unicode("abc".to_string()));
         // Texts, bytes and integers of other lengths, and frames.
-        for code in [0x8b, 0x8c, 0x8d, 0x8e, 0x95, 0x96, b'B', b'C', b'T', b'U', b'V', b'S', b'P', b'L', b'I', b'F'] {
+        for code in
+            [0x8b, 0x8c, 0x8d, 0x8e, 0x95, 0x96, b'B', b'C', b'T', b'U', b'V', b'S', b'P', b'L', b'I', b'F']
+        {
             let said = refused(&[&[code, 0xff, 0xff, 0xff, 0x7f][..], b"abc."].concat());
             assert!(said.contains(&format!("op-code {code}")), "{said}");
         }
-        let cuts: [&[u8]; 13] =
-            [b"X", b"X\x01\0\0", b"\x8a", b"\x8a\x08abc", b"K", b"M\x01", b"J\0\0\0", b"G\0", b"h", b"j\0", b"Nq", b"c", b"ca\nb"];
+        let cuts: [&[u8]; 13] = [
+            b"X",
+            b"X\x01\0\0",
+            b"\x8a",
+            b"\x8a\x08abc",
+            b"K",
+            b"M\x01",
+            b"J\0\0\0",
+            b"G\0",
+            b"h",
+            b"j\0",
+            b"Nq",
+            b"c",
+            b"ca\nb",
+        ];
         for cut in cuts {
             refused(cut);
         }
@@ -192,7 +214,10 @@ mod tests {
             let depths = if grows { &[65, 100][..] } else { &[65, 100, 60_000] };
             for &depth in depths {
                 let said = refused(&nested(depth));
-                assert!(said.contains("more than 64 deep") || grows && said.contains("too often"), "{what}, {depth}: {said}");
+                assert!(
+                    said.contains("more than 64 deep") || grows && said.contains("too often"),
+                    "{what}, {depth}: {said}"
+                );
             }
         }
         let several = |depth: usize| [&times(depth, b"](")[..], b"N", &times(depth, b"e"), b"."].concat();
@@ -202,7 +227,15 @@ mod tests {
         object(&pairs(64)).expect("a dict");
         assert!(refused(&pairs(65)).contains("more than 64 deep"));
         // Many beside each other are not deep.
-        let wide = [b"]".to_vec(), times(5000, b"]a"), times(5000, b"N\x85a"), b"(".to_vec(), times(5000, b"}"), b"e.".to_vec()].concat();
+        let wide = [
+            b"]".to_vec(),
+            times(5000, b"]a"),
+            times(5000, b"N\x85a"),
+            b"(".to_vec(),
+            times(5000, b"}"),
+            b"e.".to_vec(),
+        ]
+        .concat();
         object(&wide).expect("a list");
     }
 }

@@ -57,7 +57,9 @@ pub(super) fn content(archive: &Archive, at: Option<&str>) -> Result<Content> {
 fn find<'o>(place: &str, object: &'o Object, found: &mut Vec<(String, &'o Pairs)>) {
     let inside = |name: String| if place.is_empty() { name } else { format!("{place}.{name}") };
     match object {
-        Object::Dict(pairs) if get(pairs, "state").and_then(dict).is_some() && get(pairs, GROUPS).is_some() => {
+        Object::Dict(pairs)
+            if get(pairs, "state").and_then(dict).is_some() && get(pairs, GROUPS).is_some() =>
+        {
             found.push((place.to_string(), pairs));
         }
         Object::Dict(pairs) => {
@@ -101,7 +103,9 @@ fn value(object: &Object) -> Value {
         Object::Bool(flag) => Value::Bool(*flag),
         Object::Int(number) => (*number).into(),
         Object::Long(number) => (*number).into(),
-        Object::Float(number) => serde_json::Number::from_f64(*number).map_or_else(|| number.to_string().into(), Value::Number),
+        Object::Float(number) => {
+            serde_json::Number::from_f64(*number).map_or_else(|| number.to_string().into(), Value::Number)
+        }
         Object::Unicode(text) => text.as_str().into(),
         Object::List(parts) | Object::Tuple(parts) => parts.iter().map(value).collect(),
         other => kind(other).into(),
@@ -136,14 +140,18 @@ impl Reader<'_> {
         let (mut groups, mut names, mut own_names) = (Vec::new(), Vec::new(), true);
         for group in get(pairs, GROUPS).and_then(list).ok_or_else(no_groups)? {
             let group = dict(group).ok_or_else(no_groups)?;
-            let keys = get(group, PARAMETERS).and_then(list).and_then(|keys| keys.iter().map(ParameterKey::of).collect::<Option<Vec<_>>>());
+            let keys = get(group, PARAMETERS)
+                .and_then(list)
+                .and_then(|keys| keys.iter().map(ParameterKey::of).collect::<Option<Vec<_>>>());
             let keys = keys.ok_or_else(|| damaged("a group has no list of its params, by number or name"))?;
             let said = get(group, NAMES).and_then(|names| texts(&value(names)));
             let said = said.or_else(|| keys.iter().map(ParameterKey::name).collect());
             own_names &= said.is_some();
             names.extend(said.into_iter().flatten());
             let settings = group.iter().filter_map(|(key, object)| match key {
-                Object::Unicode(key) if key != PARAMETERS && key != NAMES => Some(self.setting(object).map(|value| (key.clone(), value))),
+                Object::Unicode(key) if key != PARAMETERS && key != NAMES => {
+                    Some(self.setting(object).map(|value| (key.clone(), value)))
+                }
                 _ => None,
             });
             groups.push((settings.collect::<Result<Map<_, _>>>()?, keys));
@@ -165,7 +173,11 @@ impl Reader<'_> {
                 let stored = StoredTensor { strided: None, place, dtype, shape };
                 self.archive.verify(&stored.place).map_err(damaged)?;
                 let number = self.archive.tensor(&stored, &strided).map_err(damaged)?;
-                Ok(number.to_dtype(DType::F64).and_then(|number| number.reshape(())?.to_scalar::<f64>()).map_err(damaged)?.into())
+                Ok(number
+                    .to_dtype(DType::F64)
+                    .and_then(|number| number.reshape(())?.to_scalar::<f64>())
+                    .map_err(damaged)?
+                    .into())
             }
             _ => Ok(value(object)),
         }
@@ -174,7 +186,9 @@ impl Reader<'_> {
     fn entries(&self, pairs: &Pairs) -> Result<BTreeMap<String, StateEntry>> {
         let mut entries = BTreeMap::new();
         for (key, object) in pairs {
-            let Object::Unicode(key) = key else { return Err(damaged("an entry of a parameter's state has no name")) };
+            let Object::Unicode(key) = key else {
+                return Err(damaged("an entry of a parameter's state has no name"));
+            };
             let entry = match object {
                 // SGD's velocity before the first step.
                 Object::None => continue,
@@ -203,10 +217,21 @@ impl Reader<'_> {
         let (Object::PersistentLoad(id), [offset, shape, strides, ..]) = (first, args) else { return None };
         let [_, class, Object::Unicode(key), ..] = list(id)? else { return None };
         let Object::Class { class_name, .. } = class else { return None };
-        let lengths = |object| list(object)?.iter().map(|length| usize::try_from(integer(length)?).ok()).collect::<Option<Vec<_>>>();
-        let (offset, shape, strides) = (usize::try_from(integer(offset)?).ok()?, lengths(shape)?, lengths(strides)?);
+        let lengths = |object| {
+            list(object)?
+                .iter()
+                .map(|length| usize::try_from(integer(length)?).ok())
+                .collect::<Option<Vec<_>>>()
+        };
+        let (offset, shape, strides) =
+            (usize::try_from(integer(offset)?).ok()?, lengths(shape)?, lengths(strides)?);
         let strided = StridedRun { span: [span(&shape, &strides)?], offset, strides };
-        Some(StoredTensor { place: format!("{}data/{key}", self.folder), strided: Some(strided), dtype: dtype(class_name)?, shape })
+        Some(StoredTensor {
+            place: format!("{}data/{key}", self.folder),
+            strided: Some(strided),
+            dtype: dtype(class_name)?,
+            shape,
+        })
     }
 }
 
@@ -220,7 +245,10 @@ fn span(shape: &[usize], strides: &[usize]) -> Option<usize> {
     if elements == 0 {
         return Some(0);
     }
-    let last = shape.iter().zip(strides).try_fold(0usize, |last, (length, stride)| last.checked_add((length - 1).checked_mul(*stride)?));
+    let last = shape
+        .iter()
+        .zip(strides)
+        .try_fold(0usize, |last, (length, stride)| last.checked_add((length - 1).checked_mul(*stride)?));
     last.and_then(|last| last.checked_add(1)).filter(|span| *span >= elements)
 }
 
@@ -266,7 +294,12 @@ mod tests {
         assert_eq!(span(&[2, 2, 2, 2], &[8, 1, 4, 2]), Some(16));
         assert_eq!(span(&[2, 3], &[6, 2]), Some(11));
         assert_eq!(span(&[0, 3], &[3, 1]), Some(0));
-        for (shape, strides) in [(&[2, 3][..], &[0, 1][..]), (&[2], &[1, 1]), (&[usize::MAX, 2], &[1, 1]), (&[2, 2], &[usize::MAX, 1])] {
+        for (shape, strides) in [
+            (&[2, 3][..], &[0, 1][..]),
+            (&[2], &[1, 1]),
+            (&[usize::MAX, 2], &[1, 1]),
+            (&[2, 2], &[usize::MAX, 1]),
+        ] {
             assert_eq!(span(shape, strides), None, "{shape:?}");
         }
     }

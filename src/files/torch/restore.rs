@@ -67,10 +67,15 @@ impl TorchState {
         let (part, whole) = (leaf.part(), elem_count(leaf.shape()));
         let StateParts { mut tensors, counters, .. } = leaf.state.parts_mut();
         for (slot, source) in &takes.tensors {
-            let Some(tensor) = tensor_names.iter().position(|name| name == slot).and_then(|i| tensors.get_mut(i)) else { continue };
+            let Some(tensor) =
+                tensor_names.iter().position(|name| name == slot).and_then(|i| tensors.get_mut(i))
+            else {
+                continue;
+            };
             let values = match source {
                 Some((stored, scale)) => values(&self.container, stored, *scale).map_err(|source| {
-                    let remedy = "a part of it has been taken over: restore from a whole file before going on";
+                    let remedy =
+                        "a part of it has been taken over: restore from a whole file before going on";
                     self.refused(failed("cannot take over the whole file", source).with_remedy(remedy))
                 })?,
                 None => Tensor::zeros(whole, DType::F32, &Device::Cpu)?,
@@ -105,7 +110,12 @@ impl LeafContinuation<'_> {
         let Some((field, _)) = reached(leaf.optimiser(), place).first().copied() else { return };
         leaf.set_base(field, self.drive.map(|(base, _)| base));
         if let Some((_, factor)) = self.drive {
-            leaf.set_mark(DriveMark { field, factor: Some(factor), since: leaf.steps(), course: DriveCourse::Restored });
+            leaf.set_mark(DriveMark {
+                field,
+                factor: Some(factor),
+                since: leaf.steps(),
+                course: DriveCourse::Restored,
+            });
         }
     }
 }
@@ -120,7 +130,9 @@ fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Resu
         which.push((!wanted.is_empty()).then(|| known.unwrap_or(settings.len())));
         settings.extend((known.is_none() && !wanted.is_empty()).then_some(wanted));
     }
-    let settings = settings.into_iter().map(|wanted| wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect());
+    let settings = settings
+        .into_iter()
+        .map(|wanted| wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect());
     Adjustment::new(state.leaves.iter(), settings.collect(), |leaf| which[leaf])
 }
 

@@ -39,7 +39,14 @@ impl StateTree {
         for (leaf, own) in self.leaves().zip(&counterparts) {
             extend(&mut tensors, self.rank(), leaf, own)?;
         }
-        Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Text(GROUPS, &groups)))?))
+        Ok(warned(
+            path,
+            write(
+                self.world.as_ref(),
+                path,
+                FileContent::new(path, tensors, Remarks::Text(GROUPS, &groups)),
+            )?,
+        ))
     }
 }
 
@@ -60,11 +67,16 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
             return Err(Error::new(ErrorKind::Unsupported, "it is trained as by torch's")
                 .with_got(own.kind)
                 .with_expected(format_args!("its {kind}, as by which {first:?} is"))
-                .with_remedy("give all parameters rules of one kind, which a single optimiser of torch's is of")
+                .with_remedy(
+                    "give all parameters rules of one kind, which a single optimiser of torch's is of",
+                )
                 .at(leaf.path()));
         }
         if own.has_velocity() && own.velocity_scale(own.own_rate()) == 0.0 {
-            return Err(unrepresentable(leaf.path(), "a velocity with a learning rate of 0 inside: save it while the rate is not 0"));
+            return Err(unrepresentable(
+                leaf.path(),
+                "a velocity with a learning rate of 0 inside: save it while the rate is not 0",
+            ));
         }
         let group = own.group(leaf.path())?;
         match groups.iter_mut().find(|(known, _)| *known == group) {
@@ -80,7 +92,12 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
 }
 
 /// Adds the entries of a leaf.
-fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, own: &Counterpart) -> Result<()> {
+fn extend<'s>(
+    tensors: &mut Vec<SavedTensor<'s>>,
+    rank: usize,
+    leaf: &'s Leaf,
+    own: &Counterpart,
+) -> Result<()> {
     let known = leaf.state.tensors();
     for slot in &own.slots {
         let Some((_, tensor)) = known.iter().find(|(name, _)| *name == slot.slot) else { continue };
@@ -89,18 +106,28 @@ fn extend<'s>(tensors: &mut Vec<SavedTensor<'s>>, rank: usize, leaf: &'s Leaf, o
     if own.has_step {
         // Only ranks with a part of a leaf know how many steps it has made.
         let part = leaf.part();
-        let is_written = if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
-        let step = leaf.counters().into_iter().find(|(name, _)| *name == own.counter).map_or(0, |(_, count)| count);
+        let is_written =
+            if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
+        let step =
+            leaf.counters().into_iter().find(|(name, _)| *name == own.counter).map_or(0, |(_, count)| count);
         tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number(step)?, is_written));
     }
     Ok(())
 }
 
-fn saved<'s>(leaf: &'s Leaf, own: &Counterpart, slot: &TorchSlot, tensor: StateTensor<'s>) -> Result<SavedTensor<'s>> {
+fn saved<'s>(
+    leaf: &'s Leaf,
+    own: &Counterpart,
+    slot: &TorchSlot,
+    tensor: StateTensor<'s>,
+) -> Result<SavedTensor<'s>> {
     match slot.velocity {
-        None if tensor.buffer.records().is_none() => Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec())),
+        None if tensor.buffer.records().is_none() => {
+            Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec()))
+        }
         sign => {
-            let (values, scale) = (tensor.tensor()?, sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
+            let (values, scale) =
+                (tensor.tensor()?, sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
             let dtype = values.dtype();
             let values = (values.to_device(&Device::Cpu)?.to_dtype(DType::F64)? / scale)?.to_dtype(dtype)?;
             Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))

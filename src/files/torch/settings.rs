@@ -29,9 +29,12 @@ fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     } else if has("betas") && !has("eps") {
         Ok("Lion")
     } else {
-        Err(Error::new(ErrorKind::Unsupported, "no rule here continues an optimiser with the hyper-parameters")
-            .with_got(group.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
-            .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion"))
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "no rule here continues an optimiser with the hyper-parameters",
+        )
+        .with_got(group.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
+        .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion"))
     }
 }
 
@@ -43,7 +46,9 @@ fn unfit(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error
 
 fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> Result<f64> {
     let value = group.get(key);
-    let number = value.map_or(default, |value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag)))));
+    let number = value.map_or(default, |value| {
+        value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag))))
+    });
     number.ok_or_else(|| unfit(group, key, "a number"))
 }
 
@@ -58,7 +63,10 @@ fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
 }
 
 fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
-    let numbers = group.get(key).and_then(Value::as_array).map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+    let numbers = group
+        .get(key)
+        .and_then(Value::as_array)
+        .map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
     match numbers.flatten().as_deref() {
         Some(&[first, second]) => Ok((first, second)),
         _ => Err(unfit(group, key, "two numbers")),
@@ -101,7 +109,14 @@ impl GroupComparison<'_> {
         let learning_rate = real(group, "lr", None)?;
         let field = own.field_for(learning_rate).filter(|(_, value)| value.is_finite());
         let place = field.map(|(place, _)| place.to_string());
-        self.compare("lr", learning_rate.into(), own.learning_rate().into(), place, field.map(|(_, value)| value.into()), &mut wanted)?;
+        self.compare(
+            "lr",
+            learning_rate.into(),
+            own.learning_rate().into(),
+            place,
+            field.map(|(_, value)| value.into()),
+            &mut wanted,
+        )?;
         for setting in &own.settings {
             let found = value(group, setting)?;
             self.compare(setting.key, found, setting.value, setting.place.clone(), Some(found), &mut wanted)?;
@@ -118,7 +133,8 @@ impl GroupComparison<'_> {
             return Ok(None);
         }
         let (learning_rate, initial) = (real(group, "lr", None)?, real(group, INITIAL_RATE, None)?);
-        let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0) else {
+        let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0)
+        else {
             return Err(unfit(group, INITIAL_RATE, "a finite number of 0 or more"));
         };
         let factor = if initial == 0.0 { 0.0 } else { learning_rate / initial };
@@ -126,7 +142,8 @@ impl GroupComparison<'_> {
             return Ok(Some((base, factor)));
         }
         let error = unfit(group, INITIAL_RATE, "a number that lr is a finite multiple of").with_remedy(
-            "set `initial_lr` of torch's group to the rate from which its scheduler started, or remove it if there is no scheduler",
+            "set `initial_lr` of torch's group to the rate from which its scheduler started, or remove it \
+             if there is no scheduler",
         );
         Err(error)
     }
@@ -147,7 +164,10 @@ impl GroupComparison<'_> {
                 let remedy = match (momentum, is_on("centered")?) {
                     (false, false) => "`RMSProp`",
                     (false, true) => "`RMSProp` with `centred`",
-                    (true, _) => "a chain of `RMSProp` (with `centred` as torch has it), `Momentum` with η = 1, and `Descent`",
+                    (true, _) => {
+                        "a chain of `RMSProp` (with `centred` as torch has it), `Momentum` with η = 1, and \
+                         `Descent`"
+                    }
                 };
                 (remedy, own.has_velocity() == momentum && here("centered") == is_on("centered")?)
             }
@@ -187,10 +207,14 @@ impl GroupComparison<'_> {
                 wanted.push((place, value));
                 return Ok(());
             }
-            (Some(_), Some(_)) => "set up the rule with that, or take it over with `TorchState::taking_over_fields`",
+            (Some(_), Some(_)) => {
+                "set up the rule with that, or take it over with `TorchState::taking_over_fields`"
+            }
             _ => "no field here decides this: set up the rules as the table in the documentation says",
         };
-        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is")).with_got(torch).with_expected(here);
+        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
+            .with_got(torch)
+            .with_expected(here);
         Err(differs.with_remedy(remedy))
     }
 
@@ -209,7 +233,14 @@ impl GroupComparison<'_> {
         let names = ["weight_decay (in the gradient)", "weight_decay (beside the step)"];
         let expected = if decouples { [0.0, lambda] } else { [lambda, 0.0] };
         for ((name, here), torch) in names.iter().zip(&own.decay).zip(expected) {
-            self.compare(name, torch.into(), here.lambda.into(), here.place.clone(), Some(torch.into()), wanted)?;
+            self.compare(
+                name,
+                torch.into(),
+                here.lambda.into(),
+                here.place.clone(),
+                Some(torch.into()),
+                wanted,
+            )?;
         }
         Ok(())
     }
@@ -219,17 +250,22 @@ impl GroupComparison<'_> {
     fn check_others(&self) -> Result<()> {
         if let Some(key) = CYCLES.into_iter().find(|key| self.group.contains_key(*key)) {
             let problem = format!(
-                "torch's scheduler moves the momentum, or β₁, of this group in each step, and no schedule here does; the file has {key}"
+                "torch's scheduler moves the momentum, or β₁, of this group in each step, and no schedule \
+                 here does; the file has {key}"
             );
             return Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(
-                "train with `cycle_momentum=False`, or, to go on with the momentum of the file for good, remove `max_momentum` and \
-                 `base_momentum` from the groups of `optimizer.param_groups` before you save it",
+                "train with `cycle_momentum=False`, or, to go on with the momentum of the file for good, \
+                 remove `max_momentum` and `base_momentum` from the groups of `optimizer.param_groups` \
+                 before you save it",
             ));
         }
-        let known = |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
+        let known =
+            |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
         let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
         match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {
-            Some((key, _)) => self.compare(key, true.into(), false.into(), None, None, &mut WantedFields::new()),
+            Some((key, _)) => {
+                self.compare(key, true.into(), false.into(), None, None, &mut WantedFields::new())
+            }
             None => Ok(()),
         }
     }

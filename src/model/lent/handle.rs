@@ -38,7 +38,9 @@ impl std::fmt::Debug for Lent<'_> {
 impl<'a> Lent<'a> {
     /// The handle of a lender, which outlives it. The owner is asked for shape and dtype here, and not again.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
-        lender.tensor().map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
+        lender
+            .tensor()
+            .map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
 
     /// The handle by itself, if it is of a tensor; other memory is only lent.
@@ -49,7 +51,9 @@ impl<'a> Lent<'a> {
     /// A range of its elements, as a vector.
     pub(crate) fn part(&self, elements: Range<usize>) -> Result<Self> {
         Ok(match self {
-            Lent::Tensor(tensor) => Lent::Tensor(tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?),
+            Lent::Tensor(tensor) => {
+                Lent::Tensor(tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?)
+            }
             Lent::Memory(known) => Lent::Part(Arc::new(LentPart::new(*known, elements))),
             Lent::Part(part) => Lent::Part(Arc::new(part.part(elements))),
         })
@@ -57,14 +61,18 @@ impl<'a> Lent<'a> {
 
     /// None of its elements, in a shape of the same rank.
     pub(crate) fn none(lender: &'a dyn Lend) -> Result<Self> {
-        let Some(tensor) = lender.tensor() else { return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender))))) };
+        let Some(tensor) = lender.tensor() else {
+            return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender)))));
+        };
         Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
     }
     /// Whether both are the same elements in the same order, as far as the owners say: one tensor (or its
     /// detached copy), one object, or two handles of one. `None` if the owners say too little.
     pub(crate) fn is(&self, other: &Lent<'_>) -> Option<bool> {
         match (self, other) {
-            (Lent::Tensor(a), Lent::Tensor(b)) => Some(Lend::memory(a) == Lend::memory(b) && a.layout() == b.layout()),
+            (Lent::Tensor(a), Lent::Tensor(b)) => {
+                Some(Lend::memory(a) == Lend::memory(b) && a.layout() == b.layout())
+            }
             (Lent::Memory(a), Lent::Memory(b)) => a.is(b),
             _ => Some(false),
         }

@@ -34,7 +34,9 @@ impl<'a> Known<'a> {
         match (self.memory(), other.memory()) {
             (None, None) => None,
             (own, others) if own != others => Some(false),
-            _ => Some(self.offset()? == other.offset()? && (self.shape, self.dtype) == (other.shape, other.dtype)),
+            _ => Some(
+                self.offset()? == other.offset()? && (self.shape, self.dtype) == (other.shape, other.dtype),
+            ),
         }
     }
 }

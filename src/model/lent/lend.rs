@@ -98,7 +98,11 @@ impl dyn Lend + '_ {
 
 /// Runs a function on what is lent to be read, if it is what its owner says. `name` is what it is to the
 /// program.
-pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+pub(crate) fn read(
+    name: &'static str,
+    lender: &dyn Lend,
+    run: &mut dyn FnMut(View<'_>) -> Result<()>,
+) -> Result<()> {
     let mut once = OneRun::of(lender);
     let lent = lender.read(&mut |view| {
         once.run(|| {
@@ -110,7 +114,11 @@ pub(crate) fn read(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(Vi
 }
 
 /// Runs a function on what is lent to be written, as [`read`].
-pub(crate) fn write(name: &'static str, lender: &dyn Lend, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+pub(crate) fn write(
+    name: &'static str,
+    lender: &dyn Lend,
+    run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>,
+) -> Result<()> {
     let mut once = OneRun::of(lender);
     let lent = lender.write(&mut |memory| {
         once.run(|| {
@@ -148,8 +156,13 @@ impl<'l> OneRun<'l> {
     fn end(self, lent: Result<()>) -> Result<()> {
         match (self.failed, lent) {
             (Some(error), _) => Err(error),
-            (None, Err(error)) if self.lender.tensor().is_some() || error.kind() == ErrorKind::Memory => Err(error),
-            (None, Err(error)) => Err(Error::new(ErrorKind::Memory, "the owner of the tensor does not lend it").caused_by(error)),
+            (None, Err(error)) if self.lender.tensor().is_some() || error.kind() == ErrorKind::Memory => {
+                Err(error)
+            }
+            (None, Err(error)) => {
+                Err(Error::new(ErrorKind::Memory, "the owner of the tensor does not lend it")
+                    .caused_by(error))
+            }
             (None, Ok(())) if self.runs == 0 => Err(not_lent(self.lender, 0)),
             (None, Ok(())) => Ok(()),
         }
@@ -196,7 +209,11 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
     let mut written = Ok(());
     let read = read("tensor", lender, &mut |view| {
         let Some(memory) = view.in_order() else {
-            return Err(Error::new(ErrorKind::Unsupported, "values that do not lie in order cannot be saved").with_remedy("lend a copy"));
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "values that do not lie in order cannot be saved",
+            )
+            .with_remedy("lend a copy"));
         };
         written = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
         Ok(())
@@ -211,7 +228,8 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
 
 /// The elements of a vector that lie `strides` apart.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
-    let places: Vec<i64> = (0..elem_count(shape)).map(|element| place_of(element, shape, strides) as i64).collect();
+    let places: Vec<i64> =
+        (0..elem_count(shape)).map(|element| place_of(element, shape, strides) as i64).collect();
     let places = Tensor::from_vec(places, elem_count(shape), &Device::Cpu)?;
     numbers.index_select(&places, 0)?.reshape(shape)
 }
@@ -229,11 +247,13 @@ pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Err
 }
 
 /// The remedy for an owner whose memory is not what it says.
-pub(super) const KEEP_TO: &str = "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` say";
+pub(super) const KEEP_TO: &str =
+    "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` say";
 
 /// The error for an owner that has run the function another number of times than once.
 fn not_lent(lender: &dyn Lend, runs: usize) -> Error {
-    let owner = format!("the owner of the tensor of {} elements of {:?}", lender.elem_count(), lender.dtype());
+    let owner =
+        format!("the owner of the tensor of {} elements of {:?}", lender.elem_count(), lender.dtype());
     Error::new(ErrorKind::Memory, format!("{owner} has run the function that it was given"))
         .with_got(format_args!("{runs} times"))
         .with_expected("once")

@@ -201,16 +201,19 @@ macro_rules! memory {
 memory! { F16: f16 => F16, BF16: bf16 => BF16, F32: f32 => F32, F64: f64 => F64 }
 
 fn not_lent(dtype: DType) -> Error {
-    Error::new(ErrorKind::Argument, "memory cannot be lent in").with_got(format_args!("{dtype:?}")).with_expected(FLOATS)
+    Error::new(ErrorKind::Argument, "memory cannot be lent in")
+        .with_got(format_args!("{dtype:?}"))
+        .with_expected(FLOATS)
 }
 
 fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> Error {
     let size = dtype.size_in_bytes();
     match reason {
-        PodCastError::TargetAlignmentGreaterAndInputNotAligned => {
-            Error::new(ErrorKind::Memory, format!("bytes of {dtype:?} do not begin at a multiple of {size} in memory"))
-                .with_remedy("copy them to a vector of the dtype")
-        }
+        PodCastError::TargetAlignmentGreaterAndInputNotAligned => Error::new(
+            ErrorKind::Memory,
+            format!("bytes of {dtype:?} do not begin at a multiple of {size} in memory"),
+        )
+        .with_remedy("copy them to a vector of the dtype"),
         _ => Error::new(ErrorKind::Memory, "the number of bytes is")
             .with_got(length)
             .with_expected(format_args!("a multiple of {size}, the size of {dtype:?}"))

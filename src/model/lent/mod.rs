@@ -15,7 +15,9 @@ mod view;
 
 pub(crate) use handle::Lent;
 pub use lend::Lend;
-pub(crate) use lend::{check_parameter, copied, defect, other_memory, owned, read, read_only, write, write_lent};
+pub(crate) use lend::{
+    check_parameter, copied, defect, other_memory, owned, read, read_only, write, write_lent,
+};
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{TypedSlice, TypedSliceMut};
 #[cfg(feature = "cuda")]

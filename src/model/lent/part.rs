@@ -32,7 +32,11 @@ impl<'a> LentPart<'a> {
 }
 
 fn lacks() -> Error {
-    Error::new(ErrorKind::Memory, "a part of the tensor does not lie in the memory that is lent, in row-major order").with_remedy(KEEP_TO)
+    Error::new(
+        ErrorKind::Memory,
+        "a part of the tensor does not lie in the memory that is lent, in row-major order",
+    )
+    .with_remedy(KEEP_TO)
 }
 
 impl Lend for LentPart<'_> {

@@ -10,7 +10,9 @@ use std::io::{self, Write};
 
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
-use crate::tensors::{CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor, bytes_of, held, held_on_cpu, write_values};
+use crate::tensors::{
+    CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor, bytes_of, held, held_on_cpu, write_values,
+};
 
 /// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
 fn needed(layout: &Layout) -> usize {
@@ -42,7 +44,11 @@ pub(crate) fn check_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Te
 
 /// [`check_held`] for a storage on a CUDA device.
 #[cfg(feature = "cuda")]
-pub(crate) fn check_on_cuda(name: &'static str, storage: &crate::tensors::CudaStorage, tensor: &Tensor) -> Result<()> {
+pub(crate) fn check_on_cuda(
+    name: &'static str,
+    storage: &crate::tensors::CudaStorage,
+    tensor: &Tensor,
+) -> Result<()> {
     let (dtype, bytes) = crate::tensors::held_on_cuda(storage, tensor);
     expect(name, tensor, dtype, bytes)
 }
@@ -50,7 +56,8 @@ pub(crate) fn check_on_cuda(name: &'static str, storage: &crate::tensors::CudaSt
 /// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for
 /// reading meanwhile.
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
-    let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
+    let tensor =
+        tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
     let (storage, layout) = storage_of("tensor", &tensor).map_err(io::Error::other)?;
     write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
 }
@@ -78,7 +85,9 @@ mod tests {
 
     #[test]
     fn a_layout_needs_all_up_to_its_last_element() {
-        let of = |dims: &[usize], stride: &[usize], start| needed(&Layout::new(Shape::from(dims), stride.to_vec(), start));
+        let of = |dims: &[usize], stride: &[usize], start| {
+            needed(&Layout::new(Shape::from(dims), stride.to_vec(), start))
+        };
         assert_eq!(of(&[], &[], 0), 1);
         assert_eq!((of(&[3], &[1], 0), of(&[3], &[1], 4), of(&[3, 2], &[1, 3], 0)), (3, 7, 6));
         assert_eq!((of(&[3, 2], &[0, 1], 1), of(&[2, 2], &[5, 2], 0), of(&[5, 0], &[1, 5], 9)), (3, 8, 0));

@@ -10,8 +10,11 @@ use crate::tensors::{CpuStorage, InplaceOp1, Layout, Tensor, Var, on_cpu};
 
 /// The error for memory to which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
-    Error::new(ErrorKind::Memory, "the fused CPU engine needs memory of F16, BF16, F32 or F64, in row-major order but for gradients")
-        .with_remedy("pass a copy that is so")
+    Error::new(
+        ErrorKind::Memory,
+        "the fused CPU engine needs memory of F16, BF16, F32 or F64, in row-major order but for gradients",
+    )
+    .with_remedy("pass a copy that is so")
 }
 
 impl Lend for Tensor {
@@ -100,7 +103,9 @@ impl LendStorage<'_> {
         check_on_cpu(UNNAMED, storage, self.tensor)?;
         let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (start, end) = if start == end { (0, 0) } else { (start, end) };
-        let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end)).ok_or_else(unsupported)?;
+        let memory = MemoryMut::of_storage(storage)
+            .and_then(|memory| memory.part(start..end))
+            .ok_or_else(unsupported)?;
         (self.run.borrow_mut())(memory)
     }
 }

@@ -33,7 +33,11 @@ impl<'a> View<'a> {
     /// # Errors
     /// If the last element is not within the numbers, there are not as many strides as dimensions, or more
     /// elements than can be counted.
-    pub fn strided(numbers: impl Into<MemoryRef<'a>>, dims: &'a [usize], strides: &'a [usize]) -> Result<Self> {
+    pub fn strided(
+        numbers: impl Into<MemoryRef<'a>>,
+        dims: &'a [usize],
+        strides: &'a [usize],
+    ) -> Result<Self> {
         let memory = numbers.into();
         let (expected, got) = (reach(dims, strides), memory.len());
         if dims.len() != strides.len() {
@@ -42,14 +46,20 @@ impl<'a> View<'a> {
                 .with_expected("one for each dimension"));
         }
         if got < expected {
-            return Err(Error::new(ErrorKind::Memory, format!("a view of shape {dims:?} with strides {strides:?} gets"))
-                .with_got(format_args!("{got} elements"))
-                .with_expected(format_args!("{expected} elements"))
-                .with_remedy("pass all numbers from the first element to the last"));
+            return Err(Error::new(
+                ErrorKind::Memory,
+                format!("a view of shape {dims:?} with strides {strides:?} gets"),
+            )
+            .with_got(format_args!("{got} elements"))
+            .with_expected(format_args!("{expected} elements"))
+            .with_remedy("pass all numbers from the first element to the last"));
         }
         if elem_count(dims) == UNCOUNTED {
-            return Err(Error::new(ErrorKind::Memory, format!("a view of shape {dims:?} has more elements than can be counted"))
-                .with_remedy("pass the sizes of the dimensions"));
+            return Err(Error::new(
+                ErrorKind::Memory,
+                format!("a view of shape {dims:?} has more elements than can be counted"),
+            )
+            .with_remedy("pass the sizes of the dimensions"));
         }
         if is_in_order(dims, strides) {
             // For an empty view, or one in order, the reach is the number of elements.

@@ -39,7 +39,11 @@ impl Prologue {
             Prologue { decay: Some(_), .. } => self.decay.is_none(),
             _ => true,
         };
-        let joined = || Prologue { scale: self.scale.or(next.scale), limit: self.limit.or(next.limit), decay: self.decay.or(next.decay) };
+        let joined = || Prologue {
+            scale: self.scale.or(next.scale),
+            limit: self.limit.or(next.limit),
+            decay: self.decay.or(next.decay),
+        };
         is_in_order.then(joined)
     }
 
@@ -76,9 +80,15 @@ mod tests {
         assert_eq!(limit.then(decay).and_then(|two| scale.then(two)), Some(all));
         assert_eq!(Prologue::default().then(all), Some(all));
         assert_eq!(all.then(Prologue::default()), Some(all));
-        for (first, second) in
-            [(scale, scale), (limit, limit), (decay, decay), (limit, scale), (decay, scale), (decay, limit), (all, limit)]
-        {
+        for (first, second) in [
+            (scale, scale),
+            (limit, limit),
+            (decay, decay),
+            (limit, scale),
+            (decay, scale),
+            (decay, limit),
+            (all, limit),
+        ] {
             assert_eq!(first.then(second), None);
         }
     }
@@ -86,9 +96,13 @@ mod tests {
     #[test]
     fn only_a_power_of_two_alone_is_exact() {
         assert_eq!(Prologue::scale(-0.25).exact_scale(), Some(-0.25));
-        for inexact in
-            [Prologue::scale(3.0), Prologue::scale(0.0), Prologue::scale(f64::INFINITY), Prologue::limit(2.0), Prologue::decay(2.0)]
-        {
+        for inexact in [
+            Prologue::scale(3.0),
+            Prologue::scale(0.0),
+            Prologue::scale(f64::INFINITY),
+            Prologue::limit(2.0),
+            Prologue::decay(2.0),
+        ] {
             assert_eq!(inexact.exact_scale(), None);
         }
         assert_eq!(Prologue::scale(2.0).then(Prologue::limit(1.0)).and_then(Prologue::exact_scale), None);

@@ -47,7 +47,11 @@ fn crowded(shares: &[Share]) -> Option<Warning> {
     let threads: usize = shares.iter().map(|share| share[0] as usize).sum();
     let union = |word: usize| shares.iter().fold(0, |union, share| union | share[1 + word]);
     let cores: usize = (0..WORDS).map(|word| union(word).count_ones() as usize).sum();
-    (shares.len() > 1 && cores > 0 && threads > cores).then_some(Warning::CoresShared { ranks: shares.len(), threads, cores })
+    (shares.len() > 1 && cores > 0 && threads > cores).then_some(Warning::CoresShared {
+        ranks: shares.len(),
+        threads,
+        cores,
+    })
 }
 
 #[cfg(test)]
@@ -72,7 +76,12 @@ mod tests {
             // The system does not say.
             (vec![share(4, 0); 2], false),
         ] {
-            assert_eq!(crowded(&shares).is_some(), warns, "{:?}", shares.iter().map(|share| &share[..2]).collect::<Vec<_>>());
+            assert_eq!(
+                crowded(&shares).is_some(),
+                warns,
+                "{:?}",
+                shares.iter().map(|share| &share[..2]).collect::<Vec<_>>()
+            );
         }
         let [threads, first, ..] = own_share();
         assert!(threads > 0 && (first > 0 || cfg!(not(target_os = "linux"))));

@@ -15,7 +15,8 @@
 //! # Threads
 //! Calls come from any thread, one at a time. By default `mpirun` binds each of up to two ranks to one core,
 //! so the engine has one thread. More ranks it does not bind, and each has as many threads as there are
-//! cores: see the page on [many machines](crate::many_machines). A [warning](crate::Warning::CoresShared) says so.
+//! cores: see the page on [many machines](crate::many_machines). A [warning](crate::Warning::CoresShared)
+//! says so.
 
 mod cores;
 mod message;

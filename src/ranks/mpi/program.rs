@@ -43,7 +43,9 @@ where
 {
     // MPI ends when this is dropped.
     let Some((_universe, _)) = initialize_with_threading(Threading::Serialized) else {
-        let reason = "MPI was initialised before `optimisers::mpi::run`; use `optimisers::mpi::World::new` instead".to_string();
+        let reason =
+            "MPI was initialised before `optimisers::mpi::run`; use `optimisers::mpi::World::new` instead"
+                .to_string();
         return Err(CommunicationError::Other { reason }.into());
     };
     let world = World::new()?;

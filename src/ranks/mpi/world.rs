@@ -39,7 +39,9 @@ impl World {
     /// # Errors
     /// If MPI is not initialised, has ended, or was initialised for calls from one thread only.
     pub fn new() -> Result<Self, CommunicationError> {
-        let remedy = "write `let (_universe, _) = mpi::initialize_with_threading(mpi::Threading::Serialized).unwrap();` before it, or use `optimisers::mpi::run`";
+        let remedy = "write `let (_universe, _) = \
+                      mpi::initialize_with_threading(mpi::Threading::Serialized).unwrap();` before it, or \
+                      use `optimisers::mpi::run`";
         let refused = |what: &str| Err(CommunicationError::Other { reason: format!("{what}; {remedy}") });
         if !is_initialized() {
             return refused("MPI is not initialised");
@@ -67,7 +69,9 @@ impl World {
     fn talk(&self, to: &[&[u8]], from: &mut [Incoming<'_, '_>]) -> Result<(), CommunicationError> {
         let Handle(world) = &*self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         if is_finalized() {
-            return Err(CommunicationError::Other { reason: "MPI has ended; keep its `Universe` as long as the state".to_string() });
+            return Err(CommunicationError::Other {
+                reason: "MPI has ended; keep its `Universe` as long as the state".to_string(),
+            });
         }
         // All receivers are ready before anything is sent.
         scope(|scope| {
@@ -75,12 +79,19 @@ impl World {
             for (rank, incoming) in from.iter_mut().enumerate() {
                 for piece in incoming.pieces() {
                     let expected = piece.len();
-                    received.push((rank, expected, world.process_at_rank(rank as i32).immediate_receive_into(scope, piece)));
+                    received.push((
+                        rank,
+                        expected,
+                        world.process_at_rank(rank as i32).immediate_receive_into(scope, piece),
+                    ));
                 }
             }
             let mut sent = Vec::new();
             for (rank, bytes) in to.iter().enumerate() {
-                sent.extend(pieces(bytes).map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)));
+                sent.extend(
+                    pieces(bytes)
+                        .map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)),
+                );
             }
             // All requests are waited for, even after a wrong length.
             let mut outcome = Ok(());
@@ -142,7 +153,8 @@ mod tests {
     fn there_is_no_world_before_mpi() {
         let error = World::new().expect_err("MPI is not initialised").to_string();
         assert!(
-            error.contains("not initialised") && error.contains("mpi::initialize_with_threading(mpi::Threading::Serialized)"),
+            error.contains("not initialised")
+                && error.contains("mpi::initialize_with_threading(mpi::Threading::Serialized)"),
             "{error}"
         );
     }

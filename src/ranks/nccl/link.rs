@@ -6,7 +6,9 @@ use std::ffi::CStr;
 use candle_core::Tensor;
 use candle_core::cuda::WrapErr;
 use candle_core::cuda::cudarc::driver::CudaStream;
-use candle_core::cuda::cudarc::nccl::result::{NcclError, NcclStatus, comm_init_rank, get_uniqueid, group_end, group_start, recv, send};
+use candle_core::cuda::cudarc::nccl::result::{
+    NcclError, NcclStatus, comm_init_rank, get_uniqueid, group_end, group_start, recv, send,
+};
 use candle_core::cuda::cudarc::nccl::sys::{
     ncclComm_t, ncclCommGetAsyncError, ncclDataType_t, ncclGetErrorString, ncclResult_t, ncclUniqueId,
 };
@@ -51,7 +53,12 @@ struct Message {
 
 impl NcclLink {
     /// Makes a communicator on the device of `stream`, and waits until all ranks have come.
-    pub(super) fn new(stream: &CudaStream, rank: usize, size: usize, at: &Rendezvous) -> Result<Self, CommunicationError> {
+    pub(super) fn new(
+        stream: &CudaStream,
+        rank: usize,
+        size: usize,
+        at: &Rendezvous,
+    ) -> Result<Self, CommunicationError> {
         bind(stream)?;
         let mut communicator = std::ptr::null_mut();
         let id = ncclUniqueId { internal: at.map(|byte| byte as _) };
@@ -62,17 +69,29 @@ impl NcclLink {
 
     /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, in the order
     /// of `stream`. Each tensor that is not empty is a message.
-    pub(super) fn exchange(&mut self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
+    pub(super) fn exchange(
+        &mut self,
+        stream: &CudaStream,
+        to: &[Vec<Tensor>],
+        from: &[Vec<Tensor>],
+    ) -> Result<(), CommunicationError> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
         self.enqueue(stream, to, from).inspect_err(|error| self.broken = Some(error.clone()))
     }
 
-    fn enqueue(&self, stream: &CudaStream, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
+    fn enqueue(
+        &self,
+        stream: &CudaStream,
+        to: &[Vec<Tensor>],
+        from: &[Vec<Tensor>],
+    ) -> Result<(), CommunicationError> {
         // All addresses come first: a tensor without one must not leave half a group behind.
-        let [sent, received] =
-            [messages(to, |tensor| read_address(tensor, stream))?, messages(from, |tensor| write_address(tensor, stream))?];
+        let [sent, received] = [
+            messages(to, |tensor| read_address(tensor, stream))?,
+            messages(from, |tensor| write_address(tensor, stream))?,
+        ];
         if sent.is_empty() && received.is_empty() {
             return Ok(());
         }
@@ -92,19 +111,28 @@ impl NcclLink {
     }
 
     /// Enqueues all messages, inside of a group.
-    fn post(&self, stream: &CudaStream, sent: &[Message], received: &[Message]) -> Result<(), CommunicationError> {
+    fn post(
+        &self,
+        stream: &CudaStream,
+        sent: &[Message],
+        received: &[Message],
+    ) -> Result<(), CommunicationError> {
         let (bytes, on) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
         for message in sent {
             // SAFETY: `read_address` compares the tensor with its storage, so the address has `bytes` bytes,
             // and makes this stream wait for their writers. The caller holds the tensor until the group has
             // ended. Memory freed later is freed in the order of its stream, which comes after this one.
-            check("send", unsafe { send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on) })?;
+            check("send", unsafe {
+                send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on)
+            })?;
         }
         for message in received {
             // SAFETY: `write_address` checks as `read_address` does, and waits for the readers of these bytes
             // too. Nothing else uses them until then: `Communicator::exchange_tensors` demands it, `Inbox`
             // owns the memory.
-            check("receive", unsafe { recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on) })?;
+            check("receive", unsafe {
+                recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on)
+            })?;
         }
         Ok(())
     }
@@ -114,7 +142,10 @@ impl NcclLink {
         let mut noticed = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a local
         // that outlives the call.
-        check("say whether earlier exchanges have failed", unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result())?;
+        check(
+            "say whether earlier exchanges have failed",
+            unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result(),
+        )?;
         check("exchange tensors, as an earlier exchange has failed", noticed.result())
     }
 }
@@ -125,8 +156,12 @@ fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
 }
 
 /// The tensors that have elements, each as a message.
-fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> crate::error::Result<u64>) -> Result<Vec<Message>, CommunicationError> {
-    let with_elements = (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
+fn messages(
+    tensors: &[Vec<Tensor>],
+    address: impl Fn(&Tensor) -> crate::error::Result<u64>,
+) -> Result<Vec<Message>, CommunicationError> {
+    let with_elements =
+        (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
     let message = |(rank, tensor): (i32, &Tensor)| {
         let address = address(tensor).map_err(|error| refused("move a tensor", &error.to_string()))?;
         Ok(Message { address, bytes: tensor.elem_count() * tensor.dtype().size_in_bytes(), rank })
@@ -138,7 +173,10 @@ fn messages(tensors: &[Vec<Tensor>], address: impl Fn(&Tensor) -> crate::error::
 fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
     match result {
         Ok(NcclStatus::Success) => Ok(()),
-        Ok(_) => Err(refused(what, "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING")),
+        Ok(_) => Err(refused(
+            what,
+            "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING",
+        )),
         Err(NcclError(code)) => {
             // SAFETY: NCCL returns a static text for every code.
             let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };
@@ -148,6 +186,7 @@ fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), Commun
 }
 
 fn refused(what: &str, why: &str) -> CommunicationError {
-    let remedy = "run with NCCL_DEBUG=WARN in the environment to see more, and start all ranks anew from the last checkpoint";
+    let remedy = "run with NCCL_DEBUG=WARN in the environment to see more, and start all ranks anew from \
+                  the last checkpoint";
     CommunicationError::Other { reason: format!("NCCL cannot {what}: {why}; {remedy}") }
 }

@@ -72,8 +72,12 @@ impl World {
 /// The CUDA device behind a device.
 fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error> {
     let Device::Cuda(cuda) = device else {
-        let remedy = "give it `Device::new_cuda` of the rank on its machine, or divide the state over the host's world";
-        let reason = format!("NCCL moves tensors between CUDA devices, and rank {} has {device:?}; {remedy}", host.rank());
+        let remedy = "give it `Device::new_cuda` of the rank on its machine, or divide the state over the \
+                      host's world";
+        let reason = format!(
+            "NCCL moves tensors between CUDA devices, and rank {} has {device:?}; {remedy}",
+            host.rank()
+        );
         return Err(Error::from(CommunicationError::Other { reason }).of_rank(host.rank()));
     };
     Ok(cuda.clone())
@@ -90,8 +94,11 @@ fn check_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
     let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {
         if let Some(first) = uuids[..rank].iter().position(|other| other == uuid) {
-            let remedy = "start as many ranks as there are GPUs, make each device by `Device::new_cuda` of the rank on its machine, or divide the state over the host's world";
-            let reason = format!("NCCL takes one rank on each GPU, and ranks {first} and {rank} have the same; {remedy}");
+            let remedy = "start as many ranks as there are GPUs, make each device by `Device::new_cuda` of \
+                          the rank on its machine, or divide the state over the host's world";
+            let reason = format!(
+                "NCCL takes one rank on each GPU, and ranks {first} and {rank} have the same; {remedy}"
+            );
             return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
         }
     }
@@ -121,13 +128,21 @@ impl Communicator for World {
     }
 
     fn exchange_tensors(&self, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner).exchange(&ordered_stream(&self.cuda), to, from)
+        self.link.lock().unwrap_or_else(PoisonError::into_inner).exchange(
+            &ordered_stream(&self.cuda),
+            to,
+            from,
+        )
     }
 }
 
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("World").field("rank", &self.rank()).field("size", &self.size()).field("device", &self.device).finish()
+        f.debug_struct("World")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("device", &self.device)
+            .finish()
     }
 }
 
@@ -138,11 +153,16 @@ mod tests {
     #[test]
     fn ranks_on_one_gpu_are_told_who_they_are() {
         let said = |gpus: &[u8]| -> Vec<Vec<u8>> {
-            let own = |(rank, gpu): (usize, &u8)| [vec![*gpu; 16], vec![7; if rank == 0 { 128 } else { 0 }]].concat();
+            let own = |(rank, gpu): (usize, &u8)| {
+                [vec![*gpu; 16], vec![7; if rank == 0 { 128 } else { 0 }]].concat()
+            };
             gpus.iter().enumerate().map(own).collect()
         };
         assert_eq!(check_own_devices(&said(&[1, 2, 3])).unwrap(), [7; 128]);
         let error = check_own_devices(&said(&[1, 2, 3, 2])).unwrap_err().to_string();
-        assert!(error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"), "{error}");
+        assert!(
+            error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"),
+            "{error}"
+        );
     }
 }

@@ -34,9 +34,12 @@ impl MemberDescription {
     pub(crate) fn all(rule: &mut dyn Describe) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         visit(rule, |position, event| match (event, all.last_mut()) {
-            (Event::Kind, _) => {
-                all.push(MemberDescription { kind: position.kind, settings: Vec::new(), place: position.place(), fields: Vec::new() })
-            }
+            (Event::Kind, _) => all.push(MemberDescription {
+                kind: position.kind,
+                settings: Vec::new(),
+                place: position.place(),
+                fields: Vec::new(),
+            }),
             (Event::Setting(name, setting), Some(now)) => now.settings.push((name, setting)),
             (Event::Field(name, field), Some(now)) => {
                 now.fields.push(FieldDescription { name, value: field.value(), default: field.default() });
@@ -65,12 +68,19 @@ pub(crate) fn visit_held(rule: &mut dyn Describe, show: &mut dyn FnMut(ChildPlac
 
 /// See [`Adjust::fields`](crate::rule::Adjust::fields).
 pub(crate) fn fields(rule: &mut dyn Describe) -> Vec<(&'static str, FieldValue)> {
-    MemberDescription::all(rule).into_iter().flat_map(|member| member.fields).map(|field| (field.name, field.value)).collect()
+    MemberDescription::all(rule)
+        .into_iter()
+        .flat_map(|member| member.fields)
+        .map(|field| (field.name, field.value))
+        .collect()
 }
 
 /// See [`Adjust::places`](crate::rule::Adjust::places).
 pub(crate) fn places(rule: &mut dyn Describe) -> Vec<String> {
-    MemberDescription::all(rule).iter().flat_map(|member| member.fields.iter().map(|field| member.at(field.name))).collect()
+    MemberDescription::all(rule)
+        .iter()
+        .flat_map(|member| member.fields.iter().map(|field| member.at(field.name)))
+        .collect()
 }
 
 /// Why a field was not set: the type that the rule of this kind takes, or `None` if the field decides the
@@ -83,7 +93,11 @@ pub(crate) struct Refusal {
 }
 
 /// Sets all fields that a name reaches, and says whether there was one.
-pub(crate) fn set_field(rule: &mut dyn Describe, name: &str, value: FieldValue) -> std::result::Result<bool, Refusal> {
+pub(crate) fn set_field(
+    rule: &mut dyn Describe,
+    name: &str,
+    value: FieldValue,
+) -> std::result::Result<bool, Refusal> {
     let (address, name) = address(name);
     let mut found = Ok(false);
     visit(rule, |position, event| {
@@ -91,7 +105,8 @@ pub(crate) fn set_field(rule: &mut dyn Describe, name: &str, value: FieldValue) 
         let refused = |name, expected| Err(Refusal { kind: position.kind, name, expected, got: value });
         match event {
             Event::Field(known, field) if found.is_ok() && reaches(known) => {
-                found = field.set(value).map_or_else(|expected| refused(known, Some(expected)), |()| Ok(true));
+                found =
+                    field.set(value).map_or_else(|expected| refused(known, Some(expected)), |()| Ok(true));
             }
             Event::Fixed(known) if found.is_ok() && reaches(known) => found = refused(known, None),
             _ => {}
@@ -106,17 +121,28 @@ pub(crate) fn set_fields(rule: &mut dyn Describe, values: &[FieldValue]) -> std:
 }
 
 /// Sets the fields with these indices.
-pub(crate) fn set_values(rule: &mut dyn Describe, values: &[(usize, FieldValue)]) -> std::result::Result<(), Refusal> {
+pub(crate) fn set_values(
+    rule: &mut dyn Describe,
+    values: &[(usize, FieldValue)],
+) -> std::result::Result<(), Refusal> {
     set_each(rule, |index| values.iter().find_map(|(known, value)| (*known == index).then_some(*value)))
 }
 
 /// Sets each field to `value(index)`, if that is `Some`.
-fn set_each(rule: &mut dyn Describe, value: impl Fn(usize) -> Option<FieldValue>) -> std::result::Result<(), Refusal> {
+fn set_each(
+    rule: &mut dyn Describe,
+    value: impl Fn(usize) -> Option<FieldValue>,
+) -> std::result::Result<(), Refusal> {
     let (mut index, mut set) = (0, Ok(()));
     visit(rule, |position, event| match event {
         Event::Field(name, field) if set.is_ok() => {
             if let Some(got) = value(index) {
-                set = field.set(got).map_err(|expected| Refusal { kind: position.kind, name, expected: Some(expected), got });
+                set = field.set(got).map_err(|expected| Refusal {
+                    kind: position.kind,
+                    name,
+                    expected: Some(expected),
+                    got,
+                });
             }
             index += 1;
         }
@@ -129,7 +155,9 @@ fn set_each(rule: &mut dyn Describe, value: impl Fn(usize) -> Option<FieldValue>
 pub(crate) fn address(name: &str) -> (SmallVec<[usize; 4]>, &str) {
     let (mut members, mut rest) = (SmallVec::new(), name);
     while let Some((index, inside)) = rest.split_once('.') {
-        let Some(member) = index.parse().ok().filter(|number: &usize| number.to_string() == index) else { break };
+        let Some(member) = index.parse().ok().filter(|number: &usize| number.to_string() == index) else {
+            break;
+        };
         members.push(member);
         rest = inside;
     }
@@ -153,8 +181,15 @@ pub(crate) fn check(rule: &mut dyn Describe) -> Result<()> {
 }
 
 /// The error for a hyper-parameter out of range, of a rule or of what is set up like one.
-pub(crate) fn out_of_range(rule: &str, field: &str, value: impl Into<FieldValue>, expected: impl Display) -> Error {
-    Error::new(ErrorKind::Argument, format!("{rule}: {field} is")).with_got(value.into()).with_expected(expected)
+pub(crate) fn out_of_range(
+    rule: &str,
+    field: &str,
+    value: impl Into<FieldValue>,
+    expected: impl Display,
+) -> Error {
+    Error::new(ErrorKind::Argument, format!("{rule}: {field} is"))
+        .with_got(value.into())
+        .with_expected(expected)
 }
 
 /// Whether it holds alternatives: rules of which one acts at a time.

@@ -119,12 +119,14 @@ fn refused(rule: &mut dyn Describe, refusal: Refusal) -> Error {
     let available = each_once(named.iter().flat_map(|member| member.fields.iter().map(|field| field.name)));
     let available = available.join(", ");
     match expected {
-        Some(expected) => {
-            out_of_range(kind, name, got, expected).with_remedy(format!("pass that, or set another of its fields: {available}"))
-        }
-        None => Error::new(ErrorKind::Argument, format!("{kind}: {name} decides the layout of the state and cannot be adjusted"))
-            .with_expected(format_args!("one of: {available}"))
-            .with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"),
+        Some(expected) => out_of_range(kind, name, got, expected)
+            .with_remedy(format!("pass that, or set another of its fields: {available}")),
+        None => Error::new(
+            ErrorKind::Argument,
+            format!("{kind}: {name} decides the layout of the state and cannot be adjusted"),
+        )
+        .with_expected(format_args!("one of: {available}"))
+        .with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"),
     }
 }
 
@@ -135,7 +137,8 @@ fn has_no_field(rule: &dyn Adjust, field: &str) -> Error {
 
 /// The error for a name that a rule does not have: of a field, or of a state tensor.
 pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
-    Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available))).with_expected(one_of(available))
+    Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available)))
+        .with_expected(one_of(available))
 }
 
 /// The fields that a name reaches, each with its index in [`Adjust::fields`].

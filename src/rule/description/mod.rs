@@ -133,7 +133,12 @@ impl Description {
                     print
                 }
                 Event::Field(name, field) => with_value(print.bytes(name.as_bytes()), field.value()),
-                Event::Storage(_) | Event::Held(..) | Event::Role(_) | Event::Fixed(_) | Event::Require(_) | Event::Choice(_) => print,
+                Event::Storage(_)
+                | Event::Held(..)
+                | Event::Role(_)
+                | Event::Fixed(_)
+                | Event::Require(_)
+                | Event::Choice(_) => print,
             };
         });
         print.finish()
@@ -148,12 +153,20 @@ impl Description {
 
     /// The name, and the hyper-parameters of this and of all that it holds.
     pub(crate) fn with_fields(&self) -> String {
-        let fields = self.all().into_iter().flat_map(|part| &part.fields).map(|(name, value)| format!("{name}: {value}"));
+        let fields = self
+            .all()
+            .into_iter()
+            .flat_map(|part| &part.fields)
+            .map(|(name, value)| format!("{name}: {value}"));
         format!("{self} {{ {} }}", fields.collect::<Vec<_>>().join(", "))
     }
 
     fn say(&self, place: &str, words: &mut Vec<String>) {
-        let name = if place.is_empty() { self.kind.clone() } else { format!("{}: {}", place.trim_end_matches('.'), self.kind) };
+        let name = if place.is_empty() {
+            self.kind.clone()
+        } else {
+            format!("{}: {}", place.trim_end_matches('.'), self.kind)
+        };
         words.push(name);
         words.extend(self.settings.iter().map(|(name, setting)| format!("{place}{name} = {setting}")));
         words.extend(self.fields.iter().map(|(name, value)| format!("{place}{name} = {value}")));
@@ -162,7 +175,8 @@ impl Description {
     }
 
     fn compare(&self, other: &Self, members: &mut Vec<usize>) -> Option<DescriptionDifference> {
-        let differ = |members: &[usize], sides| Some(DescriptionDifference { members: members.to_vec(), sides });
+        let differ =
+            |members: &[usize], sides| Some(DescriptionDifference { members: members.to_vec(), sides });
         let sides = [self, other];
         if self.kind != other.kind || self.inner.is_some() != other.inner.is_some() {
             return differ(members, sides.map(|side| side.kind.clone()));
@@ -173,11 +187,16 @@ impl Description {
             let words = |side: &Self| setting(side, name).and_then(|(name, setting)| setting.words(&name));
             return differ(
                 members,
-                sides.map(|side| words(side).map_or_else(|| side.kind.clone(), |words| format!("{}({words})", side.kind))),
+                sides.map(|side| {
+                    words(side).map_or_else(|| side.kind.clone(), |words| format!("{}({words})", side.kind))
+                }),
             );
         }
         if self.members.len() != other.members.len() {
-            return differ(members, sides.map(|side| format!("{} of {} members", side.kind, side.members.len())));
+            return differ(
+                members,
+                sides.map(|side| format!("{} of {} members", side.kind, side.members.len())),
+            );
         }
         if let (Some(own), Some(other)) = (&self.inner, &other.inner)
             && let Some(found) = own.compare(other, members)

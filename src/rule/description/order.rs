@@ -44,32 +44,43 @@ fn placed(rule: &mut dyn Describe) -> Vec<Placed> {
 pub(crate) fn misplaced(rule: &mut dyn Describe) -> Vec<String> {
     let all = placed(rule);
     let fault = |(i, own): (usize, &Placed)| {
-        let before = |is_other: fn(Role) -> bool| all[..i].iter().find(|other| is_other(other.role) && other.acts_with(own));
+        let before = |is_other: fn(Role) -> bool| {
+            all[..i].iter().find(|other| is_other(other.role) && other.acts_with(own))
+        };
         let (kind, is_adaptive) = (own.kind, |role| role == Role::AdaptiveStep);
         match own.role {
             Role::Step => None,
             Role::AdaptiveStep => before(is_adaptive).map(|other| {
                 let first = other.kind;
                 format!(
-                    "{kind} stands behind {first}, whose steps have a size of their own, and makes steps of these in place of the gradient: \
-                     leave one of them out, or put a rule such as Descent or Momentum for {kind}"
+                    "{kind} stands behind {first}, whose steps have a size of their own, and makes steps of \
+                     these in place of the gradient: leave one of them out, or put a rule such as Descent \
+                     or Momentum for {kind}"
                 )
             }),
             Role::Clip => before(is_adaptive).map(|other| {
                 let first = other.kind;
                 format!(
-                    "{kind} stands behind {first} and limits its steps; the gradient has gone into the state of {first} as it was: put {kind} \
-                     before {first}"
+                    "{kind} stands behind {first} and limits its steps; the gradient has gone into the \
+                     state of {first} as it was: put {kind} before {first}"
                 )
             }),
             Role::Accumulation => before(Role::makes_steps).map(|other| {
                 let first = other.kind;
-                format!("{kind} stands behind {first}, which makes a step of each call's gradient, and collects these: put {kind} before {first}")
+                format!(
+                    "{kind} stands behind {first}, which makes a step of each call's gradient, and collects \
+                     these: put {kind} before {first}"
+                )
             }),
-            Role::Average => all[i..].iter().find(|other| other.role.makes_steps() && other.acts_with(own)).map(|other| {
-                let last = other.kind;
-                format!("{kind} stands before {last}, so the weights that it averages are none that {last} makes: put {kind} behind {last}")
-            }),
+            Role::Average => {
+                all[i..].iter().find(|other| other.role.makes_steps() && other.acts_with(own)).map(|other| {
+                    let last = other.kind;
+                    format!(
+                        "{kind} stands before {last}, so the weights that it averages are none that {last} \
+                         makes: put {kind} behind {last}"
+                    )
+                })
+            }
         }
     };
     all.iter().enumerate().filter_map(fault).collect()

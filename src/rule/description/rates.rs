@@ -66,7 +66,8 @@ pub(crate) struct RatesDiffer;
 impl RatesDiffer {
     /// The error where a learning rate is to be set.
     pub(crate) fn in_rule(self, rule: &mut dyn Describe) -> Error {
-        let conflict = "those of rules in place of each other differ, so the others have no one product to set the last by";
+        let conflict = "those of rules in place of each other differ, so the others have no one product to \
+                        set the last by";
         conflicting_rates(rule, conflict, "adjust them by their places, or the state after `setup`")
     }
 }
@@ -104,7 +105,9 @@ impl Rates {
 
         let (mut begun, mut lists) = (vec![Begun::default()], vec![Rates::default()]);
         let mut index = 0;
-        let is_on_way = |position: &Position| position.members.starts_with(address) || address.starts_with(&position.members);
+        let is_on_way = |position: &Position| {
+            position.members.starts_with(address) || address.starts_with(&position.members)
+        };
         visit(rule, |position, event| {
             let (Some(around), Some(now)) = (begun.last_mut(), lists.last_mut()) else { return };
             match event {
@@ -123,7 +126,8 @@ impl Rates {
                     if begun.pop().is_some_and(|ended| ended.is_apart)
                         && let Some(ended) = lists.pop()
                         && let Some(place) = begun.last().and_then(|around| around.alternatives)
-                        && let Some(RateFactor::Alternatives(all)) = lists.last_mut().and_then(|now| now.0.get_mut(place))
+                        && let Some(RateFactor::Alternatives(all)) =
+                            lists.last_mut().and_then(|now| now.0.get_mut(place))
                     {
                         all.push(ended);
                     }
@@ -163,7 +167,9 @@ impl Rates {
         for factor in &self.0 {
             match factor {
                 RateFactor::Field(index, _) => all.push(*index),
-                RateFactor::Alternatives(alternatives) => all.extend(alternatives.iter().flat_map(Rates::indices)),
+                RateFactor::Alternatives(alternatives) => {
+                    all.extend(alternatives.iter().flat_map(Rates::indices))
+                }
             }
         }
         all
@@ -190,24 +196,37 @@ pub(crate) fn unreachable_rate(rule: &mut dyn Describe, field: &RateField, rate:
 /// The error for learning rates that do not go together.
 pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: &str, remedy: &'static str) -> Error {
     let fields = describe::places(rule).into_iter().zip(describe::fields(rule));
-    let members = fields.filter(|(_, (name, _))| *name == RATE).map(|(place, (_, value))| format!("{place} = {value}"));
+    let members =
+        fields.filter(|(_, (name, _))| *name == RATE).map(|(place, (_, value))| format!("{place} = {value}"));
     let (members, rule) = (members.collect::<Vec<_>>().join(", "), Description::of(rule));
-    Error::new(ErrorKind::Argument, format!("{rule} has several learning rates ({members}), and {conflict}")).with_remedy(remedy)
+    Error::new(ErrorKind::Argument, format!("{rule} has several learning rates ({members}), and {conflict}"))
+        .with_remedy(remedy)
 }
 
 /// The product of these factors and of `before`, the product of those in front of them.
-fn product(factors: &[RateFactor], before: Option<f64>, of: &dyn Fn(usize, f64) -> f64) -> Result<Option<f64>, RatesDiffer> {
+fn product(
+    factors: &[RateFactor],
+    before: Option<f64>,
+    of: &dyn Fn(usize, f64) -> f64,
+) -> Result<Option<f64>, RatesDiffer> {
     factors.iter().try_fold(before, |before, factor| match factor {
         RateFactor::Field(index, value) => Ok(Some(times(before, of(*index, *value)))),
         RateFactor::Alternatives(all) => {
-            let rates = all.iter().map(|rates| product(&rates.0, before, of)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
+            let rates = all
+                .iter()
+                .map(|rates| product(&rates.0, before, of))
+                .collect::<Result<SmallVec<[_; 2]>, _>>()?;
             if rates.iter().all(|rate| *rate == rates[0]) { Ok(rates[0]) } else { Err(RatesDiffer) }
         }
     })
 }
 
 /// Adds the fields that are set for a learning rate. `before` is the product of the factors in front.
-fn last_fields(factors: &[RateFactor], before: Option<f64>, fields: &mut RateFields) -> Result<(), RatesDiffer> {
+fn last_fields(
+    factors: &[RateFactor],
+    before: Option<f64>,
+    fields: &mut RateFields,
+) -> Result<(), RatesDiffer> {
     let Some(last) = factors.iter().rposition(RateFactor::has_rate) else {
         // An alternative without a rate: the last factor is before all of them, so it is not this one's
         // alone.
@@ -216,7 +235,9 @@ fn last_fields(factors: &[RateFactor], before: Option<f64>, fields: &mut RateFie
     let others = product(&factors[..last], before, &|_, value| value)?;
     match &factors[last] {
         RateFactor::Field(index, value) => fields.push(RateField { index: *index, value: *value, others }),
-        RateFactor::Alternatives(all) => all.iter().try_for_each(|rates| last_fields(&rates.0, others, fields))?,
+        RateFactor::Alternatives(all) => {
+            all.iter().try_for_each(|rates| last_fields(&rates.0, others, fields))?
+        }
     }
     Ok(())
 }
@@ -225,8 +246,14 @@ fn last_fields(factors: &[RateFactor], before: Option<f64>, fields: &mut RateFie
 type RateSettings = SmallVec<[(usize, FieldValue); 1]>;
 
 /// What to set so that several rates have the product `value`; `None` if the name reaches fewer than two.
-pub(crate) fn settings(rule: &mut dyn Describe, name: &str, value: FieldValue) -> Result<Option<RateSettings>> {
-    let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else { return Ok(None) };
+pub(crate) fn settings(
+    rule: &mut dyn Describe,
+    name: &str,
+    value: FieldValue,
+) -> Result<Option<RateSettings>> {
+    let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else {
+        return Ok(None);
+    };
     if rates.indices().len() < 2 {
         return Ok(None);
     }

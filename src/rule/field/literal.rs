@@ -34,7 +34,9 @@ impl Literal {
     pub(crate) fn read(&self, like: FieldValue) -> Option<FieldValue> {
         Some(match (like, self) {
             (FieldValue::Real(_), Literal::Real(Number(value))) => FieldValue::Real(*value),
-            (FieldValue::Real(_), Literal::Count(value)) => FieldValue::Real(f64::from_value(FieldValue::Count(*value))?),
+            (FieldValue::Real(_), Literal::Count(value)) => {
+                FieldValue::Real(f64::from_value(FieldValue::Count(*value))?)
+            }
             (FieldValue::Pair(..), Literal::List(list)) => match list[..] {
                 [Number(first), Number(second)] => FieldValue::Pair(first, second),
                 _ => return None,
@@ -44,7 +46,8 @@ impl Literal {
                 _ => return None,
             },
             (FieldValue::Sizes(_), Literal::List(list)) => {
-                let sizes: Option<SmallVec<[u64; Sizes::MOST]>> = list.iter().map(|number| number.count()).collect();
+                let sizes: Option<SmallVec<[u64; Sizes::MOST]>> =
+                    list.iter().map(|number| number.count()).collect();
                 FieldValue::Sizes(Sizes::new(&sizes?)?)
             }
             (FieldValue::Count(_), Literal::Count(value)) => FieldValue::Count(*value),
@@ -62,7 +65,8 @@ impl fmt::Display for Literal {
             Literal::Count(count) => write!(f, "{count}"),
             Literal::Real(Number(value)) => write!(f, "{}", Short(*value)),
             Literal::List(list) => {
-                let numbers: Vec<String> = list.iter().map(|Number(value)| Short(*value).to_string()).collect();
+                let numbers: Vec<String> =
+                    list.iter().map(|Number(value)| Short(*value).to_string()).collect();
                 write!(f, "({})", numbers.join(", "))
             }
             Literal::Text(text) => f.write_str(text),
@@ -109,7 +113,10 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<Literal, E> {
-        u64::try_from(value).map_or_else(|_| NumberVisitor.visit_i64(value).map(Literal::Real), |count| Ok(Literal::Count(count)))
+        u64::try_from(value).map_or_else(
+            |_| NumberVisitor.visit_i64(value).map(Literal::Real),
+            |count| Ok(Literal::Count(count)),
+        )
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<Literal, E> {
@@ -229,7 +236,9 @@ mod tests {
 
     #[test]
     fn a_whole_number_can_be_a_real_and_nothing_else_is_mistaken() {
-        let read = |text: &str, like| serde_json::from_str::<Literal>(text).ok().and_then(|literal| literal.read(like));
+        let read = |text: &str, like| {
+            serde_json::from_str::<Literal>(text).ok().and_then(|literal| literal.read(like))
+        };
         assert_eq!(read("2", FieldValue::Real(0.0)), Some(FieldValue::Real(2.0)));
         assert_eq!(read("-2", FieldValue::Real(0.0)), Some(FieldValue::Real(-2.0)));
         assert_eq!(read("[0, 1]", FieldValue::Pair(0.0, 0.0)), Some(FieldValue::Pair(0.0, 1.0)));
@@ -239,10 +248,16 @@ mod tests {
         assert_eq!(read("1", FieldValue::Flag(false)), None);
         assert_eq!(read("\"Ignore\"", NonFinite::Error.into()), None);
         assert_eq!(read("[0, 1, 2]", FieldValue::Pair(0.0, 0.0)), None);
-        assert_eq!(read("[0, 1, 2]", FieldValue::Triple(0.0, 0.0, 0.0)), Some(FieldValue::Triple(0.0, 1.0, 2.0)));
+        assert_eq!(
+            read("[0, 1, 2]", FieldValue::Triple(0.0, 0.0, 0.0)),
+            Some(FieldValue::Triple(0.0, 1.0, 2.0))
+        );
         assert_eq!(read("[0, 1]", FieldValue::Triple(0.0, 0.0, 0.0)), None);
         let sizes = |text| read(text, FieldValue::Sizes(Sizes::default()));
         assert_eq!(sizes("[1, 2, 3, 4, 5, 6]"), Some(Sizes::from([1, 2, 3, 4, 5, 6]).into()));
-        assert_eq!([sizes("[1, 0]"), sizes("[1.5]"), sizes("[-1]"), sizes("[1, 2, 3, 4, 5, 6, 7]"), sizes("3")], [None; 5]);
+        assert_eq!(
+            [sizes("[1, 0]"), sizes("[1.5]"), sizes("[-1]"), sizes("[1, 2, 3, 4, 5, 6, 7]"), sizes("3")],
+            [None; 5]
+        );
     }
 }

@@ -32,7 +32,8 @@ pub enum FieldValue {
 }
 
 impl FieldValue {
-    /// Whether it is made of real numbers. These, such as learning rates, never decide on the tensors of a state.
+    /// Whether it is made of real numbers. These, such as learning rates, never decide on the tensors of a
+    /// state.
     pub(crate) fn is_real(self) -> bool {
         matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
     }
@@ -56,7 +57,9 @@ impl fmt::Display for FieldValue {
         match self {
             FieldValue::Real(value) => write!(f, "{}", Short(*value)),
             FieldValue::Pair(first, second) => write!(f, "({}, {})", Short(*first), Short(*second)),
-            FieldValue::Triple(first, second, third) => write!(f, "({}, {}, {})", Short(*first), Short(*second), Short(*third)),
+            FieldValue::Triple(first, second, third) => {
+                write!(f, "({}, {}, {})", Short(*first), Short(*second), Short(*third))
+            }
             FieldValue::Count(value) => write!(f, "{value}"),
             FieldValue::Sizes(value) => write!(f, "{value}"),
             FieldValue::Flag(value) => write!(f, "{value}"),

@@ -36,7 +36,9 @@ impl Gradient<'_> {
     }
 
     fn measured_here(mut self) -> Self {
-        let Some(NormRequest { norms, .. }) = self.wanted.as_ref().filter(|_| !self.missing) else { return self };
+        let Some(NormRequest { norms, .. }) = self.wanted.as_ref().filter(|_| !self.missing) else {
+            return self;
+        };
         let norms = norms.clone();
         // Before a trailing `Check`, so that `merge_check` can still fold that into a later norm.
         let check = matches!(self.steps.last(), Some(Step::Check)).then(|| self.steps.pop()).flatten();

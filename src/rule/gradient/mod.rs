@@ -9,7 +9,9 @@ mod whole;
 
 use super::state::parts::other_number;
 use super::{Counters, Slots};
-use crate::engine::{Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, erased};
+use crate::engine::{
+    Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, erased,
+};
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
@@ -79,7 +81,10 @@ impl<'a> Flow<'a> {
 
 impl std::fmt::Debug for Gradient<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gradient").field("missing", &self.missing).field("steps", &self.steps.len()).finish_non_exhaustive()
+        f.debug_struct("Gradient")
+            .field("missing", &self.missing)
+            .field("steps", &self.steps.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -244,7 +249,18 @@ impl<'a> Gradient<'a> {
     }
 
     /// The work that this gradient stands for.
-    pub(crate) fn into_job(self, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Job<'a> {
-        Job { steps: self.steps, counters: self.counters, numbers: self.numbers, epilogue, ..Job::new(path, x, self.sources) }
+    pub(crate) fn into_job(
+        self,
+        path: &'a str,
+        x: Operand<'a>,
+        epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
+    ) -> Job<'a> {
+        Job {
+            steps: self.steps,
+            counters: self.counters,
+            numbers: self.numbers,
+            epilogue,
+            ..Job::new(path, x, self.sources)
+        }
     }
 }

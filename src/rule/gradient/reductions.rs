@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::engine::{Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased};
+use crate::engine::{
+    Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased,
+};
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Gradient, NonFinite, Numbers, Slots};
 
@@ -111,8 +113,8 @@ impl<'a> Gradient<'a> {
     ///
     /// The norm is of what the rules before have left, in f64, and is taken before anything is written. It
     /// costs one more read of the gradient and of the state of the rules before. A factor of exactly 1 is no
-    /// step. A factor that is infinite in the dtype of the arithmetic becomes the largest number of that dtype,
-    /// so that 1 / norm leaves a gradient of zeros as it is.
+    /// step. A factor that is infinite in the dtype of the arithmetic becomes the largest number of that
+    /// dtype, so that 1 / norm leaves a gradient of zeros as it is.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -139,7 +141,11 @@ impl<'a> Gradient<'a> {
     /// assert_eq!(x.to_vec1::<f32>()?, [-3.0, 4.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn scale_by_norm(mut self, norm: Norm, factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static) -> Self {
+    pub fn scale_by_norm(
+        mut self,
+        norm: Norm,
+        factor: impl FnOnce(Norms) -> f64 + Send + Sync + 'static,
+    ) -> Self {
         if self.missing {
             return self;
         }
@@ -154,7 +160,15 @@ impl<'a> Gradient<'a> {
         let mut terms = smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }];
         terms.extend(with_parameter.then(|| Term { of: TermOf::Parameter, reducer: Reducer::norm(p) }));
         let then = Then::Scale { non_finite, factor: Box::new(factor) };
-        let reduction = Reduction { group, terms, contributes: true, slots: &mut [], stands_for_check: false, limit, then };
+        let reduction = Reduction {
+            group,
+            terms,
+            contributes: true,
+            slots: &mut [],
+            stands_for_check: false,
+            limit,
+            then,
+        };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }
@@ -253,7 +267,15 @@ impl<'a> Gradient<'a> {
         }
         let group = is_shared.then(|| Group::Sums(TypeId::of::<F>()));
         let then = Then::Map { resolve: Box::new(follow), slots: step, numbers };
-        let reduction = Reduction { group, terms, contributes: !self.missing, slots, stands_for_check: false, limit: None, then };
+        let reduction = Reduction {
+            group,
+            terms,
+            contributes: !self.missing,
+            slots,
+            stands_for_check: false,
+            limit: None,
+            then,
+        };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }

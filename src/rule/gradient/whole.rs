@@ -65,7 +65,11 @@ impl<'a> Gradient<'a> {
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         if !self.missing {
-            self.steps.push(Step::Tensor(Box::new(TensorStep { function: Box::new(function), slots, may_refuse })));
+            self.steps.push(Step::Tensor(Box::new(TensorStep {
+                function: Box::new(function),
+                slots,
+                may_refuse,
+            })));
         }
         self
     }

@@ -62,20 +62,28 @@ impl Sample {
         let Some(tensor) = of.tensor() else {
             let mut runs = Vec::new();
             read(name, of, &mut |view| {
-                runs = self.runs().filter_map(|run| view.in_order()?.part(run)).map(|run| owned(run)).collect();
+                runs =
+                    self.runs().filter_map(|run| view.in_order()?.part(run)).map(|run| owned(run)).collect();
                 Ok(())
             })?;
             return Ok(Tensor::cat(&runs, 0)?);
         };
         let flat = tensor.detach().flatten_all()?;
-        let runs = flat.narrow(0, 0, self.runs * self.stride)?.reshape((self.runs, self.stride))?.narrow(1, 0, RUN)?;
+        let runs = flat
+            .narrow(0, 0, self.runs * self.stride)?
+            .reshape((self.runs, self.stride))?
+            .narrow(1, 0, RUN)?;
         let end = flat.narrow(0, self.length - RUN, RUN)?;
         Ok(Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)?)
     }
 
     /// The index in the tensor of an element of the sample.
     fn place(self, index: usize) -> usize {
-        if index / RUN < self.runs { index / RUN * self.stride + index % RUN } else { self.length - RUN + index % RUN }
+        if index / RUN < self.runs {
+            index / RUN * self.stride + index % RUN
+        } else {
+            self.length - RUN + index % RUN
+        }
     }
 }
 
@@ -89,7 +97,11 @@ pub(crate) struct Difference {
 
 /// The first element of `parameter` that is not `master`'s rounded to nearest even. With one dtype both have
 /// to be equal.
-pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<Option<Difference>> {
+pub(crate) fn difference(
+    master: &dyn Lend,
+    parameter: &dyn Lend,
+    extent: Extent,
+) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..master.elem_count());
     let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
     match (master.device().is_cpu(), parameter.device().is_cpu(), sample) {
@@ -98,7 +110,8 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
         (false, _, _) if extent == Extent::Sample => Ok(None),
         (_, _, Some(sample)) => compare_across_devices(master, parameter, sample),
         (_, _, None) => {
-            let here = |of: &dyn Lend| -> Result<Tensor> { Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?) };
+            let here =
+                |of: &dyn Lend| -> Result<Tensor> { Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?) };
             on_cpu(&here(master)?, &here(parameter)?, whole)
         }
     }
@@ -106,7 +119,11 @@ pub(crate) fn difference(master: &dyn Lend, parameter: &dyn Lend, extent: Extent
 
 /// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. The
 /// copy is the `master` of the result, even if it is the narrower of the two.
-pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent) -> Result<Option<Difference>> {
+pub(crate) fn copy_difference(
+    copy: &Buffer,
+    parameter: &Tensor,
+    extent: Extent,
+) -> Result<Option<Difference>> {
     // The copy usually has the shape of the parameter. The plan refuses the state of another parameter.
     if copy.code().is_some() {
         return Ok(None);
@@ -115,8 +132,13 @@ pub(crate) fn copy_difference(copy: &Buffer, parameter: &Tensor, extent: Extent)
     let parameter = parameter.contiguous()?;
     let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };
     let (is_here, is_wider) = (copy.variable().is_none(), is_wider(copy.dtype(), parameter.dtype()));
-    let (parameter, extent) = if is_here { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
-    if is_wider { difference(copy, &parameter, extent) } else { Ok(difference(&parameter, copy, extent)?.map(turned)) }
+    let (parameter, extent) =
+        if is_here { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
+    if is_wider {
+        difference(copy, &parameter, extent)
+    } else {
+        Ok(difference(&parameter, copy, extent)?.map(turned))
+    }
 }
 
 /// An element that is infinite or NaN, of a few: all of a short tensor, else evenly spread ones. Not on a
@@ -130,25 +152,37 @@ pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
         let Some(MemoryRef(values)) = view.in_order() else { return Ok(()) };
         let length = view.elements();
         let looked = if length <= RUN { length } else { LOOKS };
-        found = (0..looked).map(|look| look * (length - 1) / (looked - 1).max(1)).find(|index| !values.get(*index).is_finite());
+        found = (0..looked)
+            .map(|look| look * (length - 1) / (looked - 1).max(1))
+            .find(|index| !values.get(*index).is_finite());
         Ok(())
     });
     looked.ok().and(found)
 }
 
 /// [`difference`] in a sample, if not both are on the CPU.
-fn compare_across_devices(master: &dyn Lend, parameter: &dyn Lend, sample: Sample) -> Result<Option<Difference>> {
+fn compare_across_devices(
+    master: &dyn Lend,
+    parameter: &dyn Lend,
+    sample: Sample,
+) -> Result<Option<Difference>> {
     let (master, parameter) = (sample.taken("master", master)?, sample.taken("parameter", parameter)?);
     let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
     Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
 }
 
-fn on_cpu(master: &dyn Lend, parameter: &dyn Lend, runs: impl Iterator<Item = Range<usize>>) -> Result<Option<Difference>> {
+fn on_cpu(
+    master: &dyn Lend,
+    parameter: &dyn Lend,
+    runs: impl Iterator<Item = Range<usize>>,
+) -> Result<Option<Difference>> {
     let (mut found, mut runs) = (None, Some(runs));
     // Locked in the order of a commit: a `Twin`'s two parameters are both shared with other threads.
     read("master", master, &mut |high| {
         read("parameter", parameter, &mut |low| {
-            let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) = (low.in_order(), high.in_order(), runs.take()) else {
+            let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) =
+                (low.in_order(), high.in_order(), runs.take())
+            else {
                 return Ok(());
             };
             found = compared(low, high, runs);
@@ -180,14 +214,16 @@ impl TypedSlice<'_> {
 }
 
 /// The first element in these runs in which `low` is not `high` rounded.
-fn compared(low: TypedSlice<'_>, high: TypedSlice<'_>, runs: impl Iterator<Item = Range<usize>>) -> Option<Difference> {
+fn compared(
+    low: TypedSlice<'_>,
+    high: TypedSlice<'_>,
+    runs: impl Iterator<Item = Range<usize>>,
+) -> Option<Difference> {
     let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
     let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
-    pairs.find(|(_, parameter, master)| differ(low.rounded(*master), *parameter)).map(|(index, parameter, master)| Difference {
-        index,
-        parameter,
-        master,
-    })
+    pairs
+        .find(|(_, parameter, master)| differ(low.rounded(*master), *parameter))
+        .map(|(index, parameter, master)| Difference { index, parameter, master })
 }
 
 /// Whether a part is surely rounded, decided fast; `false` says nothing.
@@ -247,15 +283,27 @@ mod tests {
             let values: Vec<f32> = (0..length).map(|i| (i % 4096) as f32).collect();
             let master = tensor(values.clone(), DType::F32);
             for dtype in [DType::F32, DType::F16] {
-                assert_eq!(compare_across_devices(&master, &tensor(values.clone(), dtype), sample).expect("a comparison"), None);
+                assert_eq!(
+                    compare_across_devices(&master, &tensor(values.clone(), dtype), sample)
+                        .expect("a comparison"),
+                    None
+                );
                 for index in [0, places[places.len() / 2], length - 1] {
                     let mut changed = values.clone();
                     changed[index] = -3.0;
                     let parameter = tensor(changed, dtype);
                     let expected = Difference { index, parameter: -3.0, master: (index % 4096) as f64 };
-                    assert_eq!(compare_across_devices(&master, &parameter, sample).expect("a comparison"), Some(expected), "{length}");
+                    assert_eq!(
+                        compare_across_devices(&master, &parameter, sample).expect("a comparison"),
+                        Some(expected),
+                        "{length}"
+                    );
                     for extent in [Extent::Sample, Extent::First, Extent::Whole] {
-                        assert_eq!(difference(&master, &parameter, extent).expect("a comparison"), Some(expected), "{extent:?}");
+                        assert_eq!(
+                            difference(&master, &parameter, extent).expect("a comparison"),
+                            Some(expected),
+                            "{extent:?}"
+                        );
                     }
                 }
             }
@@ -271,9 +319,15 @@ mod tests {
             assert!(runs.iter().all(|run| run.len() == RUN && run.end <= length));
             for start in (0..length).step_by(window / 4) {
                 let end = length.min(start + window);
-                assert!(runs.iter().any(|run| run.start < end && run.end > start), "{length}: {start}..{end}");
+                assert!(
+                    runs.iter().any(|run| run.start < end && run.end > start),
+                    "{length}: {start}..{end}"
+                );
                 let is_whole = end - start == window;
-                assert!(!is_whole || runs.iter().any(|run| run.start >= start && run.end <= end), "{length}: {start}..{end}");
+                assert!(
+                    !is_whole || runs.iter().any(|run| run.start >= start && run.end <= end),
+                    "{length}: {start}..{end}"
+                );
             }
         }
         let length = 20 * window + 17;
@@ -291,11 +345,17 @@ mod tests {
         for (of_copy, of_parameter) in dtypes.into_iter().flat_map(|a| dtypes.map(|b| (a, b))) {
             let numbers = [1.0, 0.1, 1e5, 3e-8, f32::NAN];
             let parameter = tensor(numbers.to_vec(), of_parameter);
-            let copy = Buffer::new(&crate::engine::rounded(&parameter, of_copy).expect("rounded")).expect("a copy");
+            let copy =
+                Buffer::new(&crate::engine::rounded(&parameter, of_copy).expect("rounded")).expect("a copy");
             for extent in [Extent::First, Extent::Whole] {
-                assert_eq!(copy_difference(&copy, &parameter, extent).expect("a comparison"), None, "{of_copy:?} of {of_parameter:?}");
+                assert_eq!(
+                    copy_difference(&copy, &parameter, extent).expect("a comparison"),
+                    None,
+                    "{of_copy:?} of {of_parameter:?}"
+                );
                 let changed = tensor([1.0, 0.1, 2.0, 3e-8, f32::NAN].to_vec(), of_parameter);
-                let found = copy_difference(&copy, &changed, extent).expect("a comparison").expect("a difference");
+                let found =
+                    copy_difference(&copy, &changed, extent).expect("a comparison").expect("a difference");
                 assert_eq!((found.index, found.parameter), (2, 2.0), "{of_copy:?} of {of_parameter:?}");
             }
         }

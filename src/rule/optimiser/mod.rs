@@ -10,8 +10,8 @@ use dyn_clone::DynClone;
 use super::description::rates::Rates;
 use super::state::ChildPlace;
 use super::{
-    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned, Rule, State, StorageKind,
-    StorageScheme, Target, state_of_another_rule,
+    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned,
+    Rule, State, StorageKind, StorageScheme, Target, state_of_another_rule,
 };
 use crate::engine::{Epilogue, Operand, set_lent};
 use crate::error::Result;
@@ -29,7 +29,8 @@ use crate::tensors::Tensor;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, a chain of rules or `MixedPrecision`",
-    note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)))`"
+    note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), \
+            Adam::new(1e-3)))`"
 )]
 pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// The state for the parameter `x`.
@@ -97,11 +98,12 @@ pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Syn
         if let Some(inner) = self.stands_for() {
             return inner.set_master(state, x, values);
         }
-        self.store_of(x.dtype())?.map_or_else(|| set_lent(x, values), |store| store.set_whole(state, x, values))
+        self.store_of(x.dtype())?
+            .map_or_else(|| set_lent(x, values), |store| store.set_whole(state, x, values))
     }
 
-    /// Sets the most precise copy alone, as near to `values` as it can be beside the parameter `x`. Says whether
-    /// there is one.
+    /// Sets the most precise copy alone, as near to `values` as it can be beside the parameter `x`. Says
+    /// whether there is one.
     #[doc(hidden)]
     fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         if let Some(inner) = self.stands_for() {

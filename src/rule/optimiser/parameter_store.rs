@@ -33,8 +33,8 @@ pub trait ParameterStore {
     /// Sets parameter and state to a precise value.
     fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()>;
 
-    /// Sets the state alone, so that it has the nearest precise value to `values` of which the parameter `x` can
-    /// be the rounding. Says whether it keeps any.
+    /// Sets the state alone, so that it has the nearest precise value to `values` of which the parameter `x`
+    /// can be the rounding. Says whether it keeps any.
     fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool>;
 
     /// Refuses a parameter that does not belong to its state.
@@ -43,7 +43,13 @@ pub trait ParameterStore {
     }
 
     /// Plans a step of `rule`.
-    fn plan_stored<'a>(&'a self, rule: &'a dyn Rule, own: OwnState<'a>, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>>;
+    fn plan_stored<'a>(
+        &'a self,
+        rule: &'a dyn Rule,
+        own: OwnState<'a>,
+        target: Target<'a>,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>>;
 }
 
 /// The state of a store, apart from that of its rule.

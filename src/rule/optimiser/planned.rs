@@ -25,7 +25,12 @@ pub(crate) enum Progress {
 
 impl<'a> Planned<'a> {
     /// The plan for a rule's result. `x` is what the rule saw, `epilogue` what happens if a step is made.
-    pub(crate) fn new(flow: Flow<'a>, path: &'a str, x: Operand<'a>, epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>) -> Self {
+    pub(crate) fn new(
+        flow: Flow<'a>,
+        path: &'a str,
+        x: Operand<'a>,
+        epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
+    ) -> Self {
         let (gradient, progress) = match flow {
             Flow::Step(gradient) if gradient.is_missing() => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.is_missing() => (gradient, Progress::Waiting),

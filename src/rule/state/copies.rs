@@ -20,7 +20,8 @@ impl State {
 
     /// Whether a tensor of this state, or of one that it holds, started as the parameter.
     pub(crate) fn has_copies(&self) -> bool {
-        self.traits.iter().any(|(_, traits)| traits.is_copy()) || self.children.iter().any(|child| child.state.has_copies())
+        self.traits.iter().any(|(_, traits)| traits.is_copy())
+            || self.children.iter().any(|child| child.state.has_copies())
     }
 
     /// Renews all that depends on the weights; `x` are the new ones, as the rule sees them.
@@ -39,7 +40,9 @@ impl State {
         for (name, renewal) in renewals.filter(|(name, _)| wanted(&format!("{prefix}{name}"))) {
             for (_, buffer) in tensors.iter_mut().filter(|(own, _)| own == name) {
                 match renewal {
-                    Renewal::Copy | Renewal::Average => buffer.set(&x.detach().broadcast_as(buffer.shape())?)?,
+                    Renewal::Copy | Renewal::Average => {
+                        buffer.set(&x.detach().broadcast_as(buffer.shape())?)?
+                    }
                     Renewal::Zero => buffer.fill_zero()?,
                 }
             }
@@ -53,7 +56,8 @@ impl State {
     }
 
     /// The first tensor that started as the parameter and is not `x`, by its full name, with the first
-    /// element that differs. A rule in front of an open window has made steps already, which its counter tells.
+    /// element that differs. A rule in front of an open window has made steps already, which its counter
+    /// tells.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
         let is_new = self.counters.iter().all(|(_, count)| *count == 0);
         for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && is_new) {

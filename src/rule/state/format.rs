@@ -62,11 +62,14 @@ impl SlotFormat {
                 "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16"
             }
             SlotFormat::Q8 if meaning == Meaning::Copy => {
-                "F16, BF16, F32 or F64, as it is a copy of the parameter, of which 8 bits are no more than a sketch"
+                "F16, BF16, F32 or F64, as it is a copy of the parameter, of which 8 bits are no more than a \
+                 sketch"
             }
             _ => return Ok(()),
         };
-        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as")).with_got(self).with_expected(expected))
+        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as"))
+            .with_got(self)
+            .with_expected(expected))
     }
 
     /// Whether a tensor may be stored in this format when all of a state is to be.

@@ -34,23 +34,36 @@ impl State {
         let (mut children, mut ended) = (self.children.iter_mut(), Ok(()));
         held(&mut |_, rule| {
             if ended.is_ok() {
-                ended = children.next().map_or_else(|| Err(not_made_by(&name())), |child| rule.end_window(&mut child.state));
+                ended = children
+                    .next()
+                    .map_or_else(|| Err(not_made_by(&name())), |child| rule.end_window(&mut child.state));
             }
         });
         if ended.is_ok() && children.next().is_some() { Err(not_made_by(&name())) } else { ended }
     }
 
     /// What to evaluate with, by this state or by that of a held rule: see [`Rule::evaluation`].
-    pub(crate) fn held_evaluation(&self, held: ShowHeld<'_>, name: &dyn Fn() -> String) -> Result<Option<Evaluation<'_>>> {
+    pub(crate) fn held_evaluation(
+        &self,
+        held: ShowHeld<'_>,
+        name: &dyn Fn() -> String,
+    ) -> Result<Option<Evaluation<'_>>> {
         let (mut children, mut last) = (self.children.iter(), Ok(None));
         held(&mut |place, rule| {
             if let Ok(found) = &mut last {
-                match children.next().map_or_else(|| Err(not_made_by(&name())), |child| rule.evaluation(&child.state)) {
+                match children
+                    .next()
+                    .map_or_else(|| Err(not_made_by(&name())), |child| rule.evaluation(&child.state))
+                {
                     Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
-                        let problem =
-                            format!("{} holds alternatives with weights to evaluate with, and does not say which of them acts", name());
-                        last = Err(Error::new(ErrorKind::Contract, problem)
-                            .with_remedy("let its `evaluation` ask that one, with its state from `State::held`"));
+                        let problem = format!(
+                            "{} holds alternatives with weights to evaluate with, and does not say which of \
+                             them acts",
+                            name()
+                        );
+                        last = Err(Error::new(ErrorKind::Contract, problem).with_remedy(
+                            "let its `evaluation` ask that one, with its state from `State::held`",
+                        ));
                     }
                     Ok(own) => *found = own.or(found.take()),
                     Err(error) => last = Err(error),
@@ -73,10 +86,11 @@ impl State {
             }
         });
         let Some(name) = twice else { return Ok(()) };
-        Err(Error::new(ErrorKind::Contract, format!("the state of {} has two entries {name:?}", rule.name())).with_remedy(
-            "give the tensors, counters and numbers of a rule other names in its `init` than those of the rule that it is around, \
-             as both are listed without a place",
-        ))
+        Err(Error::new(ErrorKind::Contract, format!("the state of {} has two entries {name:?}", rule.name()))
+            .with_remedy(
+                "give the tensors, counters and numbers of a rule other names in its `init` than those of \
+                 the rule that it is around, as both are listed without a place",
+            ))
     }
 
     fn check_held(&self, rule: &dyn Rule) -> Result<()> {
@@ -91,7 +105,10 @@ impl State {
         if got == expected {
             return inside;
         }
-        let problem = format!("the number of states that the `init` of {} made for the rules which it holds is", rule.name());
+        let problem = format!(
+            "the number of states that the `init` of {} made for the rules which it holds is",
+            rule.name()
+        );
         Err(Error::new(ErrorKind::Contract, problem)
             .with_got(got)
             .with_expected(expected)

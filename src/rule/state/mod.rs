@@ -136,7 +136,9 @@ impl State {
     /// # Errors
     /// If a slot cannot be stored in its format, see [`Slot::stored_as`]; if the device has no memory left.
     pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
-        let state = slots.iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.dims()))?;
+        let state = slots
+            .iter()
+            .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.dims()))?;
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }
@@ -147,7 +149,8 @@ impl State {
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
         let shape = crate::tensors::Shape::from(shape.into());
-        let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
+        let dtype =
+            if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);
         if slot.sign.is_some() || renewal.is_some() {
@@ -160,7 +163,8 @@ impl State {
         }
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
         let code = (slot.format == Some(SlotFormat::Q8)).then(|| self.code_of(slot.name));
-        let new = |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
+        let new =
+            |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
         let buffer = match slot.initial {
             Initial::Value(0.0) => Buffer::of_zeros(shape, dtype, code.map(Records::Codes), x.device())?,
             Initial::Value(initial) => new(&filled(initial, shape, dtype, x.device())?)?,
@@ -202,7 +206,10 @@ impl State {
 
     /// What is known of an entry of this state's own.
     pub(super) fn traits_of(&self, name: &str) -> EntryTraits {
-        self.traits.iter().find(|(own, _)| *own == name).map_or_else(EntryTraits::default, |(_, traits)| *traits)
+        self.traits
+            .iter()
+            .find(|(own, _)| *own == name)
+            .map_or_else(EntryTraits::default, |(_, traits)| *traits)
     }
 
     pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
@@ -223,15 +230,18 @@ impl State {
 
     /// Whether every tensor is [kept](Slot::kept_if).
     pub(crate) fn keeps_all(&self) -> bool {
-        self.tensors.iter().all(|(_, buffer)| buffer.is_kept()) && self.children.iter().all(|child| child.state.keeps_all())
+        self.tensors.iter().all(|(_, buffer)| buffer.is_kept())
+            && self.children.iter().all(|child| child.state.keeps_all())
     }
 
     /// Every tensor under its full name, the rule's own first.
     pub(crate) fn tensors(&self) -> Vec<(String, StateTensor<'_>)> {
         let mut tensors = Vec::new();
         self.walk("", &mut |prefix, state| {
-            let master = state.master.iter().map(|buffer| ("master", StateTensor { buffer, is_master: true }));
-            let slots = state.tensors.iter().map(|(name, buffer)| (*name, StateTensor { buffer, is_master: false }));
+            let master =
+                state.master.iter().map(|buffer| ("master", StateTensor { buffer, is_master: true }));
+            let slots =
+                state.tensors.iter().map(|(name, buffer)| (*name, StateTensor { buffer, is_master: false }));
             tensors.extend(master.chain(slots).map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
         });
         tensors
@@ -240,14 +250,18 @@ impl State {
     /// Every counter under its full name.
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
-        self.walk("", &mut |prefix, state| counters.extend(state.counters.iter().map(|(name, count)| (format!("{prefix}{name}"), *count))));
+        self.walk("", &mut |prefix, state| {
+            counters.extend(state.counters.iter().map(|(name, count)| (format!("{prefix}{name}"), *count)))
+        });
         counters
     }
 
     /// Every number under its full name.
     pub(crate) fn numbers(&self) -> Vec<(String, f64)> {
         let mut numbers = Vec::new();
-        self.walk("", &mut |prefix, state| numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value))));
+        self.walk("", &mut |prefix, state| {
+            numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value)))
+        });
         numbers
     }
 
@@ -279,7 +293,8 @@ impl State {
     }
 
     fn map_tensors(&self, buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
-        let copied = |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
+        let copied =
+            |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
         let master = self.master.as_ref().map(buffer).transpose()?;
         let staging = match (&self.staging, &master) {
             (Some(_), Some(master)) => master.variable().cloned(),
@@ -288,7 +303,11 @@ impl State {
         };
         Ok(State {
             staging,
-            tensors: self.tensors.iter().map(|(name, old)| Ok((*name, buffer(old)?))).collect::<Result<_>>()?,
+            tensors: self
+                .tensors
+                .iter()
+                .map(|(name, old)| Ok((*name, buffer(old)?)))
+                .collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
             traits: self.traits.clone(),

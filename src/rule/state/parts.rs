@@ -137,7 +137,12 @@ impl State {
     /// What a step of this state's own rule works on.
     pub fn parts(&mut self) -> Parts<'_> {
         let State { tensors, counters, numbers, children, .. } = self;
-        Parts { slots: Slots(tensors), counters: Counters(counters), numbers: Numbers(numbers), held: HeldStates(children) }
+        Parts {
+            slots: Slots(tensors),
+            counters: Counters(counters),
+            numbers: Numbers(numbers),
+            held: HeldStates(children),
+        }
     }
 }
 
@@ -201,8 +206,9 @@ pub(crate) fn other_number(part: &str, expected: usize, got: usize) -> Error {
         .with_got(got)
         .with_expected(expected)
         .with_remedy(
-            "add in `Rule::init` what `apply` works on: counters by `State::for_slots` or `with_counter`, numbers by `with_number`, \
-             and states of the rules that `Describe::describe` names by `with_held`",
+            "add in `Rule::init` what `apply` works on: counters by `State::for_slots` or `with_counter`, \
+             numbers by `with_number`, and states of the rules that `Describe::describe` names by \
+             `with_held`",
         )
 }
 

@@ -34,8 +34,9 @@ impl RowSources<'_> {
 
     fn fate(&self, old: &[usize], new: &[usize]) -> Fate {
         // Each dimension of the tensor is the parameter's, or 1.
-        let lies_along =
-            |tensor: &[usize], x: &[usize]| tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of);
+        let lies_along = |tensor: &[usize], x: &[usize]| {
+            tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of)
+        };
         match (old, new) {
             (before, after) if before == after && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
             _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
@@ -50,7 +51,11 @@ impl RowSources<'_> {
     }
 
     /// The rows of `old` in their new places; new rows are those of `start`.
-    fn gathered(&self, old: &Tensor, start: impl FnOnce() -> crate::tensors::Result<Tensor>) -> crate::tensors::Result<Tensor> {
+    fn gathered(
+        &self,
+        old: &Tensor,
+        start: impl FnOnce() -> crate::tensors::Result<Tensor>,
+    ) -> crate::tensors::Result<Tensor> {
         let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
         let on_host = old.to_device(&Device::Cpu)?;
         let gathered = on_host.index_select(&Tensor::from_vec(index, self.rows.len(), &Device::Cpu)?, 0)?;
@@ -104,7 +109,13 @@ impl State {
         Ok(transfer)
     }
 
-    fn take_rows_from(&mut self, prefix: &str, old: &State, sources: RowSources<'_>, transfer: &mut Transfer) -> Result<()> {
+    fn take_rows_from(
+        &mut self,
+        prefix: &str,
+        old: &State,
+        sources: RowSources<'_>,
+        transfer: &mut Transfer,
+    ) -> Result<()> {
         let goes_on = self.goes_on(old, sources);
         let mut kept: Vec<&str> = Vec::new();
         if let (Some(new), Some(old)) = (&mut self.master, &old.master)
@@ -115,11 +126,16 @@ impl State {
             kept.push("master");
         }
         if goes_on {
-            kept.extend(self.take_entries(old, |_, new, old| match sources.fate(old.shape(), new.shape()) {
-                Fate::Stays => old.tensor().map(Some),
-                Fate::Follows if sources.any_stays(new.shape()) => sources.gathered(&old.tensor()?, || new.tensor()).map(Some),
-                Fate::Follows | Fate::Anew => Ok(None),
-            })?);
+            kept.extend(self.take_entries(
+                old,
+                |_, new, old| match sources.fate(old.shape(), new.shape()) {
+                    Fate::Stays => old.tensor().map(Some),
+                    Fate::Follows if sources.any_stays(new.shape()) => {
+                        sources.gathered(&old.tensor()?, || new.tensor()).map(Some)
+                    }
+                    Fate::Follows | Fate::Anew => Ok(None),
+                },
+            )?);
         }
         for name in self.own_names() {
             let list = if kept.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };

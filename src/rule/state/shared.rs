@@ -58,7 +58,11 @@ impl State {
         if let Some(SharedNumbers { values, .. }) = of_rule {
             let Self { numbers, traits, .. } = self;
             let is_shared = |name: &str| traits.iter().any(|(own, traits)| *own == name && traits.is_shared);
-            numbers.iter_mut().filter(|(name, _)| is_shared(name)).zip(values).for_each(|((_, number), value)| *number = *value);
+            numbers
+                .iter_mut()
+                .filter(|(name, _)| is_shared(name))
+                .zip(values)
+                .for_each(|((_, number), value)| *number = *value);
         }
         self.children.iter_mut().for_each(|child| child.state.share(known));
     }

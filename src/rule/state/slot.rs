@@ -65,7 +65,14 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial: Initial::Value(initial), format: None, sign: None, is_average: false, is_kept: true }
+        Slot {
+            name,
+            initial: Initial::Value(initial),
+            format: None,
+            sign: None,
+            is_average: false,
+            is_kept: true,
+        }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).

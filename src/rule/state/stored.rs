@@ -42,7 +42,8 @@ impl State {
                 continue;
             }
             let stored = match format {
-                // Without a copy in either format: with 8 bits it would take several times the memory of the state.
+                // Without a copy in either format: with 8 bits it would take several times the memory of the
+                // state.
                 _ if buffer.is_zero() => {
                     let (dtype, records) = match format {
                         SlotFormat::Dtype(dtype) => (dtype, None),
@@ -55,7 +56,9 @@ impl State {
             };
             *buffer = stored.of_squares(buffer.is_of_squares());
         }
-        self.children.iter_mut().try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
+        self.children
+            .iter_mut()
+            .try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
     }
 
     /// Takes tensors out of their 8 bits that are too small for them. The state is of `part` elements of a

@@ -24,7 +24,8 @@ impl State {
         // masters are in other units than a byte of each.
         let low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
         let are_alike = |old: &Buffer| (old.is_kept() || !new.is_kept()) && low_bits(old) == low_bits(new);
-        let same = |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape() && are_alike(old);
+        let same =
+            |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape() && are_alike(old);
         self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 
@@ -42,28 +43,38 @@ impl State {
         Ok(transfer)
     }
 
-    fn take_over_from(&mut self, prefix: &str, sources: &mut Vec<(String, &State)>, transfer: &mut Transfer) -> Result<()> {
+    fn take_over_from(
+        &mut self,
+        prefix: &str,
+        sources: &mut Vec<(String, &State)>,
+        transfer: &mut Transfer,
+    ) -> Result<()> {
         let fits = |(place, old): &(String, &State)| match (&self.tensors[..], &self.master) {
             ([], None) => place == prefix && old.own_names().eq(self.own_names()),
             (tensors, master) => {
                 let as_many = !self.is_one || tensors.len() == old.tensors.len();
                 let all_fit = as_many && tensors.iter().all(|(name, new)| self.fits(name, new, old));
-                (!tensors.is_empty() && all_fit) || same_masters(master.as_ref(), old.master.as_ref()).is_some()
+                (!tensors.is_empty() && all_fit)
+                    || same_masters(master.as_ref(), old.master.as_ref()).is_some()
             }
         };
         let found = sources.iter().position(fits).map(|place| sources.remove(place));
         let mut names: Vec<&str> = self.own_names().collect();
         if let Some((place, old)) = found {
-            let fitting = self.tensors.iter().filter(|(name, new)| self.fits(name, new, old)).map(|(name, _)| *name);
+            let fitting =
+                self.tensors.iter().filter(|(name, new)| self.fits(name, new, old)).map(|(name, _)| *name);
             let fitting: Vec<&str> = fitting.collect();
             let mut kept = Vec::new();
             if let Some((new, old)) = same_masters(self.master.as_mut(), old.master.as_ref()) {
                 new.set(&old.tensor()?)?;
                 kept.push("master");
             }
-            kept.extend(self.take_entries(old, |name, _, old| fitting.contains(&name).then(|| old.tensor()).transpose())?);
+            kept.extend(self.take_entries(old, |name, _, old| {
+                fitting.contains(&name).then(|| old.tensor()).transpose()
+            })?);
             names.retain(|name| !kept.contains(name));
-            let dropped = old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
+            let dropped =
+                old.own_names().filter(|name| !kept.contains(name)).map(|name| format!("{place}{name}"));
             transfer.dropped.extend(dropped);
             transfer.kept.extend(kept.into_iter().map(|name| format!("{prefix}{name}")));
         }
@@ -123,7 +134,10 @@ fn same_masters<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Opti
 }
 
 /// Takes over the numbers of the same names, and returns these names.
-fn take_numbers<'n, T: Copy>(new: &'n mut [(&'static str, T)], old: &'n [(&'static str, T)]) -> impl Iterator<Item = &'static str> {
+fn take_numbers<'n, T: Copy>(
+    new: &'n mut [(&'static str, T)],
+    old: &'n [(&'static str, T)],
+) -> impl Iterator<Item = &'static str> {
     new.iter_mut().filter_map(|(name, number)| {
         *number = old.iter().find(|(other, _)| other == name)?.1;
         Some(*name)

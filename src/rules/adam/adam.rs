@@ -30,7 +30,8 @@ crate::hyper_parameters! {
     pub struct Adam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// β₁, β₂: the decays of the first and second moment. With β₁ = 0 no m is [kept](crate::Slot::kept_if).
+        /// β₁, β₂: the decays of the first and second moment. With β₁ = 0 no m is
+        /// [kept](crate::Slot::kept_if).
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
@@ -50,7 +51,12 @@ pub struct AdamScalars {
 
 impl AdamScalars {
     pub(crate) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
-        AdamScalars { beta, epsilon: above_zero(epsilon), step: eta / correction(beta.0, t), scale: 1.0 / correction(beta.1, t) }
+        AdamScalars {
+            beta,
+            epsilon: above_zero(epsilon),
+            step: eta / correction(beta.0, t),
+            scale: 1.0 / correction(beta.1, t),
+        }
     }
 
     /// Moves the first moment.

@@ -38,7 +38,8 @@ crate::hyper_parameters! {
     pub struct AdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// β₁, β₂: the decays of the first and second moment. With β₁ = 0 no m is [kept](crate::Slot::kept_if).
+        /// β₁, β₂: the decays of the first and second moment. With β₁ = 0 no m is
+        /// [kept](crate::Slot::kept_if).
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// λ: the weight decay.
         lambda: f64 = 0.01 => range::non_negative,

@@ -64,7 +64,8 @@ impl Elementwise for Adan {
     type Slots<T> = [T; 4];
 
     fn slots(&self) -> [Slot; 4] {
-        let [m, difference, square, last] = ["m", "difference", "square_ahead", "last_gradient"].map(Slot::zeros);
+        let [m, difference, square, last] =
+            ["m", "difference", "square_ahead", "last_gradient"].map(Slot::zeros);
         [m, difference, square.second_moment(), last]
     }
 

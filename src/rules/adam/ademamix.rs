@@ -64,7 +64,11 @@ impl AdEMAMix {
         }
         let part = t as f64 / self.warmup as f64;
         // log 0: if either β is 0, so is the interpolated one.
-        let decay = if first * last == 0.0 { 0.0 } else { (first.ln() * last.ln() / ((1.0 - part) * last.ln() + part * first.ln())).exp() };
+        let decay = if first * last == 0.0 {
+            0.0
+        } else {
+            (first.ln() * last.ln() / ((1.0 - part) * last.ln() + part * first.ln())).exp()
+        };
         (self.alpha * part, decay.min(last))
     }
 }

@@ -13,8 +13,8 @@ crate::hyper_parameters! {
     /// dx' = η·r·u,   r = ‖x‖ / ‖u‖, or 1 where the square of either is 0
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of the
-    /// arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of m long after a
+    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of
+    /// the arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of m long after a
     /// gradient has vanished is no direction. The norms cost one more read of parameter, gradient and state.
     /// Biases and norms are usually given [a rule of their own](crate::setup_with).
     ///

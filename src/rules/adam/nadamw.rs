@@ -1,7 +1,9 @@
 use super::adam::AdamScalars;
 use crate::error::Result;
 use crate::numbers::value::Value;
-use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule};
+use crate::rule::{
+    Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule,
+};
 use crate::rules::moments::NesterovWeights;
 
 crate::hyper_parameters! {
@@ -60,7 +62,9 @@ impl NAdamW {
     fn product_until(&self, t: u64) -> f64 {
         let factors = (1..=t).map(|t| self.momentum_at(t));
         factors
-            .scan(1.0, |product, factor| Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next))
+            .scan(1.0, |product, factor| {
+                Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)
+            })
             .last()
             .unwrap_or(0.0)
     }
@@ -89,13 +93,18 @@ impl Arithmetic for NAdamWStep {
 
 impl Rule for NAdamW {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Ok(State::for_slots(x, &[Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()])?
-            .with_number("momentum_product", 1.0))
+        Ok(State::for_slots(
+            x,
+            &[Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()],
+        )?
+        .with_number("momentum_product", 1.0))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
-        let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else { return state_of_another_rule(self) };
+        let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else {
+            return state_of_another_rule(self);
+        };
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
         }
@@ -107,7 +116,10 @@ impl Rule for NAdamW {
         let kernel = NAdamWStep {
             adam: AdamScalars::new(self.eta, self.beta, self.epsilon, step),
             eta: self.eta,
-            lookahead: NesterovWeights::weighing(next / (1.0 - next_product * next), (1.0 - now) / (1.0 - next_product)),
+            lookahead: NesterovWeights::weighing(
+                next / (1.0 - next_product * next),
+                (1.0 - now) / (1.0 - next_product),
+            ),
             decay: self.eta * self.lambda,
         };
         Ok(Flow::Step(dx.set_counter(t, step).set_number(product, next_product).map(kernel, Slots(tensors))))

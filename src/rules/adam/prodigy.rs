@@ -1,7 +1,8 @@
 use crate::error::Result;
 use crate::numbers::value::{Value, above_zero};
 use crate::rule::{
-    Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range, state_of_another_rule,
+    Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range,
+    state_of_another_rule,
 };
 use crate::rules::moments::{correction, decayed};
 
@@ -32,8 +33,8 @@ crate::hyper_parameters! {
     /// - A parameter without a gradient and one that is [frozen](crate::Selection::freeze) add nothing to the
     ///   estimate, and their d and r follow it.
     /// - A parameter that joins later, by [`StateTree::add`](crate::StateTree::add) or
-    ///   [`Selection::replace`](crate::Selection::replace), makes its first step with d₀, and has the estimate
-    ///   of the others from the second on.
+    ///   [`Selection::replace`](crate::Selection::replace), makes its first step with d₀, and has the
+    ///   estimate of the others from the second on.
     /// - Of parameters whose settings differ, the largest estimate is that of all.
     ///
     /// ```
@@ -133,14 +134,25 @@ impl Arithmetic for ProdigyStep {
 
 impl Rule for Prodigy {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
+        let slots = [
+            Slot::parameter("start"),
+            Slot::zeros("scaled_m"),
+            Slot::zeros("scaled_v").second_moment(),
+            Slot::zeros("path"),
+        ];
         let state = State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0);
-        Ok(state.zeroed_by_new_weights("path").zeroed_by_new_weights("r").shared_by_model("d").shared_by_model("r"))
+        Ok(state
+            .zeroed_by_new_weights("path")
+            .zeroed_by_new_weights("r")
+            .shared_by_model("d")
+            .shared_by_model("r"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, numbers, .. } = state;
-        let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) = (&mut counters[..], &mut numbers[..], &mut tensors[..]) else {
+        let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) =
+            (&mut counters[..], &mut numbers[..], &mut tensors[..])
+        else {
             return state_of_another_rule(self);
         };
         let (d, r, next) = (*d, *r, *t + 1);
@@ -150,8 +162,10 @@ impl Rule for Prodigy {
         let path = PathTerm { beta: beta.1.sqrt(), factor };
 
         let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next) };
-        let sums =
-            Sums::new(Slots(tensors), Numbers(numbers)).sum(ProgressTerm { factor }, 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
+        let sums = Sums::new(Slots(tensors), Numbers(numbers))
+            .sum(ProgressTerm { factor }, 0..1)
+            .sum_of_absolutes(path, 3..4)
+            .step_on(1..4);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];

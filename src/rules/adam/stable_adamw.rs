@@ -3,7 +3,8 @@ use super::adamw::AdamW;
 use crate::error::Result;
 use crate::numbers::value::Value;
 use crate::rule::{
-    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at, range, state_of_another_rule,
+    Arithmetic, Elementwise, Flow, Gradient, Parameter, Parts, Resolved, Rule, State, Sums, arithmetic_at,
+    range, state_of_another_rule,
 };
 
 crate::hyper_parameters! {
@@ -106,7 +107,10 @@ impl Rule for StableAdamW {
             return state_of_another_rule(self);
         }
         let (dx, t) = dx.next_step(counters)?;
-        let surprise = Surprise { adam: AdamScalars::new(1.0, self.beta, self.epsilon, t), floor: self.epsilon * self.epsilon };
+        let surprise = Surprise {
+            adam: AdamScalars::new(1.0, self.beta, self.epsilon, t),
+            floor: self.epsilon * self.epsilon,
+        };
         let sums = Sums::new(slots, numbers).sum(surprise, 1..2).sum(One, 0..0).of_each();
         let rule = self.clone();
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {

@@ -8,8 +8,8 @@ const START: f64 = 1e-6;
 crate::hyper_parameters! {
     /// Yogi: Adam with a second moment whose change does not depend on its own size.
     ///
-    /// Source: Zaheer et al. 2018,
-    /// ["Adaptive Methods for Nonconvex Optimization"](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization).
+    /// Source: Zaheer et al. 2018, ["Adaptive Methods for Nonconvex
+    /// Optimization"](https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization).
     ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx

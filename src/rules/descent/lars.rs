@@ -16,10 +16,10 @@ crate::hyper_parameters! {
     /// dx' = v
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of the
-    /// arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of a gradient that has
-    /// vanished is no direction. The norms cost one more read of parameter and gradient.
-    /// Biases and norms are usually given [a rule of their own](crate::setup_with).
+    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of
+    /// the arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of a gradient
+    /// that has vanished is no direction. The norms cost one more read of parameter and gradient. Biases and
+    /// norms are usually given [a rule of their own](crate::setup_with).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -53,7 +53,8 @@ crate::hyper_parameters! {
 /// The norms are in F64, where the square of the smallest number of F32 is above 0.
 pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
     move |Norms { parameter, gradient, compute, .. }| {
-        let square = |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
+        let square =
+            |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
         let ratio = if square(gradient) > 0.0 { parameter * trust / gradient } else { 1.0 };
         (if square(parameter) > 0.0 { ratio } else { 1.0 }) * eta
     }

@@ -97,7 +97,11 @@ impl Arithmetic for MADGRADStep {
 
 impl Rule for MADGRAD {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let slots = [Slot::parameter("start"), Slot::zeros("weighted_sum"), Slot::zeros("weighted_squares").second_moment()];
+        let slots = [
+            Slot::parameter("start"),
+            Slot::zeros("weighted_sum"),
+            Slot::zeros("weighted_squares").second_moment(),
+        ];
         Ok(State::for_slots(x, &slots)?.zeroed_by_new_weights("weighted_sum"))
     }
 
@@ -136,7 +140,10 @@ mod tests {
             assert!(error < 3e-7, "{x:e}: {error:e}");
         }
         for bits in 0..64 {
-            let roots = [cube_root(Lane(f64::from_bits(bits))).0, f64::from(cube_root(Lane(f32::from_bits(bits as u32))).0)];
+            let roots = [
+                cube_root(Lane(f64::from_bits(bits))).0,
+                f64::from(cube_root(Lane(f32::from_bits(bits as u32))).0),
+            ];
             assert!(roots.iter().all(|root| (0.0..1e-13).contains(root)), "{bits}: {roots:?}");
         }
         assert_eq!([0.0, f64::INFINITY].map(|x| cube_root(Lane(x)).0), [0.0, f64::INFINITY]);

@@ -1,6 +1,8 @@
 use super::window_sum::{WindowSum, slots};
 use crate::error::Result;
-use crate::rule::{Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, range, state_of_another_rule};
+use crate::rule::{
+    Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, range, state_of_another_rule,
+};
 
 crate::hyper_parameters! {
     /// Collects the gradients of n calls and lets their mean through on the n-th.
@@ -132,7 +134,10 @@ struct Counted {
 impl Rule for AccumGrad {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = State::for_slots(x, &slots(self.order, self.n))?;
-        Ok(State { counters: Vec::new(), is_one: true, ..state }.with_counter("calls").with_counter("received").with_counter("weight"))
+        Ok(State { counters: Vec::new(), is_one: true, ..state }
+            .with_counter("calls")
+            .with_counter("received")
+            .with_counter("weight"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -140,7 +145,9 @@ impl Rule for AccumGrad {
         let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
             return state_of_another_rule(self);
         };
-        let Some(sum) = WindowSum::of(*received, self.order, self.n, tensors) else { return state_of_another_rule(self) };
+        let Some(sum) = WindowSum::of(*received, self.order, self.n, tensors) else {
+            return state_of_another_rule(self);
+        };
         let (dx, ends) = dx.ends_window(self.n);
         let own = match self.average {
             _ if dx.is_missing() => 0,
@@ -148,9 +155,16 @@ impl Rule for AccumGrad {
             Average::Mean | Average::Sum => 1,
         };
         let before = *received;
-        let counted = Counted { calls: *calls + 1, received: before + u64::from(own > 0), weight: weight.saturating_add(own) };
+        let counted = Counted {
+            calls: *calls + 1,
+            received: before + u64::from(own > 0),
+            weight: weight.saturating_add(own),
+        };
         let next = if ends { Counted::default() } else { counted };
-        let dx = dx.set_counter(calls, next.calls).set_counter(received, next.received).set_counter(weight, next.weight);
+        let dx = dx
+            .set_counter(calls, next.calls)
+            .set_counter(received, next.received)
+            .set_counter(weight, next.weight);
 
         let total = match self.average {
             Average::Mean => counted.calls as f64,
@@ -162,7 +176,9 @@ impl Rule for AccumGrad {
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
             (false, ..) => Flow::Hold(sum.collect(dx, own as f64)),
-            (true, 0, _) => Flow::Step(dx.measured_behind(|dx| sum.release(dx.unread().or_zeros(), None, total))),
+            (true, 0, _) => {
+                Flow::Step(dx.measured_behind(|dx| sum.release(dx.unread().or_zeros(), None, total)))
+            }
             (true, ..) => Flow::Step(dx.measured_behind(|dx| sum.release(dx, Some(own as f64), total))),
         })
     }

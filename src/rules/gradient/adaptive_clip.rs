@@ -51,9 +51,12 @@ impl Rule for AdaptiveClip {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let finite = dx.scale_by_norm(Norm::new(f64::INFINITY).on_non_finite(self.non_finite), |_| 1.0);
         Ok(Flow::Step(finite.with_tensors_late(state, |_, x, dx, _| {
-            let units = |tensor: &Tensor| as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok));
+            let units = |tensor: &Tensor| {
+                as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok))
+            };
             let (x, gradient) = (units(x)?, units(&dx)?);
-            let (limit, norm) = ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);
+            let (limit, norm) =
+                ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);
             let factor = norm.gt(&limit)?.where_cond(&(limit / &norm)?, &norm.ones_like()?)?;
             Ok(gradient.broadcast_mul(&factor)?.reshape(dx.shape())?)
         })))

@@ -48,7 +48,8 @@ crate::hyper_parameters! {
 }
 
 fn in_order((low, high): (f64, f64)) -> Option<&'static str> {
-    (low.is_nan() || high.is_nan() || low > high).then_some("two numbers, of which the first is not above the second")
+    (low.is_nan() || high.is_nan() || low > high)
+        .then_some("two numbers, of which the first is not above the second")
 }
 
 /// The smallest number of a dtype that is not below `value`.
@@ -84,7 +85,8 @@ impl Clamp {
         if low <= high && low < f64::INFINITY && high > f64::NEG_INFINITY {
             return Ok((low, high));
         }
-        let expected = format!("bounds with a number of {dtype:?} between them, in which the parameter is stored");
+        let expected =
+            format!("bounds with a number of {dtype:?} between them, in which the parameter is stored");
         Err(out_of_range(&self.name(), "bounds", self.bounds, expected))
     }
 }
@@ -145,8 +147,11 @@ mod tests {
 
     type Rounding = fn(f64) -> f64;
 
-    const ROUNDED: [(DType, Rounding); 3] =
-        [(DType::F16, |x| f16::from_f64(x).to_f64()), (DType::BF16, |x| bf16::from_f64(x).to_f64()), (DType::F32, |x| f64::from(x as f32))];
+    const ROUNDED: [(DType, Rounding); 3] = [
+        (DType::F16, |x| f16::from_f64(x).to_f64()),
+        (DType::BF16, |x| bf16::from_f64(x).to_f64()),
+        (DType::F32, |x| f64::from(x as f32)),
+    ];
 
     #[test]
     fn a_bound_is_the_next_number_inside() {
@@ -155,7 +160,10 @@ mod tests {
                 let bound = at_least(value, dtype);
                 assert!(bound >= value && rounded(bound) == bound, "{value:e} in {dtype:?}: {bound:e}");
                 let between = rounded(value / 2.0 + bound / 2.0);
-                assert!(between <= value || between >= bound, "{value:e} in {dtype:?}: {between:e} before {bound:e}");
+                assert!(
+                    between <= value || between >= bound,
+                    "{value:e} in {dtype:?}: {between:e} before {bound:e}"
+                );
             }
         }
     }
@@ -167,7 +175,8 @@ mod tests {
             let step = ClampStep { low: low.into(), high: high.into() };
             x - step.step(Lane(x), Lane(dx), &mut []).0
         };
-        let magnitudes = (-40..=30).step_by(5).flat_map(|power| [1.1, 1.7].map(|digits| digits * 2f32.powi(power)));
+        let magnitudes =
+            (-40..=30).step_by(5).flat_map(|power| [1.1, 1.7].map(|digits| digits * 2f32.powi(power)));
         let numbers: Vec<f32> = magnitudes.flat_map(|x| [x, -x]).chain([0.0]).collect();
         for &low in &numbers {
             for &high in numbers.iter().filter(|&&high| high >= low) {

@@ -47,7 +47,10 @@ crate::hyper_parameters! {
 
 impl Rule for ClipGlobalNorm {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Norm::new(2.0).of_group(self.group).on_non_finite(self.non_finite), clip(self.omega))))
+        Ok(Flow::Step(dx.scale_by_norm(
+            Norm::new(2.0).of_group(self.group).on_non_finite(self.non_finite),
+            clip(self.omega),
+        )))
     }
 
     fn kind(&self) -> Kind {

@@ -61,7 +61,10 @@ impl Rule for GradNoise {
         Ok(Flow::Step(dx.with_tensors_late(state, move |t, _, dx, _| {
             let key = random_key(self.seed, t, path);
             let deviation = self.sigma * (t as f64).powf(-0.5 * self.gamma);
-            let noise = Tensor::from_iter((0..dx.elem_count()).map(|element| deviation * gaussian(key, element)), &Device::Cpu)?;
+            let noise = Tensor::from_iter(
+                (0..dx.elem_count()).map(|element| deviation * gaussian(key, element)),
+                &Device::Cpu,
+            )?;
             Ok((&dx + noise.to_dtype(dx.dtype())?.to_device(dx.device())?.reshape(dx.shape())?)?)
         })))
     }

@@ -46,9 +46,15 @@ pub(super) fn listings() -> Vec<Listing> {
         listing::<ClipGrad>("dx' = clamp(dx, -δ, δ)", "clipping by value"),
         listing::<ClipNorm>("dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063"),
         listing::<ClipGlobalNorm>("dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063"),
-        listing::<SkipOutliers>("no step where ‖all dx‖₂ > mean + σ·deviation of the last norms", "OLMo et al. 2024, arXiv 2501.00656"),
+        listing::<SkipOutliers>(
+            "no step where ‖all dx‖₂ > mean + σ·deviation of the last norms",
+            "OLMo et al. 2024, arXiv 2501.00656",
+        ),
         #[cfg(feature = "candle")]
-        listing::<AdaptiveClip>("dx' = dx·min(1, ω·‖x‖ / ‖dx‖), per row", "Brock et al. 2021, arXiv 2102.06171"),
+        listing::<AdaptiveClip>(
+            "dx' = dx·min(1, ω·‖x‖ / ‖dx‖), per row",
+            "Brock et al. 2021, arXiv 2102.06171",
+        ),
         #[cfg(feature = "candle")]
         listing::<Centralise>("dx' = dx - mean of dx, per row", "Yong et al. 2020, arXiv 2004.01461"),
         #[cfg(feature = "candle")]

@@ -83,7 +83,10 @@ fn enough(window: u64) -> Option<&'static str> {
 
 impl Rule for SkipOutliers {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let norm = Norm::new(2.0).of_group(self.group).on_non_finite(NonFinite::Skip).limited(self.sigma, self.window as usize);
+        let norm = Norm::new(2.0)
+            .of_group(self.group)
+            .on_non_finite(NonFinite::Skip)
+            .limited(self.sigma, self.window as usize);
         Ok(Flow::Step(dx.scale_by_norm(norm, |_| 1.0)))
     }
 

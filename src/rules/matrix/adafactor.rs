@@ -106,7 +106,9 @@ impl Adafactor {
     /// matrices.
     fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
         let (outer, rows, columns) = match *x.dims() {
-            [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => (&[][..], rows, others.iter().product()),
+            [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => {
+                (&[][..], rows, others.iter().product())
+            }
             [ref outer @ .., rows, columns] => (outer, rows, columns),
             _ => return None,
         };
@@ -121,7 +123,8 @@ impl Adafactor {
 
 impl Rule for Adafactor {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let [v, of_rows, of_columns] = ["v", "row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
+        let [v, of_rows, of_columns] =
+            ["v", "row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
         let Some([rows, columns]) = self.factor_shapes(x) else { return State::for_slots(x, &[v]) };
         State::for_slots(x, &[])?.with_slot(of_rows, x, rows)?.with_slot(of_columns, x, columns)
     }

@@ -88,7 +88,8 @@ impl AdaMuon {
             let (_, rows, columns) = w.dims3()?;
             let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
             // Where the step is zero and ε is 0 the factor would be infinite, and the product NaN.
-            let factor = ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
+            let factor =
+                ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
             Ok([w.broadcast_mul(&factor)?, v])
         })?;
         *v = next;

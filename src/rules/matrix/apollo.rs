@@ -105,10 +105,16 @@ impl APOLLO {
         APOLLO { rank: 1, alpha: 128f64.sqrt(), tensor_wise: true, ..APOLLO::new(eta) }
     }
 
-    fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v, size]: &mut [Tensor; 3]) -> Candle<Tensor> {
+    fn step(
+        &self,
+        ProjectedStep { t, path, low }: ProjectedStep<'_>,
+        dx: &Tensor,
+        [m, v, size]: &mut [Tensor; 3],
+    ) -> Candle<Tensor> {
         let Some(low) = low else { return direction(dx, [m, v], self.beta, self.epsilon, t)? * self.eta };
         let matrices = self.matrix.stacked(dx)?;
-        let gradient = low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
+        let gradient =
+            low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
         move_moments(&gradient, [&mut *m, &mut *v], self.beta)?;
         let spread = low.spread();
         let adam = whole_direction((m, 1.0), (v, 1.0), self.epsilon / spread)?;

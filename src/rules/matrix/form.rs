@@ -35,7 +35,9 @@ impl MatrixForm {
 
     /// The matrices of a parameter that has [`MatrixForm::dims`], as a tensor of three dimensions.
     pub(crate) fn stacked(self, x: &Tensor) -> Candle<Tensor> {
-        let Some([count, rows, columns]) = self.dims(x.dims()) else { candle_core::bail!("no matrices in {:?}", x.shape()) };
+        let Some([count, rows, columns]) = self.dims(x.dims()) else {
+            candle_core::bail!("no matrices in {:?}", x.shape())
+        };
         x.reshape((count, rows, columns))
     }
 }
@@ -57,12 +59,16 @@ impl Matrices {
     pub(crate) fn check_shape(self, rule: &str, x: Parameter<'_>) -> Result<()> {
         let Some([_, rows, _]) = self.form.dims(x.shape()) else {
             let remedy = format!(
-                "give vectors and numbers to another rule, as `{rule}::with_fallback(AdamW::new(3e-4))` does, or choose one with `setup_with`"
+                "give vectors and numbers to another rule, as `{rule}::with_fallback(AdamW::new(3e-4))` \
+                 does, or choose one with `setup_with`"
             );
-            return Err(Error::new(ErrorKind::Unsupported, format!("{rule} works on matrices, got the shape"))
-                .with_got(format_args!("{:?}", x.shape()))
-                .with_expected("two dimensions or more")
-                .with_remedy(remedy));
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{rule} works on matrices, got the shape"),
+            )
+            .with_got(format_args!("{:?}", x.shape()))
+            .with_expected("two dimensions or more")
+            .with_remedy(remedy));
         };
         let total = self.parts.iter().sum::<usize>();
         // Of a parameter that another rank has this one has no elements.
@@ -80,10 +86,14 @@ impl Matrices {
         }
         if !parts.is_empty() && heads > 1 {
             let expected = format!("1 beside the parts {parts}");
-            return Err(heads_are().with_expected(expected).with_remedy("count heads of equal size over all parts, without `parts`"));
+            return Err(heads_are()
+                .with_expected(expected)
+                .with_remedy("count heads of equal size over all parts, without `parts`"));
         }
         if !(rows as u64).is_multiple_of(heads) {
-            return Err(heads_are().with_expected(format_args!("a divisor of the {rows} rows of a matrix")).with_remedy(OTHER_RULE));
+            return Err(heads_are()
+                .with_expected(format_args!("a divisor of the {rows} rows of a matrix"))
+                .with_remedy(OTHER_RULE));
         }
         Ok(())
     }
@@ -98,7 +108,9 @@ impl Matrices {
     /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices
     /// before rows are cut.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
-        let Some([count, rows, _]) = self.form.dims(like.dims()) else { candle_core::bail!("no matrices in {:?}", like.shape()) };
+        let Some([count, rows, _]) = self.form.dims(like.dims()) else {
+            candle_core::bail!("no matrices in {:?}", like.shape())
+        };
         x.reshape((count, rows, x.elem_count() / count / rows))
     }
 
@@ -150,17 +162,25 @@ const TOGETHER: usize = 1 << 15;
 
 /// Applies a function to these stacks on the CPU, as if they were parameters of their own: a few small
 /// matrices at a time on each thread, large ones one after another.
-fn in_pieces<const N: usize>(stacks: [Tensor; N], function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync)) -> Candle<[Tensor; N]> {
+fn in_pieces<const N: usize>(
+    stacks: [Tensor; N],
+    function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync),
+) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
     let together = if stacks[0].device().is_cpu() { TOGETHER / (rows * columns) } else { count };
     let (together, large) = (together.max(1), together == 0);
     if count <= together {
         return function(stacks);
     }
-    let piece = |first: usize| function(all(stacks.each_ref().map(|stack| stack.narrow(0, first, together.min(count - first))))?);
+    let piece = |first: usize| {
+        function(all(stacks.each_ref().map(|stack| stack.narrow(0, first, together.min(count - first))))?)
+    };
     let firsts: Vec<usize> = (0..count).step_by(together).collect();
-    let pieces: Vec<_> =
-        if large { firsts.into_iter().map(piece).collect::<Candle<_>>() } else { firsts.into_par_iter().map(piece).collect() }?;
+    let pieces: Vec<_> = if large {
+        firsts.into_iter().map(piece).collect::<Candle<_>>()
+    } else {
+        firsts.into_par_iter().map(piece).collect()
+    }?;
     all(std::array::from_fn(|i| Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)))
 }
 

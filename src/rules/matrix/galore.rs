@@ -81,7 +81,12 @@ crate::hyper_parameters! {
 }
 
 impl GaLore {
-    fn step(&self, ProjectedStep { t, path, low }: ProjectedStep<'_>, dx: &Tensor, [m, v]: &mut [Tensor; 2]) -> Candle<Tensor> {
+    fn step(
+        &self,
+        ProjectedStep { t, path, low }: ProjectedStep<'_>,
+        dx: &Tensor,
+        [m, v]: &mut [Tensor; 2],
+    ) -> Candle<Tensor> {
         let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
         let Some(low) = low else { return adam(dx)? * self.eta };
         let vectors = low.random(self.seed, path, (t - 1) / self.interval, dx)?;

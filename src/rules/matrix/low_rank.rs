@@ -33,7 +33,12 @@ impl LowRank {
     }
 
     /// The projection of the state that [`with_moments`] has made for x; `None` if nothing is projected.
-    pub(crate) fn of_state(rule: &impl Rule, state: &State, x: Parameter<'_>, form: MatrixForm) -> Result<Option<Self>> {
+    pub(crate) fn of_state(
+        rule: &impl Rule,
+        state: &State,
+        x: Parameter<'_>,
+        form: MatrixForm,
+    ) -> Result<Option<Self>> {
         match state.tensors.first().map(|(_, m)| m.shape()) {
             Some(shape) if shape == x.shape() => Ok(None),
             Some(shape) if let [_, rows, columns] = *shape => {
@@ -63,8 +68,14 @@ impl LowRank {
     pub(crate) fn random(self, seed: u64, path: &str, period: u64, like: &Tensor) -> Candle<Tensor> {
         let key = random_key(seed, period, path);
         let deviation = (self.size as f64).sqrt().recip();
-        let numbers = (0..self.count * self.rank * self.size).into_par_iter().map(|place| deviation * gaussian(key, place));
-        let vectors = Tensor::from_vec(numbers.collect::<Vec<f64>>(), (self.count, self.rank, self.size), &Device::Cpu)?;
+        let numbers = (0..self.count * self.rank * self.size)
+            .into_par_iter()
+            .map(|place| deviation * gaussian(key, place));
+        let vectors = Tensor::from_vec(
+            numbers.collect::<Vec<f64>>(),
+            (self.count, self.rank, self.size),
+            &Device::Cpu,
+        )?;
         vectors.to_dtype(like.dtype())?.to_device(like.device())?.t()
     }
 
@@ -106,7 +117,13 @@ pub(crate) fn move_moments(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f
 }
 
 /// Moves both moments, and returns the direction of Adam's step `t`.
-pub(crate) fn direction(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64, f64), epsilon: f64, t: u64) -> Candle<Tensor> {
+pub(crate) fn direction(
+    gradient: &Tensor,
+    [m, v]: [&mut Tensor; 2],
+    beta: (f64, f64),
+    epsilon: f64,
+    t: u64,
+) -> Candle<Tensor> {
     move_moments(gradient, [&mut *m, &mut *v], beta)?;
     whole_direction((m, correction(beta.0, t)), (v, correction(beta.1, t)), epsilon)
 }

@@ -47,7 +47,10 @@ pub(super) fn listings() -> Vec<Listing> {
             "dx' = η·w·‖u‖ / ‖w‖, w Muon's u divided by the root mean square of its rows",
             "Li et al. 2025, arXiv 2510.05491",
         ),
-        listing::<AdaMuon>("dx' = η·scale·w / rms(w), w = u / √v, u Muon's of the momentum's sign", "Si et al. 2025, arXiv 2507.11005"),
+        listing::<AdaMuon>(
+            "dx' = η·scale·w / rms(w), w = u / √v, u Muon's of the momentum's sign",
+            "Si et al. 2025, arXiv 2507.11005",
+        ),
         listing::<SOAP>(
             "dx' = η·L·(m̂' / (√v̂' + ε))·Rᵀ, Adam in the eigenvectors L, R of mean dx·dxᵀ, dxᵀ·dx",
             "Vyas et al. 2024, arXiv 2409.11321",
@@ -56,7 +59,13 @@ pub(super) fn listings() -> Vec<Listing> {
             "dx' = η·(mean dx·dxᵀ)^-¼·m̂·(mean dxᵀ·dx)^-¼, as long as Adam's",
             "Gupta, Koren & Singer 2018, arXiv 1802.09568",
         ),
-        listing::<GaLore>("dx' = η·α·Pᵀ·u, u Adam's step for P·dx, P random", "Zhao et al. 2024, arXiv 2403.03507"),
-        listing::<APOLLO>("dx' = η·α·dx·s, s by how much Adam scales P·dx, P random", "Zhu et al. 2024, arXiv 2412.05270"),
+        listing::<GaLore>(
+            "dx' = η·α·Pᵀ·u, u Adam's step for P·dx, P random",
+            "Zhao et al. 2024, arXiv 2403.03507",
+        ),
+        listing::<APOLLO>(
+            "dx' = η·α·dx·s, s by how much Adam scales P·dx, P random",
+            "Zhu et al. 2024, arXiv 2412.05270",
+        ),
     ]
 }

@@ -9,8 +9,8 @@ use crate::rules::moments::Mean;
 orthogonal_parameters! {
     /// Muon: momentum whose singular values are all made about 1.
     ///
-    /// That is done by the iteration of Newton and Schulz. Source: Jordan et al. 2024,
-    /// ["Muon: An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
+    /// That is done by the iteration of Newton and Schulz. Source: Jordan et al. 2024, ["Muon: An optimizer
+    /// for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
     ///
     /// ```text
     /// m   = ρ·m + (1 - ρ)·dx
@@ -100,7 +100,9 @@ orthogonal_parameters! {
 impl Muon {
     fn direction(&self, u: &Tensor) -> Candle<Tensor> {
         let orthogonal = self.orthogonal();
-        let [direction] = orthogonal.matrices.map([u], |[u]| Ok([(orthogonal.of(&u)? * (self.eta * orthogonal.scale(&u)?))?]))?;
+        let [direction] = orthogonal
+            .matrices
+            .map([u], |[u]| Ok([(orthogonal.of(&u)? * (self.eta * orthogonal.scale(&u)?))?]))?;
         Ok(direction)
     }
 }

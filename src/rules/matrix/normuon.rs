@@ -71,7 +71,8 @@ impl NorMuon {
             let u = orthogonal.of(&u)?;
             let v = toward(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
             let w = u.broadcast_div(&(v.sqrt()? + orthogonal.epsilon)?)?;
-            let factor = ((norms(&u)? / (norms(&w)? + orthogonal.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
+            let factor =
+                ((norms(&u)? / (norms(&w)? + orthogonal.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
             Ok([w.broadcast_mul(&factor)?, v])
         })?;
         *v = next;
@@ -83,7 +84,11 @@ impl Rule for NorMuon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().check_shape("NorMuon", x)?;
         let column = self.matrices().column(x);
-        State::for_slots(x, &[Slot::zeros("m")])?.with_slot(Slot::zeros("orthogonal_row_v").second_moment(), x, column)
+        State::for_slots(x, &[Slot::zeros("m")])?.with_slot(
+            Slot::zeros("orthogonal_row_v").second_moment(),
+            x,
+            column,
+        )
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

@@ -31,8 +31,13 @@ crate::choice! {
 
 type Polynomial = (f64, f64, f64);
 
-const QUINTIC: [Polynomial; 5] =
-    [(4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)];
+const QUINTIC: [Polynomial; 5] = [
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+];
 
 const POLAR_EXPRESS: [Polynomial; 8] = [
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -148,7 +153,11 @@ impl Orthogonal {
             Products::F16 => DType::F16,
         })?;
         // Smaller products: the iteration is on the smaller side.
-        let u = if rows > columns { self.iterated(u.transpose(1, 2)?)?.transpose(1, 2)? } else { self.iterated(u)? };
+        let u = if rows > columns {
+            self.iterated(u.transpose(1, 2)?)?.transpose(1, 2)?
+        } else {
+            self.iterated(u)?
+        };
         u.to_dtype(stack.dtype())
     }
 
@@ -160,7 +169,8 @@ impl Orthogonal {
             let (a, b, c) = self.coefficients.polynomial(step);
             let s = u.matmul(&u.transpose(1, 2)?)?;
             let linear = (wide(&s)? * b)?;
-            let polynomial = if c == 0.0 { linear } else { (linear + (wide(&s.matmul(&s)?)? * c)?)? }.to_dtype(products)?;
+            let polynomial = if c == 0.0 { linear } else { (linear + (wide(&s.matmul(&s)?)? * c)?)? }
+                .to_dtype(products)?;
             u = ((wide(&u)? * a)? + wide(&polynomial.matmul(&u)?)?)?.to_dtype(products)?;
         }
         Ok(u)

@@ -150,7 +150,11 @@ impl Shampoo {
         }
         let mean = (stacked(m)? / of_mean)?;
         let step = sides.iter().try_fold(mean, |x, side| side.side.turned(&x, side.matrix))?;
-        let step = if self.graft { step.broadcast_mul(&ratio(&norms(&stacked(&adam)?)?, &norms(&step)?)?)? } else { step };
+        let step = if self.graft {
+            step.broadcast_mul(&ratio(&norms(&stacked(&adam)?)?, &norms(&step)?)?)?
+        } else {
+            step
+        };
         step.reshape(dx.shape())? * self.eta
     }
 }
@@ -162,7 +166,9 @@ impl Rule for Shampoo {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return state_of_another_rule(self) };
+        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else {
+            return state_of_another_rule(self);
+        };
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
         let t = *calls + 1;
@@ -171,7 +177,9 @@ impl Rule for Shampoo {
         let next_roots = *roots + u64::from(is_due);
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Some((moments, others)) = tensors.split_first_chunk_mut() else { return state_of_another_rule(self) };
+            let Some((moments, others)) = tensors.split_first_chunk_mut() else {
+                return state_of_another_rule(self);
+            };
             Ok(self.step(t, is_due, next_roots > 0, &dx, moments, &mut SideStep::all(&sides, others))?)
         });
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))

@@ -96,7 +96,13 @@ crate::hyper_parameters! {
 }
 
 impl SOAP {
-    fn step(&self, t: u64, dx: &Tensor, moments: &mut [Tensor; 2], sides: &mut [SideStep<'_>]) -> Candle<Tensor> {
+    fn step(
+        &self,
+        t: u64,
+        dx: &Tensor,
+        moments: &mut [Tensor; 2],
+        sides: &mut [SideStep<'_>],
+    ) -> Candle<Tensor> {
         let (b1, b2, b3) = self.beta;
         let [m, v] = moments;
         let stacked = |x: &Tensor| self.matrix.stacked(x);
@@ -112,7 +118,11 @@ impl SOAP {
         let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.turned(&x, side.matrix));
         *m = toward(m, dx, 1.0 - b1)?;
         let mut next_v = toward(&stacked(v)?, &turned(gradient.clone())?.sqr()?, 1.0 - b2)?;
-        let inside = whole_direction((&turned(stacked(m)?)?, correction(b1, t)), (&next_v, correction(b2, t)), self.epsilon)?;
+        let inside = whole_direction(
+            (&turned(stacked(m)?)?, correction(b1, t)),
+            (&next_v, correction(b2, t)),
+            self.epsilon,
+        )?;
         let step = sides.iter().try_fold(inside, |x, side| side.side.turned_back(&x, side.matrix))?;
         for side in sides {
             side.collect(&gradient, |mean, product| toward(mean, product, 1.0 - b3))?;
@@ -129,7 +139,13 @@ impl SOAP {
     /// The step of a parameter without matrices.
     fn plain(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
-        AdamW { eta: self.eta, beta: (b1, b2), lambda: self.lambda, epsilon: self.epsilon, ..AdamW::default() }
+        AdamW {
+            eta: self.eta,
+            beta: (b1, b2),
+            lambda: self.lambda,
+            epsilon: self.epsilon,
+            ..AdamW::default()
+        }
     }
 }
 
@@ -144,7 +160,9 @@ impl Rule for SOAP {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else { return state_of_another_rule(self) };
+        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else {
+            return state_of_another_rule(self);
+        };
         let Parts { slots, counters, .. } = state.parts();
         let (dx, calls) = dx.next_step(counters)?;
         let t = calls - 1;
@@ -153,7 +171,9 @@ impl Rule for SOAP {
         }
         let decay = if t == 0 { 0.0 } else { self.eta * self.lambda };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Some((moments, others)) = tensors.split_first_chunk_mut() else { return state_of_another_rule(self) };
+            let Some((moments, others)) = tensors.split_first_chunk_mut() else {
+                return state_of_another_rule(self);
+            };
             Ok(self.step(t, &dx, moments, &mut SideStep::all(&sides, others))?)
         });
         Ok(Flow::Step(step.step_of(&WeightDecay::new(decay), t, Slots::none())))

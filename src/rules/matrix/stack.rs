@@ -59,7 +59,12 @@ impl Side {
     }
 
     /// The sides that `state` has matrices for; `None` if these are not as [`with_sides`] makes them for x.
-    pub(crate) fn of_state(state: &State, x: Parameter<'_>, form: MatrixForm, names: &SideNames) -> Option<Vec<Side>> {
+    pub(crate) fn of_state(
+        state: &State,
+        x: Parameter<'_>,
+        form: MatrixForm,
+        names: &SideNames,
+    ) -> Option<Vec<Side>> {
         let dims = form.dims(x.shape()).unwrap_or_default();
         let mut sides = Vec::new();
         for (side, [name, _]) in names {
@@ -78,12 +83,23 @@ impl Side {
 /// Adds two tensors of zeros to a state for each side of the matrices of x. They are empty if the side has
 /// more than `max_size` elements: names follow from the number of dimensions alone, as ranks without a part
 /// of a parameter need them, too.
-pub(crate) fn with_sides(state: State, x: Parameter<'_>, form: MatrixForm, max_size: u64, names: &SideNames) -> Result<State> {
+pub(crate) fn with_sides(
+    state: State,
+    x: Parameter<'_>,
+    form: MatrixForm,
+    max_size: u64,
+    names: &SideNames,
+) -> Result<State> {
     let Some([count, rows, columns]) = form.dims(x.shape()) else { return Ok(state) };
-    let mut tensors = names.iter().zip([rows, columns]).flat_map(|((_, names), size)| names.map(|name| (name, size)));
+    let mut tensors =
+        names.iter().zip([rows, columns]).flat_map(|((_, names), size)| names.map(|name| (name, size)));
     tensors.try_fold(state, |state, (name, size)| {
         let is_small = size as u64 <= max_size;
-        let state = state.with_slot(Slot::zeros(name), x, if is_small { (count, size, size) } else { (count, 0, 0) })?;
+        let state = state.with_slot(
+            Slot::zeros(name),
+            x,
+            if is_small { (count, size, size) } else { (count, 0, 0) },
+        )?;
         // A side mixes rows, and a new matrix of a stack has no root.
         Ok(if is_small { state.restarted_by_new_rows(name) } else { state })
     })
@@ -107,7 +123,11 @@ impl<'s> SideStep<'s> {
     }
 
     /// Moves the mean of products of the gradient.
-    pub(crate) fn collect(&mut self, gradient: &Tensor, moved: impl Fn(&Tensor, &Tensor) -> Candle<Tensor>) -> Candle<()> {
+    pub(crate) fn collect(
+        &mut self,
+        gradient: &Tensor,
+        moved: impl Fn(&Tensor, &Tensor) -> Candle<Tensor>,
+    ) -> Candle<()> {
         *self.mean = moved(self.mean, &self.side.product(gradient)?)?;
         Ok(())
     }

@@ -3,7 +3,9 @@
 
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
-use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule};
+use crate::rule::{
+    Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule,
+};
 
 /// Where y lies, and what z weighs in the mean.
 #[derive(Clone, Copy)]
@@ -63,11 +65,17 @@ pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
 /// is one warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
-    let state = slots.into_iter().try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
+    let state = slots
+        .into_iter()
+        .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
     Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0).zeroed_by_new_weights("weights"))
 }
 
-pub(crate) fn apply<'a>(rule: &impl Interpolates, state: &'a mut State, dx: Gradient<'a>) -> Result<Flow<'a>> {
+pub(crate) fn apply<'a>(
+    rule: &impl Interpolates,
+    state: &'a mut State,
+    dx: Gradient<'a>,
+) -> Result<Flow<'a>> {
     let State { tensors, counters, numbers, .. } = state;
     let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
         return state_of_another_rule(rule);
@@ -131,7 +139,10 @@ macro_rules! interpolates {
                 true
             }
 
-            fn evaluation<'s>(&self, state: &'s $crate::rule::State) -> $crate::error::Result<Option<$crate::rule::Evaluation<'s>>> {
+            fn evaluation<'s>(
+                &self,
+                state: &'s $crate::rule::State,
+            ) -> $crate::error::Result<Option<$crate::rule::Evaluation<'s>>> {
                 super::interpolation::evaluation(self, state)
             }
         }

@@ -120,7 +120,16 @@ impl LossScaler {
     /// A scaler with a fixed scale.
     pub fn fixed(scale: f64) -> Self {
         let on_overflow = OnOverflow::default();
-        LossScaler { scale, dynamic: None, on_overflow, good_steps: 0, tolerance: 0, enabled: true, pending: None, iteration: None }
+        LossScaler {
+            scale,
+            dynamic: None,
+            on_overflow,
+            good_steps: 0,
+            tolerance: 0,
+            enabled: true,
+            pending: None,
+            iteration: None,
+        }
     }
 
     /// A scaler that starts at 65536, doubles after 2000 steps without overflow and halves on overflow.
@@ -240,8 +249,8 @@ impl LossScaler {
         Ok(answer)
     }
 
-    /// The scale of the loss whose gradients come next; `None` if the scaler is off. `known` is the scale that
-    /// the gradients know.
+    /// The scale of the loss whose gradients come next; `None` if the scaler is off. `known` is the scale
+    /// that the gradients know.
     pub(crate) fn of_loss(&self, known: Option<f64>) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
@@ -249,15 +258,17 @@ impl LossScaler {
         }
         let unscaled = || {
             Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
-                "call `scale` on the loss before `backward`, once per update; several updates of one iteration go into \
-                 `LossScaler::iteration`",
+                "call `scale` on the loss before `backward`, once per update; several updates of one \
+                 iteration go into `LossScaler::iteration`",
             )
         };
         let pending = self.pending.ok_or_else(unscaled)?;
         match known {
             Some(known) if known != pending => Err(multiplied_by(known)
                 .with_expected(format_args!("{pending}, as the last loss that this scaler has scaled"))
-                .with_remedy("use the gradients of the loss that was scaled last, with the scaler that has scaled it")),
+                .with_remedy(
+                    "use the gradients of the loss that was scaled last, with the scaler that has scaled it",
+                )),
             _ => Ok(Some(pending)),
         }
     }
@@ -270,7 +281,12 @@ impl LossScaler {
 
     /// The same for an update in which this parameter had a gradient that was not finite, whatever became of
     /// the others.
-    pub(crate) fn account_with(&mut self, outcome: &mut Outcome, scale: f64, overflow: Option<String>) -> Result<bool> {
+    pub(crate) fn account_with(
+        &mut self,
+        outcome: &mut Outcome,
+        scale: f64,
+        overflow: Option<String>,
+    ) -> Result<bool> {
         outcome.loss_scale = Some(scale);
         if !self.enabled {
             return Ok(false);
@@ -311,20 +327,27 @@ impl LossScaler {
         }
         if self.scale <= floor {
             let remedy = match stepped {
-                true => "look for infinities in the model, or make the floor lower; other parameters have moved",
+                true => {
+                    "look for infinities in the model, or make the floor lower; other parameters have moved"
+                }
                 false => "look for infinities in the model, or make the floor lower",
             };
-            return Err(Error::new(ErrorKind::LossScale, "its gradient is not finite although the loss scale is at its floor of")
-                .with_got(floor)
-                .with_remedy(remedy)
-                .at(path));
+            return Err(Error::new(
+                ErrorKind::LossScale,
+                "its gradient is not finite although the loss scale is at its floor of",
+            )
+            .with_got(floor)
+            .with_remedy(remedy)
+            .at(path));
         }
         self.scale = (self.scale * backoff_factor).max(floor);
         Ok(())
     }
 
     fn stepped(&mut self) {
-        let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else { return };
+        let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else {
+            return;
+        };
         self.good_steps = self.good_steps.saturating_add(1);
         if self.good_steps >= growth_interval {
             self.good_steps = 0;
@@ -341,12 +364,22 @@ impl LossScaler {
     pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let refuse = |field: &str, value: FieldValue, expected: &str| {
-            Err(Error::new(ErrorKind::Argument, format!("LossScaler: {field} is")).with_got(value).with_expected(expected))
+            Err(Error::new(ErrorKind::Argument, format!("LossScaler: {field} is"))
+                .with_got(value)
+                .with_expected(expected))
         };
         if !positive(self.scale) {
             return refuse("scale", self.scale.into(), "a finite number above 0");
         }
-        let Some(DynamicScale { initial: _, growth_factor, backoff_factor, growth_interval, hysteresis, floor }) = self.dynamic else {
+        let Some(DynamicScale {
+            initial: _,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            hysteresis,
+            floor,
+        }) = self.dynamic
+        else {
             return Ok(());
         };
         if !(growth_factor >= 1.0 && growth_factor.is_finite()) {
@@ -374,7 +407,8 @@ pub(crate) fn check_unscaled(known: Option<f64>) -> Result<()> {
     match known {
         None => Ok(()),
         Some(scale) => Err(multiplied_by(scale).with_remedy(
-            "call `scaler.update(&mut state, &model, &grads)`, or give the update its scaler with `Update::scaler`: both divide by it",
+            "call `scaler.update(&mut state, &model, &grads)`, or give the update its scaler with \
+             `Update::scaler`: both divide by it",
         )),
     }
 }

@@ -24,7 +24,11 @@ impl LossScaler {
         if !self.enabled {
             return Ok(ScaledLoss { loss: loss.clone(), scale: None });
         }
-        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) { loss.to_dtype(DType::F32)? } else { loss.clone() };
+        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) {
+            loss.to_dtype(DType::F32)?
+        } else {
+            loss.clone()
+        };
         let scaled = (wide * self.scale)?;
         self.pending = Some(self.scale);
         Ok(ScaledLoss { loss: scaled, scale: self.pending })

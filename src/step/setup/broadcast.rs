@@ -40,12 +40,14 @@ where
 {
     let world = StateWorld::new(Arc::new(world.clone()));
     let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
-        let aspects = variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
+        let aspects =
+            variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
         Ok((variables, Agreement::on(aspects), Vec::new()))
     });
     let (variables, _) = world.agree_on(Call::Broadcast, described)?;
     let of_first = |x: &Lent<'_>| LeafParts::of_first(x.elem_count(), world.rank(), world.size());
-    let variables: Vec<_> = variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
+    let variables: Vec<_> =
+        variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
     share(&world, &variables)
 }
 

@@ -29,10 +29,12 @@ impl Wire {
 
     fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
         match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
-            Some(dtype) if !is_supported(dtype) => Err(Error::new(ErrorKind::Argument, "`Setup::wire` for its gradient asks for")
-                .with_got(format_args!("{dtype:?}"))
-                .with_expected(FLOATS)
-                .at(variable.path())),
+            Some(dtype) if !is_supported(dtype) => {
+                Err(Error::new(ErrorKind::Argument, "`Setup::wire` for its gradient asks for")
+                    .with_got(format_args!("{dtype:?}"))
+                    .with_expected(FLOATS)
+                    .at(variable.path()))
+            }
             chosen => Ok(chosen),
         }
     }
@@ -45,10 +47,14 @@ impl fmt::Debug for Wire {
 }
 
 /// The aspects of a parameter that have to be the same on all ranks.
-fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), wire: &Wire) -> Result<[Aspect; 8]> {
+fn aspects(
+    (variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>),
+    wire: &Wire,
+) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
     let of = |what: &str| format!("{what} of {path:?}");
-    let described = optimiser.as_ref().map(|optimiser| Description::of(&mut *dyn_clone::clone_box(&**optimiser)).words());
+    let described =
+        optimiser.as_ref().map(|optimiser| Description::of(&mut *dyn_clone::clone_box(&**optimiser)).words());
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
         Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
@@ -57,7 +63,10 @@ fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), w
         Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
         // `Debug` also shows what the description lacks.
         Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
-        Aspect::new(of("the dtype on the wire"), wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}"))),
+        Aspect::new(
+            of("the dtype on the wire"),
+            wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
+        ),
         values_of(path, &x.to_tensor()?)?,
     ])
 }
@@ -66,12 +75,21 @@ fn aspects((variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>), w
 ///
 /// # Errors
 /// On all ranks, if the choices differ between ranks, or if one rank refuses.
-pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<OptimiserChoices<'m>>) -> Result<Vec<Divided<'m>>> {
-    let prepared = choices.and_then(|choices| agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new())));
+pub(super) fn divided<'m>(
+    world: &StateWorld,
+    wire: &Wire,
+    choices: Result<OptimiserChoices<'m>>,
+) -> Result<Vec<Divided<'m>>> {
+    let prepared = choices.and_then(|choices| {
+        agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new()))
+    });
     let (choices, _) = world.agree_on(Call::Setup, prepared)?;
 
     let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
-    let divisible = chosen.map(|(variable, optimiser)| Divisible { length: variable.x.elem_count(), can_be_cut: can_be_cut(&**optimiser) });
+    let divisible = chosen.map(|(variable, optimiser)| Divisible {
+        length: variable.x.elem_count(),
+        can_be_cut: can_be_cut(&**optimiser),
+    });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
     let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
         let Some(optimiser) = optimiser else { return Ok((variable, None)) };
@@ -83,11 +101,16 @@ pub(super) fn divided<'m>(world: &StateWorld, wire: &Wire, choices: Result<Optim
 
 /// The agreement on the choices, if they can be divided.
 fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
-    let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| optimiser.as_ref().is_some_and(|own| own.storage().offloaded);
+    let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| {
+        optimiser.as_ref().is_some_and(|own| own.storage().offloaded)
+    };
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
-        return Err(Error::new(ErrorKind::Unsupported, "it is offloaded, which a state that is divided among ranks cannot be yet")
-            .with_remedy("leave `Offload` out")
-            .at(variable.path()));
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "it is offloaded, which a state that is divided among ranks cannot be yet",
+        )
+        .with_remedy("leave `Offload` out")
+        .at(variable.path()));
     }
     choices
         .iter()

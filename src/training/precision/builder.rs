@@ -16,16 +16,26 @@ struct VariablesByPolicy {
 }
 
 impl VariablesByPolicy {
-    fn variable(&self, shape: Shape, path: &str, init: Init, requested: DType, device: &Device) -> Result<Tensor> {
+    fn variable(
+        &self,
+        shape: Shape,
+        path: &str,
+        init: Init,
+        requested: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let dtype = if requested.is_float() { self.policy.dtype(path)? } else { requested };
         let mut variables = locked(&self.variables);
         if let Some(variable) = variables.get(path) {
-            const REMEDY: &str = "make it as the model and the policy ask for it, or build in an empty `VarMap`";
+            const REMEDY: &str =
+                "make it as the model and the policy ask for it, or build in an empty `VarMap`";
             let what = "the variable that is there already";
             return if *variable.shape() != shape {
                 Err(Error::shape(what, variable.shape(), shape).with_remedy(REMEDY).at(path))
             } else if variable.dtype() != dtype {
-                Err(Error::dtype(what, variable.dtype(), format_args!("{dtype:?}")).with_remedy(REMEDY).at(path))
+                Err(Error::dtype(what, variable.dtype(), format_args!("{dtype:?}"))
+                    .with_remedy(REMEDY)
+                    .at(path))
             } else {
                 Ok(variable.as_tensor().clone())
             };
@@ -49,13 +59,22 @@ fn drawn_in(dtype: DType) -> DType {
 }
 
 impl SimpleBackend for VariablesByPolicy {
-    fn get(&self, shape: Shape, path: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+    fn get(
+        &self,
+        shape: Shape,
+        path: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
         Ok(self.variable(shape, path, init, dtype, device)?)
     }
 
     fn get_unchecked(&self, path: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let known = locked(&self.variables).get(path).map(|variable| variable.shape().clone());
-        let Some(shape) = known else { candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`") };
+        let Some(shape) = known else {
+            candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`")
+        };
         self.get(shape, path, Init::default(), dtype, device)
     }
 

@@ -23,12 +23,19 @@ fn check_supported(place: impl Display, got: DType) -> Result<()> {
 
 /// The error that the program chose an unsupported dtype for `place`.
 fn unsupported(place: impl Display, got: DType, expected: &str) -> Error {
-    Error::new(ErrorKind::Argument, format!("{place} asks for")).with_got(format_args!("{got:?}")).with_expected(expected)
+    Error::new(ErrorKind::Argument, format!("{place} asks for"))
+        .with_got(format_args!("{got:?}"))
+        .with_expected(expected)
 }
 
 /// Runs a module in a dtype, and converts its output to another. An input that is not floating-point goes in
 /// as it is.
-fn run_in(dtype: DType, module: &(impl Module + ?Sized), input: &Tensor, back: DType) -> candle_core::Result<Tensor> {
+fn run_in(
+    dtype: DType,
+    module: &(impl Module + ?Sized),
+    input: &Tensor,
+    back: DType,
+) -> candle_core::Result<Tensor> {
     let input = if input.dtype().is_float() { input.to_dtype(dtype)? } else { input.clone() };
     module.forward(&input)?.to_dtype(back)
 }

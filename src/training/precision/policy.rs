@@ -116,7 +116,11 @@ impl PrecisionPolicy {
     /// ```
     pub fn check<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let variables = variables(model)?;
-        let chosen = self.patterns.choose(&variables, |one, other| self.dtypes[one] == self.dtypes[other], |_, error| error)?;
+        let chosen = self.patterns.choose(
+            &variables,
+            |one, other| self.dtypes[one] == self.dtypes[other],
+            |_, error| error,
+        )?;
         for (variable, pattern) in variables.iter().zip(chosen) {
             let (got, expected) = (variable.x.dtype(), self.dtypes[pattern]);
             if got != expected {

@@ -142,7 +142,12 @@ impl Sam {
     }
 
     /// Copies of everything that may move, before anything moves.
-    fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M, twins: &Twins) -> Result<Ascent<'m>> {
+    fn prepare<'m, M: Model + ?Sized>(
+        &self,
+        state: &mut StateTree,
+        model: &'m M,
+        twins: &Twins,
+    ) -> Result<Ascent<'m>> {
         if let Some(expected) = range::non_negative(self.rho) {
             return Err(out_of_range("Sam", "rho", self.rho, expected));
         }
@@ -160,14 +165,22 @@ impl Sam {
 
     /// The optimiser that moves a leaf, and its state: the rule alone, or with a copy of the parameter's
     /// master.
-    fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<dyn Optimiser>) -> Result<(Arc<dyn Optimiser>, State)> {
+    fn stand_in(
+        &self,
+        leaf: &Leaf,
+        x: &dyn Lend,
+        bare: &Arc<dyn Optimiser>,
+    ) -> Result<(Arc<dyn Optimiser>, State)> {
         let part = leaf.own_part(x)?;
         let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
         if leaf.is_frozen() || precise.dtype() == x.dtype() || !precise.device().same_device(x.device()) {
             return Ok((bare.clone(), State::empty()));
         }
         let master = leaf.master(&*part)?;
-        Ok((Arc::new(MixedPrecision::new(master.dtype(), self.climb())), State::with_master(&master, State::empty())?))
+        Ok((
+            Arc::new(MixedPrecision::new(master.dtype(), self.climb())),
+            State::with_master(&master, State::empty())?,
+        ))
     }
 }
 
@@ -188,8 +201,8 @@ fn of_climb(error: Error) -> Error {
     }
     let rank = error.rank();
     let error = error.with_remedy(
-        "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to `LossScaler::update`, \
-         which skips the call and lowers the scale",
+        "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to \
+         `LossScaler::update`, which skips the call and lowers the scale",
     );
     match rank {
         Some(rank) => error.brought_by(rank),
@@ -198,7 +211,8 @@ fn of_climb(error: Error) -> Error {
 }
 
 /// A model that [`Sam`] has moved up. It holds the state until the parameters are back.
-#[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, and then call `restore`"]
+#[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, \
+              and then call `restore`"]
 #[derive(Debug)]
 pub struct Climbed<'s> {
     exchanged: ParameterExchange<'s, 's>,

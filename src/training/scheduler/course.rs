@@ -8,11 +8,14 @@ use super::Schedule;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Field, FieldValue};
-use crate::rule::{RATE, RateField, RateFields, RatesDiffer, out_of_range, reached, unreachable_rate, with_places};
+use crate::rule::{
+    RATE, RateField, RateFields, RatesDiffer, out_of_range, reached, unreachable_rate, with_places,
+};
 use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree, available_in};
 
-const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the model schedules of their own with \
-     `Schedule::below` or `Schedule::select_where`, or `adjust` the leaves to one value first";
+const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the \
+                         model schedules of their own with `Schedule::below` or `Schedule::select_where`, \
+                         or `adjust` the leaves to one value first";
 
 /// Whether a scheduler is new, and so where the leaves' own values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +76,10 @@ impl DriveStep {
     pub(super) fn new(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         state.check_leaves()?;
         let before = if let Start::Running(before) = start { before } else { steps };
-        let next = schedules.iter().map(|schedule| Next::of(schedule, before, steps)).collect::<Result<_>>()?;
-        let mut search = Search { schedules, start, before, next, met: vec![DriveRecord::default(); schedules.len()] };
+        let next =
+            schedules.iter().map(|schedule| Next::of(schedule, before, steps)).collect::<Result<_>>()?;
+        let mut search =
+            Search { schedules, start, before, next, met: vec![DriveRecord::default(); schedules.len()] };
         let mut values = Vec::with_capacity(state.len());
         let (mut bases, mut marks) = (Vec::with_capacity(state.len()), Vec::with_capacity(state.len()));
         for leaf in state.leaves() {
@@ -93,12 +98,17 @@ impl DriveStep {
     /// The values of this step, if those of all later steps are in range too.
     pub(super) fn whole(schedules: &[Schedule], steps: u64, start: Start, state: &StateTree) -> Result<Self> {
         let course = DriveStep::new(schedules, steps, start, state)?;
-        let mut corners: Vec<u64> = schedules.iter().flat_map(|schedule| schedule.curve.corners()).filter(|step| *step > steps).collect();
+        let mut corners: Vec<u64> = schedules
+            .iter()
+            .flat_map(|schedule| schedule.curve.corners())
+            .filter(|step| *step > steps)
+            .collect();
         corners.sort_unstable();
         corners.dedup();
         for step in corners {
             let tried = DriveStep::new(schedules, step, start, state);
-            let leaves_range = || Error::new(ErrorKind::Schedule, format!("in step {step} the schedule leaves the range"));
+            let leaves_range =
+                || Error::new(ErrorKind::Schedule, format!("in step {step} the schedule leaves the range"));
             tried.map_err(|error| leaves_range().caused_by(error))?;
         }
         Ok(course)
@@ -144,7 +154,10 @@ impl Next {
 }
 
 /// Sets these fields in the leaves.
-pub(super) fn adjustment<'l>(values: &[FieldValues], leaves: impl Iterator<Item = &'l Leaf>) -> Result<Adjustment<'static>> {
+pub(super) fn adjustment<'l>(
+    values: &[FieldValues],
+    leaves: impl Iterator<Item = &'l Leaf>,
+) -> Result<Adjustment<'static>> {
     let keys = values.iter().map(|values| (!values.is_empty()).then_some(values));
     Adjustment::by_key(leaves, keys, |values| {
         values.iter().map(|&(field, bits)| (SetField::At(field), f64::from_bits(bits).into())).collect()
@@ -166,7 +179,8 @@ impl<'s> Search<'s> {
         // Earlier schedules, and the indices of all fields that their names reach.
         let mut before: SmallVec<[&Schedule; 1]> = SmallVec::new();
         let mut driven: SmallVec<[usize; 1]> = SmallVec::new();
-        for (i, schedule) in self.schedules.iter().enumerate().filter(|(_, schedule)| schedule.selects(leaf)) {
+        for (i, schedule) in self.schedules.iter().enumerate().filter(|(_, schedule)| schedule.selects(leaf))
+        {
             let met = &mut self.met[i];
             met.selected = met.selected.or(Some(leaf));
             // After a drive of `0.eta`, a later drive of `eta` must not touch this leaf's other members.
@@ -204,20 +218,25 @@ impl<'s> Search<'s> {
 
     /// The new value of a field under a schedule, and its base if that changes.
     fn next(&mut self, index: usize, leaf: &'s Leaf, field: &RateField) -> Result<(f64, Option<Base>)> {
-        let (schedule, Next { before: expected, value: next, .. }) = (&self.schedules[index], self.next[index]);
+        let (schedule, Next { before: expected, value: next, .. }) =
+            (&self.schedules[index], self.next[index]);
         let (met, before) = (&mut self.met[index], field.rate());
         let (first, value) = *met.driven.get_or_insert((leaf, before));
         let kept = leaf.base_of(field.index);
         // Before any step a schedule can be made anew, unless it would multiply twice.
         let has_begun = leaf.steps() > 0 || kept.is_some();
-        if self.start == Start::New && leaf.mark_of(field.index).is_some() && (has_begun || schedule.is_relative) {
+        if self.start == Start::New
+            && leaf.mark_of(field.index).is_some()
+            && (has_begun || schedule.is_relative)
+        {
             met.begun_anew.get_or_insert((leaf, before));
         }
         if self.start != Start::New
             && let Some(mark) = leaf.mark_of(field.index)
         {
             // Of a rate that is a product, another member may have been adjusted by hand.
-            let found = if schedule.is_relative { mark.factor } else { field.others.is_none().then_some(before) };
+            let found =
+                if schedule.is_relative { mark.factor } else { field.others.is_none().then_some(before) };
             let mismatch = found.filter(|found| !is_about(*found, expected) && !is_about(*found, next));
             met.mismatch = met.mismatch.or(mismatch.map(|found| (leaf, found)));
         }
@@ -228,29 +247,39 @@ impl<'s> Search<'s> {
         }
         if !is_same_rate(value, before) {
             let (field, first) = (schedule.driven_field(), first.path());
-            let problem = format!("one schedule would make its {field}, {before}, and that of {first:?}, {value}, equal");
+            let problem = format!(
+                "one schedule would make its {field}, {before}, and that of {first:?}, {value}, equal"
+            );
             return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(FLATTENED).at(leaf.path()));
         }
-        let refused = || unreachable_rate(&mut *dyn_clone::clone_box(leaf.optimiser()), field, next).at(leaf.path());
+        let refused =
+            || unreachable_rate(&mut *dyn_clone::clone_box(leaf.optimiser()), field, next).at(leaf.path());
         Ok((field.value_for(next).ok_or_else(refused)?, kept.map(|_| (field.index, None))))
     }
 
     /// Refuses a relative schedule that begins anew on driven leaves, and warns of any other.
     fn begun_anew(&self, state: &StateTree) -> Result<Option<Warning>> {
         let mut warning = None;
-        for ((schedule, met), Next { value: now, .. }) in self.schedules.iter().zip(&self.met).zip(&self.next) {
+        for ((schedule, met), Next { value: now, .. }) in self.schedules.iter().zip(&self.met).zip(&self.next)
+        {
             let Some((leaf, value)) = met.begun_anew else { continue };
             let (path, field) = (leaf.path().to_string(), schedule.driven_field().to_string());
             let steps = state.leaves().map(Leaf::steps).max().unwrap_or(0);
             if schedule.is_relative {
-                let problem = format!("a new relative schedule would multiply the {field} that another has made,");
+                let problem =
+                    format!("a new relative schedule would multiply the {field} that another has made,");
                 let remedy = format!(
-                    "go on with `Scheduler::resume(.., steps, ..)` (this state counts {steps} steps); for a new schedule that is meant, set \
-                     what it starts from with `adjust` before `Scheduler::new`"
+                    "go on with `Scheduler::resume(.., steps, ..)` (this state counts {steps} steps); for a \
+                     new schedule that is meant, set what it starts from with `adjust` before \
+                     `Scheduler::new`"
                 );
-                return Err(Error::new(ErrorKind::Schedule, problem).with_got(value).with_remedy(remedy).at(&path));
+                return Err(Error::new(ErrorKind::Schedule, problem)
+                    .with_got(value)
+                    .with_remedy(remedy)
+                    .at(&path));
             }
-            warning = warning.or(Some(Warning::ScheduleBegunAnew { path, field, before: value, now: *now, steps }));
+            warning =
+                warning.or(Some(Warning::ScheduleBegunAnew { path, field, before: value, now: *now, steps }));
         }
         Ok(warning)
     }
@@ -258,7 +287,8 @@ impl<'s> Search<'s> {
     /// Warns of leaves whose values are those of another schedule, or of another step.
     fn mismatch(&self, state: &StateTree) -> Option<Warning> {
         let mut met = self.schedules.iter().zip(&self.met).zip(&self.next);
-        let (schedule, expected, (leaf, found)) = met.find_map(|((schedule, met), next)| Some((schedule, next.before, met.mismatch?)))?;
+        let (schedule, expected, (leaf, found)) =
+            met.find_map(|((schedule, met), next)| Some((schedule, next.before, met.mismatch?)))?;
         Some(Warning::ScheduleMismatch {
             path: leaf.path().to_string(),
             field: schedule.driven_field().to_string(),
@@ -281,14 +311,19 @@ impl<'s> Search<'s> {
             }
             if met.driven.is_none() {
                 let problem = format!(
-                    "the schedule with the index {i} drives nothing: its {field}, and that of all leaves that it selects, is driven by one before it"
+                    "the schedule with the index {i} drives nothing: its {field}, and that of all leaves \
+                     that it selects, is driven by one before it"
                 );
                 let remedy = "leave it out, or put it before the others";
                 return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(remedy).at(leaf.path()));
             }
             if schedule.is_relative && self.start == Start::Resumed && !met.has_base {
-                let problem = format!("no leaf knows which {field} a relative schedule started from: the state was never driven by one");
-                let remedy = "set the values of step 0 with `adjust`, make the scheduler with `new`, and `go_to` the step";
+                let problem = format!(
+                    "no leaf knows which {field} a relative schedule started from: the state was never \
+                     driven by one"
+                );
+                let remedy = "set the values of step 0 with `adjust`, make the scheduler with `new`, and \
+                              `go_to` the step";
                 return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(remedy));
             }
         }
@@ -310,14 +345,17 @@ fn is_about(a: f64, b: f64) -> bool {
 pub(super) fn driven_fields(name: &str, leaf: &Leaf) -> Result<Option<DrivenFields>> {
     let refused = |problem: String| Error::new(ErrorKind::Schedule, problem).at(leaf.path());
     if let Some(rates) = leaf.optimiser().rates(name) {
-        let differ = |differ: RatesDiffer| differ.in_rule(&mut *dyn_clone::clone_box(leaf.optimiser())).at(leaf.path());
+        let differ = |differ: RatesDiffer| {
+            differ.in_rule(&mut *dyn_clone::clone_box(leaf.optimiser())).at(leaf.path())
+        };
         return Ok(Some(DrivenFields { set: rates.fields().map_err(differ)?, reached: rates.indices() }));
     }
     match reached(leaf.optimiser(), name)[..] {
         [] => Ok(None),
-        [(index, FieldValue::Real(value))] => {
-            Ok(Some(DrivenFields { set: smallvec![RateField { index, value, others: None }], reached: smallvec![index] }))
-        }
+        [(index, FieldValue::Real(value))] => Ok(Some(DrivenFields {
+            set: smallvec![RateField { index, value, others: None }],
+            reached: smallvec![index],
+        })),
         [(_, value)] => Err(refused(format!("its {name} is"))
             .with_got(value)
             .with_expected(format_args!("{}, as a schedule gives", f64::EXPECTED))
@@ -325,9 +363,18 @@ pub(super) fn driven_fields(name: &str, leaf: &Leaf) -> Result<Option<DrivenFiel
         ref several => {
             let members = with_places(leaf.optimiser(), several);
             let place = members.first().map_or("", |(place, _)| place);
-            let got = members.iter().map(|(place, value)| format!("{place} = {value}")).collect::<Vec<_>>().join(", ");
-            let remedy = format!("name the one to drive with its place, as in `Schedule::field({place:?})` (or `ReduceOnPlateau::field`)");
-            Err(refused(format!("several members of its chain have {name}:")).with_got(got).with_remedy(remedy))
+            let got = members
+                .iter()
+                .map(|(place, value)| format!("{place} = {value}"))
+                .collect::<Vec<_>>()
+                .join(", ");
+            let remedy = format!(
+                "name the one to drive with its place, as in `Schedule::field({place:?})` (or \
+                 `ReduceOnPlateau::field`)"
+            );
+            Err(refused(format!("several members of its chain have {name}:"))
+                .with_got(got)
+                .with_remedy(remedy))
         }
     }
 }

@@ -75,7 +75,9 @@ impl Curve {
         const PERIODS: u32 = 64;
         match *self {
             Curve::Constant(_) => vec![0, 1],
-            Curve::InverseSquareRoot { warmup, .. } => vec![0, 1, warmup.saturating_sub(1), warmup, warmup.saturating_add(1)],
+            Curve::InverseSquareRoot { warmup, .. } => {
+                vec![0, 1, warmup.saturating_sub(1), warmup, warmup.saturating_add(1)]
+            }
             // Monotone, except that the first step may have no number and the last a large one.
             Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
             Curve::Joined { ref first, at, ref second } => {
@@ -87,7 +89,8 @@ impl Curve {
                 vec![0, top, top.saturating_add(1), steps.saturating_sub(1)]
             }
             Curve::Restarts { steps, factor, .. } => {
-                let starts = (1..=PERIODS).map(|terms| steps.max(1) as f64 * geometric(f64::from(terms), factor.max(1.0)));
+                let starts = (1..=PERIODS)
+                    .map(|terms| steps.max(1) as f64 * geometric(f64::from(terms), factor.max(1.0)));
                 starts.flat_map(|start| [(start as u64).saturating_sub(1), start as u64]).chain([0]).collect()
             }
             // A negative rate changes the sign, or gives NaN.
@@ -116,7 +119,9 @@ impl Curve {
                     second.at(step - at)
                 }
             }
-            Curve::Restarts { high, low, steps, factor } => along_cosine(high, low, part_of_period(step, steps.max(1), factor)),
+            Curve::Restarts { high, low, steps, factor } => {
+                along_cosine(high, low, part_of_period(step, steps.max(1), factor))
+            }
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
                 // torch's count: the top is step 0.3·steps - 1, maybe not whole, and the end is the last
@@ -135,7 +140,8 @@ impl Curve {
                 saturating(start, rate.powf(if staircase { times.floor() } else { times }))
             }
             Curve::InverseSquareRoot { peak, warmup } => match step.checked_sub(warmup) {
-                None => Curve::Between { start: 0.0, end: peak, steps: warmup, easing: Easing::Power(1.0) }.at(step),
+                None => Curve::Between { start: 0.0, end: peak, steps: warmup, easing: Easing::Power(1.0) }
+                    .at(step),
                 Some(since) => {
                     let warmup = warmup.max(1) as f64;
                     peak * (warmup / (warmup + since as f64)).sqrt()

@@ -190,10 +190,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a step of schedules that drive the state already. One that is moved to the right place is no fault
-    /// any more.
+    /// Takes a step of schedules that drive the state already. One that is moved to the right place is no
+    /// fault any more.
     fn correct(&self, step: DriveStep, state: &mut StateTree) {
-        state.warnings.dismiss(|field| self.schedules.iter().any(|schedule| schedule.driven_field() == field));
+        state
+            .warnings
+            .dismiss(|field| self.schedules.iter().any(|schedule| schedule.driven_field() == field));
         step.commit(state);
     }
 

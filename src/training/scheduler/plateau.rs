@@ -102,11 +102,11 @@ enum Threshold {
 /// with different rates.
 ///
 /// # Departures
-/// Compared with torch's code, whose rates it has bit for bit, except for a best metric below 0 with a relative
-/// threshold. There, the margin of such a metric is on the wrong side: a loss that stands still improves with
-/// each observation, and rates are never reduced. There, `min_lr` can be a list; here use an object for each
-/// part of the model. There, a relative threshold of 1 or more is accepted, with which no loss ever improves.
-/// There, a schedule that is a factor undoes reductions.
+/// Compared with torch's code, whose rates it has bit for bit, except for a best metric below 0 with a
+/// relative threshold. There, the margin of such a metric is on the wrong side: a loss that stands still
+/// improves with each observation, and rates are never reduced. There, `min_lr` can be a list; here use an
+/// object for each part of the model. There, a relative threshold of 1 or more is accepted, with which no
+/// loss ever improves. There, a schedule that is a factor undoes reductions.
 #[must_use = "it changes nothing unless it is told of losses"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
@@ -257,9 +257,13 @@ impl ReduceOnPlateau {
         match (self.mode, self.best, self.threshold) {
             (Mode::Min, None, _) => metric < f64::INFINITY,
             (Mode::Max, None, _) => metric > f64::NEG_INFINITY,
-            (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => metric < best * (1.0 - part.copysign(best)),
+            (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => {
+                metric < best * (1.0 - part.copysign(best))
+            }
             (Mode::Min, Some(Number(best)), Threshold::Absolute(by)) => metric < best - by,
-            (Mode::Max, Some(Number(best)), Threshold::Relative(part)) => metric > best * (1.0 + part.copysign(best)),
+            (Mode::Max, Some(Number(best)), Threshold::Relative(part)) => {
+                metric > best * (1.0 + part.copysign(best))
+            }
             (Mode::Max, Some(Number(best)), Threshold::Absolute(by)) => metric > best + by,
         }
     }
@@ -292,11 +296,16 @@ impl ReduceOnPlateau {
     }
 
     fn commit(falls: Vec<Falls>, leaves: &mut Selection<'_>) -> Result<()> {
-        let values: Vec<FieldValues> =
-            falls.iter().map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect()).collect();
+        let values: Vec<FieldValues> = falls
+            .iter()
+            .map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect())
+            .collect();
         let adjustment = adjustment(&values, leaves.leaves())?;
         for (leaf, falls) in leaves.leaves_mut().zip(falls) {
-            falls.into_iter().filter(|fall| fall.base.is_some()).for_each(|fall| leaf.set_base(fall.field, fall.base));
+            falls
+                .into_iter()
+                .filter(|fall| fall.base.is_some())
+                .for_each(|fall| leaf.set_base(fall.field, fall.base));
         }
         adjustment.commit(leaves.leaves_mut());
         Ok(())
@@ -310,13 +319,17 @@ impl ReduceOnPlateau {
     /// Checks every number against its range.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
-        let refuse = |field: &str, value: FieldValue, expected: &str| Err(out_of_range("ReduceOnPlateau", field, value, expected));
+        let refuse = |field: &str, value: FieldValue, expected: &str| {
+            Err(out_of_range("ReduceOnPlateau", field, value, expected))
+        };
         let is_size = |value: f64| value >= 0.0 && value.is_finite();
         match threshold {
             Threshold::Relative(part) if !(0.0..1.0).contains(&part) => {
                 return refuse("threshold", part.into(), "a number in [0, 1)");
             }
-            Threshold::Absolute(by) if !is_size(by) => return refuse("threshold", by.into(), "a finite number of 0 or more"),
+            Threshold::Absolute(by) if !is_size(by) => {
+                return refuse("threshold", by.into(), "a finite number of 0 or more");
+            }
             Threshold::Relative(_) | Threshold::Absolute(_) => {}
         }
         if !(factor > 0.0 && factor < 1.0) {

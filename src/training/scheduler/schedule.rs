@@ -156,8 +156,8 @@ impl Schedule {
     /// Linearly up to `peak` in `warmup` steps, `peak` for `stable`, linearly down to `end` in `decay`.
     ///
     /// Warmup-stable-decay is by Hu et al. 2024 ([arXiv 2404.06395](https://arxiv.org/abs/2404.06395)). For a
-    /// decay along another curve see [`Schedule::warmup_stable_then`]. With a warm-up the first rate is 0, so the
-    /// first update moves nothing.
+    /// decay along another curve see [`Schedule::warmup_stable_then`]. With a warm-up the first rate is 0, so
+    /// the first update moves nothing.
     pub fn warmup_stable_decay(peak: f64, end: f64, warmup: u64, stable: u64, decay: u64) -> Self {
         Self::warmup_stable_then(peak, warmup, stable, Self::linear(peak, end, decay))
     }

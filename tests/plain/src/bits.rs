@@ -22,7 +22,9 @@ pub fn lines() -> Vec<String> {
         for (store, optimiser) in stored(&|| rule.clone()) {
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
                 let outcome = match trained(optimiser.clone(), dtype) {
-                    Ok((mut model, state)) => format!("{:016x} {:016x}", model.hash(), hash(&saved(&state, &mut model))),
+                    Ok((mut model, state)) => {
+                        format!("{:016x} {:016x}", model.hash(), hash(&saved(&state, &mut model)))
+                    }
                     Err(error) => error.to_string(),
                 };
                 lines.push(format!("{name}, {store}, {dtype}: {outcome}"));

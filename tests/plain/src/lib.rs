@@ -9,9 +9,10 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipNorm, Communicator, DType, DecoupledDecay, Ema, GradientSlices, Kahan, Lookahead,
-    MemoryMut, MemoryRef, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, ParameterSlices, Q8, Rule, Setup, SplitMaster,
-    StateTree, StochasticRounding, StoreAs, rules, setup, update,
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipNorm, Communicator, DType, DecoupledDecay, Ema,
+    GradientSlices, Kahan, Lookahead, MemoryMut, MemoryRef, MixedPrecision, Momentum, Offload, Optimiser,
+    OptimiserChain, ParameterSlices, Q8, Rule, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    rules, setup, update,
 };
 
 /// Numbers of any dtype that parameters have.
@@ -119,7 +120,11 @@ impl Plain {
     /// A matrix with several chunks of elements, a vector, a stack of matrices and a number alone, the first
     /// in this dtype.
     pub fn new(seed: u64, dtype: DType) -> Self {
-        let sorts = [("matrix", vec![70, 130], dtype), ("bias", vec![33], DType::F32), ("stack", vec![2, 3, 5], dtype)];
+        let sorts = [
+            ("matrix", vec![70, 130], dtype),
+            ("bias", vec![33], DType::F32),
+            ("stack", vec![2, 3, 5], dtype),
+        ];
         let named = |(index, (path, shape, dtype)): (usize, (&str, Vec<usize>, DType))| Named {
             path: path.to_string(),
             dtype,
@@ -132,7 +137,10 @@ impl Plain {
     /// Gradients of its parameters, in their dtypes.
     pub fn gradients(&self, seed: u64) -> Self {
         let other = |(index, named): (usize, &Named)| Named {
-            values: Vector::new(named.dtype, &numbers(1000 * (seed + 1) + index as u64, named.shape.iter().product())),
+            values: Vector::new(
+                named.dtype,
+                &numbers(1000 * (seed + 1) + index as u64, named.shape.iter().product()),
+            ),
             ..named.clone()
         };
         Plain(self.0.iter().enumerate().map(other).collect())
@@ -147,7 +155,9 @@ impl Plain {
 
     /// The vectors as gradients.
     pub fn show(&self) -> GradientSlices<'_> {
-        self.0.iter().fold(GradientSlices::new(), |slices, named| slices.with(&named.path, named.values.show()).expect("a gradient"))
+        self.0.iter().fold(GradientSlices::new(), |slices, named| {
+            slices.with(&named.path, named.values.show()).expect("a gradient")
+        })
     }
 
     /// A number that two models share if all their bits are the same.
@@ -194,7 +204,11 @@ pub fn alone(optimiser: Box<dyn Optimiser>) -> (u64, u64) {
 
 /// The hash of the parameters after that training as a rank of several, each with the same gradients. The
 /// ranks save to `path`.
-pub fn of_rank(world: &(impl Communicator + Clone + 'static), optimiser: Box<dyn Optimiser>, path: &Path) -> u64 {
+pub fn of_rank(
+    world: &(impl Communicator + Clone + 'static),
+    optimiser: Box<dyn Optimiser>,
+    path: &Path,
+) -> u64 {
     let mut model = Plain::new(1, DType::BF16);
     let mut state = Setup::over(world).setup(optimiser, &model.lend()).expect("a state");
     train(&mut state, &mut model, 0..STEPS);
@@ -208,18 +222,38 @@ pub fn is_divided(store: &str) -> bool {
 }
 
 /// The rules that need candle.
-pub const OF_CANDLE: [&str; 11] =
-    ["AdaMuon", "AdaptiveClip", "Adafactor", "APOLLO", "Centralise", "GaLore", "GradNoise", "Muon", "NorMuon", "SOAP", "Shampoo"];
+pub const OF_CANDLE: [&str; 11] = [
+    "AdaMuon",
+    "AdaptiveClip",
+    "Adafactor",
+    "APOLLO",
+    "Centralise",
+    "GaLore",
+    "GradNoise",
+    "Muon",
+    "NorMuon",
+    "SOAP",
+    "Shampoo",
+];
 
 /// Every rule that works without candle, by name, and some chains and wrappers.
 pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
     let listed = rules::catalogue().into_iter().filter(|listing| !OF_CANDLE.contains(&listing.name));
-    let mut all: Vec<(String, Box<dyn Rule>)> = listed.map(|listing| (listing.name.to_string(), listing.rule)).collect();
+    let mut all: Vec<(String, Box<dyn Rule>)> =
+        listed.map(|listing| (listing.name.to_string(), listing.rule)).collect();
     let chains: [Box<dyn Rule>; 5] = [
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.01), Ema::new(0.9)))),
-        Box::new(OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(0.5), AdamW::new(0.01), Lookahead::new(2)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            ClipNorm::new(0.5),
+            AdamW::new(0.01),
+            Lookahead::new(2),
+        ))),
         // Without the means, which do not matter.
-        Box::new(OptimiserChain::new((Momentum { rho: 0.0, ..Momentum::new(1.0) }, AdamW { beta: (0.0, 0.99), ..AdamW::new(0.01) }))),
+        Box::new(OptimiserChain::new((
+            Momentum { rho: 0.0, ..Momentum::new(1.0) },
+            AdamW { beta: (0.0, 0.99), ..AdamW::new(0.01) },
+        ))),
         Box::new(DecoupledDecay::new(0.1, optimisers::Cautious::new(AdamW::new(0.01)))),
         Box::new(optimisers::Fallback::new(AdamW::new(0.01), optimisers::Lion::new(0.001))),
     ];

@@ -8,19 +8,26 @@ use serde_json::Value;
 /// The rule of that name with these hyper-parameters; `None` if it needs candle or its arguments have names
 /// of their own, which `tests/suite/rules/goldens.rs` translates.
 fn rule(case: &Case) -> Option<Box<dyn Rule>> {
-    let listed = |name: &str| rules::catalogue().into_iter().find(|listing| listing.name == name).map(|listing| listing.rule);
-    let mut rule: Box<dyn Rule> = match case.rule.strip_prefix("chain(").and_then(|rest| rest.strip_suffix(')')) {
-        Some(members) => Box::new(OptimiserChain::new(members.split(", ").map(listed).collect::<Option<Vec<_>>>()?)),
-        None if OF_CANDLE.contains(&&*case.rule) => return None,
-        None => listed(&case.rule)?,
+    let listed = |name: &str| {
+        rules::catalogue().into_iter().find(|listing| listing.name == name).map(|listing| listing.rule)
     };
+    let mut rule: Box<dyn Rule> =
+        match case.rule.strip_prefix("chain(").and_then(|rest| rest.strip_suffix(')')) {
+            Some(members) => {
+                Box::new(OptimiserChain::new(members.split(", ").map(listed).collect::<Option<Vec<_>>>()?))
+            }
+            None if OF_CANDLE.contains(&&*case.rule) => return None,
+            None => listed(&case.rule)?,
+        };
     for (field, value) in &case.args {
         let field = field.trim_end_matches('_');
         let (_, default) = rule.fields().into_iter().find(|(known, _)| *known == field)?;
         let value = match default {
             FieldValue::Real(_) => FieldValue::Real(value.as_f64()?),
             FieldValue::Pair(..) => FieldValue::Pair(value[0].as_f64()?, value[1].as_f64()?),
-            FieldValue::Triple(..) => FieldValue::Triple(value[0].as_f64()?, value[1].as_f64()?, value[2].as_f64()?),
+            FieldValue::Triple(..) => {
+                FieldValue::Triple(value[0].as_f64()?, value[1].as_f64()?, value[2].as_f64()?)
+            }
             FieldValue::Count(_) => FieldValue::Count(value.as_u64()?),
             FieldValue::Flag(_) => FieldValue::Flag(value.as_bool()?),
             _ => return None,
@@ -33,7 +40,10 @@ fn rule(case: &Case) -> Option<Box<dyn Rule>> {
 #[test]
 fn rules_follow_their_oracles() {
     let files = [include_str!("../../golden/rules.json"), include_str!("../../golden/modern.json")];
-    let cases: Vec<Case> = files.iter().flat_map(|text| serde_json::from_str::<Vec<Case>>(text).expect("golden cases")).collect();
+    let cases: Vec<Case> = files
+        .iter()
+        .flat_map(|text| serde_json::from_str::<Vec<Case>>(text).expect("golden cases"))
+        .collect();
     let mut followed = 0;
     for case in &cases {
         let Some(rule) = rule(case) else { continue };
@@ -49,7 +59,12 @@ fn rules_follow_their_oracles() {
             let floor = 1e-3 * expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
             for (got, expected) in got.iter().zip(&expected) {
                 let error = (got - expected).abs() / expected.abs().max(floor);
-                assert!(error <= 1e-10, "{} {:?}, step {step}: {got:e} for {expected:e}", case.rule, case.args);
+                assert!(
+                    error <= 1e-10,
+                    "{} {:?}, step {step}: {got:e} for {expected:e}",
+                    case.rule,
+                    case.args
+                );
             }
         }
         followed += 1;

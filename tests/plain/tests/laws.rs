@@ -1,8 +1,8 @@
 //! What holds for every rule and every way to keep a parameter, on slices.
 
 use optimisers::{
-    Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, Scheduler, StateTree, Status, StepNorms, Update, View,
-    ranks, rules, setup, update,
+    Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, Scheduler, StateTree,
+    Status, StepNorms, Update, View, ranks, rules, setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, alone, hash, is_divided, of_rank, saved, stored, train};
 
@@ -47,14 +47,17 @@ fn a_resumed_run_is_the_run() {
 #[test]
 fn ranks_are_one_process() {
     for (name, rule) in all_rules() {
-        for (store, optimiser) in stored(&|| rule.clone()).into_iter().filter(|(store, _)| is_divided(store)) {
+        for (store, optimiser) in stored(&|| rule.clone()).into_iter().filter(|(store, _)| is_divided(store))
+        {
             let expected = alone(optimiser.clone());
             let folder = tempfile::tempdir().expect("a folder");
             let path = folder.path().join("checkpoint.safetensors");
             let (optimiser, path) = (&optimiser, path.as_path());
             let hashes: Vec<u64> = std::thread::scope(|scope| {
-                let threads: Vec<_> =
-                    ranks(2).into_iter().map(|world| scope.spawn(move || of_rank(&world, optimiser.clone(), path))).collect();
+                let threads: Vec<_> = ranks(2)
+                    .into_iter()
+                    .map(|world| scope.spawn(move || of_rank(&world, optimiser.clone(), path)))
+                    .collect();
                 threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
             });
             assert_eq!(hashes, [expected.0; 2], "{name}, {store}");
@@ -63,8 +66,8 @@ fn ranks_are_one_process() {
     }
 }
 
-/// A step whose gradients come one at a time, in another order, is an update; rules that need more of the other
-/// gradients than given norms are refused.
+/// A step whose gradients come one at a time, in another order, is an update; rules that need more of the
+/// other gradients than given norms are refused.
 #[test]
 fn a_step_in_pieces_is_an_update() {
     let mut refused = Vec::new();
@@ -77,20 +80,30 @@ fn a_step_in_pieces_is_an_update() {
                 let gradients = whole.gradients(call);
                 let outcome = update(&mut expected, &whole.lend(), &gradients.show()).expect("an update");
                 let lent = parts.lend();
-                let step = match Update::new(&mut state).begin_with_norms(&lent, StepNorms::Exact(&outcome.group_norms)) {
+                let step = match Update::new(&mut state)
+                    .begin_with_norms(&lent, StepNorms::Exact(&outcome.group_norms))
+                {
                     Ok(step) => step,
                     Err(error) => {
-                        assert_eq!((error.kind(), call), (ErrorKind::Unsupported, 0), "{name}, {store}: {error}");
+                        assert_eq!(
+                            (error.kind(), call),
+                            (ErrorKind::Unsupported, 0),
+                            "{name}, {store}: {error}"
+                        );
                         refused.push(name.clone());
                         break;
                     }
                 };
                 for named in gradients.0.iter().rev() {
-                    step.push_slice(&named.path, named.values.show()).unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
+                    step.push_slice(&named.path, named.values.show())
+                        .unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
                 }
                 assert_eq!(step.finish().expect("an outcome"), outcome, "{name}, {store}");
                 drop(lent);
-                assert!(saved(&expected, &mut whole) == saved(&state, &mut parts), "{name}, {store}, call {call}");
+                assert!(
+                    saved(&expected, &mut whole) == saved(&state, &mut parts),
+                    "{name}, {store}, call {call}"
+                );
             }
         }
     }
@@ -109,7 +122,8 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         let mut gradients = model.gradients(2);
         let optimisers_plain::Vector::F32(bias) = &mut gradients.0[1].values else { panic!("an f32 vector") };
         bias[5] = f32::NAN;
-        let outcome = Update::new(&mut state).finite_only().apply(&model.lend(), &gradients.show()).expect("an update");
+        let outcome =
+            Update::new(&mut state).finite_only().apply(&model.lend(), &gradients.show()).expect("an update");
         assert!(matches!(outcome.status, Status::Skipped(_)), "{name}: {:?}", outcome.status);
         // Windows that were open are given up.
         if !name.contains("AccumGrad") {
@@ -143,7 +157,8 @@ fn masters_are_set_as_they_were() {
 #[test]
 fn a_state_lends_its_numbers() {
     let mut model = Plain::new(1, DType::BF16);
-    let mut state = made(optimisers::MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.01)), &mut model);
+    let mut state =
+        made(optimisers::MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.01)), &mut model);
     train(&mut state, &mut model, 0..2);
     let master = state.leaf("matrix").expect("the leaf").tensor("master").expect("a copy").expect("a master");
     assert_eq!((master.lent_shape(), master.lent_dtype()), (&[70, 130][..], DType::F32));
@@ -155,7 +170,10 @@ fn a_state_lends_its_numbers() {
     read.expect("the numbers");
     assert!(optimisers_plain::Vector::new(DType::BF16, &numbers) == model.0[0].values);
     let columns = [1f32, 4.0, 2.0, 5.0, 3.0, 6.0];
-    assert_eq!(View::strided(&columns, &[2, 3], &[1, 2]).expect("a view").numbers(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(
+        View::strided(&columns, &[2, 3], &[1, 2]).expect("a view").numbers(),
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    );
 }
 
 /// A parameter gets other rows, and trains on.
@@ -167,8 +185,10 @@ fn rows_come_and_go() {
         train(&mut state, &mut model, 0..2);
         let rows: Vec<Option<usize>> = (0..72).map(|row| (row % 7 != 3).then_some((row * 5) % 70)).collect();
         let old = model.0[0].values.numbers();
-        let of_row = |row: &Option<usize>| row.map_or(vec![0.5; 130], |row| old[130 * row..130 * (row + 1)].to_vec());
-        model.0[0].values = optimisers_plain::Vector::new(DType::BF16, &rows.iter().flat_map(of_row).collect::<Vec<_>>());
+        let of_row =
+            |row: &Option<usize>| row.map_or(vec![0.5; 130], |row| old[130 * row..130 * (row + 1)].to_vec());
+        model.0[0].values =
+            optimisers_plain::Vector::new(DType::BF16, &rows.iter().flat_map(of_row).collect::<Vec<_>>());
         model.0[0].shape = vec![72, 130];
         state.resize_rows("matrix", &model.lend(), &rows).unwrap_or_else(|error| panic!("{name}: {error}"));
         train(&mut state, &mut model, 2..4);

@@ -3,7 +3,10 @@
 //!
 //! `RANDOM_MODELS` says how many models there are (100 if not said). A failure names its number.
 
-use optimisers::{Checkpoint, CheckpointFile, DType, Engine, Isa, LocalRank, Optimiser, Result, Setup, StateTree, Update, ranks, setup};
+use optimisers::{
+    Checkpoint, CheckpointFile, DType, Engine, Isa, LocalRank, Optimiser, Result, Setup, StateTree, Update,
+    ranks, setup,
+};
 use optimisers_plain::{Named, Plain, Vector, all_rules, hash, numbers, saved, stored};
 
 /// Random choices that a seed decides.
@@ -42,7 +45,12 @@ impl Dice {
     }
 }
 
-fn train(state: &mut StateTree, model: &mut Plain, steps: std::ops::Range<u64>, engine: Engine) -> Result<()> {
+fn train(
+    state: &mut StateTree,
+    model: &mut Plain,
+    steps: std::ops::Range<u64>,
+    engine: Engine,
+) -> Result<()> {
     for step in steps {
         let gradients = model.gradients(step);
         Update::new(state).engine(engine).apply(&model.lend(), &gradients.show())?;
@@ -77,7 +85,8 @@ fn every_way_has_the_bits_of_the_run() {
         let mut model = start.clone();
         // Some stores are for models of other dtypes.
         let Ok(mut state) = made(&mut model) else { continue };
-        train(&mut state, &mut model, 0..3, Engine::default()).unwrap_or_else(|error| panic!("{number}: {name}: {error}"));
+        train(&mut state, &mut model, 0..3, Engine::default())
+            .unwrap_or_else(|error| panic!("{number}: {name}: {error}"));
         Checkpoint::new(&state).model(&model.lend()).save(&path).expect("a checkpoint");
         train(&mut state, &mut model, 3..6, Engine::default()).expect("three steps");
         let expected = (model.hash(), hash(&saved(&state, &mut model)));
@@ -85,20 +94,32 @@ fn every_way_has_the_bits_of_the_run() {
         let mut portable = start.clone();
         let mut state = made(&mut portable).expect("a state");
         train(&mut state, &mut portable, 0..6, Engine::FusedWith(Isa::PORTABLE)).expect("six steps");
-        assert_eq!((portable.hash(), hash(&saved(&state, &mut portable))), expected, "{number}: {name}, portable");
+        assert_eq!(
+            (portable.hash(), hash(&saved(&state, &mut portable))),
+            expected,
+            "{number}: {name}, portable"
+        );
 
         let mut resumed = start.clone();
         let mut state = made(&mut resumed).expect("a state");
         let file = CheckpointFile::open(&path).expect("the file");
         file.restore_with_model(&mut state, &resumed.lend()).expect("a restored state");
         train(&mut state, &mut resumed, 3..6, Engine::default()).expect("three steps");
-        assert_eq!((resumed.hash(), hash(&saved(&state, &mut resumed))), expected, "{number}: {name}, resumed");
+        assert_eq!(
+            (resumed.hash(), hash(&saved(&state, &mut resumed))),
+            expected,
+            "{number}: {name}, resumed"
+        );
 
         // An offloaded state is of one process, and random rounding is drawn by rank.
         if !name.contains("offloaded") && !name.contains("stochastic") {
             // A sum of two or four equal gradients is exact, and so is their mean.
             let ranks = [2, 4][dice.below(2)];
-            assert_eq!(on_ranks(ranks, &start, &optimiser), vec![expected.0; ranks], "{number}: {name}, {ranks} ranks");
+            assert_eq!(
+                on_ranks(ranks, &start, &optimiser),
+                vec![expected.0; ranks],
+                "{number}: {name}, {ranks} ranks"
+            );
         }
         trained += 1;
     }

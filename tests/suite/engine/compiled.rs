@@ -9,8 +9,9 @@ use candle_core::Device;
 use optimisers::__private::cuda::ptx;
 use optimisers::__private::emulation::printed;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS, MixedPrecision, Muon, Optimiser,
-    OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding, StoreAs, Update, rules, setup,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS,
+    MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding,
+    StoreAs, Update, rules, setup,
 };
 
 use support::common::{grads, model, random};
@@ -23,7 +24,10 @@ fn sources(optimiser: impl Optimiser, parameter: DType, gradient: DType) -> Vec<
     let mut state = setup(optimiser, &model).expect("a state");
     let launches = printed(|| {
         for step in 2..5 {
-            Update::new(&mut state).engine(Engine::Emulated).apply(&model, &grads([Some(tensor(step, gradient))])).expect("an update");
+            Update::new(&mut state)
+                .engine(Engine::Emulated)
+                .apply(&model, &grads([Some(tensor(step, gradient))]))
+                .expect("an update");
         }
     });
     launches.into_iter().map(|launch| launch.source).collect()
@@ -37,7 +41,10 @@ fn all_sources() -> Vec<Arc<str>> {
         for listing in rules::catalogue() {
             let rule = || listing.rule.clone();
             add(Box::new(rule()));
-            add(Box::new(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), ClipGrad::new(1.0), rule())))));
+            add(Box::new(MixedPrecision::new(
+                F32,
+                OptimiserChain::new((AccumGrad::new(2), ClipGrad::new(1.0), rule())),
+            )));
             add(Box::new(Kahan::new(rule())));
             add(Box::new(StochasticRounding::new(1, rule())));
             add(Box::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule()))));
@@ -48,14 +55,25 @@ fn all_sources() -> Vec<Arc<str>> {
         }
         let folds = |p| OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, AdamW::new(0.1)));
         let clipped = [folds(1.0), folds(2.0), folds(3.0), folds(f64::INFINITY)];
-        let mut rules: Vec<Box<dyn Rule>> = clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
-        rules.push(Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Prodigy::default(), LAMB::new(0.1)))));
+        let mut rules: Vec<Box<dyn Rule>> =
+            clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
+        rules.push(Box::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            ClipGlobalNorm::new(1.0),
+            Prodigy::default(),
+            LAMB::new(0.1),
+        ))));
         rules.push(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.1), LAMB::new(0.1)))));
         // Each kind of norm, before others.
         rules.extend([0.5, 1.0, 2.0, f64::INFINITY].map(|p| {
             let clip = ClipNorm { p, ..ClipNorm::new(1.0) };
-            Box::new(OptimiserChain::new((clip, ClipGlobalNorm::new(1.0), LAMB::new(0.1), Cautious::new(Adam::new(0.1)), LARS::new(0.1))))
-                as _
+            Box::new(OptimiserChain::new((
+                clip,
+                ClipGlobalNorm::new(1.0),
+                LAMB::new(0.1),
+                Cautious::new(Adam::new(0.1)),
+                LARS::new(0.1),
+            ))) as _
         }));
         for rule in rules {
             add(Box::new(rule.clone()));
@@ -74,7 +92,10 @@ fn all_sources() -> Vec<Arc<str>> {
 #[test]
 fn every_source_compiles_for_every_device() {
     let sources = all_sources();
-    let tasks: Vec<_> = sources.iter().flat_map(|source| [(7, 5), (8, 0), (9, 0)].map(|capability| (source, capability))).collect();
+    let tasks: Vec<_> = sources
+        .iter()
+        .flat_map(|source| [(7, 5), (8, 0), (9, 0)].map(|capability| (source, capability)))
+        .collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some((source, capability)) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -120,7 +141,9 @@ fn printed_kernels_compile() {
         let printed = optimisers::printed(optimiser, dtype, dtype).expect("an elementwise rule");
         let source = printed.kernel().source();
         // `ptx` adds it.
-        let own = source.strip_prefix(include_str!("../../../src/engine/cuda/intrinsics.cu")).expect("the intrinsics at the front");
+        let own = source
+            .strip_prefix(include_str!("../../../src/engine/cuda/intrinsics.cu"))
+            .expect("the intrinsics at the front");
         if let Err(error) = ptx(own, (8, 0)) {
             panic!("{error}\n{source}");
         }

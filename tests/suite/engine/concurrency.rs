@@ -45,7 +45,8 @@ model!(Net { norm, large, small });
 
 impl Net {
     fn new() -> Self {
-        let tensor = |seed, shape: &[usize]| var(&(random(seed, shape, DType::F32, CPU) * 0.05).unwrap()).into_inner();
+        let tensor =
+            |seed, shape: &[usize]| var(&(random(seed, shape, DType::F32, CPU) * 0.05).unwrap()).into_inner();
         Net {
             norm: LayerNorm::new(tensor(1, &[300]), tensor(2, &[300]), 1e-5),
             large: Linear::new(tensor(3, &[300, 300]), Some(tensor(4, &[300]))),
@@ -88,7 +89,8 @@ fn an_update_beside_an_evaluation() {
                     net.evaluate();
                 }
             });
-            let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-4))), &net).unwrap();
+            let mut state =
+                setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-4))), &net).unwrap();
             let grads = net.gradients();
             for _ in 0..60 {
                 update(&mut state, &net, &grads).unwrap();
@@ -159,11 +161,14 @@ fn two_models_in_two_threads() {
         let steps = || {
             let net = Net::new();
             let grads = net.gradients();
-            let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-3))), &net).unwrap();
+            let mut state =
+                setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-3))), &net).unwrap();
             (0..40).for_each(|_| _ = update(&mut state, &net, &grads).unwrap());
             net.parameters()
         };
-        let together = std::thread::scope(|scope| [scope.spawn(steps), scope.spawn(steps)].map(|thread| thread.join().unwrap()));
+        let together = std::thread::scope(|scope| {
+            [scope.spawn(steps), scope.spawn(steps)].map(|thread| thread.join().unwrap())
+        });
         let alone = steps();
         assert!(together.iter().all(|bits| *bits == alone), "as if alone");
     });
@@ -180,14 +185,22 @@ fn no_parameter_is_seen_half_way() {
                     let mut seen = std::collections::BTreeSet::new();
                     while !stop.load(Ordering::Relaxed) {
                         // One operation, so one look at the storage.
-                        let copy = x.as_detached_tensor().copy().unwrap().to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
+                        let copy = x
+                            .as_detached_tensor()
+                            .copy()
+                            .unwrap()
+                            .to_dtype(DType::F32)
+                            .unwrap()
+                            .to_vec1::<f32>()
+                            .unwrap();
                         assert!(copy.iter().all(|value| *value == copy[0]), "half an update");
                         seen.insert(copy[0].to_bits());
                     }
                     seen.len()
                 });
                 let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &x).unwrap();
-                let grads = std::collections::BTreeMap::from([("", Tensor::ones(200_000, dtype, CPU).unwrap())]);
+                let grads =
+                    std::collections::BTreeMap::from([("", Tensor::ones(200_000, dtype, CPU).unwrap())]);
                 for _ in 0..100 {
                     update(&mut state, &x, &grads).unwrap();
                 }
@@ -233,10 +246,12 @@ fn until_the_time_is_over<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) 
 #[test]
 fn a_twin_of_one_dtype_beside_operations_on_both() {
     watched(|| {
-        let precise = vec![var(&random(1, &[5000], DType::F32, CPU)), var(&random(2, &[70_000], DType::F32, CPU))];
+        let precise =
+            vec![var(&random(1, &[5000], DType::F32, CPU)), var(&random(2, &[70_000], DType::F32, CPU))];
         let low: Vec<Var> = precise.iter().map(|x| var(&x.as_detached_tensor().copy().unwrap())).collect();
         let twin = Twin::new(&precise, &low).unwrap();
-        let gradients: Grads = (0..2).map(|i| (i.to_string(), low[i].as_detached_tensor().copy().unwrap())).collect();
+        let gradients: Grads =
+            (0..2).map(|i| (i.to_string(), low[i].as_detached_tensor().copy().unwrap())).collect();
         let mut state = setup(Adam::new(1e-6), &twin).unwrap();
         let difference = |a: &Var, b: &Var| drop(a.sub(b).unwrap());
         let calls = until_the_time_is_over([
@@ -253,7 +268,10 @@ fn a_twin_of_one_dtype_beside_operations_on_both() {
 #[test]
 fn players_whose_gradients_are_each_other() {
     watched(|| {
-        for view in [|other: &Var| other.as_tensor().clone(), |other: &Var| other.as_detached_tensor().reshape((4, 2500)).unwrap()] {
+        for view in [
+            |other: &Var| other.as_tensor().clone(),
+            |other: &Var| other.as_detached_tensor().reshape((4, 2500)).unwrap(),
+        ] {
             let players = [1, 2].map(|seed| var(&random(seed, &[4, 2500], DType::F32, CPU)));
             let [x, y] = &players;
             let mut states = players.each_ref().map(|player| setup(Descent::new(1e-6), player).unwrap());

@@ -6,14 +6,18 @@ use candle_core::DType::{self, BF16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::__private::emulation::{take_answered, take_launches};
 use optimisers::{
-    AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient, LAMB, LARS, LossScaler,
-    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule, Scale, SplitMaster, State,
-    Status, Update, WeightDecay, hyper_parameters, range, setup, setup_with,
+    AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient,
+    LAMB, LARS, LossScaler, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome,
+    Parameter, Prodigy, Result, Rule, Scale, SplitMaster, State, Status, Update, WeightDecay,
+    hyper_parameters, range, setup, setup_with,
 };
 
 use crate::engine::emulated::can_run;
 use crate::engine::engines::small_model;
-use support::common::{Grads, Snapshot, assert_close, assert_same, bits, grads, model, muon, not_finite, random, snapshot, trajectory};
+use support::common::{
+    Grads, Snapshot, assert_close, assert_same, bits, grads, model, muon, not_finite, random, snapshot,
+    trajectory,
+};
 
 fn clip(omega: f64, p: f64) -> ClipNorm {
     ClipNorm { p, ..ClipNorm::new(omega) }
@@ -31,19 +35,40 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
         vec![global(), member(Cautious::new(Adam::new(0.1)))],
         vec![global(), member(Prodigy::default())],
         vec![member(Prodigy::default()), member(ClipNorm::new(1e-7)), global()],
-        vec![global(), member(Prodigy::default()), member(LAMB::new(0.1)), member(Prodigy { estimate: 1e-3, ..Prodigy::default() })],
+        vec![
+            global(),
+            member(Prodigy::default()),
+            member(LAMB::new(0.1)),
+            member(Prodigy { estimate: 1e-3, ..Prodigy::default() }),
+        ],
         vec![global(), member(ClipNorm::new(3e-3)), member(LAMB::new(0.1))],
         vec![member(AccumGrad::new(1)), global(), member(LAMB { lambda: 0.1, ..LAMB::new(0.1) })],
         vec![member(ClipNorm::new(1e-2)), member(LARS::new(0.1))],
         vec![member(clip(1e-2, 1.0)), member(LARS::new(0.1))],
-        vec![member(clip(1e-2, f64::INFINITY)), member(Momentum::new(0.1)), global(), member(WeightDecay::new(0.1))],
+        vec![
+            member(clip(1e-2, f64::INFINITY)),
+            member(Momentum::new(0.1)),
+            global(),
+            member(WeightDecay::new(0.1)),
+        ],
         vec![member(clip(1e-2, 3.0)), member(clip(1e-3, 3.0)), member(Momentum::new(0.1))],
         // A power of two, which is made up for after the norm.
-        vec![member(Scale::new(0.5f64.powi(70))), member(clip(1e-22, 2.0)), member(clip(1e-23, 3.0)), member(LAMB::new(0.1))],
+        vec![
+            member(Scale::new(0.5f64.powi(70))),
+            member(clip(1e-22, 2.0)),
+            member(clip(1e-23, 3.0)),
+            member(LAMB::new(0.1)),
+        ],
         // With functions of the whole tensor in between.
         vec![global(), member(WeightDecay::new(0.1)), member(muon()), member(ClipNorm::new(1e-3))],
         vec![global(), member(Prodigy::default()), member(muon()), member(LAMB::new(0.1))],
-        vec![member(AccumGrad::new(1)), member(GradNoise::new(0.1)), global(), member(GradNoise::new(0.1)), member(LARS::new(0.1))],
+        vec![
+            member(AccumGrad::new(1)),
+            member(GradNoise::new(0.1)),
+            global(),
+            member(GradNoise::new(0.1)),
+            member(LARS::new(0.1)),
+        ],
     ]
 }
 
@@ -63,9 +88,19 @@ const CHUNKS: usize = 20_001;
 /// Odd sizes, none, and this one; the last gradient is missing in every second step.
 fn leaves(parameter: DType, gradient: DType, longest: usize) -> (Vec<Tensor>, Vec<Grads>) {
     let lengths = [5, longest, 0, 300, 1, 7];
-    let tensors =
-        |seed: u64, dtype| lengths.iter().enumerate().map(move |(i, &length)| random(seed + i as u64, &[length], dtype, &Device::Cpu));
-    let step = |step: u64| grads(tensors(10 * step, gradient).enumerate().map(|(i, g)| (i < 5 || step.is_multiple_of(2)).then_some(g)));
+    let tensors = |seed: u64, dtype| {
+        lengths
+            .iter()
+            .enumerate()
+            .map(move |(i, &length)| random(seed + i as u64, &[length], dtype, &Device::Cpu))
+    };
+    let step = |step: u64| {
+        grads(
+            tensors(10 * step, gradient)
+                .enumerate()
+                .map(|(i, g)| (i < 5 || step.is_multiple_of(2)).then_some(g)),
+        )
+    };
     (tensors(0, parameter).collect(), (1..4).map(step).collect())
 }
 
@@ -76,13 +111,18 @@ fn norms_on_a_device_are_those_of_the_cpu() {
     }
     for (parameter, gradient) in [(F32, BF16), (F64, F32), (BF16, F64)] {
         // Sums of several chunks are those of the chain, whatever is around it.
-        let models = [(leaves(parameter, gradient, CHUNKS), parameter == BF16), (small_model(&Device::Cpu, parameter, gradient), true)];
+        let models = [
+            (leaves(parameter, gradient, CHUNKS), parameter == BF16),
+            (small_model(&Device::Cpu, parameter, gradient), true),
+        ];
         for ((parameters, steps), with_wrappers) in models {
             for members in chains() {
                 let chain = OptimiserChain::new(members);
                 let mut wrapped = vec![BARE(member(chain.clone()))];
                 wrapped.extend(with_wrappers.then(|| MIXED(member(chain.clone()))));
-                wrapped.extend((parameter == BF16).then(|| Box::new(SplitMaster::new(chain)) as Box<dyn Optimiser>));
+                wrapped.extend(
+                    (parameter == BF16).then(|| Box::new(SplitMaster::new(chain)) as Box<dyn Optimiser>),
+                );
                 for optimiser in wrapped {
                     let run = |engine| trajectory(engine, optimiser.clone(), &parameters, &steps);
                     assert_close(&run(Engine::Emulated), &run(Engine::Fused), NORMS, optimiser.name());
@@ -93,7 +133,13 @@ fn norms_on_a_device_are_those_of_the_cpu() {
 }
 
 /// One update on an engine: what came of it, and what is there then.
-fn stepped(engine: Engine, rule: Box<dyn Rule>, parameters: &[Tensor], steps: &[Grads], checked: bool) -> (String, Snapshot) {
+fn stepped(
+    engine: Engine,
+    rule: Box<dyn Rule>,
+    parameters: &[Tensor],
+    steps: &[Grads],
+    checked: bool,
+) -> (String, Snapshot) {
     let model = model(parameters);
     let mut state = setup(rule, &model).expect("a state");
     let mut said = Vec::new();
@@ -115,7 +161,9 @@ fn what_is_not_finite_has_the_same_outcome() {
     }
     let spoilt = |value: f64, gradient: DType| {
         let (_, mut steps) = leaves(gradient, gradient, 2001);
-        let one = Tensor::full(value, 1, &Device::Cpu).and_then(|tensor| tensor.to_dtype(gradient)).expect("a tensor");
+        let one = Tensor::full(value, 1, &Device::Cpu)
+            .and_then(|tensor| tensor.to_dtype(gradient))
+            .expect("a tensor");
         steps[1].insert("4".to_string(), one);
         steps
     };
@@ -126,9 +174,11 @@ fn what_is_not_finite_has_the_same_outcome() {
                 let mut chain = OptimiserChain::new(members);
                 chain.set_field("non_finite", non_finite.into()).expect("a field");
                 for checked in [false, true] {
-                    let what = format!("{} with {value:e} in {dtype:?}, {non_finite:?}, {checked}", chain.name());
+                    let what =
+                        format!("{} with {value:e} in {dtype:?}, {non_finite:?}, {checked}", chain.name());
                     let run = |engine| stepped(engine, member(chain.clone()), &parameters, &steps, checked);
-                    let ((said, got), (expected_said, expected)) = (run(Engine::Emulated), run(Engine::Fused));
+                    let ((said, got), (expected_said, expected)) =
+                        (run(Engine::Emulated), run(Engine::Fused));
                     assert_eq!(said, expected_said, "{what}");
                     assert_close(&[got], &[expected], NORMS, what);
                 }
@@ -202,12 +252,22 @@ fn a_leaf_that_is_not_finite_beside_one_that_overflows() {
         [grads([Some(large), Some(Tensor::full(number, 3, &Device::Cpu).expect("a gradient"))])]
     };
     for non_finite in [NonFinite::Error, NonFinite::Skip, NonFinite::Pass] {
-        let chain = OptimiserChain::new((ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(1.0) }, LAMB::new(0.1)));
+        let chain =
+            OptimiserChain::new((ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(1.0) }, LAMB::new(0.1)));
         for engine in [Engine::Fused, Engine::Tensors, Engine::Emulated] {
             if engine == Engine::Emulated && !can_run() {
                 continue;
             }
-            let run = |number| stepped(engine, member(chain.clone()), &[double.clone(), single.clone()], &spoilt(number), true).0;
+            let run = |number| {
+                stepped(
+                    engine,
+                    member(chain.clone()),
+                    &[double.clone(), single.clone()],
+                    &spoilt(number),
+                    true,
+                )
+                .0
+            };
             assert_eq!(run(f32::NAN), format!("{:?}", not_finite("1")), "{non_finite:?} {engine:?}");
             let expected = match non_finite {
                 NonFinite::Error => "parameter \"0\": the 2-norm of its gradient is inf".to_string(),
@@ -255,7 +315,8 @@ fn a_function_behind_a_check_that_skips_does_not_run() {
             CALLS.set(0);
             (stepped(engine, member(chain.clone()), std::slice::from_ref(&x), &bad, checked), CALLS.get())
         };
-        let (((said, got), calls), ((expected_said, expected), expected_calls)) = (run(Engine::Emulated), run(Engine::Fused));
+        let (((said, got), calls), ((expected_said, expected), expected_calls)) =
+            (run(Engine::Emulated), run(Engine::Fused));
         assert_eq!((calls, expected_calls), (usize::from(!checked), usize::from(!checked)));
         assert_eq!(said, expected_said);
         assert!(said.contains(if checked { "Skipped" } else { "not a number" }), "{said}");
@@ -278,7 +339,11 @@ fn frozen_leaves_and_scaled_losses() {
         take_answered();
         for grads in &steps {
             let _ = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
-            Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&model, grads).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .scaler(&mut scaler)
+                .apply(&model, grads)
+                .expect("an update");
         }
         (snapshot(&model, &state), take_answered())
     };
@@ -300,7 +365,10 @@ fn a_skipped_call_launches_no_step() {
     let mut state = setup(OptimiserChain::new((clip, LAMB::new(0.1))), &model).expect("a state");
     take_launches();
     let gradient = Tensor::full(f32::NAN, 40, &Device::Cpu).expect("a gradient");
-    let outcome = Update::new(&mut state).engine(Engine::Emulated).apply(&model, &grads([Some(gradient)])).expect("an outcome");
+    let outcome = Update::new(&mut state)
+        .engine(Engine::Emulated)
+        .apply(&model, &grads([Some(gradient)]))
+        .expect("an outcome");
     assert_eq!(outcome.status, not_finite("0"));
     assert!(take_launches().iter().all(|launch| launch.source.contains("double* results")));
     assert_eq!(bits(&model["0"]), bits(&x));

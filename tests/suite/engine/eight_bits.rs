@@ -2,14 +2,15 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8,
-    Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
+    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser,
+    OptimiserChain, Parameter, Q8, Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree,
+    StochasticRounding, StoreAs, Update, setup, update,
 };
 
 use crate::engine::engines::special_values;
 use support::common::{
-    Grads, Vars, assert_same, bits, engines, grads, instruction_sets, model, random, rounding_to_nearest, rules_and_chains, says, snapshot,
-    tensor, trajectory, values,
+    Grads, Vars, assert_same, bits, engines, grads, instruction_sets, model, random, rounding_to_nearest,
+    rules_and_chains, says, snapshot, tensor, trajectory, values,
 };
 
 /// Two leaves with blocks that are not full, one of them of several dimensions, and one that is too small.
@@ -43,13 +44,15 @@ fn trained(optimiser: impl Optimiser) -> (Vars, StateTree) {
 /// Every rule of the catalogue with all of its state in 8 bits that can be.
 #[test]
 fn every_rule_has_the_same_bits_on_every_engine() {
-    for (dtype, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::F32, DType::F64)] {
+    for (dtype, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::F32, DType::F64)]
+    {
         let (parameters, grads) = (tensors(1, dtype), steps(gradient, 1..4));
         for rule in rules_and_chains() {
             let rule = MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule));
             let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
             // A device adds norms up in another order, and a code follows from the last digit.
-            let is_exact = |engine: &Engine| *engine != Engine::Emulated || rule.rule().kind() == Kind::Elementwise;
+            let is_exact =
+                |engine: &Engine| *engine != Engine::Emulated || rule.rule().kind() == Kind::Elementwise;
             for engine in engines().into_iter().chain(instruction_sets()).filter(is_exact) {
                 let what = format!("{} on {engine:?} in {dtype:?}, {gradient:?}", rule.name());
                 assert_same(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, what);
@@ -62,12 +65,17 @@ fn every_rule_has_the_same_bits_on_every_engine() {
 fn special_numbers_have_the_same_bits_on_every_engine() {
     for (dtype, gradient) in [(DType::F32, DType::F32), (DType::F32, DType::F64)] {
         let (x, g) = special_values(dtype, gradient);
-        let [x, g] = [x, g].map(|values| Tensor::cat(&[&values, &values, &values], 0).expect("as many as are worth it"));
+        let [x, g] = [x, g]
+            .map(|values| Tensor::cat(&[&values, &values, &values], 0).expect("as many as are worth it"));
         let grads = vec![grads([Some(g)]); 3];
         for rule in [Box::new(adamw()) as Box<dyn Optimiser>, Box::new(StoreAs::all(Q8, Rprop::new(0.01)))] {
             let expected = trajectory(Engine::Tensors, rule.clone(), std::slice::from_ref(&x), &grads);
             for engine in engines() {
-                assert_same(&trajectory(engine, rule.clone(), std::slice::from_ref(&x), &grads), &expected, (engine, rule.name()));
+                assert_same(
+                    &trajectory(engine, rule.clone(), std::slice::from_ref(&x), &grads),
+                    &expected,
+                    (engine, rule.name()),
+                );
             }
         }
     }
@@ -101,7 +109,8 @@ fn what_is_small_or_a_copy_stays_as_it_is() {
     // z starts as the parameter.
     let (_, state) = trained(StoreAs::all(Q8, ScheduleFree::new(0.01)));
     assert_eq!(state.leaves().next().map(|leaf| leaf.bytes()), Some(4 * 4173 + 33 * 132));
-    let least = |elements| setup(adamw(), &model(&[tensor(1, &[elements], DType::F32)])).expect("a state").bytes();
+    let least =
+        |elements| setup(adamw(), &model(&[tensor(1, &[elements], DType::F32)])).expect("a state").bytes();
     assert_eq!([4095, 4096].map(least), [4095 * 8, 32 * 132 * 2]);
 
     let x = model(&tensors(1, DType::F32));
@@ -111,7 +120,8 @@ fn what_is_small_or_a_copy_stays_as_it_is() {
     says(&refused, &["U8", "F16, BF16, F32, F64 or Q8"]);
     let refused = setup(StoreAs::new([("n", Q8)], Adam::default()), &x).expect_err("no such tensor");
     says(&refused, &["Adam has no state tensor \"n\", expected one of: m, v"]);
-    let by_rule = State::for_slots(Parameter::from(&x["0"]), &[Slot::parameter("w").stored_as(Q8)]).expect_err("a copy");
+    let by_rule = State::for_slots(Parameter::from(&x["0"]), &[Slot::parameter("w").stored_as(Q8)])
+        .expect_err("a copy");
     says(&by_rule, &["\"w\"", "copy of the parameter"]);
 }
 
@@ -121,12 +131,20 @@ fn a_moment_is_what_it_would_be_in_f32() {
     let (_, small) = trained(adamw());
     let (_, wide) = trained(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
     for (name, most) in [("m", 0.2), ("v", 0.35)] {
-        let get = |state: &StateTree| values(&state.leaf("0").expect("a leaf").tensor(name).expect("a copy").expect("a moment"));
+        let get = |state: &StateTree| {
+            values(&state.leaf("0").expect("a leaf").tensor(name).expect("a copy").expect("a moment"))
+        };
         let (small, wide) = (get(&small), get(&wide));
         let largest = |values: &[f64]| values.iter().fold(0f64, |largest, value| largest.max(value.abs()));
         for (small, wide) in small.chunks(128).zip(wide.chunks(128)) {
             let of_block = largest(wide);
-            assert!(small.iter().zip(wide).all(|(small, wide)| (small - wide).abs() <= most * wide.abs() + of_block * 0.05), "{name}");
+            assert!(
+                small
+                    .iter()
+                    .zip(wide)
+                    .all(|(small, wide)| (small - wide).abs() <= most * wide.abs() + of_block * 0.05),
+                "{name}"
+            );
         }
     }
 }
@@ -145,7 +163,11 @@ fn t50_small_gradients_beside_large_ones_move_by_no_more_than_they_should() {
     // 200 steps of 0.01, by a factor that the codes decide on. What is below the first moment's range does
     // not move.
     assert!(values(&x["0"]).iter().all(|x| (-4.0..=0.0).contains(x)), "{:?}", &values(&x["0"])[..32]);
-    assert!(values(&x["0"]).iter().enumerate().all(|(i, x)| i % 16 > 3 || (-2.6..=-1.2).contains(x)), "{:?}", &values(&x["0"])[..32]);
+    assert!(
+        values(&x["0"]).iter().enumerate().all(|(i, x)| i % 16 > 3 || (-2.6..=-1.2).contains(x)),
+        "{:?}",
+        &values(&x["0"])[..32]
+    );
 }
 
 #[test]
@@ -159,7 +181,8 @@ fn a_file_goes_on_bit_for_bit() {
     ] {
         let (model, mut state) = trained(optimiser.clone());
         state.save(&path).expect("a save");
-        let copy = support::common::model(&model.values().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
+        let copy =
+            support::common::model(&model.values().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
         let mut restored = setup(optimiser, &copy).expect("a state");
         restored.load(&path).expect("a load");
         assert_eq!(snapshot(&copy, &restored), snapshot(&model, &state));
@@ -228,7 +251,8 @@ fn records_have_one_shape() {
     let (file, _) = file();
     let with = |old: &str, new: &str| {
         assert_eq!(old.len(), new.len());
-        let place = file.windows(old.len()).position(|bytes| bytes == old.as_bytes()).expect("a text of the header");
+        let place =
+            file.windows(old.len()).position(|bytes| bytes == old.as_bytes()).expect("a text of the header");
         let mut file = file.clone();
         file[place..place + old.len()].copy_from_slice(new.as_bytes());
         load(&file, true).expect_err("another shape")
@@ -250,13 +274,16 @@ fn formats_are_not_mixed_up() {
     says(&error, &["StoreAs(Q8, AdamW)"]);
 
     let mut state = wide;
-    let v = |state: &StateTree| state.leaf("0").expect("a leaf").tensor("v").expect("a copy").expect("a moment");
+    let v =
+        |state: &StateTree| state.leaf("0").expect("a leaf").tensor("v").expect("a copy").expect("a moment");
     let exact = v(&state);
     let replaced = state.all().replace(adamw(), &x).expect("a replacement");
     assert!(replaced[0].fresh.is_empty() && replaced[0].kept == ["m", "v", "t"], "{replaced:?}");
     let coded = v(&state);
     assert_eq!(state.leaf("0").map(|leaf| leaf.bytes()), Some(2 * 33 * 132));
-    assert!(values(&coded).iter().zip(values(&exact)).all(|(coded, exact)| (coded - exact).abs() <= 0.13 * exact));
+    assert!(
+        values(&coded).iter().zip(values(&exact)).all(|(coded, exact)| (coded - exact).abs() <= 0.13 * exact)
+    );
     // Back again nothing more is lost.
     state.all().replace(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &x).expect("a replacement");
     assert_eq!(bits(&v(&state)), bits(&coded));
@@ -269,7 +296,8 @@ fn copies_updates_and_windows_are_as_with_any_state() {
     let copy = state.try_clone().expect("a copy");
     assert_eq!(snapshot(&x, &copy), snapshot(&x, &state));
     let gradients = &steps(DType::F32, 5..6)[0];
-    let parameters = x.iter().map(|(path, var)| (path.clone(), var.as_tensor().copy().expect("a copy"))).collect();
+    let parameters =
+        x.iter().map(|(path, var)| (path.clone(), var.as_tensor().copy().expect("a copy"))).collect();
     let (next, moved, _) = Update::functional(&state).apply(&parameters, gradients).expect("another state");
     assert_eq!(snapshot(&x, &copy), snapshot(&x, &state), "the old one is as it was");
     update(&mut state, &x, gradients).expect("an update");
@@ -282,8 +310,9 @@ fn copies_updates_and_windows_are_as_with_any_state() {
     state.at("0").expect("a leaf").freeze();
     let before = snapshot(&x, &state);
     train(&mut state, &x, 6..7);
-    let frozen =
-        |snapshot: &support::common::Snapshot| snapshot.iter().filter(|(name, _)| name.starts_with('0')).cloned().collect::<Vec<_>>();
+    let frozen = |snapshot: &support::common::Snapshot| {
+        snapshot.iter().filter(|(name, _)| name.starts_with('0')).cloned().collect::<Vec<_>>()
+    };
     assert_eq!(frozen(&before), frozen(&snapshot(&x, &state)));
     state.at("0").expect("a leaf").thaw();
 
@@ -301,7 +330,11 @@ fn every_store_has_its_state_in_8_bits() {
         let (parameters, grads) = (tensors(1, DType::BF16), steps(DType::BF16, 1..4));
         let expected = trajectory(Engine::Tensors, optimiser.clone(), &parameters, &grads);
         for engine in engines() {
-            assert_same(&trajectory(engine, optimiser.clone(), &parameters, &grads), &expected, (engine, optimiser.name()));
+            assert_same(
+                &trajectory(engine, optimiser.clone(), &parameters, &grads),
+                &expected,
+                (engine, optimiser.name()),
+            );
         }
     }
 }
@@ -328,10 +361,13 @@ fn a_sum_of_squares_grows() {
 #[test]
 fn a_slot_can_ask_for_it() {
     let x = tensor(1, &[4096], DType::F32);
-    let slots = [Slot::zeros("m").stored_as(SlotFormat::Q8), Slot::full("size", 0.5).non_negative().stored_as(Q8)];
+    let slots =
+        [Slot::zeros("m").stored_as(SlotFormat::Q8), Slot::full("size", 0.5).non_negative().stored_as(Q8)];
     let state = State::for_slots(Parameter::from(&x), &slots).expect("a state");
     assert!(format!("{state:?}").contains("NonNegative"));
-    let error: Error = State::for_slots(Parameter::from(&x), &[Slot::zeros("v").second_moment().stored_as(DType::F16)]).expect_err("F16");
+    let error: Error =
+        State::for_slots(Parameter::from(&x), &[Slot::zeros("v").second_moment().stored_as(DType::F16)])
+            .expect_err("F16");
     says(&error, &["F32 or F64, as it is a second moment"]);
     let rule: Box<dyn Rule> = Box::new(Adam::default());
     assert_eq!(StoreAs::all(Q8, rule).name(), "StoreAs(Q8, Adam)");

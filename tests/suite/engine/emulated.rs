@@ -9,24 +9,35 @@ use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::__private::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS, Lookahead, MixedPrecision,
-    Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS,
+    Lookahead, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status,
+    StochasticRounding, Update, WeightDecay, setup,
 };
 
 use crate::engine::engines::{small_model, special_values};
-use support::common::{Grads, assert_close, assert_same, grads, model, muon, optimisers_for, random, trajectory};
+use support::common::{
+    Grads, assert_close, assert_same, grads, model, muon, optimisers_for, random, trajectory,
+};
 
 /// Whether these tests can run. Where they cannot, they fail, unless the environment says that this is known.
 pub fn can_run() -> bool {
     let known = std::env::var_os("WITHOUT_CXX").is_some_and(|value| value == "1");
-    assert!(is_available() || known, "no C++ compiler (c++, or what CXX names); WITHOUT_CXX=1 leaves out the tests that need one");
+    assert!(
+        is_available() || known,
+        "no C++ compiler (c++, or what CXX names); WITHOUT_CXX=1 leaves out the tests that need one"
+    );
     is_available()
 }
 
 /// Asserts that a trajectory is that of the CPU engine: to the bit, but for norms, which are added up in
 /// another order.
 pub fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
-    let what = format!("{} for {:?} with {:?}", optimiser.name(), parameters[0].dtype(), grads[0].values().next().map(Tensor::dtype));
+    let what = format!(
+        "{} for {:?} with {:?}",
+        optimiser.name(),
+        parameters[0].dtype(),
+        grads[0].values().next().map(Tensor::dtype)
+    );
     let expected = trajectory(Engine::Fused, optimiser.clone(), parameters, grads);
     take_launches();
     let got = trajectory(Engine::Emulated, optimiser.clone(), parameters, grads);
@@ -82,10 +93,15 @@ fn dtypes_mixed() {
     if !can_run() {
         return;
     }
-    for (parameter, gradient) in [(BF16, F32), (F32, BF16), (F16, BF16), (F32, F64), (F16, F64), (F64, BF16)] {
+    for (parameter, gradient) in [(BF16, F32), (F32, BF16), (F16, BF16), (F32, F64), (F16, F64), (F64, BF16)]
+    {
         let (parameters, grads) = small_model(&Device::Cpu, parameter, gradient);
         assert_agrees(AdamW::new(0.1), &parameters, &grads);
-        assert_agrees(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Momentum::new(0.1)))), &parameters, &grads);
+        assert_agrees(
+            MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Momentum::new(0.1)))),
+            &parameters,
+            &grads,
+        );
         assert_agrees(MixedPrecision::new(F64, Adam::new(0.1)), &parameters, &grads);
     }
 }
@@ -118,10 +134,15 @@ fn large_leaves() {
         return;
     }
     for (dtype, shape) in [(F32, [70_001, 1]), (BF16, [16_384, 2]), (F16, [129, 300])] {
-        let steps: Vec<Grads> = (0..3).map(|step| grads([Some(random(step, &shape, dtype, &Device::Cpu))])).collect();
+        let steps: Vec<Grads> =
+            (0..3).map(|step| grads([Some(random(step, &shape, dtype, &Device::Cpu))])).collect();
         let parameters = [random(9, &shape, dtype, &Device::Cpu)];
         assert_agrees(MixedPrecision::new(F32, AdamW::new(0.1)), &parameters, &steps);
-        assert_agrees(OptimiserChain::new((ClipGlobalNorm::new(0.1), Momentum::new(0.1))), &parameters, &steps);
+        assert_agrees(
+            OptimiserChain::new((ClipGlobalNorm::new(0.1), Momentum::new(0.1))),
+            &parameters,
+            &steps,
+        );
         assert_agrees(OptimiserChain::new((Prodigy::default(), Lookahead::default())), &parameters, &steps);
         assert_agrees(
             OptimiserChain::new((Adam::new(1.0), muon(), WeightDecay::new(0.1))),
@@ -163,7 +184,10 @@ fn leaves_of_a_kind_are_one_launch() {
     let blocks: usize = leaves.iter().map(|leaf| leaf.elem_count().div_ceil(1 << 14)).sum();
     assert_eq!(launched.iter().map(|launch| launch.blocks as usize).sum::<usize>(), blocks);
 
-    let clipped = launches(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)))), &leaves);
+    let clipped = launches(
+        MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)))),
+        &leaves,
+    );
     assert_eq!(clipped.len(), 4, "a norm and a step for each dtype");
 }
 
@@ -174,7 +198,8 @@ fn a_step_waits_once_for_each_level_of_norms() {
     if !can_run() {
         return;
     }
-    let leaves = [(1, 5, F32), (2, 40_000, F32), (3, 7, BF16)].map(|(seed, length, dtype)| random(seed, &[length], dtype, &Device::Cpu));
+    let leaves = [(1, 5, F32), (2, 40_000, F32), (3, 7, BF16)]
+        .map(|(seed, length, dtype)| random(seed, &[length], dtype, &Device::Cpu));
     let waits = |optimiser: Box<dyn Optimiser>, checked: bool| {
         let model = model(&leaves);
         let mut state = setup(optimiser, &model).expect("a state");
@@ -249,7 +274,13 @@ fn the_code_of_the_main_chains() {
     let trusted = OptimiserChain::new((ClipGlobalNorm::new(1e-3), LAMB::new(0.1)));
     let printed = [
         ("adamw_f32", launches(AdamW::new(0.1), &single)),
-        ("chain_f32", launches(OptimiserChain::new((ClipGrad::new(0.1), WeightDecay::new(0.1), Adam::new(0.1))), &single)),
+        (
+            "chain_f32",
+            launches(
+                OptimiserChain::new((ClipGrad::new(0.1), WeightDecay::new(0.1), Adam::new(0.1))),
+                &single,
+            ),
+        ),
         ("mixed_adamw_bf16", launches(MixedPrecision::new(F32, AdamW::new(0.1)), &brain)),
         ("mixed_global_norm_bf16", launches(MixedPrecision::new(F32, clipped), &brain)),
         ("clipped_lamb_bf16", launches(MixedPrecision::new(F32, trusted), &brain)),
@@ -266,7 +297,9 @@ fn the_code_of_the_main_chains() {
         let code: Vec<String> = launched.iter().map(|launch| own(&launch.source)).collect();
         let code = code.join("\n");
         if std::env::var_os("PRINT").is_some() {
-            std::fs::create_dir_all(file.parent().expect("a folder")).and_then(|()| std::fs::write(&file, &code)).expect("a written file");
+            std::fs::create_dir_all(file.parent().expect("a folder"))
+                .and_then(|()| std::fs::write(&file, &code))
+                .expect("a written file");
         }
         let expected = std::fs::read_to_string(&file).expect("the printed code");
         assert!(code == expected, "{name}: the code is now\n{code}");

@@ -3,14 +3,15 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Elementwise, Engine, MixedPrecision, Momentum, NonFinite,
-    Optimiser, OptimiserChain, RMSProp, Rule, Scale, Slot, Update, WeightDecay, hyper_parameters, range, rules, setup,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Elementwise, Engine, MixedPrecision,
+    Momentum, NonFinite, Optimiser, OptimiserChain, RMSProp, Rule, Scale, Slot, Update, WeightDecay,
+    hyper_parameters, range, rules, setup,
 };
 use proptest::prelude::*;
 
 use support::common::{
-    Grads, Snapshot, Vars, assert_same, devices, engines, for_any_shape, grads, instruction_sets, model, optimisers_for, random,
-    rules_and_chains, snapshot, trajectory, var,
+    Grads, Snapshot, Vars, assert_same, devices, engines, for_any_shape, grads, instruction_sets, model,
+    optimisers_for, random, rules_and_chains, snapshot, trajectory, var,
 };
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -21,10 +22,21 @@ fn fused() -> Vec<Engine> {
 }
 
 /// Asserts that the fused engines do what tensor operations do.
-fn assert_engines_agree(fused: &[Engine], optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
+fn assert_engines_agree(
+    fused: &[Engine],
+    optimiser: impl Optimiser + Clone,
+    parameters: &[Tensor],
+    grads: &[Grads],
+) {
     let expected = trajectory(Engine::Tensors, optimiser.clone(), parameters, grads);
     for &engine in fused {
-        let what = || format!("{} on {engine:?}, {:?}", optimiser.name(), (parameters[0].dtype(), grads[0]["0"].dtype()));
+        let what = || {
+            format!(
+                "{} on {engine:?}, {:?}",
+                optimiser.name(),
+                (parameters[0].dtype(), grads[0]["0"].dtype())
+            )
+        };
         assert_same(&trajectory(engine, optimiser.clone(), parameters, grads), &expected, what());
     }
 }
@@ -33,10 +45,16 @@ fn assert_engines_agree(fused: &[Engine], optimiser: impl Optimiser + Clone, par
 /// some.
 pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<Tensor>, Vec<Grads>) {
     let shapes: [&[usize]; 6] = [&[3], &[1], &[257], &[5, 67], &[], &[3, 0]];
-    let tensors = |seed: u64, dtype| shapes.iter().enumerate().map(move |(i, shape)| random(seed + i as u64, shape, dtype, device));
+    let tensors = |seed: u64, dtype| {
+        shapes.iter().enumerate().map(move |(i, shape)| random(seed + i as u64, shape, dtype, device))
+    };
     let at = |step: usize| {
         let misses = |i: usize| step > 0 && (step + i).is_multiple_of(4);
-        grads(tensors(100 * (1 + step as u64), gradient).enumerate().map(|(i, tensor)| (!misses(i)).then_some(tensor)))
+        grads(
+            tensors(100 * (1 + step as u64), gradient)
+                .enumerate()
+                .map(|(i, tensor)| (!misses(i)).then_some(tensor)),
+        )
     };
     (tensors(0, parameter).collect(), (0..4).map(at).collect())
 }
@@ -45,7 +63,9 @@ pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<T
 /// dtype.
 pub fn assert_bits_on_engines(optimisers: impl Fn(DType) -> Vec<Box<dyn Optimiser>>) {
     for device in devices() {
-        for (parameter, gradient) in DTYPES.into_iter().flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient))) {
+        for (parameter, gradient) in
+            DTYPES.into_iter().flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient)))
+        {
             let (parameters, grads) = small_model(&device, parameter, gradient);
             for optimiser in optimisers(parameter) {
                 assert_engines_agree(&fused(), optimiser, &parameters, &grads);
@@ -99,7 +119,12 @@ fn every_optimiser_on_special_values() {
             let grads = grads([Some(g)]);
             for mut optimiser in optimisers_for(parameter) {
                 optimiser.set_field("non_finite", NonFinite::Pass.into()).expect("a NonFinite");
-                assert_engines_agree(&fused(), optimiser, std::slice::from_ref(&x), &[grads.clone(), grads.clone(), grads.clone()]);
+                assert_engines_agree(
+                    &fused(),
+                    optimiser,
+                    std::slice::from_ref(&x),
+                    &[grads.clone(), grads.clone(), grads.clone()],
+                );
             }
         }
     }
@@ -109,9 +134,15 @@ fn every_optimiser_on_special_values() {
 /// zeros show a step that is left out or done too often.
 #[test]
 fn every_order_of_plain_steps_before_a_rule() {
-    let plain: [Box<dyn Rule>; 4] =
-        [Box::new(Scale::new(0.3)), Box::new(Scale::new(-2.0)), Box::new(ClipGrad::new(0.5)), Box::new(WeightDecay::new(0.1))];
-    let longer = |chain: &Vec<Box<dyn Rule>>| plain.iter().map(|step| [chain.clone(), vec![step.clone()]].concat()).collect::<Vec<_>>();
+    let plain: [Box<dyn Rule>; 4] = [
+        Box::new(Scale::new(0.3)),
+        Box::new(Scale::new(-2.0)),
+        Box::new(ClipGrad::new(0.5)),
+        Box::new(WeightDecay::new(0.1)),
+    ];
+    let longer = |chain: &Vec<Box<dyn Rule>>| {
+        plain.iter().map(|step| [chain.clone(), vec![step.clone()]].concat()).collect::<Vec<_>>()
+    };
     let mut chains = vec![Vec::new()];
     let mut start = 0;
     for _ in 0..3 {
@@ -119,14 +150,23 @@ fn every_order_of_plain_steps_before_a_rule() {
         start = chains.len();
         chains.extend(next);
     }
-    let rules: [Box<dyn Rule>; 4] =
-        [Box::new(Adam::new(0.01)), Box::new(Descent::new(0.1)), Box::new(RMSProp::new(0.01)), Box::new(WeightDecay::new(0.3))];
+    let rules: [Box<dyn Rule>; 4] = [
+        Box::new(Adam::new(0.01)),
+        Box::new(Descent::new(0.1)),
+        Box::new(RMSProp::new(0.01)),
+        Box::new(WeightDecay::new(0.3)),
+    ];
     for dtype in [DType::F32, DType::F64] {
         let (x, g) = special_values(dtype, dtype);
         let grads = grads([Some(g)]);
         for (chain, rule) in chains.iter().flat_map(|chain| rules.iter().map(move |rule| (chain, rule))) {
             let chain = OptimiserChain::new([chain.clone(), vec![rule.clone()]].concat());
-            assert_engines_agree(&instruction_sets(), chain, std::slice::from_ref(&x), &[grads.clone(), grads.clone()]);
+            assert_engines_agree(
+                &instruction_sets(),
+                chain,
+                std::slice::from_ref(&x),
+                &[grads.clone(), grads.clone()],
+            );
         }
     }
 }
@@ -135,15 +175,23 @@ fn every_order_of_plain_steps_before_a_rule() {
 #[test]
 fn every_optimiser_on_a_large_leaf() {
     let shape = [70_001];
-    for (parameter, gradient, master) in
-        [(DType::F32, DType::F32, None), (DType::BF16, DType::BF16, Some(DType::F32)), (DType::F16, DType::F32, Some(DType::F64))]
-    {
-        let grads: Vec<Grads> = (0..3).map(|step| grads([Some(random(step, &shape, gradient, &Device::Cpu))])).collect();
+    for (parameter, gradient, master) in [
+        (DType::F32, DType::F32, None),
+        (DType::BF16, DType::BF16, Some(DType::F32)),
+        (DType::F16, DType::F32, Some(DType::F64)),
+    ] {
+        let grads: Vec<Grads> =
+            (0..3).map(|step| grads([Some(random(step, &shape, gradient, &Device::Cpu))])).collect();
         let parameters = [random(9, &shape, parameter, &Device::Cpu)];
         for rule in rules_and_chains() {
             match master {
                 None => assert_engines_agree(&[Engine::Fused], rule, &parameters, &grads),
-                Some(dtype) => assert_engines_agree(&[Engine::Fused], MixedPrecision::new(dtype, rule), &parameters, &grads),
+                Some(dtype) => assert_engines_agree(
+                    &[Engine::Fused],
+                    MixedPrecision::new(dtype, rule),
+                    &parameters,
+                    &grads,
+                ),
             }
         }
     }
@@ -164,8 +212,10 @@ fn any_number_of_threads() {
         let grads: Vec<Grads> = (2..4).map(|seed| grads(tensors(seed, dtype).map(Some))).collect();
         pool.install(|| trajectory(Engine::Fused, optimiser, &parameters, &grads))
     };
-    let rows: [(Box<dyn Optimiser>, DType); 2] =
-        [(Box::new(chain.clone()), DType::F32), (Box::new(MixedPrecision::new(DType::F32, chain)), DType::BF16)];
+    let rows: [(Box<dyn Optimiser>, DType); 2] = [
+        (Box::new(chain.clone()), DType::F32),
+        (Box::new(MixedPrecision::new(DType::F32, chain)), DType::BF16),
+    ];
     for (optimiser, dtype) in rows {
         let expected = with_threads(1, optimiser.clone(), dtype);
         for threads in [2, 3, 16] {
@@ -182,7 +232,8 @@ fn layouts(seed: u64, shape: &[usize], dtype: DType) -> Vec<(&'static str, Tenso
         shape[dim] = size;
         random(&shape)
     };
-    let mut layouts = vec![("contiguous", Ok(random(shape))), ("one number", random(&[]).broadcast_as(shape))];
+    let mut layouts =
+        vec![("contiguous", Ok(random(shape))), ("one number", random(&[]).broadcast_as(shape))];
     if let Some(last) = shape.len().checked_sub(1) {
         let reversed: Vec<usize> = shape.iter().rev().copied().collect();
         layouts.extend([
@@ -203,7 +254,12 @@ fn layouts(seed: u64, shape: &[usize], dtype: DType) -> Vec<(&'static str, Tenso
 
 /// What strided gradients are tried with: norms read them in one pass, the step in another.
 fn reading_chain() -> impl Rule + Clone {
-    OptimiserChain::new((ClipGlobalNorm::new(0.3), ClipNorm { p: 1.0, ..ClipNorm::new(0.2) }, WeightDecay::new(0.1), Momentum::new(0.1)))
+    OptimiserChain::new((
+        ClipGlobalNorm::new(0.3),
+        ClipNorm { p: 1.0, ..ClipNorm::new(0.2) },
+        WeightDecay::new(0.1),
+        Momentum::new(0.1),
+    ))
 }
 
 #[test]
@@ -221,14 +277,23 @@ fn any_layout_of_the_gradient() {
         (&[500, 7, 9, 3], &fused),
     ];
     for (shape, engines) in rows {
-        for (parameter, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::F16), (DType::F32, DType::F64)] {
+        for (parameter, gradient) in
+            [(DType::F32, DType::F32), (DType::BF16, DType::F16), (DType::F32, DType::F64)]
+        {
             let parameters = [random(1, shape, parameter, &Device::Cpu)];
             for (name, strided) in layouts(2, shape, gradient) {
-                let steps = |gradient: &Tensor| [grads([Some(gradient.clone())]), grads([Some(gradient.clone())])];
+                let steps =
+                    |gradient: &Tensor| [grads([Some(gradient.clone())]), grads([Some(gradient.clone())])];
                 let copied = strided.force_contiguous().expect("a contiguous copy");
                 for &engine in engines {
-                    let run =
-                        |gradient| trajectory(engine, MixedPrecision::new(DType::F32, reading_chain()), &parameters, &steps(gradient));
+                    let run = |gradient| {
+                        trajectory(
+                            engine,
+                            MixedPrecision::new(DType::F32, reading_chain()),
+                            &parameters,
+                            &steps(gradient),
+                        )
+                    };
                     assert_same(&run(&strided), &run(&copied), (name, shape, gradient, engine));
                 }
             }
@@ -246,19 +311,27 @@ fn gradients_that_are_views_of_parameters() {
         ("transposed", |p| Ok([p[0].t()?, p[1].t()?])),
         ("each other", |p| Ok([p[1].clone(), p[0].clone()])),
         ("reshaped", |p| Ok([p[1].flatten_all()?.reshape(p[0].shape())?, p[0].t()?])),
-        ("part of a larger one", |p| Ok([p[2].narrow(0, 1, p[0].dim(0)?)?, p[2].narrow(0, 2, p[0].dim(0)?)?.t()?])),
+        ("part of a larger one", |p| {
+            Ok([p[2].narrow(0, 1, p[0].dim(0)?)?, p[2].narrow(0, 2, p[0].dim(0)?)?.t()?])
+        }),
     ];
     for (side, dtype) in [(4, DType::F32), (4, DType::BF16), (260, DType::F32)] {
-        let tensors = [(1, side), (2, side), (3, side + 2)].map(|(seed, rows)| random(seed, &[rows, side], dtype, &Device::Cpu));
+        let tensors = [(1, side), (2, side), (3, side + 2)]
+            .map(|(seed, rows)| random(seed, &[rows, side], dtype, &Device::Cpu));
         for (name, view) in views {
             let run = |engine, copied: bool| -> Vec<Snapshot> {
                 let model = model(&tensors);
-                let mut state = setup(MixedPrecision::new(DType::F32, reading_chain()), &model).expect("a state");
+                let mut state =
+                    setup(MixedPrecision::new(DType::F32, reading_chain()), &model).expect("a state");
                 let parameters: Vec<Tensor> = model.values().map(|var| var.as_tensor().clone()).collect();
                 let step = |_| {
                     let views = view(&parameters).expect("views");
-                    let views = views.map(|view| if copied { view.force_contiguous().expect("a copy") } else { view });
-                    Update::new(&mut state).engine(engine).apply(&model, &grads(views.map(Some))).expect("an update");
+                    let views = views
+                        .map(|view| if copied { view.force_contiguous().expect("a copy") } else { view });
+                    Update::new(&mut state)
+                        .engine(engine)
+                        .apply(&model, &grads(views.map(Some)))
+                        .expect("an update");
                     snapshot(&model, &state)
                 };
                 (0..2).map(step).collect()
@@ -358,7 +431,12 @@ fn rules_of_the_user() {
         for gradient in DTYPES {
             let (parameters, grads) = small_model(&Device::Cpu, parameter, gradient);
             for dtype in [DType::F32, DType::F64] {
-                let rule = OptimiserChain::new((Unusual::new(0.3), AccumGrad::new(2), Constant::new(0.1), Unusual::new(0.1)));
+                let rule = OptimiserChain::new((
+                    Unusual::new(0.3),
+                    AccumGrad::new(2),
+                    Constant::new(0.1),
+                    Unusual::new(0.1),
+                ));
                 assert_engines_agree(&fused(), MixedPrecision::new(dtype, rule), &parameters, &grads);
                 assert_engines_agree(&fused(), Unusual::default(), &parameters, &grads);
             }

@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use optimisers::{
-    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Parameter, Result, Rule, State, StateTree, Update,
-    hyper_parameters, range, setup_with,
+    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Parameter, Result, Rule, State,
+    StateTree, Update, hyper_parameters, range, setup_with,
 };
 
 use support::common::{Grads, Vars, engines, snapshot, values, var};
@@ -23,7 +23,9 @@ impl Rule for Late {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let fails = self.fails;
-        Ok(Flow::Step(dx.with_tensors_late(state, move |_, _, dx, _| if fails { Err(Error::other("on purpose")) } else { Ok(dx) })))
+        Ok(Flow::Step(dx.with_tensors_late(state, move |_, _, dx, _| {
+            if fails { Err(Error::other("on purpose")) } else { Ok(dx) }
+        })))
     }
 }
 
@@ -52,7 +54,9 @@ fn assert_on_purpose(error: &Error) {
 fn a_function_that_fails_late_leaves_every_parameter_whole() {
     for engine in engines() {
         let (model, mut state, grads) = started(Late::new(true));
-        assert_on_purpose(&Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"));
+        assert_on_purpose(
+            &Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"),
+        );
         for (path, x) in &model {
             let x = values(x);
             assert!(x.iter().all(|element| *element == x[0]), "{path} on {engine:?}");
@@ -75,7 +79,9 @@ fn a_function_that_fails_before_a_norm_leaves_everything() {
     for engine in engines() {
         let (model, mut state, grads) = started(OptimiserChain::new((Late::new(true), ClipNorm::new(1.0))));
         let before = snapshot(&model, &state);
-        assert_on_purpose(&Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"));
+        assert_on_purpose(
+            &Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"),
+        );
         assert!(snapshot(&model, &state) == before, "on {engine:?}");
     }
 }
@@ -83,7 +89,8 @@ fn a_function_that_fails_before_a_norm_leaves_everything() {
 #[test]
 fn the_functional_form_leaves_the_originals_whole() {
     let (model, state, grads) = started(Late::new(true));
-    let (before, parameters) = (snapshot(&model, &state), optimisers::trainables(&model).expect("parameters"));
+    let (before, parameters) =
+        (snapshot(&model, &state), optimisers::trainables(&model).expect("parameters"));
     assert_on_purpose(&Update::functional(&state).apply(&parameters, &grads).expect_err("a failure"));
     assert!(snapshot(&model, &state) == before);
 }

@@ -3,14 +3,15 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdaMuon, Adafactor, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Communicator,
-    Engine, Error, ErrorKind, LossScaler, Momentum, Muon, Optimiser, OptimiserChain, Outcome, Prodigy, Q8, RMSProp, Rule, SOAP,
-    ScheduleFree, Setup, SkipOutliers, StateTree, Status, StoreAs, TensorProblem, Update, Warning, WeightDecay, setup, update,
+    AccumGrad, AdaMuon, Adafactor, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad,
+    ClipNorm, Communicator, Engine, Error, ErrorKind, LossScaler, Momentum, Muon, Optimiser, OptimiserChain,
+    Outcome, Prodigy, Q8, RMSProp, Rule, SOAP, ScheduleFree, Setup, SkipOutliers, StateTree, Status, StoreAs,
+    TensorProblem, Update, Warning, WeightDecay, setup, update,
 };
 
 use support::common::{
-    Grads, Vars, assert_same, bits, constant, engines, given_up, grads, is_kind, model, not_finite, pairwise, rules_and_chains, snapshot,
-    tensor, values,
+    Grads, Vars, assert_same, bits, constant, engines, given_up, grads, is_kind, model, not_finite, pairwise,
+    rules_and_chains, snapshot, tensor, values,
 };
 use support::threads::on;
 
@@ -21,7 +22,9 @@ const PLACE: usize = 11;
 fn ones_and(odd: f64, dtype: DType) -> Grads {
     let mut values = vec![1.0; SHAPE[0] * SHAPE[1]];
     values[PLACE] = odd;
-    grads([Some(Tensor::from_vec(values, &SHAPE, &Device::Cpu).and_then(|g| g.to_dtype(dtype)).expect("a gradient"))])
+    grads([Some(
+        Tensor::from_vec(values, &SHAPE, &Device::Cpu).and_then(|g| g.to_dtype(dtype)).expect("a gradient"),
+    )])
 }
 
 fn ones(dtype: DType) -> Vars {
@@ -43,13 +46,18 @@ fn second_call(engine: Engine, rule: impl Optimiser, odd: f64) -> (Outcome, Vars
     finite(engine, &mut state, &x, &ones_and(1.0, DType::F32));
     let before = snapshot(&x, &state);
     let outcome = finite(engine, &mut state, &x, &ones_and(odd, DType::F32));
-    assert_eq!(outcome.skipped().is_some(), snapshot(&x, &state) == before, "what is skipped changes nothing");
+    assert_eq!(
+        outcome.skipped().is_some(),
+        snapshot(&x, &state) == before,
+        "what is skipped changes nothing"
+    );
     (outcome, x, state)
 }
 
 /// The refusal of a norm that is not finite.
 fn is_norm(error: &Error) -> bool {
-    error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite) && error.to_string().contains("-norm of its gradient")
+    error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite)
+        && error.to_string().contains("-norm of its gradient")
 }
 
 /// Sizes of one element, and of all, from where no square is infinite to where all are.
@@ -67,7 +75,11 @@ fn no_rule_keeps_what_is_not_finite() {
                     let what = format!("{} with {size} in {gradient:?}, all: {all}", rule.name());
                     let x = ones(parameter);
                     let mut state = setup(rule.clone(), &x).expect("a state");
-                    let of = |size: f64| grads([Some(constant(size, SHAPE[0] * SHAPE[1], gradient).reshape(&SHAPE).expect("a matrix"))]);
+                    let of = |size: f64| {
+                        grads([Some(
+                            constant(size, SHAPE[0] * SHAPE[1], gradient).reshape(&SHAPE).expect("a matrix"),
+                        )])
+                    };
                     let odd = if all { of(size) } else { ones_and(size, gradient) };
                     for call in [&of(1.0), &odd, &of(1.0), &of(1.0), &of(1.0), &of(1.0)] {
                         // The norm itself may be infinite in f64, and is refused.
@@ -120,7 +132,12 @@ fn the_limit_is_a_quarter_of_the_root_of_the_largest_number() {
                 let mut scaler = LossScaler::fixed(scale);
                 let gradient = ones_and(limit * factor * scale, dtype);
                 scaler.factor().expect("a scale");
-                Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&x, &gradient).expect("an update").status
+                Update::new(&mut state)
+                    .engine(engine)
+                    .scaler(&mut scaler)
+                    .apply(&x, &gradient)
+                    .expect("an update")
+                    .status
             };
             for scale in [1.0, 1024.0, 3.0] {
                 assert_eq!(status(1.0 - 1e-6, scale), Status::Stepped, "{engine:?} {dtype:?} {scale}");
@@ -133,7 +150,8 @@ fn the_limit_is_a_quarter_of_the_root_of_the_largest_number() {
 #[test]
 fn what_clips_in_front_prevents_it() {
     type Chain = Box<dyn Rule>;
-    let chain = |clip: Chain| -> Chain { Box::new(OptimiserChain::new(vec![clip, Box::new(Adam::new(0.1))])) };
+    let chain =
+        |clip: Chain| -> Chain { Box::new(OptimiserChain::new(vec![clip, Box::new(Adam::new(0.1))])) };
     let small: [Chain; 8] = [
         Box::new(ClipGlobalNorm::new(1.0)),
         Box::new(ClipNorm::new(1.0)),
@@ -154,14 +172,19 @@ fn what_clips_in_front_prevents_it() {
     for engine in engines() {
         for clip in &small {
             let (outcome, x, state) = second_call(engine, chain(clip.clone()), 1e20);
-            assert!(outcome.status == Status::Stepped && is_finite(&x, &state), "{} on {engine:?}: {outcome:?}", clip.name());
+            assert!(
+                outcome.status == Status::Stepped && is_finite(&x, &state),
+                "{} on {engine:?}: {outcome:?}",
+                clip.name()
+            );
         }
         for clip in &none {
             let (outcome, ..) = second_call(engine, chain(clip.clone()), 1e20);
             assert_eq!(outcome.status, not_finite("0"), "{} on {engine:?}", clip.name());
         }
         // Nothing is squared, or only what has been made small.
-        let unsquared: [Box<dyn Rule>; 3] = [Box::new(Momentum::new(1e-30)), Box::new(Muon::new(0.1)), Box::new(AdaMuon::new(0.1))];
+        let unsquared: [Box<dyn Rule>; 3] =
+            [Box::new(Momentum::new(1e-30)), Box::new(Muon::new(0.1)), Box::new(AdaMuon::new(0.1))];
         for rule in unsquared {
             let (outcome, ..) = second_call(engine, rule.clone(), 1e20);
             assert_eq!(outcome.status, Status::Stepped, "{} on {engine:?}", rule.name());
@@ -174,7 +197,8 @@ fn what_clips_in_front_prevents_it() {
 fn a_large_norm_of_small_numbers_is_no_overflow() {
     for engine in engines() {
         let x = ones(DType::F32);
-        let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1e30), Adam::new(0.1))), &x).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((ClipGlobalNorm::new(1e30), Adam::new(0.1))), &x).expect("a state");
         let all = constant(4e18, SHAPE[0] * SHAPE[1], DType::F32).reshape(&SHAPE).expect("a matrix");
         let outcome = finite(engine, &mut state, &x, &grads([Some(all)]));
         assert!(outcome.status == Status::Stepped && is_finite(&x, &state), "{engine:?}");
@@ -187,10 +211,14 @@ fn sums_of_windows_that_are_too_large() {
     for collect in [AccumGrad::new(2), pairwise(2)] {
         let x = ones(DType::F32);
         let mut state = setup(OptimiserChain::new((collect, Adam::new(0.1))), &x).expect("a state");
-        assert_eq!(finite(Engine::Fused, &mut state, &x, &ones_and(1e20, DType::F32)).status, Status::Accumulated);
+        assert_eq!(
+            finite(Engine::Fused, &mut state, &x, &ones_and(1e20, DType::F32)).status,
+            Status::Accumulated
+        );
         let ends = finite(Engine::Fused, &mut state, &x, &ones_and(1.0, DType::F32));
         assert_eq!(ends.status, given_up("0"));
-        let statuses = [0, 1].map(|_| finite(Engine::Fused, &mut state, &x, &ones_and(1.0, DType::F32)).status);
+        let statuses =
+            [0, 1].map(|_| finite(Engine::Fused, &mut state, &x, &ones_and(1.0, DType::F32)).status);
         assert_eq!(statuses, [Status::Accumulated, Status::Stepped]);
         assert!(is_finite(&x, &state));
     }
@@ -229,15 +257,22 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() {
         for step in 0..6 {
             let mut gradient = vec![1f32; LENGTH];
             gradient[200] = if step == 3 { odd as f32 } else { 1.0 };
-            update_on(engine, &mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))]);
+            update_on(
+                engine,
+                &mut state,
+                &x,
+                &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))],
+            );
         }
         (x, state)
     };
     fn update_on(engine: Engine, state: &mut StateTree, x: &Vars, gradient: &[(&str, Tensor); 1]) {
         Update::new(state).engine(engine).apply(x, gradient).expect("an update");
     }
-    let rules: [fn() -> Box<dyn Rule>; 2] =
-        [|| Box::new(StoreAs::new([("v", Q8)], Adam::new(0.1))), || Box::new(StoreAs::all(Q8, Adam::new(0.1)))];
+    let rules: [fn() -> Box<dyn Rule>; 2] = [
+        || Box::new(StoreAs::new([("v", Q8)], Adam::new(0.1))),
+        || Box::new(StoreAs::all(Q8, Adam::new(0.1))),
+    ];
     for rule in rules {
         let (expected, _) = run(Engine::Tensors, rule(), 1.0);
         for odd in [1e20, f64::INFINITY, f64::NAN] {
@@ -245,8 +280,13 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() {
             for engine in engines() {
                 let (x, own) = run(engine, rule(), odd);
                 assert_same(&[snapshot(&x, &own)], &[snapshot(&by_tensors, &state)], (engine, odd));
-                let changed: Vec<usize> =
-                    bits(&x["0"]).into_iter().zip(bits(&expected["0"])).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect();
+                let changed: Vec<usize> = bits(&x["0"])
+                    .into_iter()
+                    .zip(bits(&expected["0"]))
+                    .enumerate()
+                    .filter(|(_, (a, b))| a != b)
+                    .map(|(i, _)| i)
+                    .collect();
                 let of_sign = own.leaf("0").expect("a leaf").tensor("m").expect("a copy").expect("a moment");
                 if odd.is_finite() && values(&of_sign)[201] != values(&of_sign)[2000] {
                     // A large number takes the digits of the small ones in its block, as it always did.
@@ -264,7 +304,8 @@ fn with_infinite_v() -> (Var, StateTree) {
     let mut state = setup(AdamW::new(0.1), &x).expect("a state");
     let mut gradient = vec![1f32; 300];
     gradient[200] = 1e20;
-    update(&mut state, &x, &[("", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))]).expect("an update");
+    update(&mut state, &x, &[("", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
+        .expect("an update");
     (x, state)
 }
 
@@ -275,17 +316,32 @@ fn a_checkpoint_says_that_it_is_not_finite() {
     let path = folder.path().join("run");
     let (x, state) = with_infinite_v();
     let warnings = Checkpoint::new(&state).model(&x).save(&path).expect("a save");
-    let expected = Warning::NotFinite { file: path.clone(), tensors: 1, entry: "/v".to_string(), index: 200, value: f64::INFINITY };
+    let expected = Warning::NotFinite {
+        file: path.clone(),
+        tensors: 1,
+        entry: "/v".to_string(),
+        index: 200,
+        value: f64::INFINITY,
+    };
     assert_eq!(warnings, std::slice::from_ref(&expected));
     let text = expected.to_string();
-    assert!(["\"/v\" with inf at element 200", "accepting_non_finite"].iter().all(|words| text.contains(words)), "{text}");
+    assert!(
+        ["\"/v\" with inf at element 200", "accepting_non_finite"].iter().all(|words| text.contains(words)),
+        "{text}"
+    );
 
     let mut other = setup(AdamW::new(0.1), &x).expect("a state");
-    let error = CheckpointFile::open(&path).expect("a checkpoint").restore(&mut other).expect_err("not finite");
+    let error =
+        CheckpointFile::open(&path).expect("a checkpoint").restore(&mut other).expect_err("not finite");
     is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["\"/v\" is inf at element 200"]);
 
-    let of_torch =
-        Warning::NotFinite { file: path.clone(), tensors: 1, entry: "/exp_avg_sq".to_string(), index: 200, value: f64::INFINITY };
+    let of_torch = Warning::NotFinite {
+        file: path.clone(),
+        tensors: 1,
+        entry: "/exp_avg_sq".to_string(),
+        index: 200,
+        value: f64::INFINITY,
+    };
     assert_eq!(state.save_torch(&path).expect("a save"), [of_torch]);
 
     let fine = setup(AdamW::new(0.1), &x).expect("a state");
@@ -301,13 +357,21 @@ fn a_checkpoint_of_any_format_says_it() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         let mut weights = values(&tensor(1, &[5000], DType::F32));
         weights[4321] = f64::NEG_INFINITY;
-        let x = model(&[Tensor::new(&weights[..], &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("weights")]);
+        let x = model(&[Tensor::new(&weights[..], &Device::Cpu)
+            .and_then(|x| x.to_dtype(dtype))
+            .expect("weights")]);
         let state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
         let warnings = Checkpoint::new(&state).model(&x).save(&path).expect("a save");
         let value = f64::NEG_INFINITY;
         assert_eq!(
             warnings,
-            [Warning::NotFinite { file: path.clone(), tensors: 1, entry: "0".to_string(), index: 4321, value }],
+            [Warning::NotFinite {
+                file: path.clone(),
+                tensors: 1,
+                entry: "0".to_string(),
+                index: 4321,
+                value
+            }],
             "{dtype:?}"
         );
         assert_eq!(state.save_masters(&x, &path).expect("a save"), warnings, "{dtype:?}");
@@ -316,9 +380,12 @@ fn a_checkpoint_of_any_format_says_it() {
     let mut state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
     let mut gradient = vec![1f32; 5000];
     (gradient[4444], gradient[4999]) = (1e20, f32::NAN);
-    update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))]).expect("an update");
+    update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
+        .expect("an update");
     let warnings = state.save(&path).expect("a save");
-    let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else { panic!("{warnings:?}") };
+    let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else {
+        panic!("{warnings:?}")
+    };
     assert!(entry == "0/m" && value.is_nan());
     assert_eq!(warnings, warnings.clone());
     let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
@@ -340,9 +407,16 @@ fn ranks_say_alike_that_a_checkpoint_is_not_finite() {
         let mut state = Setup::over(&world).setup(Adam::new(0.1), &x).expect("a state");
         let mut gradient = vec![1f32; 70_000];
         (gradient[69_000], gradient[1234]) = (3e20, 3e20);
-        update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))]).expect("an update");
+        update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
+            .expect("an update");
         Checkpoint::new(&state).model(&x).save(&shared).expect("a save")
     });
-    let expected = Warning::NotFinite { file: path, tensors: 1, entry: "0/v".to_string(), index: 1234, value: f64::INFINITY };
+    let expected = Warning::NotFinite {
+        file: path,
+        tensors: 1,
+        entry: "0/v".to_string(),
+        index: 1234,
+        value: f64::INFINITY,
+    };
     assert_eq!(said, vec![vec![expected]; 3]);
 }

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Flow, Gradient, Gradients, Kahan, LAMB,
-    LARS, Lend, MixedPrecision, Model, Momentum, Optimiser, OptimiserChain, Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot,
-    SplitMaster, State, TensorProblem, Update, Visitor, hyper_parameters, range, setup, value::Value,
+    AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Flow,
+    Gradient, Gradients, Kahan, LAMB, LARS, Lend, MixedPrecision, Model, Momentum, Optimiser, OptimiserChain,
+    Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster, State, TensorProblem, Update,
+    Visitor, hyper_parameters, range, setup, value::Value,
 };
 
 use support::common::{Grads, Snapshot, assert_same, engines, grads, is_kind, model, random, snapshot};
@@ -98,16 +99,30 @@ fn state_of_another_shape_is_refused() {
     assert_misfit(SplitMaster::new(Forged { inner: Adam::new(0.1), init: shorter }), BF16, "m");
     assert_misfit(Kahan::new(Forged { inner: Momentum::new(0.1), init: shorter }), BF16, "velocity");
     // In front of a norm, of a function and of sums, and where a norm is of what follows.
-    assert_misfit(OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, ClipNorm::new(1.0))), F32, "velocity");
-    assert_misfit(OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, Adafactor::new(1.0))), F32, "velocity");
+    assert_misfit(
+        OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, ClipNorm::new(1.0))),
+        F32,
+        "velocity",
+    );
+    assert_misfit(
+        OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, Adafactor::new(1.0))),
+        F32,
+        "velocity",
+    );
     assert_misfit(Forged { inner: LAMB::new(0.1), init: shorter }, F32, "m");
     assert_misfit(Forged { inner: Prodigy::default(), init: shorter }, F32, "start");
-    assert_misfit(OptimiserChain::new((Descent::new(0.1), Forged { inner: Ema::default(), init: shorter })), F32, "average");
+    assert_misfit(
+        OptimiserChain::new((Descent::new(0.1), Forged { inner: Ema::default(), init: shorter })),
+        F32,
+        "average",
+    );
 }
 
 #[test]
 fn another_number_of_state_tensors_is_refused() {
-    for (init, got) in [(without_tensors as fn(&Adam, Parameter<'_>) -> Result<State>, "0"), (of_too_many, "3 (m, v, more)")] {
+    for (init, got) in
+        [(without_tensors as fn(&Adam, Parameter<'_>) -> Result<State>, "0"), (of_too_many, "3 (m, v, more)")]
+    {
         for error in refusals(Forged { inner: Adam::new(0.1), init }, F32) {
             is_contract(&error, "1", "the number of state tensors that Adam gives its arithmetic is");
             assert_eq!((error.got(), error.expected()), (Some(got), Some("2")), "{error}");
@@ -161,8 +176,16 @@ fn assert_held(rule: impl Rule + Clone, states: usize) {
     rule.visit_held(&mut |_, _| held += 1);
     let model = model(&[random(1, &[3], F32, &Device::Cpu), random(2, &[40, 25], F32, &Device::Cpu)]);
     let error = setup(rule, &model).expect_err("another number of states");
-    is_contract(&error, "1", &format!("the number of states that the `init` of {name} made for the rules which it holds is"));
-    assert_eq!((error.got(), error.expected()), (Some(&*states.to_string()), Some(&*held.to_string())), "{error}");
+    is_contract(
+        &error,
+        "1",
+        &format!("the number of states that the `init` of {name} made for the rules which it holds is"),
+    );
+    assert_eq!(
+        (error.got(), error.expected()),
+        (Some(&*states.to_string()), Some(&*held.to_string())),
+        "{error}"
+    );
 }
 
 #[test]
@@ -179,11 +202,13 @@ fn a_chain_refuses_the_state_of_another_number_of_members() {
         OptimiserChain::new((Adam::new(0.1), Descent::new(1.0), Descent::new(1.0))).init(x)
     }
     type Chain = OptimiserChain<(Adam, Descent)>;
-    for (init, got) in [(empty as fn(&Chain, Parameter<'_>) -> Result<State>, 0), (of_adam, 1), (of_three, 3)] {
+    for (init, got) in [(empty as fn(&Chain, Parameter<'_>) -> Result<State>, 0), (of_adam, 1), (of_three, 3)]
+    {
         let chain = OptimiserChain::new((Adam::new(0.1), Descent::new(1.0)));
         assert_held(Forged { inner: chain.clone(), init }, got);
         let x = random(1, &[3], F32, &Device::Cpu);
-        let error = Rule::evaluation(&chain, &init(&chain, (&x).into()).expect("a state")).expect_err("a refusal");
+        let error =
+            Rule::evaluation(&chain, &init(&chain, (&x).into()).expect("a state")).expect_err("a refusal");
         assert_foreign(&error, None, "OptimiserChain(Adam, Descent)");
     }
 }
@@ -197,11 +222,16 @@ fn averages_of_a_state_that_another_rule_made_are_refused() {
 #[test]
 fn windows_in_a_state_that_another_rule_made_do_not_end() {
     let x = random(1, &[3], F32, &Device::Cpu);
-    let mut states = [State::empty(), Adam::new(0.1).init_for(&x).expect("a state"), Ema::default().init_for(&x).expect("a state")];
+    let mut states = [
+        State::empty(),
+        Adam::new(0.1).init_for(&x).expect("a state"),
+        Ema::default().init_for(&x).expect("a state"),
+    ];
     for state in &mut states {
         let error = Rule::end_window(&AccumGrad::new(2), state).expect_err("a refusal");
         assert_foreign(&error, None, "AccumGrad");
-        let error = Rule::end_window(&OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), state).expect_err("a refusal");
+        let error = Rule::end_window(&OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), state)
+            .expect_err("a refusal");
         assert_foreign(&error, None, "OptimiserChain(AccumGrad, Adam)");
     }
 }
@@ -294,9 +324,13 @@ fn slots_that_change_their_mind_do_no_harm() {
     for engine in engines() {
         let parameters = [random(1, &[50], F32, &Device::Cpu), random(2, &[20], F32, &Device::Cpu)];
         let model = model(&parameters);
-        let mut state = setup(OptimiserChain::new((Fickle::default(), Fickle::default())), &model).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((Fickle::default(), Fickle::default())), &model).expect("a state");
         for _ in 0..3 {
-            Update::new(&mut state).engine(engine).apply(&model, &grads(parameters.iter().map(|x| Some(x.clone())))).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&model, &grads(parameters.iter().map(|x| Some(x.clone()))))
+                .expect("an update");
         }
         assert_eq!(state.leaves().map(|leaf| leaf.steps()).collect::<Vec<_>>(), [3, 3]);
     }
@@ -322,20 +356,36 @@ impl Model for Shifting {
 
 #[test]
 fn models_that_change_between_visits() {
-    let variable = |length: usize| Var::from_tensor(&random(length as u64, &[length], F32, &Device::Cpu)).expect("a variable");
+    let variable = |length: usize| {
+        Var::from_tensor(&random(length as u64, &[length], F32, &Device::Cpu)).expect("a variable")
+    };
     let steps = |engine, first, later| {
-        let model = Shifting { variables: [variable(4), variable(30), variable(4)], visits: AtomicUsize::new(0), first, later };
+        let model = Shifting {
+            variables: [variable(4), variable(30), variable(4)],
+            visits: AtomicUsize::new(0),
+            first,
+            later,
+        };
         let mut state = setup(Adam::new(0.1), &model).expect("a state");
         let gradient = |index: usize| model.variables[index].as_detached_tensor().copy().expect("a copy");
         let gradients: Grads = [("a".to_string(), gradient(0)), ("b".to_string(), gradient(1))].into();
         (0..3)
-            .map(|_| Update::new(&mut state).engine(engine).apply(&model, &gradients).map(|outcome| outcome.applied))
+            .map(|_| {
+                Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &gradients)
+                    .map(|outcome| outcome.applied)
+            })
             .collect::<Result<Vec<_>>>()
     };
     const FIRST: Shown = &[("a", 0), ("b", 1)];
     /// The other way round, one of them twice, and each under the other's name.
-    const SAME: [Shown; 4] =
-        [&[("b", 1), ("a", 0)], &[("a", 0), ("a", 0), ("b", 1)], &[("b", 1), ("a", 0), ("b", 1)], &[("a", 1), ("b", 0)]];
+    const SAME: [Shown; 4] = [
+        &[("b", 1), ("a", 0)],
+        &[("a", 0), ("a", 0), ("b", 1)],
+        &[("b", 1), ("a", 0), ("b", 1)],
+        &[("a", 1), ("b", 0)],
+    ];
     /// Another variable under a known name, one too many, one too few, and none.
     const OTHER: [Shown; 4] = [&[("a", 2), ("b", 1)], &[("a", 0), ("b", 1), ("c", 2)], &[("a", 0)], &[]];
     for engine in engines() {
@@ -344,7 +394,9 @@ fn models_that_change_between_visits() {
         }
         for later in OTHER {
             let error = steps(engine, FIRST, later).expect_err("a refusal");
-            let is_said = ["it is not in this state", "the model lacks"].iter().any(|words| error.to_string().contains(words));
+            let is_said = ["it is not in this state", "the model lacks"]
+                .iter()
+                .any(|words| error.to_string().contains(words));
             assert!(error.kind() == ErrorKind::Model && is_said, "{error}");
         }
     }
@@ -370,14 +422,22 @@ impl Gradients for Growing {
 
 #[test]
 fn gradients_that_answer_differently_each_time() {
-    let tensors = || (0..4).map(|i| random(i, &[10 + 40 * i as usize], F32, &Device::Cpu)).collect::<Vec<_>>();
+    let tensors =
+        || (0..4).map(|i| random(i, &[10 + 40 * i as usize], F32, &Device::Cpu)).collect::<Vec<_>>();
     for engine in engines() {
         let model = model(&[random(1, &[10], F32, &Device::Cpu)]);
-        let mut state = setup(OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
         // The first answer fits and is the only one that is asked for.
-        Update::new(&mut state).engine(engine).apply(&model, &Growing(AtomicUsize::new(0), tensors())).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &Growing(AtomicUsize::new(0), tensors()))
+            .expect("an update");
         let before: Snapshot = snapshot(&model, &state);
-        let error = Update::new(&mut state).engine(engine).apply(&model, &Growing(AtomicUsize::new(1), tensors())).expect_err("a refusal");
+        let error = Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &Growing(AtomicUsize::new(1), tensors()))
+            .expect_err("a refusal");
         is_kind(&error, ErrorKind::Tensor(TensorProblem::Shape), &["the gradient has shape"]);
         assert_eq!(error.got(), Some("[50]"), "{error}");
         assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));

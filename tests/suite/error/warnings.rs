@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Accumulator, Adam, Checkpoint, ClipGlobalNorm, Descent, Error, ErrorKind, GradientSlices, Kahan, LossScaler, MixedPrecision,
-    Optimiser, OptimiserChain, ParameterSlices, Sam, SplitMaster, Status, StochasticRounding, StoreAs, TensorProblem, Update, Warning,
-    setup, setup_with, update,
+    AccumGrad, Accumulator, Adam, Checkpoint, ClipGlobalNorm, Descent, Error, ErrorKind, GradientSlices,
+    Kahan, LossScaler, MixedPrecision, Optimiser, OptimiserChain, ParameterSlices, Sam, SplitMaster, Status,
+    StochasticRounding, StoreAs, TensorProblem, Update, Warning, setup, setup_with, update,
 };
 
 use support::common::{Vars, constant, given_up, grads, is_kind, logged, model};
@@ -33,15 +33,30 @@ fn parameters_of_16_bits_under_a_bare_rule_are_warned_of_from_setup_on_and_said_
     let model = of_dtypes(&MIXED);
     let expected = low(2, 1, &["0", "2", "3"]);
     let (mut state, lines) = logged(|| setup(Adam::new(0.1), &model).expect("a state"));
-    assert_eq!((state.warnings(), lines), (&[expected.clone()][..], vec![]), "a program can still say that it is meant");
+    assert_eq!(
+        (state.warnings(), lines),
+        (&[expected.clone()][..], vec![]),
+        "a program can still say that it is meant"
+    );
     let text = expected.to_string();
-    let remedies = ["`MixedPrecision::new(F32, ..)`", "`Kahan`", "`StochasticRounding`", "`Selection::allow_low_precision`"];
-    for words in
-        ["2 BF16 parameters lose every step below 2⁻⁹", "1 F16 parameter loses every step below 2⁻¹²", ": 0, 2, 3."].iter().chain(&remedies)
+    let remedies = [
+        "`MixedPrecision::new(F32, ..)`",
+        "`Kahan`",
+        "`StochasticRounding`",
+        "`Selection::allow_low_precision`",
+    ];
+    for words in [
+        "2 BF16 parameters lose every step below 2⁻⁹",
+        "1 F16 parameter loses every step below 2⁻¹²",
+        ": 0, 2, 3.",
+    ]
+    .iter()
+    .chain(&remedies)
     {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
-    let (outcomes, lines) = logged(|| [(); 3].map(|()| update(&mut state, &model, &ones(&model)).expect("an update")));
+    let (outcomes, lines) =
+        logged(|| [(); 3].map(|()| update(&mut state, &model, &ones(&model)).expect("an update")));
     assert_eq!(lines, [text]);
     assert_eq!(outcomes.map(|outcome| outcome.warnings), [vec![expected.clone()], vec![], vec![]]);
     assert_eq!(state.warnings(), std::slice::from_ref(&expected));
@@ -90,7 +105,10 @@ fn what_keeps_small_steps_is_not_warned_of() {
     let ((), lines) = logged(|| {
         let mut accumulator = Accumulator::new(DType::BF16, &model).expect("an accumulator");
         accumulator.add(&ones(&model)).expect("gradients");
-        Sam::new(0.1).ascend(Update::new(&mut state), &model, &ones(&model)).and_then(|climbed| climbed.restore()).expect("an ascent");
+        Sam::new(0.1)
+            .ascend(Update::new(&mut state), &model, &ones(&model))
+            .and_then(|climbed| climbed.restore())
+            .expect("an ascent");
     });
     assert_eq!((lines, state.warnings()), (vec![], &[][..]));
 }
@@ -117,7 +135,9 @@ fn every_way_to_give_a_leaf_an_optimiser_is_looked_at() {
     let mut weights = [half::bf16::ONE; 4];
     let slices = ParameterSlices::new().with("w", 4, &mut weights[..]).expect("slices");
     let mut state = setup(Adam::new(0.1), &slices).expect("a state");
-    let outcome = update(&mut state, &slices, &GradientSlices::new().with("w", &[1f32; 4][..]).expect("slices")).expect("an update");
+    let outcome =
+        update(&mut state, &slices, &GradientSlices::new().with("w", &[1f32; 4][..]).expect("slices"))
+            .expect("an update");
     assert_eq!(outcome.warnings, [low(1, 0, &["w"])]);
 }
 
@@ -155,8 +175,9 @@ fn not_finite(path: &str, index: usize) -> Warning {
 
 #[test]
 fn a_number_that_is_not_finite_is_named_by_the_update_that_has_written_it() {
-    for (number, dtype) in
-        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().flat_map(|n| [DType::F32, DType::BF16, DType::F64].map(|d| (n, d)))
+    for (number, dtype) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
+        .into_iter()
+        .flat_map(|n| [DType::F32, DType::BF16, DType::F64].map(|d| (n, d)))
     {
         let model = model(&[tensor(64, dtype), tensor(64, dtype)]);
         let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &model).expect("a state");
@@ -166,11 +187,20 @@ fn a_number_that_is_not_finite_is_named_by_the_update_that_has_written_it() {
         let zeros = || Some(constant(0.0, 64, DType::F32));
         let calm = grads(vec![Some(tensor(64, DType::F32)); 2]);
         assert_eq!(update(&mut state, &model, &calm).expect("an update").warnings, []);
-        let skipped = Update::new(&mut state).finite_only().apply(&model, &grads([zeros(), bad.clone()])).expect("an outcome");
+        let skipped = Update::new(&mut state)
+            .finite_only()
+            .apply(&model, &grads([zeros(), bad.clone()]))
+            .expect("an outcome");
         assert_eq!((skipped.status, skipped.warnings), (support::common::not_finite("1"), vec![]));
-        let (outcome, lines) = logged(|| update(&mut state, &model, &grads([zeros(), bad])).expect("an update"));
+        let (outcome, lines) =
+            logged(|| update(&mut state, &model, &grads([zeros(), bad])).expect("an update"));
         assert_eq!(outcome.warnings, [not_finite("1", 37)], "{number} in {dtype:?}");
-        assert!(lines[0].contains("element 37 of \"1\"") && lines[0].contains("`Update::finite_only`") && lines.len() == 1, "{lines:?}");
+        assert!(
+            lines[0].contains("element 37 of \"1\"")
+                && lines[0].contains("`Update::finite_only`")
+                && lines.len() == 1,
+            "{lines:?}"
+        );
         assert_eq!(update(&mut state, &model, &calm).expect("an update").warnings, [], "once");
     }
 }
@@ -191,7 +221,8 @@ fn a_loss_that_is_not_a_number_is_seen_at_once_and_one_bad_parameter_in_turn() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let calls: Vec<usize> = (0..4)
         .map(|_| {
-            let one = (0..LEAVES).map(|leaf| Some(if leaf == LEAVES - 1 { nan.clone() } else { zero.clone() }));
+            let one =
+                (0..LEAVES).map(|leaf| Some(if leaf == LEAVES - 1 { nan.clone() } else { zero.clone() }));
             update(&mut state, &model, &grads(one)).expect("an update").warnings.len()
         })
         .collect();
@@ -200,8 +231,10 @@ fn a_loss_that_is_not_a_number_is_seen_at_once_and_one_bad_parameter_in_turn() {
 
     // A clipping rule refuses it before anything is written.
     let model = large();
-    let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
-    let refused = update(&mut state, &model, &grads(vec![Some(nan); LEAVES])).expect_err("a norm that is not finite");
+    let mut state =
+        setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
+    let refused =
+        update(&mut state, &model, &grads(vec![Some(nan); LEAVES])).expect_err("a norm that is not finite");
     is_kind(&refused, ErrorKind::Tensor(TensorProblem::NotFinite), &["norm of its gradient is NaN"]);
     assert_eq!(state.warnings(), []);
 }
@@ -223,7 +256,8 @@ fn each_kind_is_met_by_itself() {
 #[test]
 fn windows_that_are_given_up_are_named_once() {
     let model = of_dtypes(&[DType::F32]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))), &model).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))), &model).expect("a state");
     let large = grads([Some(constant(3e38, 3, DType::F32))]);
     let mut calls = || Update::new(&mut state).finite_only().apply(&model, &large).expect("an outcome");
     let (outcomes, lines) = logged(|| [(); 4].map(|()| calls()));
@@ -246,12 +280,20 @@ fn debug_of_an_error_is_its_text_and_the_alternate_form_its_facts() {
         let listed = format!("{error:#?}").split_whitespace().collect::<String>();
         known.iter().for_each(|fact| assert!(listed.contains(fact), "no {fact} in {listed}"));
     };
-    facts(&wrong, &["kind:Tensor(Shape,),", "got:Some(\"[2]\",),", "expected:Some(\"[3]\",),", "path:Some(\"0\",),"]);
-    let inner = setup(MixedPrecision::new(DType::BF16, Adam::new(0.1)), &model).expect_err("a master in BF16");
+    facts(
+        &wrong,
+        &["kind:Tensor(Shape,),", "got:Some(\"[2]\",),", "expected:Some(\"[3]\",),", "path:Some(\"0\",),"],
+    );
+    let inner =
+        setup(MixedPrecision::new(DType::BF16, Adam::new(0.1)), &model).expect_err("a master in BF16");
     assert_eq!(format!("{inner:?}"), inner.to_string());
-    facts(&inner, &["kind:Argument,", "got:Some(\"BF16\",),", "expected:Some(\"F32orF64\",),", "element:None,"]);
+    facts(
+        &inner,
+        &["kind:Argument,", "got:Some(\"BF16\",),", "expected:Some(\"F32orF64\",),", "element:None,"],
+    );
     let gradients = grads([Some(tensor(3, DType::F32))]);
-    let unscaled = LossScaler::dynamic().update(&mut state, &model, &gradients).expect_err("a loss that was not scaled");
+    let unscaled =
+        LossScaler::dynamic().update(&mut state, &model, &gradients).expect_err("a loss that was not scaled");
     facts(&unscaled, &["kind:LossScale,", "path:None,"]);
     assert!(format!("{unscaled:?}").starts_with("the gradients are of a loss that was not scaled"));
 }

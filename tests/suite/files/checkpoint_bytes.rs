@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, ErrorKind, LossScaler, MixedPrecision, Parameter, StateTree, TensorProblem, Weights, setup,
-    setup_with, update,
+    Adam, Checkpoint, CheckpointFile, ErrorKind, LossScaler, MixedPrecision, Parameter, StateTree,
+    TensorProblem, Weights, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 use tempfile::TempDir;
@@ -37,12 +37,17 @@ fn started(seed: usize) -> (Vars, StateTree) {
         ("large", LONG, DType::F16),
         ("tokens", 7, DType::U8),
     ];
-    let variable = |(i, (name, length, dtype)): (usize, (&str, usize, DType))| (name.to_string(), var(&numbers(seed + i, length, dtype)));
+    let variable = |(i, (name, length, dtype)): (usize, (&str, usize, DType))| {
+        (name.to_string(), var(&numbers(seed + i, length, dtype)))
+    };
     let model: Vars = parameters.into_iter().enumerate().map(variable).collect();
-    let optimiser = |_: &str, x: Parameter<'_>| x.dtype().is_float().then(|| MixedPrecision::new(DType::F32, Adam::new(0.125)));
+    let optimiser = |_: &str, x: Parameter<'_>| {
+        x.dtype().is_float().then(|| MixedPrecision::new(DType::F32, Adam::new(0.125)))
+    };
     let mut state = setup_with(&model, optimiser).expect("a state");
     let floats = model.iter().filter(|(_, x)| x.dtype().is_float());
-    let gradients: Grads = floats.map(|(name, x)| (name.clone(), x.affine(2.0, 0.5).expect("a gradient").detach())).collect();
+    let gradients: Grads =
+        floats.map(|(name, x)| (name.clone(), x.affine(2.0, 0.5).expect("a gradient").detach())).collect();
     update(&mut state, &model, &gradients).expect("an update");
     (model, state)
 }
@@ -64,7 +69,10 @@ fn the_bytes_of_a_file_are_what_they_were() {
         assert_eq!(crc32fast::hash(tensors), sum);
         let read = SafeTensors::deserialize(bytes).unwrap();
         let described = SafeTensors::read_metadata(bytes).unwrap().1.metadata().clone();
-        assert!(safetensors::serialize(read.tensors(), described).unwrap() == *bytes, "not as the library writes it");
+        assert!(
+            safetensors::serialize(read.tensors(), described).unwrap() == *bytes,
+            "not as the library writes it"
+        );
     }
     assert!(with_checksum(file.clone()) == file, "the checksum of the pieces is not that of the file");
 }
@@ -77,17 +85,26 @@ fn long_tensors_are_taken_over_whole() {
     file.restore_with_model(&mut restored.1, &restored.0).unwrap();
     assert!(snapshot(&restored.0, &restored.1) == snapshot(&saved.0, &saved.1));
 
-    let wide: Vars = saved.0.iter().map(|(name, x)| (name.clone(), var(&x.to_dtype(DType::F32).unwrap()))).collect();
+    let wide: Vars =
+        saved.0.iter().map(|(name, x)| (name.clone(), var(&x.to_dtype(DType::F32).unwrap()))).collect();
     let wide: Vars = wide.into_iter().filter(|(name, _)| name == "large").collect();
-    let narrow: Vars = saved.0.iter().filter(|(name, _)| *name == "large").map(|(name, x)| (name.clone(), x.clone())).collect();
+    let narrow: Vars = saved
+        .0
+        .iter()
+        .filter(|(name, _)| *name == "large")
+        .map(|(name, x)| (name.clone(), x.clone()))
+        .collect();
     let mut narrow_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.125)), &narrow).unwrap();
-    update(&mut narrow_state, &narrow, &Grads::from([("large".to_string(), numbers(3, LONG, DType::F16))])).unwrap();
+    update(&mut narrow_state, &narrow, &Grads::from([("large".to_string(), numbers(3, LONG, DType::F16))]))
+        .unwrap();
     let file = file_of(Checkpoint::new(&narrow_state).model(&narrow));
     let mut wide_state = setup(Adam::new(0.125), &wide).unwrap();
     open(&file).unwrap().converting().restore_with_model(&mut wide_state, &wide).unwrap();
     let tensor = |state: &StateTree, name: &str| state.leaf("large").unwrap().tensor(name).unwrap().unwrap();
     assert!(bits(&wide["large"]) == bits(&tensor(&narrow_state, "master")));
-    assert!(["m", "v"].iter().all(|name| bits(&tensor(&wide_state, name)) == bits(&tensor(&narrow_state, name))));
+    assert!(
+        ["m", "v"].iter().all(|name| bits(&tensor(&wide_state, name)) == bits(&tensor(&narrow_state, name)))
+    );
 
     let back = Vars::from([("large".to_string(), var(&numbers(9, LONG, DType::BF16)))]);
     let mut back_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.125)), &back).unwrap();
@@ -112,8 +129,18 @@ fn what_is_wrong_in_a_later_window() {
         assert_eq!((error.path(), error.element()), (Some("large"), Some(200_003)));
         assert!(snapshot(&restored.0, &restored.1) == before);
     };
-    refused("large/m", &f32::NAN.to_le_bytes(), ErrorKind::Tensor(TensorProblem::NotFinite), &["\"large/m\"", "200003"]);
-    refused("large/master", &1e30f32.to_le_bytes(), ErrorKind::Changed, &["\"large\"", "its master", "200003"]);
+    refused(
+        "large/m",
+        &f32::NAN.to_le_bytes(),
+        ErrorKind::Tensor(TensorProblem::NotFinite),
+        &["\"large/m\"", "200003"],
+    );
+    refused(
+        "large/master",
+        &1e30f32.to_le_bytes(),
+        ErrorKind::Changed,
+        &["\"large\"", "its master", "200003"],
+    );
 }
 
 /// A file at a path, opened, and a state to take it over into.
@@ -194,12 +221,17 @@ fn weights_that_are_changed_while_they_are_open() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
     let (saved, mut target) = (started(0), started(5));
-    for damage in [change, |path: &Path| File::options().write(true).open(path).unwrap().set_len(1000).unwrap()] {
+    for damage in
+        [change, |path: &Path| File::options().write(true).open(path).unwrap().set_len(1000).unwrap()]
+    {
         full(&saved).save(&path).unwrap();
         let weights = Weights::open([&path]).unwrap();
         let before = snapshot(&target.0, &target.1);
         damage(&path);
-        for error in [weights.load_into(&target.0).unwrap_err(), target.1.set_masters(&target.0, &weights).unwrap_err()] {
+        for error in [
+            weights.load_into(&target.0).unwrap_err(),
+            target.1.set_masters(&target.0, &weights).unwrap_err(),
+        ] {
             is_kind(&error, ErrorKind::Io, &["cannot read the file"]);
             assert_eq!(error.file(), Some(&*path));
         }
@@ -229,7 +261,8 @@ fn a_pipe_is_read() {
 fn one_file_for_many_states() {
     let opened = Opened::new();
     let expected = started(0);
-    let expected: BTreeMap<&str, Vec<u64>> = expected.0.iter().map(|(name, x)| (name.as_str(), bits(x))).collect();
+    let expected: BTreeMap<&str, Vec<u64>> =
+        expected.0.iter().map(|(name, x)| (name.as_str(), bits(x))).collect();
     std::thread::scope(|scope| {
         for seed in [1, 2, 3, 4] {
             let (file, expected) = (&opened.file, &expected);

@@ -7,8 +7,9 @@ use std::path::Path;
 use candle_core::{DType, Tensor, Var};
 use optimisers::ErrorKind::{Argument, Changed, File, OtherRule};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, ErrorKind, LossScaler, MixedPrecision, Momentum,
-    NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree, TensorProblem, setup, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, ErrorKind,
+    LossScaler, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree,
+    TensorProblem, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -34,7 +35,10 @@ fn started(optimiser: impl Optimiser, seed: u64, dtype: DType) -> (Vars, StateTr
     let model = model(seed, dtype);
     let mut state = setup(optimiser, &model).unwrap();
     for call in 0..3 {
-        let gradients = model.iter().map(|(path, x)| (path.clone(), random(seed + call, x.dims(), dtype, CPU))).collect::<BTreeMap<_, _>>();
+        let gradients = model
+            .iter()
+            .map(|(path, x)| (path.clone(), random(seed + call, x.dims(), dtype, CPU)))
+            .collect::<BTreeMap<_, _>>();
         update(&mut state, &model, &gradients).unwrap();
     }
     (model, state)
@@ -100,8 +104,16 @@ fn tensors_that_are_missing_or_too_many() {
         })
     };
     refused(remove("head/2.v"), File, &["the file lacks the tensor \"head/2.v\""]);
-    refused(edited(|pieces| pieces.push("head/2.w", "F32", &[], &[0; 4])), File, &["\"head/2.w\"", "its description does not name"]);
-    refused(edited(|pieces| pieces.push("more", "I64", &[0], &[])), File, &["\"more\"", "its description does not name"]);
+    refused(
+        edited(|pieces| pieces.push("head/2.w", "F32", &[], &[0; 4])),
+        File,
+        &["\"head/2.w\"", "its description does not name"],
+    );
+    refused(
+        edited(|pieces| pieces.push("more", "I64", &[0], &[])),
+        File,
+        &["\"more\"", "its description does not name"],
+    );
     let renamed = |pieces: &mut Pieces| {
         let info = pieces.tensors.as_object_mut().unwrap().remove("head").unwrap();
         pieces.tensors["heads"] = info;
@@ -114,7 +126,8 @@ fn tensors_that_are_missing_or_too_many() {
         let inner = pieces.description["optimisers"][0].take();
         let storage = json!({"kind": "master", "offloaded": false});
         let settings = json!([["dtype", {"text": "F32"}]]);
-        pieces.description["optimisers"][0] = json!({"kind": "MixedPrecision", "storage": storage, "settings": settings, "inner": inner});
+        pieces.description["optimisers"][0] =
+            json!({"kind": "MixedPrecision", "storage": storage, "settings": settings, "inner": inner});
         leaf(pieces, "head")["tensors"].as_array_mut().unwrap().insert(0, json!("master"));
         pieces.push("head/master", "F32", &[], &[0; 4]);
     };
@@ -126,9 +139,15 @@ fn tensors_that_are_missing_or_too_many() {
 
 #[test]
 fn tensors_of_another_shape_or_dtype() {
-    for (entry, shape) in [("body.weight/2.m", json!([3, 2])), ("body.weight", json!([6])), ("head/0.acc", json!([1]))] {
+    for (entry, shape) in
+        [("body.weight/2.m", json!([3, 2])), ("body.weight", json!([6])), ("head/0.acc", json!([1]))]
+    {
         let path = entry.split('/').next().unwrap();
-        let words = [&format!("parameter {path:?}: the file's {entry:?} has shape"), ", expected", "pass the model that it was saved with"];
+        let words = [
+            &format!("parameter {path:?}: the file's {entry:?} has shape"),
+            ", expected",
+            "pass the model that it was saved with",
+        ];
         refused(edited(|pieces| pieces.tensors[entry]["shape"] = shape), SHAPE, &words);
     }
     for (entry, dtype) in [("body.weight/2.m", "I32"), ("body.weight", "U32")] {
@@ -139,36 +158,62 @@ fn tensors_of_another_shape_or_dtype() {
         refused(edited(with).map(CheckpointFile::converting), DTYPE, &words[..1]);
     }
     // Dtypes that candle does not have, or that take less than a byte.
-    for (dtype, shape) in [("BOOL", json!([8])), ("F4", json!([16])), ("F8_E5M2", json!([8])), ("C64", json!([])), ("U16", json!([2, 2]))] {
-        let with = |pieces: &mut Pieces| {
-            pieces.tensors["body.bias"] =
-                json!({ "dtype": dtype, "shape": shape, "data_offsets": pieces.tensors["body.bias"]["data_offsets"] })
-        };
+    for (dtype, shape) in [
+        ("BOOL", json!([8])),
+        ("F4", json!([16])),
+        ("F8_E5M2", json!([8])),
+        ("C64", json!([])),
+        ("U16", json!([2, 2])),
+    ] {
+        let with = |pieces: &mut Pieces| pieces.tensors["body.bias"] = json!({ "dtype": dtype, "shape": shape, "data_offsets": pieces.tensors["body.bias"]["data_offsets"] });
         refused(edited(with), SHAPE, &["\"body.bias\" has shape"]);
     }
-    refused(edited(|pieces| leaf(pieces, "body.weight")["shape"] = json!([3, 2])), SHAPE, &["\"body.weight\"", "[3, 2]", "[2, 3]"]);
+    refused(
+        edited(|pieces| leaf(pieces, "body.weight")["shape"] = json!([3, 2])),
+        SHAPE,
+        &["\"body.weight\"", "[3, 2]", "[2, 3]"],
+    );
     refused(
         edited(|pieces| leaf(pieces, "head")["dtype"] = json!("bf16")),
         DTYPE,
         &["\"head\"", "is BF16, expected F32", "CheckpointFile::converting"],
     );
-    refused(edited(|pieces| leaf(pieces, "head")["dtype"] = json!("f31")), DTYPE, &["\"head\"", "is F31, expected F32"]);
+    refused(
+        edited(|pieces| leaf(pieces, "head")["dtype"] = json!("f31")),
+        DTYPE,
+        &["\"head\"", "is F31, expected F32"],
+    );
 }
 
 #[test]
 fn numbers_that_are_not_finite() {
-    for (entry, index, number) in [("body.weight/2.v", 4, f32::NAN), ("body.bias", 1, f32::NEG_INFINITY), ("head/0.acc", 0, f32::INFINITY)]
-    {
-        let with = |pieces: &mut Pieces| pieces.tensor(entry)[4 * index..4 * index + 4].copy_from_slice(&number.to_le_bytes());
-        let words = [&format!("the file's {entry:?} is {number} at element {index}"), "CheckpointFile::accepting_non_finite"];
+    for (entry, index, number) in [
+        ("body.weight/2.v", 4, f32::NAN),
+        ("body.bias", 1, f32::NEG_INFINITY),
+        ("head/0.acc", 0, f32::INFINITY),
+    ] {
+        let with = |pieces: &mut Pieces| {
+            pieces.tensor(entry)[4 * index..4 * index + 4].copy_from_slice(&number.to_le_bytes())
+        };
+        let words = [
+            &format!("the file's {entry:?} is {number} at element {index}"),
+            "CheckpointFile::accepting_non_finite",
+        ];
         refused(edited(with), NOT_FINITE, &words);
 
         let (model, mut state) = started(rule(), 20, DType::F32);
         edited(with).unwrap().accepting_non_finite().restore_with_model(&mut state, &model).unwrap();
         let (path, tensor) = entry.split_once('/').unwrap_or((entry, ""));
-        let restored = if tensor.is_empty() { model[path].copy() } else { Ok(state.leaf(path).unwrap().tensor(tensor).unwrap().unwrap()) };
+        let restored = if tensor.is_empty() {
+            model[path].copy()
+        } else {
+            Ok(state.leaf(path).unwrap().tensor(tensor).unwrap().unwrap())
+        };
         let (got, finite) = (values(&restored.unwrap()), |value: &f64| value.is_finite());
-        assert_eq!((got[index].to_bits(), got.iter().filter(|x| finite(x)).count()), (f64::from(number).to_bits(), got.len() - 1));
+        assert_eq!(
+            (got[index].to_bits(), got.iter().filter(|x| finite(x)).count()),
+            (f64::from(number).to_bits(), got.len() - 1)
+        );
     }
 }
 
@@ -206,7 +251,11 @@ fn a_loss_scaler_out_of_range() {
     assert_eq!(open(&saved).unwrap().scaler().unwrap(), Some(LossScaler::dynamic()));
     let mut pieces = Pieces::of(&saved);
     pieces.description["scaler"]["scale"] = json!(-2.0);
-    is_kind(&open(&pieces.bytes()).unwrap().scaler().unwrap_err(), Argument, &["crafted", "LossScaler", "scale is -2"]);
+    is_kind(
+        &open(&pieces.bytes()).unwrap().scaler().unwrap_err(),
+        Argument,
+        &["crafted", "LossScaler", "scale is -2"],
+    );
     pieces.description["scaler"]["scale"] = json!(null);
     is_kind(&open(&pieces.bytes()).unwrap_err(), File, &["crafted", DAMAGED]);
     assert_eq!(open(&file()).unwrap().scaler().unwrap(), None);
@@ -214,17 +263,32 @@ fn a_loss_scaler_out_of_range() {
 
 #[test]
 fn parameters_that_are_missing_or_too_many() {
-    let without = |pieces: &mut Pieces| _ = pieces.description["leaves"].as_object_mut().unwrap().remove("head").unwrap();
-    refused(edited(without), ErrorKind::Model, &["parameter \"head\": the file lacks it; it has: body.bias, body.weight"]);
-    let with = |pieces: &mut Pieces| pieces.description["leaves"]["tail"] = pieces.description["leaves"]["head"].clone();
+    let without = |pieces: &mut Pieces| {
+        _ = pieces.description["leaves"].as_object_mut().unwrap().remove("head").unwrap()
+    };
+    refused(
+        edited(without),
+        ErrorKind::Model,
+        &["parameter \"head\": the file lacks it; it has: body.bias, body.weight"],
+    );
+    let with = |pieces: &mut Pieces| {
+        pieces.description["leaves"]["tail"] = pieces.description["leaves"]["head"].clone()
+    };
     refused(
         edited(with),
         ErrorKind::Model,
-        &["parameter \"tail\": the file has it, and the state lacks it", "pass the model that it was saved with"],
+        &[
+            "parameter \"tail\": the file has it, and the state lacks it",
+            "pass the model that it was saved with",
+        ],
     );
 
     let words = ["parameter \"head\": the file lacks it; it has: body.bias, body.weight"];
-    refused(edited(|pieces| pieces.description["model"] = json!(["body.bias", "body.weight"])), ErrorKind::Model, &words);
+    refused(
+        edited(|pieces| pieces.description["model"] = json!(["body.bias", "body.weight"])),
+        ErrorKind::Model,
+        &words,
+    );
     let more = json!(["body.bias", "body.weight", "head", "tail"]);
     refused(
         edited(|pieces| pieces.description["model"] = more),
@@ -244,15 +308,28 @@ fn another_model() {
         refused_by(&file, &model, &mut state, kind, words);
     };
     let x = || var(&random(3, &[2], DType::F32, CPU));
-    with(&|model| _ = model.remove("head"), ErrorKind::Model, &["parameter \"head\": the file has it, and the state lacks it"]);
+    with(
+        &|model| _ = model.remove("head"),
+        ErrorKind::Model,
+        &["parameter \"head\": the file has it, and the state lacks it"],
+    );
     with(
         &|model| _ = model.insert("tail".to_string(), x()),
         ErrorKind::Model,
         &["parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head"],
     );
-    with(&|model| _ = model.insert("head".to_string(), x()), SHAPE, &["the file's \"head\" has shape [], expected [2]"]);
-    let integer = |model: &mut Vars| _ = model.insert("tokens".to_string(), Var::zeros(2, DType::U32, CPU).unwrap());
-    with(&integer, ErrorKind::Model, &["parameter \"tokens\": the file lacks it; it has: body.bias, body.weight, head"]);
+    with(
+        &|model| _ = model.insert("head".to_string(), x()),
+        SHAPE,
+        &["the file's \"head\" has shape [], expected [2]"],
+    );
+    let integer =
+        |model: &mut Vars| _ = model.insert("tokens".to_string(), Var::zeros(2, DType::U32, CPU).unwrap());
+    with(
+        &integer,
+        ErrorKind::Model,
+        &["parameter \"tokens\": the file lacks it; it has: body.bias, body.weight, head"],
+    );
 
     // A model that is not the state's.
     let (mine, mut state) = started(rule(), 20, DType::F32);
@@ -268,9 +345,18 @@ fn a_file_without_the_model() {
     let (model, state) = started(rule(), 1, DType::F32);
     let file = open(&file_of(Checkpoint::new(&state))).unwrap();
     let (other, mut resumed) = started(rule(), 20, DType::F32);
-    refused_by(&file, &other, &mut resumed, File, &["crafted", "the file has no model", "save it with `Checkpoint::model`"]);
+    refused_by(
+        &file,
+        &other,
+        &mut resumed,
+        File,
+        &["crafted", "the file has no model", "save it with `Checkpoint::model`"],
+    );
     file.restore(&mut resumed).unwrap();
-    assert!(snapshot(&other, &resumed)[model.len()..] == snapshot(&model, &state)[model.len()..], "the state alone");
+    assert!(
+        snapshot(&other, &resumed)[model.len()..] == snapshot(&model, &state)[model.len()..],
+        "the state alone"
+    );
 }
 
 /// The rule that saved, the rule that loads, what the error says that the file has and the state, and what
@@ -285,23 +371,52 @@ fn another_rule() {
     };
     let chain = |first: bool| -> Box<dyn Optimiser> {
         let (clip, momentum) = (ClipGrad::new(1.0), Momentum::new(0.1));
-        if first { Box::new(OptimiserChain::new((clip, momentum))) } else { Box::new(OptimiserChain::new((momentum, clip))) }
+        if first {
+            Box::new(OptimiserChain::new((clip, momentum)))
+        } else {
+            Box::new(OptimiserChain::new((momentum, clip)))
+        }
     };
     let mixed = |dtype| -> Box<dyn Optimiser> { Box::new(MixedPrecision::new(dtype, Momentum::new(0.1))) };
     let replace = "restore, and then replace the rule";
     let rows: [Row<'_>; 8] = [
         (Box::new(Adam::new(0.1)), Box::new(AdamW::new(0.1)), ["Adam", "AdamW"], &[replace]),
-        (Box::new(Momentum::new(0.1)), Box::new(optimisers::Nesterov::new(0.1)), ["Momentum", "Nesterov"], &[replace]),
+        (
+            Box::new(Momentum::new(0.1)),
+            Box::new(optimisers::Nesterov::new(0.1)),
+            ["Momentum", "Nesterov"],
+            &[replace],
+        ),
         (
             chain(true),
             chain(false),
             ["OptimiserChain(ClipGrad, Momentum)", "OptimiserChain(Momentum, ClipGrad)"],
             &["(here: Momentum, file: ClipGrad, at member 0)", replace],
         ),
-        (Box::new(Momentum::new(0.1)), chain(true), ["Momentum", "OptimiserChain(ClipGrad, Momentum)"], &[replace]),
-        (mixed(DType::F32), Box::new(Momentum::new(0.1)), ["MixedPrecision(F32, Momentum)", "Momentum"], &["converting"]),
-        (mixed(DType::F32), mixed(DType::F64), ["MixedPrecision(F32, Momentum)", "MixedPrecision(F64, Momentum)"], &["converting"]),
-        (Box::new(Momentum::new(0.1)), mixed(DType::F32), ["Momentum", "MixedPrecision(F32, Momentum)"], &["converting"]),
+        (
+            Box::new(Momentum::new(0.1)),
+            chain(true),
+            ["Momentum", "OptimiserChain(ClipGrad, Momentum)"],
+            &[replace],
+        ),
+        (
+            mixed(DType::F32),
+            Box::new(Momentum::new(0.1)),
+            ["MixedPrecision(F32, Momentum)", "Momentum"],
+            &["converting"],
+        ),
+        (
+            mixed(DType::F32),
+            mixed(DType::F64),
+            ["MixedPrecision(F32, Momentum)", "MixedPrecision(F64, Momentum)"],
+            &["converting"],
+        ),
+        (
+            Box::new(Momentum::new(0.1)),
+            mixed(DType::F32),
+            ["Momentum", "MixedPrecision(F32, Momentum)"],
+            &["converting"],
+        ),
         (
             Box::new(OptimiserChain::new((Some(Descent::new(0.1)), Adam::new(0.1)))),
             Box::new(OptimiserChain::new((None::<Descent>, Descent::new(0.1)))),
@@ -313,7 +428,8 @@ fn another_rule() {
         let file = open(&save(&*saved)).unwrap();
         let (model, mut state) = started(set_up, 20, DType::BF16);
         let rules = format!(": {got}, expected {expected};");
-        let words = [&["crafted", "parameter \"body.bias\": the file is of another rule", &rules], words].concat();
+        let words =
+            [&["crafted", "parameter \"body.bias\": the file is of another rule", &rules], words].concat();
         refused_by(&file, &model, &mut state, OtherRule, &words);
     }
 }
@@ -345,7 +461,11 @@ fn hyper_parameters_and_counters() {
     refused(edited(rename), OtherRule, &["parameter \"body.bias\"", "fields", "another version of the rule"]);
     let words = ["parameter \"head\"", DAMAGED, "refers to an optimiser that is not there"];
     refused(edited(|pieces| leaf(pieces, "head")["optimiser"] = json!(7)), File, &words);
-    refused(edited(|pieces| leaf(pieces, "head")["counters"][0][0] = json!("ticks")), OtherRule, &["\"head\"", "counters", "ticks"]);
+    refused(
+        edited(|pieces| leaf(pieces, "head")["counters"][0][0] = json!("ticks")),
+        OtherRule,
+        &["\"head\"", "counters", "ticks"],
+    );
     // A count that the next call would overflow.
     refused(
         edited(|pieces| leaf(pieces, "head")["counters"][0][1] = json!(u64::MAX)),
@@ -363,13 +483,22 @@ fn files_of_another_kind() {
     refused(open(b"{\"weights\": [1, 2, 3]}"), File, &["not a whole safetensors file"]);
     refused(open(&[0; 4096]), File, &["not a whole safetensors file"]);
     refused(open(&[0xff; 4096]), File, &["not a whole safetensors file"]);
-    let plain = |metadata: &str| assembled(&format!(r#"{{{metadata}"w":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#), &[0; 4]);
+    let plain = |metadata: &str| {
+        assembled(
+            &format!(r#"{{{metadata}"w":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#),
+            &[0; 4],
+        )
+    };
     for metadata in ["", r#""__metadata__":{},"#, r#""__metadata__":{"format":"pt"},"#] {
         refused(open(&plain(metadata)), File, &["without optimiser state", "`Weights`"]);
     }
     let twice = plain(r#""w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"#);
     refused(open(&twice), File, &["two entries with the name \"w\""]);
-    refused(open(&plain(r#""__metadata__":{"optimisers":"yes"},"#)), File, &["the description of the state is damaged"]);
+    refused(
+        open(&plain(r#""__metadata__":{"optimisers":"yes"},"#)),
+        File,
+        &["the description of the state is damaged"],
+    );
     refused(open(&plain(r#""__metadata__":{"optimisers":"{}"},"#)), File, &[DAMAGED, "missing field"]);
 }
 
@@ -395,7 +524,9 @@ fn other_weights_in_the_model() {
 #[test]
 fn another_version_of_the_format() {
     for version in [0, 3, u64::MAX] {
-        let other = |pieces: &mut Pieces| pieces.description = json!({ "format": version, "crate": "9.9.9", "anything": { "else": [] } });
+        let other = |pieces: &mut Pieces| {
+            pieces.description = json!({ "format": version, "crate": "9.9.9", "anything": { "else": [] } })
+        };
         let words = [&format!("format version {version}, expected 1 or 2"), "written by optimisers 9.9.9"];
         refused(edited(other), File, &words);
     }
@@ -404,7 +535,8 @@ fn another_version_of_the_format() {
     before.restore_with_model(&mut state, &x).expect("the version before");
     refused(edited(|pieces| pieces.description["format"] = json!("1")), File, &[DAMAGED]);
     for part in ["checksum", "leaves", "optimisers", "notes"] {
-        let without = |pieces: &mut Pieces| _ = pieces.description.as_object_mut().unwrap().remove(part).unwrap();
+        let without =
+            |pieces: &mut Pieces| _ = pieces.description.as_object_mut().unwrap().remove(part).unwrap();
         refused(edited(without), File, &[DAMAGED, &format!("missing field `{part}`")]);
     }
 }

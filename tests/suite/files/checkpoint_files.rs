@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
 use optimisers::{
-    Checkpoint, CheckpointFile, Communicator, Descent, ErrorKind, Momentum, Result, Setup, StateTree, StochasticRounding, TensorProblem,
-    setup,
+    Checkpoint, CheckpointFile, Communicator, Descent, ErrorKind, Momentum, Result, Setup, StateTree,
+    StochasticRounding, TensorProblem, setup,
 };
 use tempfile::TempDir;
 
@@ -39,7 +39,11 @@ pub fn names(folder: &Path) -> Vec<String> {
 
 /// The length of the state's tensor in a file.
 fn length(path: &Path) -> usize {
-    CheckpointFile::open(path).and_then(|file| file.tensor("/velocity")).expect("a checkpoint").expect("a tensor").elem_count()
+    CheckpointFile::open(path)
+        .and_then(|file| file.tensor("/velocity"))
+        .expect("a checkpoint")
+        .expect("a tensor")
+        .elem_count()
 }
 
 fn refused<T: std::fmt::Debug>(result: Result<T>, path: &Path, kind: ErrorKind, words: &[&str]) {
@@ -63,14 +67,33 @@ fn a_save_replaces_what_was_there() {
 #[test]
 fn a_failed_save_leaves_everything_as_it_was() {
     let folder = folder();
-    let (missing, occupied, inside) = (folder.path().join("none/run"), folder.path().join("folder"), folder.path().join("folder/run/x"));
+    let (missing, occupied, inside) =
+        (folder.path().join("none/run"), folder.path().join("folder"), folder.path().join("folder/run/x"));
     fs::create_dir(&occupied).unwrap();
     fs::write(occupied.join("run"), "old").unwrap();
-    refused(state(3).save(&missing), &missing, ErrorKind::Io, &["cannot make a temporary file in the same folder"]);
-    refused(state(3).save(&inside), &inside, ErrorKind::Io, &["cannot make a temporary file in the same folder"]);
-    refused(state(3).save(&occupied), &occupied, ErrorKind::Io, &["cannot replace what is there: it is no regular file"]);
+    refused(
+        state(3).save(&missing),
+        &missing,
+        ErrorKind::Io,
+        &["cannot make a temporary file in the same folder"],
+    );
+    refused(
+        state(3).save(&inside),
+        &inside,
+        ErrorKind::Io,
+        &["cannot make a temporary file in the same folder"],
+    );
+    refused(
+        state(3).save(&occupied),
+        &occupied,
+        ErrorKind::Io,
+        &["cannot replace what is there: it is no regular file"],
+    );
     refused(state(3).save(""), Path::new(""), ErrorKind::Io, &[]);
-    assert_eq!((names(folder.path()), names(&occupied)), (vec!["folder".to_string()], vec!["run".to_string()]));
+    assert_eq!(
+        (names(folder.path()), names(&occupied)),
+        (vec!["folder".to_string()], vec!["run".to_string()])
+    );
     assert_eq!(fs::read(occupied.join("run")).unwrap(), b"old");
 }
 
@@ -110,7 +133,8 @@ fn a_refused_checkpoint_leaves_no_file() {
     let path = folder.path().join("run");
     let variable = |length: usize| Var::zeros(length, DType::F32, CPU).unwrap();
     let save = |parameters: &[(&str, Var)]| {
-        let model: support::common::Vars = parameters.iter().map(|(path, x)| (path.to_string(), x.clone())).collect();
+        let model: support::common::Vars =
+            parameters.iter().map(|(path, x)| (path.to_string(), x.clone())).collect();
         Checkpoint::new(&setup(Momentum::new(0.1), &model)?).model(&model).save(&path)
     };
     refused(
@@ -171,7 +195,10 @@ fn a_link_stays_a_link() {
             [at("first"), at("links/second")].map(|path| fs::read_link(path).unwrap()),
             ["links/second", "../runs/run"].map(PathBuf::from)
         );
-        assert_eq!([folder.path(), &at("links"), &at("runs")].map(names).concat(), ["first", "links", "runs", "second", "run"]);
+        assert_eq!(
+            [folder.path(), &at("links"), &at("runs")].map(names).concat(),
+            ["first", "links", "runs", "second", "run"]
+        );
     }
     symlink("circle", at("circle")).unwrap();
     refused(state(3).save(at("circle")), &at("circle"), ErrorKind::Io, &["FilesystemLoop"]);
@@ -242,7 +269,10 @@ fn abandoned_temporary_files() {
     assert_eq!(names(folder.path()), expected);
 
     drop(files);
-    File::open(at(".run.Fresh1.partial")).unwrap().set_modified(SystemTime::now() - Duration::from_secs(600)).unwrap();
+    File::open(at(".run.Fresh1.partial"))
+        .unwrap()
+        .set_modified(SystemTime::now() - Duration::from_secs(600))
+        .unwrap();
     state(3).save(at("run")).unwrap();
     expected.retain(|name| !name.contains("Fresh") && !name.contains("Locked"));
     assert_eq!(names(folder.path()), expected);
@@ -326,9 +356,17 @@ fn saves_at_the_same_time() {
 /// Runs one of these tests again, in a process of its own that sees the variable `ALONE`.
 fn alone(test: &str, program: &mut Command) {
     let (_, module) = module_path!().split_once("::").expect("a module of this program");
-    let output = program.args(["--exact", &format!("{module}::{test}"), "--nocapture"]).env("ALONE", "1").output().unwrap();
+    let output = program
+        .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
+        .env("ALONE", "1")
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn is_alone() -> bool {
@@ -345,7 +383,10 @@ fn a_path_without_a_folder() {
         return;
     }
     let folder = folder();
-    alone("a_path_without_a_folder", Command::new(std::env::current_exe().unwrap()).current_dir(folder.path()));
+    alone(
+        "a_path_without_a_folder",
+        Command::new(std::env::current_exe().unwrap()).current_dir(folder.path()),
+    );
     assert_eq!(names(folder.path()), ["run", "run2"]);
 }
 
@@ -360,11 +401,17 @@ fn a_disk_that_fills_up() {
         for size in [10_000, 100_000, 1_000_000] {
             refused(state(size).save(path), path, ErrorKind::Io, &["cannot write the tensors"]);
         }
-        refused(Checkpoint::new(&state(3)).note("long", "x".repeat(100_000)).save(path), path, ErrorKind::Io, &["cannot write"]);
+        refused(
+            Checkpoint::new(&state(3)).note("long", "x".repeat(100_000)).save(path),
+            path,
+            ErrorKind::Io,
+            &["cannot write"],
+        );
         // What any rank of a divided state cannot write, none has written.
         let errors = on(5, move |world| {
             let model: Vec<Var> = (0..5).map(|_| Var::zeros(1200, DType::F32, CPU).unwrap()).collect();
-            let state = Setup::over(&world).setup(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
+            let state =
+                Setup::over(&world).setup(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
             assert_eq!(state.leaves().map(|leaf| leaf.part().len()).collect::<Vec<_>>()[world.rank()], 1200);
             state.save(path).unwrap_err()
         });

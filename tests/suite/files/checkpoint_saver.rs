@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, CheckpointSaver, Communicator, ErrorKind, Momentum, NewestCheckpoint, Setup, StateTree, Warning,
-    setup, update,
+    Adam, Checkpoint, CheckpointFile, CheckpointSaver, Communicator, ErrorKind, Momentum, NewestCheckpoint,
+    Setup, StateTree, Warning, setup, update,
 };
 use tempfile::TempDir;
 
@@ -22,14 +22,17 @@ fn folder() -> TempDir {
 
 /// A model and its state, whose numbers and learning rate depend on `value`.
 fn started(value: f32) -> (Vec<Var>, StateTree) {
-    let model: Vec<Var> = (1..4).map(|length| Var::from_vec(vec![value; length], length, &Device::Cpu).expect("a variable")).collect();
+    let model: Vec<Var> = (1..4)
+        .map(|length| Var::from_vec(vec![value; length], length, &Device::Cpu).expect("a variable"))
+        .collect();
     let mut state = setup(Adam::new(f64::from(value)), &model).expect("a state");
     step(&model, &mut state);
     (model, state)
 }
 
 fn step(model: &Vec<Var>, state: &mut StateTree) {
-    let losses: Vec<Tensor> = model.iter().map(|x| x.sqr()?.sum_all()).collect::<candle_core::Result<_>>().expect("losses");
+    let losses: Vec<Tensor> =
+        model.iter().map(|x| x.sqr()?.sum_all()).collect::<candle_core::Result<_>>().expect("losses");
     let loss = Tensor::stack(&losses, 0).and_then(|losses| losses.sum_all()).expect("a loss");
     update(state, model, &loss.backward().expect("gradients")).expect("an update");
 }
@@ -90,7 +93,10 @@ fn a_saver_of_several_states() {
         let state = setup(Momentum::new(0.1), &x).expect("a state");
         saver.save(number, Checkpoint::new(&state).model(&x)).expect("a save");
         saver.wait().expect("a file");
-        assert!(fs::read(at(&folder, number)).expect("a file") == file_of(Checkpoint::new(&state).model(&x)), "{length}");
+        assert!(
+            fs::read(at(&folder, number)).expect("a file") == file_of(Checkpoint::new(&state).model(&x)),
+            "{length}"
+        );
     }
 }
 
@@ -103,7 +109,8 @@ fn a_copy_beside_a_forward_and_backward_pass() {
     let (model, state) = &mut run;
     let gradients = std::thread::scope(|threads| {
         let copied = threads.spawn(|| saver.save(1, Checkpoint::new(state).model(model).note("place", "7")));
-        let gradients = model[2].sqr().and_then(|x| x.sum_all()).and_then(|loss| loss.backward()).expect("gradients");
+        let gradients =
+            model[2].sqr().and_then(|x| x.sum_all()).and_then(|loss| loss.backward()).expect("gradients");
         copied.join().expect("no panic").expect("a copy");
         gradients
     });
@@ -127,7 +134,8 @@ fn a_failed_save_is_an_error_of_the_next_call() {
     let run = started(0.5);
     let mut saver = saver(&folder);
     fs::create_dir(at(&folder, 5)).expect("a folder");
-    let failing = |saver: &mut CheckpointSaver| assert_eq!(saver.save(5, checkpoint(&run)).expect("a copy"), []);
+    let failing =
+        |saver: &mut CheckpointSaver| assert_eq!(saver.save(5, checkpoint(&run)).expect("a copy"), []);
     let told = |error: optimisers::Error| {
         is_kind(&error, ErrorKind::Io, &["cannot replace what is there", "no regular file"]);
         assert_eq!(error.file(), Some(&*at(&folder, 5)));
@@ -171,7 +179,10 @@ fn a_refused_save_leaves_no_file() {
     let error = saver.save(1, Checkpoint::new(&run.1).model(&other.0)).expect_err("another model");
     assert_eq!(error.kind(), ErrorKind::Model);
     let long = Checkpoint::new(&run.1).note("log", "\u{1}".repeat(14_300_000));
-    says(&saver.save(1, long).expect_err("a header that no reader accepts"), &["100000000", "shorter notes", "run-000000001"]);
+    says(
+        &saver.save(1, long).expect_err("a header that no reader accepts"),
+        &["100000000", "shorter notes", "run-000000001"],
+    );
     let mut none = CheckpointSaver::new(folder.path().join("run.safetensors")).keep_last(0);
     let error = none.save(1, checkpoint(&run)).expect_err("no file to keep");
     is_kind(&error, ErrorKind::Argument, &["`keep_last` was called with 0", "at least 1"]);
@@ -199,8 +210,13 @@ fn the_last_files_are_kept() {
         let run = started(0.5);
         let mut saver = saver(&folder).keep_last(kept);
         // Files of others, and what only looks like one of the series.
-        let others =
-            ["run.safetensors", "run-1.safetensors", "run-000000001.json", "run2-000000001.safetensors", "run-00000000x.safetensors"];
+        let others = [
+            "run.safetensors",
+            "run-1.safetensors",
+            "run-000000001.json",
+            "run2-000000001.safetensors",
+            "run-00000000x.safetensors",
+        ];
         others.iter().for_each(|name| drop(File::create(folder.path().join(name)).expect("a file")));
         for number in [10, 20, 30, 30, 40, 4_000_000_000] {
             saver.save(number, checkpoint(&run)).expect("a save");
@@ -219,7 +235,11 @@ fn a_step_before_the_last_is_refused() {
     saver(&folder).save(30, checkpoint(&run)).expect("a save");
     let mut saver = saver(&folder).keep_last(1);
     let error = saver.save(29, checkpoint(&run)).expect_err("an earlier step");
-    is_kind(&error, ErrorKind::Argument, &["the step to save is 29, expected at least 30", "under another path"]);
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["the step to save is 29, expected at least 30", "under another path"],
+    );
     assert_eq!((error.file(), steps(&saver)), (Some(&*at(&folder, 30)), vec![30]));
     saver.save(30, checkpoint(&run)).expect("the same step");
     saver.wait().expect("a file");
@@ -275,7 +295,10 @@ fn the_newest_file_that_is_whole() {
     assert!(CheckpointFile::open(at(&folder, 30)).is_ok(), "written again");
     assert!(unfinished.is_file() && before.is_file(), "written just now");
     for path in [&unfinished, &before] {
-        File::open(path).expect("the file").set_modified(SystemTime::now() - Duration::from_secs(600)).expect("a time");
+        File::open(path)
+            .expect("the file")
+            .set_modified(SystemTime::now() - Duration::from_secs(600))
+            .expect("a time");
     }
     second.save(36, checkpoint(&run)).expect("a save");
     second.wait().expect("a file");
@@ -303,7 +326,8 @@ fn odd_file_names() {
     let run = started(0.5);
     for name in [&[b'x'; 245][..], b"\xff\n\"", b"run", "ключ 🔑.a.b".as_bytes()] {
         let folder = folder();
-        let mut saver = CheckpointSaver::new(folder.path().join(std::ffi::OsStr::from_bytes(name))).keep_last(2);
+        let mut saver =
+            CheckpointSaver::new(folder.path().join(std::ffi::OsStr::from_bytes(name))).keep_last(2);
         for number in 1..=4 {
             saver.save(number, checkpoint(&run)).expect("a save");
         }
@@ -329,7 +353,8 @@ fn ranks_write_together() {
                 }
                 saver.wait().expect("a file");
                 let refused = saver.save(2, Checkpoint::new(&state)).expect_err("an earlier step");
-                let differs = saver.save(4 + world.rank() as u64, Checkpoint::new(&state)).and_then(|_| saver.wait());
+                let differs =
+                    saver.save(4 + world.rank() as u64, Checkpoint::new(&state)).and_then(|_| saver.wait());
                 (refused.kind(), differs.map_err(|error| error.kind()))
             }
         });

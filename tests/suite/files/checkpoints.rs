@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ErrorKind, FieldValue, Leaf, MixedPrecision, Momentum,
-    Optimiser, OptimiserChain, Parameter, Sizes, StateTree, model, setup, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ErrorKind, FieldValue, Leaf,
+    MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Sizes, StateTree, model, setup,
+    setup_with, update,
 };
 use safetensors::SafeTensors;
 
 use crate::model::models::{CPU, trained, var_map};
-use support::common::{Snapshot, Vars, assert_same, bits, devices, grads, is_kind, optimisers_for, random, snapshot, values, var};
+use support::common::{
+    Snapshot, Vars, assert_same, bits, devices, grads, is_kind, optimisers_for, random, snapshot, values, var,
+};
 use support::crafted_checkpoints::{file_of, open};
 
 /// An odd number of elements, several dimensions, a scalar, and nothing at all.
@@ -19,15 +22,17 @@ const SHAPES: [&[usize]; 4] = [&[7], &[2, 3], &[], &[3, 0]];
 
 /// A model of [`SHAPES`] with the values of a seed.
 fn shapes(seed: u64, dtype: DType, device: &Device) -> Vars {
-    let leaf = |(i, shape): (usize, &&[usize])| (i.to_string(), var(&random(seed + i as u64, shape, dtype, device)));
+    let leaf =
+        |(i, shape): (usize, &&[usize])| (i.to_string(), var(&random(seed + i as u64, shape, dtype, device)));
     SHAPES.iter().enumerate().map(leaf).collect()
 }
 
 /// Calls with gradients that depend on the number of the call; the first leaf has none in every fourth.
 fn run(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Vec<Snapshot> {
     let mut call = |call: u64| {
-        let gradient =
-            |(i, x): (usize, &Var)| (i > 0 || call % 4 != 3).then(|| random(100 * call + i as u64, x.dims(), x.dtype(), x.device()));
+        let gradient = |(i, x): (usize, &Var)| {
+            (i > 0 || call % 4 != 3).then(|| random(100 * call + i as u64, x.dims(), x.dtype(), x.device()))
+        };
         update(state, model, &grads(model.values().enumerate().map(gradient))).expect("an update");
         snapshot(model, state)
     };
@@ -41,7 +46,9 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     let other = |(_, value)| match value {
         FieldValue::Real(value) => FieldValue::Real(0.5 * value + 0.001),
         FieldValue::Pair(first, second) => FieldValue::Pair(0.5 * first, 0.875 * second),
-        FieldValue::Triple(first, second, third) => FieldValue::Triple(0.5 * first, 0.25 * second, 0.125 * third),
+        FieldValue::Triple(first, second, third) => {
+            FieldValue::Triple(0.5 * first, 0.25 * second, 0.125 * third)
+        }
         FieldValue::Count(count) => FieldValue::Count(count + 1),
         FieldValue::Flag(flag) => FieldValue::Flag(!flag),
         FieldValue::Choice(choice) => FieldValue::Choice(choice.named(choice.names()[1]).expect("a choice")),
@@ -51,8 +58,11 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
     let tensors = |optimiser: Box<dyn Optimiser>| {
         // Values that do not go together make no state.
         let state = setup(optimiser, &shapes(1, DType::BF16, CPU)).ok()?;
-        let shape = |leaf: &Leaf, name: &str| leaf.tensor(name).ok().flatten().map(|tensor| tensor.dims().to_vec());
-        let tensors = |leaf: &Leaf| leaf.tensor_names().iter().map(|name| (name.clone(), shape(leaf, name))).collect::<Vec<_>>();
+        let shape =
+            |leaf: &Leaf, name: &str| leaf.tensor(name).ok().flatten().map(|tensor| tensor.dims().to_vec());
+        let tensors = |leaf: &Leaf| {
+            leaf.tensor_names().iter().map(|name| (name.clone(), shape(leaf, name))).collect::<Vec<_>>()
+        };
         Some(state.leaves().map(tensors).collect::<Vec<_>>())
     };
     let as_before = tensors(optimiser.clone());
@@ -93,7 +103,11 @@ pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) 
     let next = file.note("calls").unwrap().parse().unwrap();
     let expected = run(&mut state, &model, 7..17);
     saver.wait().unwrap();
-    assert!(std::fs::read(&saver.files().unwrap()[0].1).unwrap() == std::fs::read(&path).unwrap(), "{}", optimiser.name());
+    assert!(
+        std::fs::read(&saver.files().unwrap()[0].1).unwrap() == std::fs::read(&path).unwrap(),
+        "{}",
+        optimiser.name()
+    );
     assert_same(&run(&mut resumed, &resumed_model, next..17), &expected, optimiser.name());
     saved
 }
@@ -105,7 +119,12 @@ fn a_resumed_run_is_the_uninterrupted_one() {
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             for optimiser in optimisers_for(dtype) {
                 let saved = assert_resumes(&*optimiser, dtype, &device);
-                half_way += usize::from(saved.leaves().flat_map(|leaf| leaf.counters()).any(|(name, n)| name.ends_with("calls") && n > 0));
+                half_way += usize::from(
+                    saved
+                        .leaves()
+                        .flat_map(|leaf| leaf.counters())
+                        .any(|(name, n)| name.ends_with("calls") && n > 0),
+                );
             }
         }
     }
@@ -129,7 +148,11 @@ fn a_state_alone() {
     state.load(&path).unwrap();
     let parameters: Vec<_> = model.values().map(|x| bits(x)).collect();
     assert_eq!(parameters, moved);
-    assert_same(&[snapshot(&model, &state)[SHAPES.len()..].to_vec()], &[at_save[SHAPES.len()..].to_vec()], "the state");
+    assert_same(
+        &[snapshot(&model, &state)[SHAPES.len()..].to_vec()],
+        &[at_save[SHAPES.len()..].to_vec()],
+        "the state",
+    );
 }
 
 #[test]
@@ -146,8 +169,12 @@ fn frozen_leaves_and_shared_optimisers() {
         let leaves: Vec<_> = state.leaves().collect();
         [(0, 1), (0, 2), (0, 3)].map(|(a, b)| std::ptr::addr_eq(leaves[a].optimiser(), leaves[b].optimiser()))
     };
-    let steps = |state: &StateTree| state.leaves().map(|leaf| (leaf.steps(), leaf.is_frozen())).collect::<Vec<_>>();
-    assert_eq!((shares(&state), steps(&state)), ([true, false, true], vec![(2, true), (3, false), (3, false), (3, false)]));
+    let steps =
+        |state: &StateTree| state.leaves().map(|leaf| (leaf.steps(), leaf.is_frozen())).collect::<Vec<_>>();
+    assert_eq!(
+        (shares(&state), steps(&state)),
+        ([true, false, true], vec![(2, true), (3, false), (3, false), (3, false)])
+    );
     let mut together = setup(Adam::default(), &model).unwrap();
     together.at("1").unwrap().freeze();
     open(&file).unwrap().restore(&mut together).unwrap();
@@ -166,8 +193,18 @@ fn entries(file: &[u8]) -> BTreeMap<String, (String, Vec<usize>, Vec<u64>)> {
     let tensors = SafeTensors::deserialize(file).expect("a safetensors file");
     let checkpoint = open(file).expect("a checkpoint");
     let entry = |name: String| {
-        let (view, tensor) = (tensors.tensor(&name).expect("a tensor"), checkpoint.tensor(&name).expect("a dtype").expect("a tensor"));
-        (name, (view.dtype().to_string(), view.shape().to_vec(), if tensor.dtype().is_float() { bits(&tensor) } else { Vec::new() }))
+        let (view, tensor) = (
+            tensors.tensor(&name).expect("a tensor"),
+            checkpoint.tensor(&name).expect("a dtype").expect("a tensor"),
+        );
+        (
+            name,
+            (
+                view.dtype().to_string(),
+                view.shape().to_vec(),
+                if tensor.dtype().is_float() { bits(&tensor) } else { Vec::new() },
+            ),
+        )
     };
     checkpoint.tensor_names().into_iter().map(entry).collect()
 }
@@ -178,9 +215,16 @@ fn every_entry_has_its_documented_name() {
         ("encoder.0.weight".to_string(), var(&random(1, &[2, 3], DType::BF16, CPU))),
         ("norm".to_string(), var(&random(2, &[3], DType::F64, CPU))),
     ]);
-    let chain = OptimiserChain::new((AccumGrad::new(2), OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))), Momentum::new(0.1)));
+    let chain = OptimiserChain::new((
+        AccumGrad::new(2),
+        OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))),
+        Momentum::new(0.1),
+    ));
     let mut state = setup(MixedPrecision::new(DType::F32, chain), &model).unwrap();
-    let gradients = model.iter().map(|(path, x)| (path.clone(), random(3, x.dims(), x.dtype(), CPU))).collect::<BTreeMap<_, _>>();
+    let gradients = model
+        .iter()
+        .map(|(path, x)| (path.clone(), random(3, x.dims(), x.dtype(), CPU)))
+        .collect::<BTreeMap<_, _>>();
     (0..3).for_each(|_| _ = update(&mut state, &model, &gradients).unwrap());
 
     let mut expected = BTreeMap::new();
@@ -189,7 +233,10 @@ fn every_entry_has_its_documented_name() {
         ("norm", &["0.acc", "1.1.m", "1.1.v", "2.velocity"], "F64"),
     ] {
         let shape = model[path].dims().to_vec();
-        expected.insert(path.to_string(), (format!("{:?}", model[path].dtype()), shape.clone(), bits(&model[path])));
+        expected.insert(
+            path.to_string(),
+            (format!("{:?}", model[path].dtype()), shape.clone(), bits(&model[path])),
+        );
         for slot in slots {
             let tensor = state.leaf(path).unwrap().tensor(slot).unwrap().unwrap();
             expected.insert(format!("{path}/{slot}"), (dtype.to_string(), shape.clone(), bits(&tensor)));
@@ -252,7 +299,10 @@ fn a_tied_variable_is_saved_once() {
     let gradient = BTreeMap::from([("head.weight", random(3, &[5, 3], DType::F32, CPU))]);
     update(&mut state, &model, &gradient).unwrap();
     let file = file_of(Checkpoint::new(&state).model(&model));
-    assert_eq!(entries(&file).into_keys().collect::<Vec<_>>(), ["embedding.weight", "embedding.weight/velocity"]);
+    assert_eq!(
+        entries(&file).into_keys().collect::<Vec<_>>(),
+        ["embedding.weight", "embedding.weight/velocity"]
+    );
 
     let restored = tied();
     let mut resumed = setup(Momentum::new(0.1), &restored).unwrap();
@@ -279,7 +329,8 @@ fn a_lone_variable() {
 /// paths reads a file with old ones.
 #[test]
 fn a_renamed_leaf() {
-    let vars = |path: &str, seed| Vars::from([(path.to_string(), var(&random(seed, &[3], DType::BF16, CPU)))]);
+    let vars =
+        |path: &str, seed| Vars::from([(path.to_string(), var(&random(seed, &[3], DType::BF16, CPU)))]);
     let started = |path: &str, seed| {
         let model = vars(path, seed);
         let mut state = setup(MixedPrecision::new(DType::F32, Momentum::new(0.1)), &model).unwrap();
@@ -299,13 +350,17 @@ fn a_renamed_leaf() {
     let mut wide_state = setup(Momentum::new(0.1), &wide).unwrap();
     wide_state.rename("new", "old").unwrap();
     open(&file).unwrap().converting().restore_with_model(&mut wide_state, &wide).unwrap();
-    assert_eq!(bits(&wide["new.weight"]), bits(&state.leaf("old.weight").unwrap().tensor("master").unwrap().unwrap()));
+    assert_eq!(
+        bits(&wide["new.weight"]),
+        bits(&state.leaf("old.weight").unwrap().tensor("master").unwrap().unwrap())
+    );
 
     let both = Vars::from([
         ("new.weight".to_string(), wide["new.weight"].clone()),
         ("old.weight".to_string(), var(&random(3, &[2], DType::F32, CPU))),
     ]);
-    let mut mixed_up = setup_with(&both, |path, _| (path == "new.weight").then(|| Momentum::new(0.1))).unwrap();
+    let mut mixed_up =
+        setup_with(&both, |path, _| (path == "new.weight").then(|| Momentum::new(0.1))).unwrap();
     mixed_up.rename("old", "other").unwrap();
     mixed_up.rename("new", "old").unwrap();
     let error = Checkpoint::new(&mixed_up).model(&both).save("nowhere").unwrap_err();
@@ -316,7 +371,8 @@ fn a_renamed_leaf() {
 /// The same state makes the same bytes, also after it went through a file.
 #[test]
 fn a_file_is_a_function_of_the_state() {
-    let named = |i: usize| (format!("layer.{}", i * 77 % 100), var(&random(i as u64, &[1 + i % 5], DType::F32, CPU)));
+    let named =
+        |i: usize| (format!("layer.{}", i * 77 % 100), var(&random(i as u64, &[1 + i % 5], DType::F32, CPU)));
     let build = |order: &mut dyn Iterator<Item = usize>| {
         let map = var_map(order.map(named));
         let state = setup(Adam::new(0.1), &map).unwrap();
@@ -348,17 +404,22 @@ fn any_name_and_any_note() {
         "optimisers",
         "master",
     ];
-    let build = |seed| -> Vars { texts.iter().map(|text| (format!("x{text}"), var(&random(seed, &[2], DType::F32, CPU)))).collect() };
+    let build = |seed| -> Vars {
+        texts.iter().map(|text| (format!("x{text}"), var(&random(seed, &[2], DType::F32, CPU)))).collect()
+    };
     let (model, restored) = (build(1), build(2));
     let state = setup(Momentum::new(0.1), &model).unwrap();
-    let checkpoint = texts.iter().fold(Checkpoint::new(&state).model(&model), |checkpoint, text| checkpoint.note(*text, text));
+    let checkpoint = texts
+        .iter()
+        .fold(Checkpoint::new(&state).model(&model), |checkpoint, text| checkpoint.note(*text, text));
     let file = open(&file_of(checkpoint)).unwrap();
     let mut resumed = setup(Momentum::new(0.5), &restored).unwrap();
     file.restore_with_model(&mut resumed, &restored).unwrap();
     assert_same(&[snapshot(&restored, &resumed)], &[snapshot(&model, &state)], "restored");
     assert!(texts.iter().all(|text| file.note(text) == Some(text)));
     assert_eq!(file.note("none"), None);
-    let names: BTreeSet<String> = texts.iter().flat_map(|text| [format!("x{text}"), format!("x{text}/velocity")]).collect();
+    let names: BTreeSet<String> =
+        texts.iter().flat_map(|text| [format!("x{text}"), format!("x{text}/velocity")]).collect();
     assert_eq!(file.tensor_names().into_iter().collect::<BTreeSet<_>>(), names);
     assert!(file.tensor("x").unwrap().is_some() && file.tensor("y").unwrap().is_none());
 }
@@ -366,17 +427,33 @@ fn any_name_and_any_note() {
 /// Variables of every dtype that a file can hold, beside a trained one.
 #[test]
 fn variables_of_every_dtype() {
-    let dtypes = [DType::U8, DType::U32, DType::I16, DType::I32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
+    let dtypes = [
+        DType::U8,
+        DType::U32,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
     let build = |scale: f64| -> Vars {
         let variable = |dtype: DType| {
-            let numbers = Tensor::new(&[3f64, 0.0, 7.0, 2.0, 1.0], CPU).and_then(|x| (x * scale)?.to_dtype(dtype)).unwrap();
+            let numbers = Tensor::new(&[3f64, 0.0, 7.0, 2.0, 1.0], CPU)
+                .and_then(|x| (x * scale)?.to_dtype(dtype))
+                .unwrap();
             (format!("{dtype:?}"), var(&numbers))
         };
         dtypes.into_iter().map(variable).collect()
     };
     let (model, restored) = (build(1.0), build(2.0));
-    let (state, mut resumed) = (setup(Adam::new(0.1), &model).unwrap(), setup(Adam::new(0.1), &restored).unwrap());
-    open(&file_of(Checkpoint::new(&state).model(&model))).unwrap().restore_with_model(&mut resumed, &restored).unwrap();
+    let (state, mut resumed) =
+        (setup(Adam::new(0.1), &model).unwrap(), setup(Adam::new(0.1), &restored).unwrap());
+    open(&file_of(Checkpoint::new(&state).model(&model)))
+        .unwrap()
+        .restore_with_model(&mut resumed, &restored)
+        .unwrap();
     let all = |model: &Vars| model.values().map(|x| values(x)).collect::<Vec<_>>();
     assert_eq!(all(&restored), vec![vec![3.0, 0.0, 7.0, 2.0, 1.0]; 9]);
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain,
-    Parameter, Q8, Rule, SignDecay, Sizes, StateTree, StoreAs, WeightDecay, rules,
+    Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, FieldValue, MixedPrecision, Momentum, Offload,
+    Optimiser, OptimiserChain, Parameter, Q8, Rule, SignDecay, Sizes, StateTree, StoreAs, WeightDecay, rules,
 };
 use serde_json::{Value, json};
 
@@ -42,7 +42,9 @@ fn other(value: FieldValue) -> (FieldValue, Value) {
     match value {
         FieldValue::Real(a) => (near(a).into(), json!(near(a))),
         FieldValue::Pair(a, b) => ((near(a), near(b)).into(), json!([near(a), near(b)])),
-        FieldValue::Triple(a, b, c) => ((near(a), near(b), near(c)).into(), json!([near(a), near(b), near(c)])),
+        FieldValue::Triple(a, b, c) => {
+            ((near(a), near(b), near(c)).into(), json!([near(a), near(b), near(c)]))
+        }
         FieldValue::Count(_) => (7u64.into(), json!(7)),
         FieldValue::Flag(value) => ((!value).into(), json!(!value)),
         FieldValue::Choice(choice) => {
@@ -64,7 +66,11 @@ fn every_rule_with_each_field() {
         for (field, default) in rule.fields() {
             let (value, text) = other(default);
             let mut one = rule.clone();
-            assert!(value != default && one.set_field(field, value).unwrap() && adjusted.set_field(field, value).unwrap());
+            assert!(
+                value != default
+                    && one.set_field(field, value).unwrap()
+                    && adjusted.set_field(field, value).unwrap()
+            );
             cases.push((json!({&name: {field: text}}), one));
             all.insert(field.to_string(), text);
         }
@@ -98,7 +104,10 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
             json!(["ClipGrad", [["SignDecay"], {"ClipNorm": {"omega": 1, "p": "inf"}}], "Momentum", []]),
             Box::new(OptimiserChain::new((
                 ClipGrad::default(),
-                OptimiserChain::new((OptimiserChain::new((SignDecay::default(),)), ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) })),
+                OptimiserChain::new((
+                    OptimiserChain::new((SignDecay::default(),)),
+                    ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) },
+                )),
                 Momentum::default(),
                 OptimiserChain::new(()),
             ))),
@@ -123,7 +132,10 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
             json!({"MixedPrecision": {"dtype": "F32", "inner": ["ClipGrad", {"StoreAs": {"slots": "Q8", "inner": ["Adam", "ClipGrad"]}}]}}),
             Box::new(MixedPrecision::new(
                 DType::F32,
-                OptimiserChain::new((ClipGrad::default(), StoreAs::all(Q8, OptimiserChain::new((Adam::default(), ClipGrad::default()))))),
+                OptimiserChain::new((
+                    ClipGrad::default(),
+                    StoreAs::all(Q8, OptimiserChain::new((Adam::default(), ClipGrad::default()))),
+                )),
             )),
         ),
         (
@@ -134,18 +146,25 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
             json!({"Offload": {"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}}),
             Box::new(Offload::new(MixedPrecision::new(DType::F32, Adam::new(1.0)))),
         ),
-        (json!({"Offload": ["ClipGrad", "Adam"]}), Box::new(Offload::new(OptimiserChain::new((ClipGrad::default(), Adam::default()))))),
+        (
+            json!({"Offload": ["ClipGrad", "Adam"]}),
+            Box::new(Offload::new(OptimiserChain::new((ClipGrad::default(), Adam::default())))),
+        ),
     ]
 }
 
 #[test]
 fn a_chain_moves_as_the_tuple_in_code() {
     for dtype in [DType::F32, DType::BF16] {
-        let tensors = |seed| [random(seed, &[7, 5], dtype, &Device::Cpu), random(seed + 1, &[3], dtype, &Device::Cpu)];
+        let tensors =
+            |seed| [random(seed, &[7, 5], dtype, &Device::Cpu), random(seed + 1, &[3], dtype, &Device::Cpu)];
         let steps: Vec<_> = (10..16).map(|seed| grads(tensors(seed).map(Some))).collect();
         for (text, expected) in chains() {
             let run = |optimiser: Box<dyn Optimiser>| -> Vec<_> {
-                trajectory(Default::default(), optimiser, &tensors(1), &steps).into_iter().map(unnamed).collect()
+                trajectory(Default::default(), optimiser, &tensors(1), &steps)
+                    .into_iter()
+                    .map(unnamed)
+                    .collect()
             };
             let config = read(text.clone());
             let expected = run(expected);
@@ -163,9 +182,18 @@ fn toml_and_json_mean_the_same() {
     let pairs = [
         ("optimiser = 'AdamW'", json!("AdamW")),
         ("[optimiser.AdamW]\neta = 1\nbeta = [0.5, 0]", json!({"AdamW": {"eta": 1, "beta": [0.5, 0]}})),
-        ("[[optimiser]]\nClipNorm = { p = inf }\n[[optimiser]]\nAdam = {}", json!([{"ClipNorm": {"p": "inf"}}, "Adam"])),
-        ("optimiser = ['ClipGrad', { Descent = { eta = 0.5 } }]", json!(["ClipGrad", {"Descent": {"eta": 0.5}}])),
-        ("[optimiser.MixedPrecision]\ndtype = 'F32'\ninner = ['Adam']", json!({"MixedPrecision": {"dtype": "F32", "inner": ["Adam"]}})),
+        (
+            "[[optimiser]]\nClipNorm = { p = inf }\n[[optimiser]]\nAdam = {}",
+            json!([{"ClipNorm": {"p": "inf"}}, "Adam"]),
+        ),
+        (
+            "optimiser = ['ClipGrad', { Descent = { eta = 0.5 } }]",
+            json!(["ClipGrad", {"Descent": {"eta": 0.5}}]),
+        ),
+        (
+            "[optimiser.MixedPrecision]\ndtype = 'F32'\ninner = ['Adam']",
+            json!({"MixedPrecision": {"dtype": "F32", "inner": ["Adam"]}}),
+        ),
     ];
     for (text, expected) in pairs {
         let table: toml::Table = toml::from_str(text).unwrap();
@@ -173,8 +201,10 @@ fn toml_and_json_mean_the_same() {
         assert_eq!(format!("{:?}", config.optimiser().unwrap()), format!("{:?}", built(expected)), "{text}");
     }
     // In whatever order.
-    let texts = [r#"{"StoreAs": {"slots": {"v": "Q8", "m": "F32"}, "inner": {"AdamW": {"eta": 1, "lambda": 2}}}}"#; 2];
-    let other = r#"{"StoreAs": {"inner": {"AdamW": {"lambda": 2, "eta": 1}}, "slots": {"m": "F32", "v": "Q8"}}}"#;
+    let texts = [r#"{"StoreAs": {"slots": {"v": "Q8", "m": "F32"}, "inner": {"AdamW": {"eta": 1, "lambda": 2}}}}"#;
+        2];
+    let other =
+        r#"{"StoreAs": {"inner": {"AdamW": {"lambda": 2, "eta": 1}}, "slots": {"m": "F32", "v": "Q8"}}}"#;
     let [one, same]: [OptimiserConfig; 2] = texts.map(|text| serde_json::from_str(text).unwrap());
     assert!(one == same && one == serde_json::from_str(other).unwrap());
     assert_ne!(one, serde_json::from_str(&other.replace("Q8", "F16")).unwrap());
@@ -182,7 +212,8 @@ fn toml_and_json_mean_the_same() {
     assert_eq!(alone, read(json!({"AdamW": {"eta": 0.5}})));
 }
 
-const PATHS: [&str; 5] = ["encoder.0.bias", "encoder.0.weight", "encoder.norm.running_mean", "head.bias", "head.weight"];
+const PATHS: [&str; 5] =
+    ["encoder.0.bias", "encoder.0.weight", "encoder.norm.running_mean", "head.bias", "head.weight"];
 
 pub(crate) fn model() -> Vars {
     PATHS.iter().map(|path| (path.to_string(), var(&random(1, &[3], DType::BF16, &Device::Cpu)))).collect()
@@ -231,7 +262,10 @@ fn every_way_to_store_parameters_can_be_written() {
             "SplitMaster(24 bits, StoreAs(Q8, AdamW))",
         ),
         (json!({"Kahan": {"inner": ["ClipGrad", "AdamW"]}}), "Kahan(OptimiserChain(ClipGrad, AdamW))"),
-        (json!({"Offload": {"StochasticRounding": {"seed": 7, "inner": "AdamW"}}}), "Offload(StochasticRounding(AdamW))"),
+        (
+            json!({"Offload": {"StochasticRounding": {"seed": 7, "inner": "AdamW"}}}),
+            "Offload(StochasticRounding(AdamW))",
+        ),
         (json!({"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion"}}), "DecoupledDecay(Lion)"),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": ["ClipGrad", {"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion", "cautious": true, "decay_eta_max": 0.25}}]}}),
@@ -249,8 +283,12 @@ fn every_way_to_store_parameters_can_be_written() {
     }
     let stochastic = built(json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}));
     assert_eq!(stochastic.field("seed"), Some(FieldValue::Count(7)));
-    let decayed = built(json!({"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion", "decay_eta_max": 0.25}}));
-    assert_eq!(["decay_lambda", "decay_eta_max"].map(|field| decayed.field(field)), [0.5, 0.25].map(|value| Some(value.into())));
+    let decayed =
+        built(json!({"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion", "decay_eta_max": 0.25}}));
+    assert_eq!(
+        ["decay_lambda", "decay_eta_max"].map(|field| decayed.field(field)),
+        [0.5, 0.25].map(|value| Some(value.into()))
+    );
 }
 
 #[test]
@@ -288,7 +326,8 @@ impl Rule for Stretch {
 
 #[test]
 fn rules_of_ones_own() {
-    let registry = Registry::default().with(Stretch::default()).with(AdamW { lambda: 0.5, ..AdamW::default() });
+    let registry =
+        Registry::default().with(Stretch::default()).with(AdamW { lambda: 0.5, ..AdamW::default() });
     assert_eq!(registry.rules().count(), rules::catalogue().len() + 1);
     let cases: [(Value, Box<dyn Optimiser>); 3] = [
         (json!("Stretch"), Box::new(Stretch { factor: 2.0 })),
@@ -317,6 +356,7 @@ fn a_tag_of_yaml_is_a_table_of_its_name() {
     };
     let read = |text: &str| serde_json::from_str::<OptimiserConfig>(text).expect("a configuration");
     assert_eq!(tagged("AdamW", BTreeMap::from([("eta", 0.25)])), Ok(read(r#"{"AdamW": {"eta": 0.25}}"#)));
-    let wrong = tagged("AdamW", BTreeMap::from([("lr", 0.25)])).and_then(|config| config.optimiser().map_err(serde::de::Error::custom));
+    let wrong = tagged("AdamW", BTreeMap::from([("lr", 0.25)]))
+        .and_then(|config| config.optimiser().map_err(serde::de::Error::custom));
     assert!(wrong.expect_err("no such key").to_string().contains("did you mean eta?"));
 }

@@ -20,35 +20,69 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         (json!([0.5, 0.5]), &["at [0]: ", rule, "got 0.5"]),
         (json!({"Adam": {}, "ClipGrad": {}}), &[rule, "\"ClipGrad\":{}"]),
         (json!(["Adam", ["ClipGrad", null]]), &["at [1][1]: ", rule, "got null"]),
-        (json!({"Adam": 0.1}), &["at Adam: got 0.1, expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}"]),
+        (
+            json!({"Adam": 0.1}),
+            &["at Adam: got 0.1, expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}"],
+        ),
         (json!([{"Adam": [0.1]}]), &["at [0].Adam: got [0.1], expected a table such as"]),
-        (json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": 1}]}}), &["at MixedPrecision.inner[0].Adam: "]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": 1}]}}),
+            &["at MixedPrecision.inner[0].Adam: "],
+        ),
         (json!({"Offload": {"Adam": 0.1}}), &["at Offload.Adam: got 0.1, expected a table such as"]),
-        (json!({"Kahan": "Adam"}), &["at Kahan: got \"Adam\", expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}"]),
+        (
+            json!({"Kahan": "Adam"}),
+            &["at Kahan: got \"Adam\", expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}"],
+        ),
         (json!({"Adam": {"inner": 1}}), &["at Adam.inner: ", rule, "got 1"]),
         (json!({"Fallback": {"inner": "Muon", "fallback": {}}}), &["at Fallback.fallback: ", rule, "got {}"]),
         (json!({"Both": {"members": "Adam"}}), &["at Both.members: got \"Adam\", expected a list of rules"]),
         (json!({"Both": {"members": ["Adam", 1]}}), &["at Both.members[1]: ", rule, "got 1"]),
         (json!({"Kahan": {"inner": "LeaveOut"}}), &["at Kahan.inner: LeaveOut cannot stand here"]),
-        (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"]),
-        (json!([{"ByPath": []}]), &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"]),
-        (json!({"ByPath": {"*": "Adam"}}), &["at ByPath: got {\"*\":\"Adam\"}, expected a list such as [{\"pattern\": \"*\""]),
+        (
+            json!(["LeaveOut"]),
+            &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"],
+        ),
+        (
+            json!([{"ByPath": []}]),
+            &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"],
+        ),
+        (
+            json!({"ByPath": {"*": "Adam"}}),
+            &["at ByPath: got {\"*\":\"Adam\"}, expected a list such as [{\"pattern\": \"*\""],
+        ),
     ];
     let by_path: [(Value, &[&str]); 6] = [
         (json!("Adam"), &["at ByPath[1]: got \"Adam\", expected a table such as {\"pattern\": \"*.bias\""]),
         (json!({"pattern": "*"}), &["at ByPath[1]: got {\"pattern\":\"*\"}, expected a table such as"]),
-        (json!({"path": "*", "optimiser": "Adam"}), &["at ByPath[1]: there is no key \"path\", expected one of: pattern, optimiser"]),
-        (json!({"pattern": 1, "optimiser": "Adam"}), &["at ByPath[1].pattern: got 1, expected a text in which * stands"]),
-        (json!({"pattern": "*", "optimiser": {"ByPath": []}}), &["at ByPath[1].optimiser: ByPath cannot stand here"]),
+        (
+            json!({"path": "*", "optimiser": "Adam"}),
+            &["at ByPath[1]: there is no key \"path\", expected one of: pattern, optimiser"],
+        ),
+        (
+            json!({"pattern": 1, "optimiser": "Adam"}),
+            &["at ByPath[1].pattern: got 1, expected a text in which * stands"],
+        ),
+        (
+            json!({"pattern": "*", "optimiser": {"ByPath": []}}),
+            &["at ByPath[1].optimiser: ByPath cannot stand here"],
+        ),
         (json!({"pattern": "*", "optimiser": [1]}), &["at ByPath[1].optimiser[0]: got 1, expected a rule"]),
     ];
-    let in_list = |(choice, words)| (json!({"ByPath": [{"pattern": "nan", "optimiser": null}, choice]}), words);
+    let in_list =
+        |(choice, words)| (json!({"ByPath": [{"pattern": "nan", "optimiser": null}, choice]}), words);
     for (text, words) in cases.into_iter().chain(by_path.map(in_list)) {
-        let error = serde_json::from_value::<OptimiserConfig>(text.clone()).expect_err("an error").to_string();
+        let error =
+            serde_json::from_value::<OptimiserConfig>(text.clone()).expect_err("an error").to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{words:?} in {error:?} for {text}");
     }
-    let twice = serde_json::from_str::<OptimiserConfig>(r#"[{"Adam": {"eta": 1, "eta": 2}}]"#).unwrap_err().to_string();
-    assert!(twice.contains("at [0].Adam.eta: the key stands here again, with 2, expected the key once"), "{twice}");
+    let twice = serde_json::from_str::<OptimiserConfig>(r#"[{"Adam": {"eta": 1, "eta": 2}}]"#)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        twice.contains("at [0].Adam.eta: the key stands here again, with 2, expected the key once"),
+        "{twice}"
+    );
     let long = serde_json::from_value::<OptimiserConfig>(json!(vec![1; 1000])).unwrap_err().to_string();
     assert!(long.len() < 300, "{long}");
 }
@@ -56,20 +90,44 @@ fn what_cannot_be_an_optimiser_is_not_read() {
 #[test]
 fn what_no_rule_takes_is_not_built() {
     let cases: [(Value, &str, &[&str]); 19] = [
-        (json!("AdamX"), "", &["there is no rule \"AdamX\" (did you mean Adam?), expected one of: Descent, ", "AdamW"]),
+        (
+            json!("AdamX"),
+            "",
+            &["there is no rule \"AdamX\" (did you mean Adam?), expected one of: Descent, ", "AdamW"],
+        ),
         (json!(["Adam", {"adamw": {}}]), "[1]", &["there is no rule \"adamw\" (did you mean AdamW?)"]),
         (json!("inf"), "", &["there is no rule \"inf\""]),
-        (json!({"AdamW": {"rho": 1}}), "AdamW", &["there is no key \"rho\", expected one of: eta, beta, lambda, epsilon, couple"]),
+        (
+            json!({"AdamW": {"rho": 1}}),
+            "AdamW",
+            &["there is no key \"rho\", expected one of: eta, beta, lambda, epsilon, couple"],
+        ),
         (json!(["Adam", {"AdamW": {"beta": 0.5}}]), "[1].AdamW.beta", &["got 0.5, expected a pair of reals"]),
-        (json!({"AdamW": {"beta": [0.5, 0.5, 0.5]}}), "AdamW.beta", &["got [0.5,0.5,0.5], expected a pair of reals"]),
+        (
+            json!({"AdamW": {"beta": [0.5, 0.5, 0.5]}}),
+            "AdamW.beta",
+            &["got [0.5,0.5,0.5], expected a pair of reals"],
+        ),
         (json!({"AdamW": {"eta": null}}), "AdamW.eta", &["got null, expected a real number"]),
         (json!({"AdamW": {"eta": "fast"}}), "AdamW.eta", &["got \"fast\", expected a real number"]),
-        (json!({"AdamW": {"eta": {"start": 1}}}), "AdamW.eta", &["got {\"start\":1}, expected a real number"]),
+        (
+            json!({"AdamW": {"eta": {"start": 1}}}),
+            "AdamW.eta",
+            &["got {\"start\":1}, expected a real number"],
+        ),
         (json!({"AdamW": {"couple": 1}}), "AdamW.couple", &["got 1, expected true or false"]),
         (json!({"AccumGrad": {"n": 2.5}}), "AccumGrad.n", &["got 2.5, expected a count"]),
         (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
-        (json!({"Muon": {"ns_steps": 1u64 << 63}}), "Muon.ns_steps", &["ns_steps is 9223372036854775808, expected 100 or less"]),
-        (json!({"ClipNorm": {"non_finite": "Ignore"}}), "ClipNorm.non_finite", &["got \"Ignore\", expected one of Error, Pass, Skip"]),
+        (
+            json!({"Muon": {"ns_steps": 1u64 << 63}}),
+            "Muon.ns_steps",
+            &["ns_steps is 9223372036854775808, expected 100 or less"],
+        ),
+        (
+            json!({"ClipNorm": {"non_finite": "Ignore"}}),
+            "ClipNorm.non_finite",
+            &["got \"Ignore\", expected one of Error, Pass, Skip"],
+        ),
         (
             json!({"DecoupledDecay": {"decay_lambda": -1, "inner": "Lion"}}),
             "DecoupledDecay.decay_lambda",
@@ -80,8 +138,16 @@ fn what_no_rule_takes_is_not_built() {
             "DecoupledDecay",
             &["ClipGrad has no field \"eta\", expected one of: delta"],
         ),
-        (json!({"Adam": {"eta": -1}}), "Adam.eta", &["Adam: eta is -1, expected a finite number of 0 or more"]),
-        (json!([[{"Adam": {"eta": "inf"}}]]), "[0][0].Adam.eta", &["Adam: eta is inf, expected a finite number of 0 or more"]),
+        (
+            json!({"Adam": {"eta": -1}}),
+            "Adam.eta",
+            &["Adam: eta is -1, expected a finite number of 0 or more"],
+        ),
+        (
+            json!([[{"Adam": {"eta": "inf"}}]]),
+            "[0][0].Adam.eta",
+            &["Adam: eta is inf, expected a finite number of 0 or more"],
+        ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": {"beta": [0.9, 1]}}]}}),
             "MixedPrecision.inner[0].Adam.beta",
@@ -96,10 +162,15 @@ fn what_no_rule_takes_is_not_built() {
 /// Settings, what stands inside, and where optimisers stand that decide how a parameter is stored.
 #[test]
 fn what_no_wrapper_takes_is_not_built() {
-    let stored = "MixedPrecision cannot stand here: it decides how the parameter is stored and goes around the whole rule";
+    let stored = "MixedPrecision cannot stand here: it decides how the parameter is stored and goes around \
+                  the whole rule";
     let offloaded = "Offload cannot stand here: it decides where the state";
     let cases: [(Value, &str, &[&str]); 32] = [
-        (json!("MixedPrecision"), "MixedPrecision", &["got {}, expected a table such as {\"dtype\":\"F32\",\"inner\":\"Adam\"}"]),
+        (
+            json!("MixedPrecision"),
+            "MixedPrecision",
+            &["got {}, expected a table such as {\"dtype\":\"F32\",\"inner\":\"Adam\"}"],
+        ),
         (
             json!({"MixedPrecision": {"dtype": "F32"}}),
             "MixedPrecision",
@@ -133,16 +204,52 @@ fn what_no_wrapper_takes_is_not_built() {
             &["Kahan cannot stand here"],
         ),
         (json!(["ClipGrad", {"Offload": "Adam"}]), "[1]", &[offloaded]),
-        (json!({"MixedPrecision": {"dtype": "F32", "inner": {"Offload": "Adam"}}}), "MixedPrecision.inner", &[offloaded]),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": {"Offload": "Adam"}}}),
+            "MixedPrecision.inner",
+            &[offloaded],
+        ),
         (json!({"Offload": {"Offload": "Adam"}}), "Offload", &["an Offload is inside of another"]),
-        (json!({"StoreAs": {"slots": "Q4", "inner": "Adam"}}), "StoreAs.slots", &["expected \"Q8\", \"F16\"", "Q4"]),
-        (json!({"StoreAs": {"slots": {"m": 8}, "inner": "Adam"}}), "StoreAs.slots.m", &["expected \"Q8\"", "8"]),
-        (json!({"StoreAs": {"inner": "Adam"}}), "StoreAs", &["expected a table such as {\"slots\":\"Q8\",\"inner\":\"Adam\"}"]),
-        (json!({"SplitMaster": {"bits": 16, "inner": "Adam"}}), "SplitMaster.bits", &["got 16, expected 24 or 32"]),
-        (json!({"SplitMaster": {"bits": 24}}), "SplitMaster", &["expected a table such as {\"bits\":24,\"inner\":\"Adam\"}"]),
-        (json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}), "StochasticRounding.seed", &["got -1.0, expected a count"]),
-        (json!({"StochasticRounding": {"inner": "Adam"}}), "StochasticRounding", &["expected a table such as {\"seed\":0,\"inner\""]),
-        (json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]), "[1]", &["Kahan cannot stand here: it decides how the parameter is stored"]),
+        (
+            json!({"StoreAs": {"slots": "Q4", "inner": "Adam"}}),
+            "StoreAs.slots",
+            &["expected \"Q8\", \"F16\"", "Q4"],
+        ),
+        (
+            json!({"StoreAs": {"slots": {"m": 8}, "inner": "Adam"}}),
+            "StoreAs.slots.m",
+            &["expected \"Q8\"", "8"],
+        ),
+        (
+            json!({"StoreAs": {"inner": "Adam"}}),
+            "StoreAs",
+            &["expected a table such as {\"slots\":\"Q8\",\"inner\":\"Adam\"}"],
+        ),
+        (
+            json!({"SplitMaster": {"bits": 16, "inner": "Adam"}}),
+            "SplitMaster.bits",
+            &["got 16, expected 24 or 32"],
+        ),
+        (
+            json!({"SplitMaster": {"bits": 24}}),
+            "SplitMaster",
+            &["expected a table such as {\"bits\":24,\"inner\":\"Adam\"}"],
+        ),
+        (
+            json!({"StochasticRounding": {"seed": -1, "inner": "Adam"}}),
+            "StochasticRounding.seed",
+            &["got -1.0, expected a count"],
+        ),
+        (
+            json!({"StochasticRounding": {"inner": "Adam"}}),
+            "StochasticRounding",
+            &["expected a table such as {\"seed\":0,\"inner\""],
+        ),
+        (
+            json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]),
+            "[1]",
+            &["Kahan cannot stand here: it decides how the parameter is stored"],
+        ),
         (
             json!({"DecoupledDecay": {"decay_lambda": "a lot", "inner": "Lion"}}),
             "DecoupledDecay.decay_lambda",
@@ -151,7 +258,8 @@ fn what_no_wrapper_takes_is_not_built() {
         (
             json!({"DecoupledDecay": {"inner": "Lion"}}),
             "DecoupledDecay",
-            &["got {\"inner\":\"Lion\"}, expected a table such as {\"decay_lambda\":0.1,\"decay_eta_max\":0.0,\"inner\":\"Adam\"}"],
+            &["got {\"inner\":\"Lion\"}, expected a table such as \
+               {\"decay_lambda\":0.1,\"decay_eta_max\":0.0,\"inner\":\"Adam\"}"],
         ),
         (
             json!({"DecoupledDecay": {"lambda": 0.1, "inner": "Lion"}}),
@@ -168,21 +276,38 @@ fn what_no_wrapper_takes_is_not_built() {
             "Fallback.except",
             &["got \"a\", expected a list of patterns such as [\"embedding*\"]"],
         ),
-        (json!({"Fallback": {"inner": "Muon", "fallback": "Adam", "except": ["a", 1]}}), "Fallback.except[1]", &["got 1"]),
+        (
+            json!({"Fallback": {"inner": "Muon", "fallback": "Adam", "except": ["a", 1]}}),
+            "Fallback.except[1]",
+            &["got 1"],
+        ),
         (
             json!({"Fallback": {"inner": "Muon"}}),
             "Fallback",
             &["got {\"inner\":\"Muon\"}, expected", "\"inner\":\"Adam\",\"fallback\":\"Adam\"}"],
         ),
-        (json!({"Adam": {"inner": "Adam"}}), "Adam", &["there is no key \"inner\", expected one of: eta, beta, epsilon"]),
+        (
+            json!({"Adam": {"inner": "Adam"}}),
+            "Adam",
+            &["there is no key \"inner\", expected one of: eta, beta, epsilon"],
+        ),
         (json!("Cautious"), "Cautious", &["got {}, expected a table such as {\"inner\":\"Adam\"}"]),
         (
             json!({"Cautious": {"inner": {"Shampoo": {"eta": 1}}}}),
             "Cautious.inner",
-            &["got {\"Shampoo\":{\"eta\":1}}, expected Adam, AdamW, NAdam, Lion (or a rule that `Registry::with` was given in Cautious)"],
+            &["got {\"Shampoo\":{\"eta\":1}}, expected Adam, AdamW, NAdam, Lion (or a rule that \
+               `Registry::with` was given in Cautious)"],
         ),
-        (json!({"Cautious": {"inner": ["Adam"], "unscaled": "yes"}}), "Cautious.unscaled", &["got \"yes\", expected false or true"]),
-        (json!({"Cautious": {"inner": {"AdamW": {"rho": 1}}}}), "Cautious.inner.AdamW", &["there is no key \"rho\", expected one of: eta"]),
+        (
+            json!({"Cautious": {"inner": ["Adam"], "unscaled": "yes"}}),
+            "Cautious.unscaled",
+            &["got \"yes\", expected false or true"],
+        ),
+        (
+            json!({"Cautious": {"inner": {"AdamW": {"rho": 1}}}}),
+            "Cautious.inner.AdamW",
+            &["there is no key \"rho\", expected one of: eta"],
+        ),
     ];
     for (text, expected_place, words) in cases {
         assert_not_built(text, expected_place, words);
@@ -194,7 +319,10 @@ fn assert_not_built(text: Value, expected_place: &str, words: &[&str]) {
     let model = Vars::from([("w".to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu)))]);
     let config = read(text.clone());
     let nested = read(json!({"ByPath": [{"pattern": "*", "optimiser": text}]}));
-    let inside = format!("ByPath[0].optimiser{}{expected_place}", if expected_place.starts_with(['[']) { "" } else { "." });
+    let inside = format!(
+        "ByPath[0].optimiser{}{expected_place}",
+        if expected_place.starts_with(['[']) { "" } else { "." }
+    );
     let errors = [
         (config.optimiser().unwrap_err(), expected_place),
         (config.setup(&model).unwrap_err(), expected_place),
@@ -212,7 +340,13 @@ fn a_program_can_tell_what_is_wrong() {
     let cases = [
         (json!("AdamX"), "", ErrorKind::UnknownName, None, "there is no rule \"AdamX\""),
         (json!({"Adam": {"rho": 1}}), "Adam", ErrorKind::UnknownName, None, "there is no key \"rho\""),
-        (json!({"Adam": {"eta": null}}), "Adam.eta", ErrorKind::Configuration, Some("null"), "expected a real number"),
+        (
+            json!({"Adam": {"eta": null}}),
+            "Adam.eta",
+            ErrorKind::Configuration,
+            Some("null"),
+            "expected a real number",
+        ),
         (json!({"Adam": {"eta": -1}}), "Adam.eta", ErrorKind::Argument, Some("-1"), "Adam: eta is -1"),
         (
             json!({"ByPath": [{"pattern": "x", "optimiser": "Adam"}]}),
@@ -233,14 +367,22 @@ fn a_program_can_tell_what_is_wrong() {
 fn patterns_that_do_not_fit_the_model() {
     let (out, adam) = (|| json!("LeaveOut"), || json!("Adam"));
     let cases: [(Choices<'_>, &str, &[&str]); 6] = [
-        (&[("*.bias", adam())], "ByPath", &["parameter \"encoder.0.weight\": no pattern matches it; there are: *.bias"]),
+        (
+            &[("*.bias", adam())],
+            "ByPath",
+            &["parameter \"encoder.0.weight\": no pattern matches it; there are: *.bias"],
+        ),
         (&[], "ByPath", &["parameter \"encoder.0.bias\": no pattern matches it; there are: none"]),
         (
             &[("*bais", out()), ("*", adam())],
             "ByPath[0].pattern",
             &["\"*bais\" matches no parameter, expected one that matches one of: encoder.0.bias, "],
         ),
-        (&[("Head.*", out()), ("head", adam()), ("*", adam())], "ByPath[0].pattern", &["\"Head.*\" matches no parameter"]),
+        (
+            &[("Head.*", out()), ("head", adam()), ("*", adam())],
+            "ByPath[0].pattern",
+            &["\"Head.*\" matches no parameter"],
+        ),
         (
             &[("*", adam()), ("*.bias", out())],
             "ByPath[1].pattern",
@@ -266,7 +408,10 @@ fn patterns_that_do_not_fit_the_model() {
 /// JSON out of the words that configurations are made of, and others.
 fn arbitrary() -> impl Strategy<Value = Value> {
     let rules: Vec<String> = rules::catalogue().iter().map(|rule| rule.name.to_string()).collect();
-    let fields = rules::catalogue().into_iter().flat_map(|listing| listing.rule.fields()).map(|(name, _)| name.to_string());
+    let fields = rules::catalogue()
+        .into_iter()
+        .flat_map(|listing| listing.rule.fields())
+        .map(|(name, _)| name.to_string());
     let words = [
         "MixedPrecision",
         "Cautious",
@@ -306,13 +451,16 @@ fn arbitrary() -> impl Strategy<Value = Value> {
     ];
     leaf.prop_recursive(6, 32, 4, move |inner| {
         let pattern = prop_oneof![Just("*".to_string()), word.clone()];
-        let choice = (pattern, inner.clone()).prop_map(|(pattern, optimiser)| json!({"pattern": pattern, "optimiser": optimiser}));
+        let choice = (pattern, inner.clone())
+            .prop_map(|(pattern, optimiser)| json!({"pattern": pattern, "optimiser": optimiser}));
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::hash_map(word.clone(), inner.clone(), 1..3).prop_map(|map| map.into_iter().collect()),
+            prop::collection::hash_map(word.clone(), inner.clone(), 1..3)
+                .prop_map(|map| map.into_iter().collect()),
             prop::collection::vec(choice, 0..3).prop_map(|choices| json!({"ByPath": choices})),
             inner.clone().prop_map(|inner| json!({"Offload": inner})),
-            (inner.clone(), inner.clone()).prop_map(|(inner, other)| json!({"Fallback": {"inner": inner, "fallback": other}})),
+            (inner.clone(), inner.clone())
+                .prop_map(|(inner, other)| json!({"Fallback": {"inner": inner, "fallback": other}})),
             inner.clone().prop_map(|inner| json!({"StoreAs": {"slots": "Q8", "inner": inner}})),
             inner.clone().prop_map(|inner| json!({"Cautious": {"inner": inner}})),
             inner.clone().prop_map(|inner| json!({"DecoupledDecay": {"decay_lambda": 0.1, "inner": inner}})),
@@ -367,10 +515,15 @@ fn deep_nesting_is_built_or_refused() {
             match config {
                 Ok(config) => {
                     assert!(reads, "{depth} lists");
-                    assert!(config.setup(&model()).unwrap().leaves().all(|leaf| leaf.tensor_names().len() == 2));
+                    assert!(
+                        config.setup(&model()).unwrap().leaves().all(|leaf| leaf.tensor_names().len() == 2)
+                    );
                 }
                 Err(error) => assert!(
-                    !reads && ["recursion", "nested more than 64 deep"].iter().any(|reason| error.contains(reason)),
+                    !reads
+                        && ["recursion", "nested more than 64 deep"]
+                            .iter()
+                            .any(|reason| error.contains(reason)),
                     "{depth} lists: {error}"
                 ),
             }

@@ -3,8 +3,9 @@
 use candle_core::{DType, Device};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Average, ClipGlobalNorm, DecoupledDecay, Ema, Kahan, Lion, MixedPrecision, Muon, Offload, Optimiser,
-    OptimiserChain, Q8, Schedule, SkipOutliers, SplitMaster, StochasticRounding, StoreAs, Summation, UniformAverage, setup_with,
+    AccumGrad, Adam, AdamW, Adjust, Average, ClipGlobalNorm, DecoupledDecay, Ema, Kahan, Lion,
+    MixedPrecision, Muon, Offload, Optimiser, OptimiserChain, Q8, Schedule, SkipOutliers, SplitMaster,
+    StochasticRounding, StoreAs, Summation, UniformAverage, setup_with,
 };
 use serde_json::{Value, json};
 
@@ -27,22 +28,37 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
         ),
         // README: which one for which memory.
         (json!("AdamW"), Box::new(AdamW::default())),
-        (json!({"MixedPrecision": {"dtype": "F32", "inner": "AdamW"}}), Box::new(MixedPrecision::new(DType::F32, AdamW::default()))),
+        (
+            json!({"MixedPrecision": {"dtype": "F32", "inner": "AdamW"}}),
+            Box::new(MixedPrecision::new(DType::F32, AdamW::default())),
+        ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
             Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::default()))),
         ),
         (json!({"StoreAs": {"slots": "Q8", "inner": "AdamW"}}), Box::new(StoreAs::all(Q8, AdamW::default()))),
-        (json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}), Box::new(SplitMaster::new(AdamW::default()))),
+        (
+            json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}),
+            Box::new(SplitMaster::new(AdamW::default())),
+        ),
         (
             json!({"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
             Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::default()))),
         ),
         (json!({"Kahan": {"inner": "AdamW"}}), Box::new(Kahan::new(AdamW::default()))),
-        (json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}), Box::new(StochasticRounding::new(7, AdamW::default()))),
-        (json!({"Offload": {"Kahan": {"inner": "AdamW"}}}), Box::new(Offload::new(Kahan::new(AdamW::default())))),
+        (
+            json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}),
+            Box::new(StochasticRounding::new(7, AdamW::default())),
+        ),
+        (
+            json!({"Offload": {"Kahan": {"inner": "AdamW"}}}),
+            Box::new(Offload::new(Kahan::new(AdamW::default()))),
+        ),
         // Accumulate gradients.
-        (json!([{"AccumGrad": {"n": 4}}, {"Adam": {"eta": 0.01}}]), Box::new(OptimiserChain::new((AccumGrad::new(4), Adam::new(0.01))))),
+        (
+            json!([{"AccumGrad": {"n": 4}}, {"Adam": {"eta": 0.01}}]),
+            Box::new(OptimiserChain::new((AccumGrad::new(4), Adam::new(0.01)))),
+        ),
         (
             json!([{"AccumGrad": {"n": 4, "order": "Pairwise", "average": "Weighted"}}, "Adam"]),
             Box::new(OptimiserChain::new((
@@ -51,8 +67,14 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
             ))),
         ),
         // Averages of the weights.
-        (json!(["Adam", {"Ema": {"delta": 0.999}}]), Box::new(OptimiserChain::new((Adam::default(), Ema::new(0.999))))),
-        (json!(["Adam", "UniformAverage"]), Box::new(OptimiserChain::new((Adam::default(), UniformAverage::default())))),
+        (
+            json!(["Adam", {"Ema": {"delta": 0.999}}]),
+            Box::new(OptimiserChain::new((Adam::default(), Ema::new(0.999)))),
+        ),
+        (
+            json!(["Adam", "UniformAverage"]),
+            Box::new(OptimiserChain::new((Adam::default(), UniformAverage::default()))),
+        ),
         // Matrices.
         (
             json!({"Fallback": {
@@ -70,7 +92,10 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
             )),
         ),
         // Watch a run; decay beside a rule.
-        (json!(["SkipOutliers", "Adam"]), Box::new(OptimiserChain::new((SkipOutliers::default(), Adam::default())))),
+        (
+            json!(["SkipOutliers", "Adam"]),
+            Box::new(OptimiserChain::new((SkipOutliers::default(), Adam::default()))),
+        ),
         (
             json!({"DecoupledDecay": {"decay_lambda": 0.1, "cautious": true, "inner": {"Lion": {"eta": 1e-4}}}}),
             Box::new(DecoupledDecay::new(0.1, Lion::new(1e-4)).cautious()),
@@ -88,7 +113,11 @@ fn every_recipe_can_be_written() {
     for (text, expected) in recipes() {
         let built = read(text.clone()).optimiser().unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(description(&built), description(&expected), "{text}");
-        assert_eq!((built.name(), built.fields(), built.places()), (expected.name(), expected.fields(), expected.places()), "{text}");
+        assert_eq!(
+            (built.name(), built.fields(), built.places()),
+            (expected.name(), expected.fields(), expected.places()),
+            "{text}"
+        );
     }
 }
 
@@ -96,14 +125,19 @@ fn every_recipe_can_be_written() {
 #[test]
 fn rates_by_path_can_be_written() {
     let variable = || var(&random(1, &[2], DType::F32, &Device::Cpu));
-    let model: Vars = ["encoder.weight", "head.bias", "head.weight"].map(|path| (path.to_string(), variable())).into();
-    let state = setup_with(&model, |path, _| Some(AdamW::new(if path.starts_with("head") { 1e-2 } else { 1e-3 }))).expect("a state");
+    let model: Vars =
+        ["encoder.weight", "head.bias", "head.weight"].map(|path| (path.to_string(), variable())).into();
+    let state =
+        setup_with(&model, |path, _| Some(AdamW::new(if path.starts_with("head") { 1e-2 } else { 1e-3 })))
+            .expect("a state");
     let config = read(json!({"ByPath": [
         {"pattern": "head*", "optimiser": {"AdamW": {"eta": 1e-2}}},
         {"pattern": "*", "optimiser": {"AdamW": {"eta": 1e-3}}},
     ]}));
     let again = config.setup(&model).expect("a state");
-    let optimisers = |state: &optimisers::StateTree| state.leaves().map(|leaf| description(leaf.optimiser())).collect::<Vec<_>>();
+    let optimisers = |state: &optimisers::StateTree| {
+        state.leaves().map(|leaf| description(leaf.optimiser())).collect::<Vec<_>>()
+    };
     assert_eq!(optimisers(&again), optimisers(&state));
 }
 
@@ -112,10 +146,20 @@ fn the_schedules_of_recipes_can_be_written() {
     let cases = [
         (json!({"Cosine": {"start": 1e-3, "end": 0, "steps": 1000}}), Schedule::cosine(1e-3, 0.0, 1000)),
         (json!({"Cosine": {"start": 0.01, "end": 0, "steps": 100}}), Schedule::cosine(0.01, 0.0, 100)),
-        (json!({"Cosine": {"start": 1, "end": 0, "steps": 100, "relative": true}}), Schedule::cosine(1.0, 0.0, 100).relative()),
-        (json!({"Linear": {"start": 0, "end": 0.02, "steps": 100, "below": "weight"}}), Schedule::linear(0.0, 0.02, 100).below("weight")),
+        (
+            json!({"Cosine": {"start": 1, "end": 0, "steps": 100, "relative": true}}),
+            Schedule::cosine(1.0, 0.0, 100).relative(),
+        ),
+        (
+            json!({"Linear": {"start": 0, "end": 0.02, "steps": 100, "below": "weight"}}),
+            Schedule::linear(0.0, 0.02, 100).below("weight"),
+        ),
     ];
     for (text, expected) in cases {
-        assert_eq!(serde_json::from_value::<Schedule>(text.clone()).unwrap_or_else(|error| panic!("{text}: {error}")), expected);
+        assert_eq!(
+            serde_json::from_value::<Schedule>(text.clone())
+                .unwrap_or_else(|error| panic!("{text}: {error}")),
+            expected
+        );
     }
 }

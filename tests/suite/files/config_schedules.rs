@@ -20,12 +20,24 @@ fn every_constructor_is_read_and_written() {
     let cases = [
         (json!({"Constant": {"eta": 0.5}}), Schedule::constant(0.5)),
         (json!({"Linear": {"start": 0.0, "end": 0.5, "steps": 10}}), Schedule::linear(0.0, 0.5, 10)),
-        (json!({"Polynomial": {"start": 0.0, "end": 0.5, "steps": 10, "power": 2.0}}), Schedule::polynomial(0.0, 0.5, 10, 2.0)),
+        (
+            json!({"Polynomial": {"start": 0.0, "end": 0.5, "steps": 10, "power": 2.0}}),
+            Schedule::polynomial(0.0, 0.5, 10, 2.0),
+        ),
         (json!({"Cosine": {"start": 0.5, "end": 0.25, "steps": 10}}), Schedule::cosine(0.5, 0.25, 10)),
-        (json!({"OneMinusSquareRoot": {"start": 0.5, "end": 0.25, "steps": 10}}), Schedule::one_minus_square_root(0.5, 0.25, 10)),
-        (json!({"CosineRestarts": {"high": 0.5, "low": 0.25, "steps": 10, "factor": 1.5}}), Schedule::cosine_restarts(0.5, 0.25, 10, 1.5)),
+        (
+            json!({"OneMinusSquareRoot": {"start": 0.5, "end": 0.25, "steps": 10}}),
+            Schedule::one_minus_square_root(0.5, 0.25, 10),
+        ),
+        (
+            json!({"CosineRestarts": {"high": 0.5, "low": 0.25, "steps": 10, "factor": 1.5}}),
+            Schedule::cosine_restarts(0.5, 0.25, 10, 1.5),
+        ),
         (json!({"OneCycle": {"peak": 0.5, "steps": 10}}), Schedule::one_cycle(0.5, 10)),
-        (json!({"Exponential": {"start": 0.5, "rate": 0.25, "steps": 10}}), Schedule::exponential(0.5, 0.25, 10)),
+        (
+            json!({"Exponential": {"start": 0.5, "rate": 0.25, "steps": 10}}),
+            Schedule::exponential(0.5, 0.25, 10),
+        ),
         (json!({"Step": {"start": 0.5, "rate": 0.25, "steps": 10}}), Schedule::step(0.5, 0.25, 10)),
         (json!({"InverseSquareRoot": {"peak": 0.5, "warmup": 10}}), Schedule::inverse_square_root(0.5, 10)),
         (
@@ -46,7 +58,8 @@ fn every_constructor_is_read_and_written() {
         (json!({"Constant": {"eta": 0.5, "below": ""}}), Schedule::constant(0.5).below("")),
     ];
     for (text, expected) in cases {
-        let schedule: Schedule = serde_json::from_value(text.clone()).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let schedule: Schedule =
+            serde_json::from_value(text.clone()).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(schedule, expected);
         assert_eq!(serde_json::to_value(&expected).expect("a value"), text);
         assert_eq!(copies(&expected), [expected.clone(), expected]);
@@ -88,7 +101,11 @@ fn a_thousand_random_schedules_are_read_again() {
         for copy in copies(&schedule) {
             assert_eq!(copy, schedule, "seed {seed}");
             let steps = [0, 1, 5, 8, 1001, u64::MAX];
-            assert_eq!(steps.map(|step| copy.at(step).to_bits()), steps.map(|step| schedule.at(step).to_bits()), "seed {seed}");
+            assert_eq!(
+                steps.map(|step| copy.at(step).to_bits()),
+                steps.map(|step| schedule.at(step).to_bits()),
+                "seed {seed}"
+            );
         }
     }
 }
@@ -103,16 +120,28 @@ fn what_is_no_schedule_is_refused_with_its_place() {
     let cases: [(Value, &str); 22] = [
         (json!(1), "configuration: got 1, expected a schedule such as {\"Cosine\": {"),
         (json!(null), "got null"),
-        (json!([]), "got [], expected a schedule such as {\"Cosine\": {\"start\": 0.001, \"end\": 0.0, \"steps\": 1000}}"),
+        (
+            json!([]),
+            "got [], expected a schedule such as {\"Cosine\": {\"start\": 0.001, \"end\": 0.0, \"steps\": \
+             1000}}",
+        ),
         (json!({"Linear": {}, "Cosine": {}}), "expected a schedule such as"),
         (json!("Linear"), "at Linear: got {}, expected a table with start, end, steps"),
         (json!({"Linear": 1}), "at Linear: got 1, expected a table with start, end, steps"),
-        (json!({"Linear": {"start": 0, "steps": 1}}), "at Linear: got {\"start\":0,\"steps\":1}, expected a table with start, end, steps"),
-        (json!("Cosin"), "configuration: there is no schedule \"Cosin\" (did you mean Cosine?), expected one of: Constant, Linear, "),
+        (
+            json!({"Linear": {"start": 0, "steps": 1}}),
+            "at Linear: got {\"start\":0,\"steps\":1}, expected a table with start, end, steps",
+        ),
+        (
+            json!("Cosin"),
+            "configuration: there is no schedule \"Cosin\" (did you mean Cosine?), expected one of: \
+             Constant, Linear, ",
+        ),
         (json!({"cosine": {}}), "(did you mean Cosine?)"),
         (
             linear("stesp", json!(1)),
-            "at Linear: there is no key \"stesp\" (did you mean steps?), expected one of: start, end, steps, relative, field, below",
+            "at Linear: there is no key \"stesp\" (did you mean steps?), expected one of: start, end, \
+             steps, relative, field, below",
         ),
         (linear("start", json!("fast")), "at Linear.start: got \"fast\", expected a real number"),
         (linear("start", json!("nan")), "at Linear.start: got \"nan\", expected a finite number"),
@@ -130,7 +159,10 @@ fn what_is_no_schedule_is_refused_with_its_place() {
             json!({"Then": {"first": "Linear", "steps": 1, "next": {}}}),
             "at Then.first.Linear: got {}, expected a table with start, end, steps",
         ),
-        (json!({"Then": {"first": {"Constant": {"eta": 1}}, "steps": 1, "next": {}}}), "at Then.next: got {}, expected a schedule such as"),
+        (
+            json!({"Then": {"first": {"Constant": {"eta": 1}}, "steps": 1, "next": {}}}),
+            "at Then.next: got {}, expected a schedule such as",
+        ),
         (
             json!({"WarmupStableThen": {"peak": 1, "warmup": 1, "stable": 1, "decay": "Linea"}}),
             "at WarmupStableThen.decay: there is no schedule \"Linea\"",
@@ -140,17 +172,28 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         let error = serde_json::from_value::<Schedule>(text.clone()).expect_err("refused").to_string();
         assert!(error.contains(words), "{error} for {text}");
     }
-    let twice = serde_json::from_str::<Schedule>(r#"{"Constant": {"eta": 1, "eta": 2}}"#).expect_err("refused").to_string();
-    assert!(twice.contains("at Constant.eta: the key stands here again, with 2, expected the key once"), "{twice}");
+    let twice = serde_json::from_str::<Schedule>(r#"{"Constant": {"eta": 1, "eta": 2}}"#)
+        .expect_err("refused")
+        .to_string();
+    assert!(
+        twice.contains("at Constant.eta: the key stands here again, with 2, expected the key once"),
+        "{twice}"
+    );
 }
 
 #[test]
 fn what_has_no_text_is_not_written() {
     let chosen = Schedule::constant(1.0).select_where(|leaf| leaf.path() == "a");
     let error = serde_json::to_string(&chosen).expect_err("refused").to_string();
-    assert_eq!(error, "a schedule with `select_where` chooses leaves by a function, which has no text; one with `below` has");
+    assert_eq!(
+        error,
+        "a schedule with `select_where` chooses leaves by a function, which has no text; one with `below` \
+         has"
+    );
     // Two levels for each `then`.
-    let nested = |depth: usize| (0..depth).fold(Schedule::constant(1.0), |inner, _| inner.then(7, Schedule::constant(2.0)));
+    let nested = |depth: usize| {
+        (0..depth).fold(Schedule::constant(1.0), |inner, _| inner.then(7, Schedule::constant(2.0)))
+    };
     let text = serde_json::to_string(&nested(31)).expect("a text");
     assert_eq!(serde_json::from_str::<Schedule>(&text).expect("a schedule"), nested(31));
     let error = serde_json::to_string(&nested(32)).expect_err("refused").to_string();

@@ -7,16 +7,19 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Adam, AdamW, Adjust, Cautious, ClipGrad, DecoupledDecay, Descent, Describe, Describer, Elementwise, ErrorKind, Fallback, FieldValue,
-    Flow, Gradient, Kahan, Leaf, Lion, MixedPrecision, Muon, NAdam, Offload, Optimiser, OptimiserChain, Parameter, Q8, Rule, Setup, Sizes,
-    SlotFormat, SplitMaster, State, StateTree, StochasticRounding, StoreAs, Update, range, rules, setup, setup_with,
+    Adam, AdamW, Adjust, Cautious, ClipGrad, DecoupledDecay, Descent, Describe, Describer, Elementwise,
+    ErrorKind, Fallback, FieldValue, Flow, Gradient, Kahan, Leaf, Lion, MixedPrecision, Muon, NAdam, Offload,
+    Optimiser, OptimiserChain, Parameter, Q8, Rule, Setup, Sizes, SlotFormat, SplitMaster, State, StateTree,
+    StochasticRounding, StoreAs, Update, range, rules, setup, setup_with,
 };
 
 use serde_json::{Value, json};
 
 use crate::files::config::{copies, read};
 use crate::whole::random_models::Dice;
-use support::common::{Grads, Snapshot, Vars, assert_same, for_any_shape, grads, is_kind, model, random, snapshot, var};
+use support::common::{
+    Grads, Snapshot, Vars, assert_same, for_any_shape, grads, is_kind, model, random, snapshot, var,
+};
 
 /// Another value of the type, near this one.
 pub fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
@@ -31,8 +34,12 @@ pub fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
         FieldValue::Triple(a, b, c) => (real(a), real(b), real(c)).into(),
         FieldValue::Count(_) => (1 + dice.below(9) as u64).into(),
         FieldValue::Flag(_) => dice.one_in(2).into(),
-        FieldValue::Choice(choice) => FieldValue::Choice(choice.named(dice.of(choice.names())).expect("a name")),
-        FieldValue::Sizes(_) => dice.of(&[Sizes::default(), Sizes::from([4, 3]), Sizes::from([1, 2, 3, 4, 5, 6])]).into(),
+        FieldValue::Choice(choice) => {
+            FieldValue::Choice(choice.named(dice.of(choice.names())).expect("a name"))
+        }
+        FieldValue::Sizes(_) => {
+            dice.of(&[Sizes::default(), Sizes::from([4, 3]), Sizes::from([1, 2, 3, 4, 5, 6])]).into()
+        }
         other => panic!("{other:?} is a type that this test does not know"),
     }
 }
@@ -82,7 +89,8 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
             Box::new(Fallback::new(inside(dice), inside(dice)).except(patterns))
         }
         4 | 5 => {
-            let decay = DecoupledDecay::new(dice.of(&[0.0, 0.1, 1.0 / 3.0]), inside(dice)).corrected(dice.of(&[0.0, 0.25]));
+            let decay = DecoupledDecay::new(dice.of(&[0.0, 0.1, 1.0 / 3.0]), inside(dice))
+                .corrected(dice.of(&[0.0, 0.25]));
             let decay = if dice.one_in(2) { decay.cautious() } else { decay };
             // A rule without learning rate has no decay in proportion to it.
             if decay.check().is_ok() { Box::new(decay) } else { inside(dice) }
@@ -126,7 +134,11 @@ fn an_offload_of_parameters_on_the_cpu_is_refused() {
         is_kind(&error, ErrorKind::Unsupported, &["Offload::everywhere"]);
     }
     let state = setup(optimiser, &model(&[random(1, &[2], DType::BF16, &Device::Cpu)])).expect("a state");
-    is_kind(&OptimiserConfig::of_state(&state).expect_err("no name for it"), ErrorKind::Unsupported, &["Offload::everywhere"]);
+    is_kind(
+        &OptimiserConfig::of_state(&state).expect_err("no name for it"),
+        ErrorKind::Unsupported,
+        &["Offload::everywhere"],
+    );
 }
 
 /// The optimiser that is built of what is written, by way of JSON and TOML.
@@ -150,7 +162,11 @@ fn a_thousand_random_optimisers_are_built_again() {
 }
 
 /// The snapshots after ten updates, or why there are none.
-fn ten_steps(optimiser: Box<dyn Optimiser>, parameters: &[Tensor], gradients: &[Grads]) -> Result<Vec<Snapshot>, String> {
+fn ten_steps(
+    optimiser: Box<dyn Optimiser>,
+    parameters: &[Tensor],
+    gradients: &[Grads],
+) -> Result<Vec<Snapshot>, String> {
     let model = model(parameters);
     let mut state = setup(optimiser, &model).map_err(|error| error.to_string())?;
     let mut step = |gradients| {
@@ -162,7 +178,9 @@ fn ten_steps(optimiser: Box<dyn Optimiser>, parameters: &[Tensor], gradients: &[
 
 #[test]
 fn what_is_built_again_has_the_same_bits_after_ten_steps() {
-    let tensors = |seed| [random(seed, &[7, 5], DType::BF16, &Device::Cpu), random(seed + 1, &[3], DType::BF16, &Device::Cpu)];
+    let tensors = |seed| {
+        [random(seed, &[7, 5], DType::BF16, &Device::Cpu), random(seed + 1, &[3], DType::BF16, &Device::Cpu)]
+    };
     let gradients: Vec<Grads> = (10..20).map(|seed| grads(tensors(seed).map(Some))).collect();
     let mut steps = 0;
     for seed in seeds(1000) {
@@ -204,7 +222,10 @@ fn assert_same_choices(state: &StateTree, model: &Vars, seed: u64) -> OptimiserC
     let again = config.setup(model).unwrap_or_else(|error| panic!("seed {seed}: {error} in {config:?}"));
     let choices = |state: &StateTree| -> Vec<(String, OptimiserConfig)> {
         let written = |leaf: &Leaf| OptimiserConfig::of(leaf.optimiser()).expect("a configuration");
-        state.leaves().map(|leaf| (format!("{:?}", leaf.paths().collect::<Vec<_>>()), written(leaf))).collect()
+        state
+            .leaves()
+            .map(|leaf| (format!("{:?}", leaf.paths().collect::<Vec<_>>()), written(leaf)))
+            .collect()
     };
     assert_eq!(choices(&again), choices(state), "seed {seed}: {config:?}");
     config
@@ -222,11 +243,13 @@ fn random_choices_are_made_again() {
         let mut vars = Vars::new();
         for _ in 0..1 + dice.below(12) {
             let path: Vec<&str> = (0..1 + dice.below(4)).map(|_| dice.of(names)).collect();
-            let variable = if dice.one_in(6) { dice.of(&tied) } else { var(&random(1, &[2], DType::F32, &Device::Cpu)) };
+            let variable =
+                if dice.one_in(6) { dice.of(&tied) } else { var(&random(1, &[2], DType::F32, &Device::Cpu)) };
             vars.insert(path.join("."), variable);
         }
         // One optimiser for all paths of a variable.
-        let choices: Vec<Option<f64>> = (0..3).map(|i| (!dice.one_in(4)).then_some(0.5 + f64::from(i))).collect();
+        let choices: Vec<Option<f64>> =
+            (0..3).map(|i| (!dice.one_in(4)).then_some(0.5 + f64::from(i))).collect();
         let by = dice.below(4);
         let mut chosen: HashMap<_, Option<f64>> = HashMap::new();
         for (path, variable) in &vars {
@@ -245,7 +268,11 @@ fn random_choices_are_made_again() {
                 assert_same_choices(&state, &vars, seed);
                 by_path += 1;
             }
-            Err(error) if error.to_string().contains("no pattern tells it from a parameter with another optimiser") => {
+            Err(error)
+                if error
+                    .to_string()
+                    .contains("no pattern tells it from a parameter with another optimiser") =>
+            {
                 let [path, other] = [error.path(), error.got()].map(|path| path.expect("a path"));
                 assert!(path.contains(['*', '?']) && vars.contains_key(other), "seed {seed}: {error}");
                 assert_eq!(error.kind(), ErrorKind::Configuration);
@@ -258,28 +285,44 @@ fn random_choices_are_made_again() {
 }
 
 fn descents(paths: &[&str], eta: impl Fn(&str) -> Option<f64>) -> (StateTree, Vars) {
-    let model: Vars = paths.iter().map(|path| (path.to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu)))).collect();
+    let model: Vars = paths
+        .iter()
+        .map(|path| (path.to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu))))
+        .collect();
     (setup_with(&model, |path, _| eta(path).map(Descent::new)).expect("a state"), model)
 }
 
 #[test]
 fn few_patterns_say_what_many_paths_have() {
     let choices = |config: &OptimiserConfig| -> Vec<(String, Value)> {
-        let Value::Array(choices) = serde_json::to_value(config).expect("a value")["ByPath"].take() else { panic!("{config:?}") };
-        let choice = |choice: Value| (choice["pattern"].as_str().expect("a pattern").to_string(), choice["optimiser"].clone());
+        let Value::Array(choices) = serde_json::to_value(config).expect("a value")["ByPath"].take() else {
+            panic!("{config:?}")
+        };
+        let choice = |choice: Value| {
+            (choice["pattern"].as_str().expect("a pattern").to_string(), choice["optimiser"].clone())
+        };
         choices.into_iter().map(choice).collect()
     };
     let rate = |eta: f64| json!({"Descent": {"eta": eta}});
     let case = |paths: &[&str], eta: fn(&str) -> Option<f64>, expected: &[(&str, Value)]| {
         let (state, model) = descents(paths, eta);
-        let expected: Vec<(String, Value)> = expected.iter().map(|(pattern, value)| (pattern.to_string(), value.clone())).collect();
+        let expected: Vec<(String, Value)> =
+            expected.iter().map(|(pattern, value)| (pattern.to_string(), value.clone())).collect();
         assert_eq!(choices(&assert_same_choices(&state, &model, 0)), expected);
     };
     let paths = ["a.0.bias", "a.0.weight", "a.1.bias", "a.1.weight", "b.0.bias", "b.0.weight", "b.weight"];
     // By the last name, and what most have is for all others.
-    case(&paths, |path| Some(if path.ends_with("bias") { 0.5 } else { 1.0 }), &[("*.bias", rate(0.5)), ("*", rate(1.0))]);
+    case(
+        &paths,
+        |path| Some(if path.ends_with("bias") { 0.5 } else { 1.0 }),
+        &[("*.bias", rate(0.5)), ("*", rate(1.0))],
+    );
     // By the module; what was left out stays so.
-    case(&paths, |path| path.starts_with("a.").then_some(0.5), &[("b.*", json!("LeaveOut")), ("*", rate(0.5))]);
+    case(
+        &paths,
+        |path| path.starts_with("a.").then_some(0.5),
+        &[("b.*", json!("LeaveOut")), ("*", rate(0.5))],
+    );
     // A pattern that would match another's path is none.
     case(
         &paths,
@@ -287,16 +330,27 @@ fn few_patterns_say_what_many_paths_have() {
         &[("a.1.*", rate(1.0)), ("a.0.weight", rate(1.0)), ("*", rate(0.5))],
     );
     // No optimiser that most have.
-    case(&["a", "b"], |path| Some(if path == "a" { 0.5 } else { 1.0 }), &[("a", rate(0.5)), ("b", rate(1.0))]);
+    case(
+        &["a", "b"],
+        |path| Some(if path == "a" { 0.5 } else { 1.0 }),
+        &[("a", rate(0.5)), ("b", rate(1.0))],
+    );
     // A star is matched by a character.
-    case(&["a*", "b", "c"], |path| Some(if path == "a*" { 0.5 } else { 1.0 }), &[("a?", rate(0.5)), ("*", rate(1.0))]);
+    case(
+        &["a*", "b", "c"],
+        |path| Some(if path == "a*" { 0.5 } else { 1.0 }),
+        &[("a?", rate(0.5)), ("*", rate(1.0))],
+    );
 
     let (state, _) = descents(&paths, |_| Some(0.5));
-    assert_eq!(serde_json::to_value(OptimiserConfig::of_state(&state).expect("one for all")).expect("a value"), rate(0.5));
+    assert_eq!(
+        serde_json::to_value(OptimiserConfig::of_state(&state).expect("one for all")).expect("a value"),
+        rate(0.5)
+    );
     let (state, _) = descents(&["a*", "ab", "c", "d"], |path| Some(if path == "a*" { 0.5 } else { 1.0 }));
     let message = OptimiserConfig::of_state(&state).expect_err("refused").to_string();
-    let words = "parameter \"a*\": in a pattern * and ? stand for other characters, so that no pattern tells it from a parameter with \
-        another optimiser: ab;";
+    let words = "parameter \"a*\": in a pattern * and ? stand for other characters, so that no pattern \
+                 tells it from a parameter with another optimiser: ab;";
     assert!(message.contains(words), "{message}");
 }
 
@@ -310,16 +364,21 @@ fn a_state_is_written_as_it_is() {
     let mut state = Setup::default().setup(MixedPrecision::new(DType::F64, rule), &model).expect("a state");
     state.at("norm").expect("a leaf").adjust(0.25).expect("a rate");
     let config = assert_same_choices(&state, &model, 0);
-    let names: Vec<String> = config.setup(&model).expect("a state").leaves().map(|leaf| leaf.optimiser().name()).collect();
+    let names: Vec<String> =
+        config.setup(&model).expect("a state").leaves().map(|leaf| leaf.optimiser().name()).collect();
     assert_eq!(names, ["AdamW", "AdamW", "Muon"].map(|rule| format!("MixedPrecision(F64, {rule})")));
-    assert_eq!(config.setup(&model).expect("a state").leaf("norm").and_then(|leaf| leaf.learning_rate()), Some(0.25));
+    assert_eq!(
+        config.setup(&model).expect("a state").leaf("norm").and_then(|leaf| leaf.learning_rate()),
+        Some(0.25)
+    );
 }
 
 /// Two thousand parameters in little time.
 #[test]
 fn a_large_state_is_written() {
     let x = random(1, &[2], DType::F32, &Device::Cpu);
-    let model: Vars = (0..2000).map(|i| (format!("layer.{}.{}", i / 4, ["bias", "q", "k", "v"][i % 4]), var(&x))).collect();
+    let model: Vars =
+        (0..2000).map(|i| (format!("layer.{}.{}", i / 4, ["bias", "q", "k", "v"][i % 4]), var(&x))).collect();
     let rate = |path: &str| {
         if path.ends_with("bias") {
             0.5
@@ -353,7 +412,12 @@ impl Describe for Louder {
 }
 
 impl Rule for Louder {
-    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> optimisers::Result<Flow<'a>> {
+    fn apply<'a>(
+        &'a self,
+        state: &'a mut State,
+        x: Parameter<'a>,
+        dx: Gradient<'a>,
+    ) -> optimisers::Result<Flow<'a>> {
         self.inner.apply(state.parts().held.inner()?, x, dx.scale(self.factor))
     }
 }
@@ -374,7 +438,12 @@ impl Describe for Second {
 }
 
 impl Rule for Second {
-    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> optimisers::Result<Flow<'a>> {
+    fn apply<'a>(
+        &'a self,
+        state: &'a mut State,
+        x: Parameter<'a>,
+        dx: Gradient<'a>,
+    ) -> optimisers::Result<Flow<'a>> {
         let [_, second] = state.parts().held.members()?;
         self.rules[1].apply(second, x, dx)
     }
@@ -387,12 +456,20 @@ fn wrappers_of_ones_own_are_one_line_each() {
         .with_wrapper(|inner| Louder { factor: 3.0, is_odd: true, inner })
         .with_pair(|first, second| Second { share: 0.5, rules: [first, second] })
         .with(Cautious::new(Descent::new(0.5)));
-    let built = |value: Value| registry.optimiser(&read(value.clone())).unwrap_or_else(|error| panic!("{value}: {error}"));
+    let built = |value: Value| {
+        registry.optimiser(&read(value.clone())).unwrap_or_else(|error| panic!("{value}: {error}"))
+    };
     let (adam, lion) = (|| Box::new(Adam::default()), || Box::new(Lion::new(0.5)));
     let clipped = OptimiserChain::new(vec![Box::new(ClipGrad::default()) as Box<dyn Rule>, lion()]);
     let cases: [(Value, Box<dyn Optimiser>); 6] = [
-        (json!({"Louder": {"inner": "Adam"}}), Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() })),
-        (json!({"Louder": {"inner": "Adam", "odd": true}}), Box::new(Louder { factor: 3.0, is_odd: true, inner: adam() })),
+        (
+            json!({"Louder": {"inner": "Adam"}}),
+            Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() }),
+        ),
+        (
+            json!({"Louder": {"inner": "Adam", "odd": true}}),
+            Box::new(Louder { factor: 3.0, is_odd: true, inner: adam() }),
+        ),
         (
             json!({"Louder": {"factor": 7, "odd": false, "inner": ["ClipGrad", {"Lion": {"eta": 0.5}}]}}),
             Box::new(Louder { factor: 7.0, is_odd: false, inner: Box::new(clipped) }),
@@ -403,7 +480,10 @@ fn wrappers_of_ones_own_are_one_line_each() {
         ),
         (
             json!({"Second": {"share": 0.25, "members": [{"Louder": {"inner": "Adam"}}, "Adam"]}}),
-            Box::new(Second { share: 0.25, rules: [Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() }), adam()] }),
+            Box::new(Second {
+                share: 0.25,
+                rules: [Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() }), adam()],
+            }),
         ),
         (json!({"Cautious": {"inner": "Descent"}}), Box::new(Cautious::new(Descent::new(0.5)))),
     ];
@@ -411,22 +491,36 @@ fn wrappers_of_ones_own_are_one_line_each() {
         let got = built(text.clone());
         assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{text}");
         let config = OptimiserConfig::of(&expected).expect("a configuration");
-        assert_eq!(format!("{:?}", registry.optimiser(&config).expect("its own text")), format!("{expected:?}"), "{text}");
+        assert_eq!(
+            format!("{:?}", registry.optimiser(&config).expect("its own text")),
+            format!("{expected:?}"),
+            "{text}"
+        );
     }
     let refused = [
-        (json!({"Louder": {"factor": -1, "inner": "Adam"}}), "at Louder.factor: Louder: factor is -1, expected a number above 0"),
+        (
+            json!({"Louder": {"factor": -1, "inner": "Adam"}}),
+            "at Louder.factor: Louder: factor is -1, expected a number above 0",
+        ),
         (json!({"Louder": {"odd": 1, "inner": "Adam"}}), "at Louder.odd: got 1, expected false or true"),
         (json!({"Louder": "Adam"}), "at Louder: got \"Adam\", expected a table such as"),
-        (json!({"Louder": {}}), "at Louder: got {}, expected a table such as {\"factor\":2.0,\"inner\":\"Adam\"}"),
+        (
+            json!({"Louder": {}}),
+            "at Louder: got {}, expected a table such as {\"factor\":2.0,\"inner\":\"Adam\"}",
+        ),
         (
             json!({"Louder": {"facotr": 1, "inner": "Adam"}}),
             "no key \"facotr\" (did you mean factor?), expected one of: odd, factor, inner",
         ),
         (
             json!({"Second": {"members": ["Adam"]}}),
-            "at Second: got {\"members\":[\"Adam\"]}, expected a table such as {\"share\":0.5,\"members\":[\"Adam\",\"Adam\"]}",
+            "at Second: got {\"members\":[\"Adam\"]}, expected a table such as \
+             {\"share\":0.5,\"members\":[\"Adam\",\"Adam\"]}",
         ),
-        (json!({"Second": {"inner": "Adam"}}), "at Second: there is no key \"inner\", expected one of: share, members"),
+        (
+            json!({"Second": {"inner": "Adam"}}),
+            "at Second: there is no key \"inner\", expected one of: share, members",
+        ),
         (
             json!({"Cautious": {"inner": "Descent", "unscaled": true}}),
             "at Cautious.inner: got \"Descent\", expected Adam, AdamW, NAdam, Lion (or a rule",
@@ -439,13 +533,18 @@ fn wrappers_of_ones_own_are_one_line_each() {
         };
         assert!(error.contains(words), "{error} for {text}");
     }
-    let foreign = OptimiserConfig::of(&Louder { factor: 1.0, is_odd: false, inner: adam() }).expect("a configuration");
+    let foreign =
+        OptimiserConfig::of(&Louder { factor: 1.0, is_odd: false, inner: adam() }).expect("a configuration");
     let message = foreign.optimiser().expect_err("refused").to_string();
     assert!(message.contains("there is no rule \"Louder\""), "{message}");
     // What a copy holds by number is its own.
     let chain = Registry::default().with(OptimiserChain::new((ClipGrad::new(3.0), Adam::default())));
-    assert_eq!(chain.optimiser(&read(json!("OptimiserChain"))).expect("a chain").name(), "OptimiserChain(ClipGrad, Adam)");
-    let message = chain.optimiser(&read(json!({"OptimiserChain": {"members": []}}))).expect_err("refused").to_string();
+    assert_eq!(
+        chain.optimiser(&read(json!("OptimiserChain"))).expect("a chain").name(),
+        "OptimiserChain(ClipGrad, Adam)"
+    );
+    let message =
+        chain.optimiser(&read(json!({"OptimiserChain": {"members": []}}))).expect_err("refused").to_string();
     assert!(message.contains("there is no key \"members\""), "{message}");
     // Each takes the place of one like it.
     let names = |registry: &Registry| registry.names().filter(|name| *name == "Louder").count();

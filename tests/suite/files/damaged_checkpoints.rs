@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::DType;
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipNorm, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Parameter,
-    Result, ScheduleFree, StateTree, setup_with, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipNorm, LossScaler, MixedPrecision, Optimiser,
+    OptimiserChain, Outcome, Parameter, Result, ScheduleFree, StateTree, setup_with, update,
 };
 
 use crate::model::models::CPU;
@@ -41,11 +41,20 @@ impl Choices {
 
 /// A small model with masters, moments, numbers and a window that is half-way.
 fn started(seed: u64) -> (Vars, StateTree) {
-    let leaf = |(path, shape, dtype): (&str, &[usize], DType)| (path.to_string(), var(&random(seed, shape, dtype, CPU)));
-    let model: Vars = [("a", &[2][..], DType::BF16), ("b", &[], DType::F32), ("c", &[0, 2], DType::F64)].into_iter().map(leaf).collect();
+    let leaf = |(path, shape, dtype): (&str, &[usize], DType)| {
+        (path.to_string(), var(&random(seed, shape, dtype, CPU)))
+    };
+    let model: Vars = [("a", &[2][..], DType::BF16), ("b", &[], DType::F32), ("c", &[0, 2], DType::F64)]
+        .into_iter()
+        .map(leaf)
+        .collect();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
         let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(1.0), Adam::new(0.01)));
-        Some(if path == "b" { Box::new(ScheduleFree::new(0.01)) } else { Box::new(MixedPrecision::new(DType::F32, chain)) })
+        Some(if path == "b" {
+            Box::new(ScheduleFree::new(0.01))
+        } else {
+            Box::new(MixedPrecision::new(DType::F32, chain))
+        })
     };
     let mut state = setup_with(&model, choose).unwrap();
     (0..3).for_each(|call| _ = step(&model, &mut state, call).unwrap());
@@ -53,7 +62,8 @@ fn started(seed: u64) -> (Vars, StateTree) {
 }
 
 fn step(model: &Vars, state: &mut StateTree, seed: u64) -> Result<Outcome> {
-    let gradients: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU))).collect();
+    let gradients: BTreeMap<_, _> =
+        model.iter().map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU))).collect();
     update(state, model, &gradients)
 }
 
@@ -135,7 +145,17 @@ fn mutate(bytes: &mut Vec<u8>, choices: &mut Choices) {
         }
         7 => {
             let near = (header as u64).wrapping_add(choices.next() % 65).wrapping_sub(32);
-            let claimed = choices.one_of(&[near, near, 0, 1, length as u64, u64::MAX, 1 << 63, 100_000_000, (length - 8) as u64]);
+            let claimed = choices.one_of(&[
+                near,
+                near,
+                0,
+                1,
+                length as u64,
+                u64::MAX,
+                1 << 63,
+                100_000_000,
+                (length - 8) as u64,
+            ]);
             bytes[..8].copy_from_slice(&claimed.to_le_bytes());
         }
         8 => {
@@ -193,7 +213,12 @@ fn mutate_json(value: &mut serde_json::Value, choices: &mut Choices) {
             let key = map.keys().nth(choices.below(map.len())).cloned().expect("a key");
             match choices.below(20) {
                 0 => _ = map.remove(&key),
-                1 => _ = map.insert(choices.one_of(&["", "d", "a/master", "b/2.m"]).to_string(), map[&key].clone()),
+                1 => {
+                    _ = map.insert(
+                        choices.one_of(&["", "d", "a/master", "b/2.m"]).to_string(),
+                        map[&key].clone(),
+                    )
+                }
                 _ => mutate_json(&mut map[&key], choices),
             }
         }
@@ -233,7 +258,9 @@ fn mutant(original: &[u8], pieces: &Pieces, number: u64) -> (Vec<u8>, bool) {
             mutate_json(half, &mut choices);
         }
         // The header of a file is a list of tensors, or `bytes` could not put it together.
-        pieces.tensors = Some(pieces.tensors).filter(serde_json::Value::is_object).unwrap_or_else(|| serde_json::json!({}));
+        pieces.tensors = Some(pieces.tensors)
+            .filter(serde_json::Value::is_object)
+            .unwrap_or_else(|| serde_json::json!({}));
         if kind == 0 && !pieces.data.is_empty() {
             let place = choices.below(pieces.data.len());
             pieces.data[place] = choices.one_of(&[0x7f, 0xff, 0x80, 0xf0, 0]);
@@ -289,9 +316,14 @@ fn try_all(numbers: std::ops::Range<u64>, counts: &Counts) {
     let mut fresh = started(20);
     for number in numbers {
         let (bytes, has_checksum) = mutant(&original, &pieces, number);
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| try_out(&bytes, number, &mut fresh, counts)));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            try_out(&bytes, number, &mut fresh, counts)
+        }));
         assert!(outcome.is_ok(), "file {number} of this test: {:?}", String::from_utf8_lossy(&bytes));
-        assert!(has_checksum || bytes == original || open(&bytes).is_err(), "file {number} of this test was damaged and accepted");
+        assert!(
+            has_checksum || bytes == original || open(&bytes).is_err(),
+            "file {number} of this test was damaged and accepted"
+        );
     }
 }
 
@@ -309,7 +341,10 @@ fn a_hundred_thousand_damaged_files() {
     let Counts { refused_when_read, refused_when_restored, restored } = counts;
     let counted = [refused_when_read, refused_when_restored, restored].map(AtomicU64::into_inner);
     println!("refused when read, refused when restored, restored: {counted:?}");
-    assert!(counted.iter().sum::<u64>() == FILES && counted.iter().all(|&count| count > FILES / 100), "{counted:?}");
+    assert!(
+        counted.iter().sum::<u64>() == FILES && counted.iter().all(|&count| count > FILES / 100),
+        "{counted:?}"
+    );
 }
 
 /// Every byte that can differ is covered by the checksum, or by the format.

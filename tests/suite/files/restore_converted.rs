@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGlobalNorm, ErrorKind, Flow, Gradient, Kahan, Leaf, MixedPrecision, Momentum,
-    Optimiser, OptimiserChain, Parameter, Result, Rule, Slot, SplitMaster, State, StateTree, StochasticRounding, TensorProblem,
-    hyper_parameters, range, setup, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, ClipGlobalNorm, ErrorKind, Flow, Gradient, Kahan, Leaf,
+    MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Result, Rule, Slot, SplitMaster, State,
+    StateTree, StochasticRounding, TensorProblem, hyper_parameters, range, setup, update,
 };
 
 use crate::model::models::{CPU, of};
@@ -20,7 +20,9 @@ type Precision = (DType, Option<DType>);
 
 fn precisions() -> impl Iterator<Item = Precision> {
     let parameters = [DType::F16, DType::BF16, DType::F32, DType::F64];
-    parameters.into_iter().flat_map(|parameter| [None, Some(DType::F32), Some(DType::F64)].map(|master| (parameter, master)))
+    parameters
+        .into_iter()
+        .flat_map(|parameter| [None, Some(DType::F32), Some(DType::F64)].map(|master| (parameter, master)))
 }
 
 fn with_masters(master: Option<DType>, rule: &dyn Rule) -> Box<dyn Optimiser> {
@@ -38,7 +40,11 @@ fn started((dtype, master): Precision, rule: &dyn Rule, seed: u64) -> (Vars, Sta
 /// A model and its state after three calls.
 fn started_with(optimiser: Box<dyn Optimiser>, dtype: DType, seed: u64) -> (Vars, StateTree) {
     let shapes: [&[usize]; 3] = [&[7], &[], &[3, 0]];
-    let model: Vars = shapes.iter().enumerate().map(|(i, shape)| (i.to_string(), var(&random(seed, shape, dtype, CPU)))).collect();
+    let model: Vars = shapes
+        .iter()
+        .enumerate()
+        .map(|(i, shape)| (i.to_string(), var(&random(seed, shape, dtype, CPU))))
+        .collect();
     let mut state = setup(optimiser, &model).unwrap();
     for call in 0..3 {
         step(&mut state, &model, seed + call);
@@ -47,7 +53,8 @@ fn started_with(optimiser: Box<dyn Optimiser>, dtype: DType, seed: u64) -> (Vars
 }
 
 fn step(state: &mut StateTree, model: &Vars, seed: u64) {
-    let gradients: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU))).collect();
+    let gradients: BTreeMap<_, _> =
+        model.iter().map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU))).collect();
     update(state, model, &gradients).unwrap();
 }
 
@@ -106,7 +113,11 @@ fn every_precision_into_every_other() {
                     assert_eq!(values(&model[leaf.path()]), parameter, "{what}");
                     for name in leaf.tensor_names() {
                         let new = tensor(leaf, &name).unwrap();
-                        let exact = if name == "master" { exact.clone() } else { values(&tensor(old, &name).unwrap()) };
+                        let exact = if name == "master" {
+                            exact.clone()
+                        } else {
+                            values(&tensor(old, &name).unwrap())
+                        };
                         assert_eq!(values(&new), rounded(&exact, new.dtype()), "{what}: {name}");
                     }
                     let facts = |leaf: &Leaf| (leaf.counters(), leaf.steps(), leaf.optimiser().fields());
@@ -154,9 +165,11 @@ fn a_parameter_is_its_new_master_rounded() {
         let above_a_tie = 1.0 + 2f64.powi(-digits) + 2f64.powi(-40);
         let saved = Vars::from([("0".to_string(), var(&of(&[above_a_tie; 2], DType::F64)))]);
         let file = file_of(Checkpoint::new(&setup(Momentum::new(0.1), &saved).unwrap()).model(&saved));
-        for (master, expected) in
-            [(None, 1.0 + 2f64.powi(1 - digits)), (Some(DType::F32), 1.0), (Some(DType::F64), 1.0 + 2f64.powi(1 - digits))]
-        {
+        for (master, expected) in [
+            (None, 1.0 + 2f64.powi(1 - digits)),
+            (Some(DType::F32), 1.0),
+            (Some(DType::F64), 1.0 + 2f64.powi(1 - digits)),
+        ] {
             let model = Vars::from([("0".to_string(), var(&of(&[3.0; 2], parameter)))]);
             let mut state = setup(with_masters(master, &Momentum::new(0.1)), &model).unwrap();
             open(&file).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
@@ -176,8 +189,13 @@ fn the_state_alone() {
     let (model, mut state) = started((DType::F16, Some(DType::F64)), &rule, 40);
     let parameters: Vec<_> = model.values().map(|x| bits(x)).collect();
     file().restore(&mut state).unwrap();
-    let masters = |state: &StateTree| state.leaves().map(|leaf| bits(&tensor(leaf, "master").unwrap())).collect::<Vec<_>>();
-    assert_eq!((masters(&state), model.values().map(|x| bits(x)).collect::<Vec<_>>()), (masters(&saved), parameters));
+    let masters = |state: &StateTree| {
+        state.leaves().map(|leaf| bits(&tensor(leaf, "master").unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (masters(&state), model.values().map(|x| bits(x)).collect::<Vec<_>>()),
+        (masters(&saved), parameters)
+    );
 
     let refused = |file: CheckpointFile, to: Precision, kind: ErrorKind, words: &[&str]| {
         let (model, mut state) = started(to, &rule, 40);
@@ -202,13 +220,26 @@ fn numbers_too_large_for_the_new_dtype() {
         DType::BF16 => 2f64.powi(128) - 2f64.powi(119),
         _ => 2f64.powi(128) - 2f64.powi(103),
     };
-    for (from, to) in [(DType::F64, DType::F32), (DType::F64, DType::BF16), (DType::F64, DType::F16), (DType::BF16, DType::F16)] {
+    for (from, to) in [
+        (DType::F64, DType::F32),
+        (DType::F64, DType::BF16),
+        (DType::F64, DType::F16),
+        (DType::BF16, DType::F16),
+    ] {
         for sign in [1.0, -1.0] {
             let below = f64::from_bits(edge(to).to_bits() - 1);
-            let (small, large) = if from == DType::F64 { (sign * below, sign * edge(to)) } else { (sign * 65280.0, sign * 65536.0) };
+            let (small, large) = if from == DType::F64 {
+                (sign * below, sign * edge(to))
+            } else {
+                (sign * 65280.0, sign * 65536.0)
+            };
             for (number, fits) in [(small, true), (large, false)] {
                 let saved = Vars::from([("x".to_string(), var(&of(&[1.0, 2.0, number], from)))]);
-                let file = || open(&file_of(Checkpoint::new(&setup(rule.clone(), &saved).unwrap()).model(&saved))).unwrap().converting();
+                let file = || {
+                    open(&file_of(Checkpoint::new(&setup(rule.clone(), &saved).unwrap()).model(&saved)))
+                        .unwrap()
+                        .converting()
+                };
                 let model = Vars::from([("x".to_string(), var(&of(&[3.0, 4.0, 5.0], to)))]);
                 let mut state = setup(rule.clone(), &model).unwrap();
                 let before = snapshot(&model, &state);
@@ -218,7 +249,9 @@ fn numbers_too_large_for_the_new_dtype() {
                     assert!(values(&model["x"])[2].is_finite());
                     continue;
                 }
-                let place = format!("the file's \"x\" is {number} at element 2, expected a number that {to:?} can hold");
+                let place = format!(
+                    "the file's \"x\" is {number} at element 2, expected a number that {to:?} can hold"
+                );
                 let words = [&*place, "CheckpointFile::accepting_non_finite"];
                 is_kind(&result.unwrap_err(), ErrorKind::Tensor(TensorProblem::TooLarge), &words);
                 assert!(snapshot(&model, &state) == before);
@@ -257,7 +290,8 @@ fn other_wrappers() {
                 result.unwrap();
             } else {
                 let is_fixed = from < 3 && dtype == DType::F32;
-                let kind = if is_fixed { ErrorKind::Tensor(TensorProblem::Dtype) } else { ErrorKind::OtherRule };
+                let kind =
+                    if is_fixed { ErrorKind::Tensor(TensorProblem::Dtype) } else { ErrorKind::OtherRule };
                 is_kind(&result.unwrap_err(), kind, &["\"0\"", "and then replace the rule"]);
                 assert!(snapshot(&model, &state) == before, "{from} to {to}: something changed");
             }
@@ -291,13 +325,20 @@ fn a_tensor_that_is_only_called_master() {
     let (saved_model, saved) = started((DType::F32, None), &Remembers::default(), 1);
     let (model, mut state) = started((DType::BF16, None), &Remembers::default(), 40);
     let restore = |saved: &StateTree, saved_model: &Vars, state: &mut StateTree, model: &Vars| {
-        open(&file_of(Checkpoint::new(saved).model(saved_model))).unwrap().converting().restore_with_model(state, model)
+        open(&file_of(Checkpoint::new(saved).model(saved_model)))
+            .unwrap()
+            .converting()
+            .restore_with_model(state, model)
     };
     restore(&saved, &saved_model, &mut state, &model).unwrap();
     let leaf = |state: &StateTree| values(&tensor(state.leaf("0").unwrap(), "master").unwrap());
-    assert_eq!((leaf(&state), values(&model["0"])), (leaf(&saved), rounded(&values(&saved_model["0"]), DType::BF16)));
+    assert_eq!(
+        (leaf(&state), values(&model["0"])),
+        (leaf(&saved), rounded(&values(&saved_model["0"]), DType::BF16))
+    );
 
-    let wrapped = |seed| started_with(Box::new(StochasticRounding::new(3, Remembers::default())), DType::BF16, seed);
+    let wrapped =
+        |seed| started_with(Box::new(StochasticRounding::new(3, Remembers::default())), DType::BF16, seed);
     let ((saved_model, saved), (model, mut state)) = (wrapped(1), wrapped(40));
     restore(&saved, &saved_model, &mut state, &model).unwrap();
     assert!(snapshot(&model, &state) == snapshot(&saved_model, &saved));

@@ -1,7 +1,10 @@
 //! What a program adds to a checkpoint beside state and model: bytes, and the steps of a scheduler.
 
 use candle_core::{DType, Device, Var};
-use optimisers::{Adam, Checkpoint, CheckpointFile, Communicator, Error, ErrorKind, Schedule, Scheduler, Setup, StateTree, setup};
+use optimisers::{
+    Adam, Checkpoint, CheckpointFile, Communicator, Error, ErrorKind, Schedule, Scheduler, Setup, StateTree,
+    setup,
+};
 
 use support::common::{Vars, is_kind};
 use support::crafted_checkpoints::{Pieces, file_of, open};
@@ -28,7 +31,12 @@ fn bytes_and_steps_come_back() {
     let mut state = state(&x);
     let scheduler = scheduler(&mut state, 777);
     let long: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let cases = [("generator", long), ("", vec![255]), ("none", vec![]), ("a \"name\"/of\n\u{0}\u{1F600}", vec![0; 3])];
+    let cases = [
+        ("generator", long),
+        ("", vec![255]),
+        ("none", vec![]),
+        ("a \"name\"/of\n\u{0}\u{1F600}", vec![0; 3]),
+    ];
     let mut checkpoint = Checkpoint::new(&state).model(&x).scheduler(&scheduler).note("generator", "a text");
     for (name, bytes) in &cases {
         checkpoint = checkpoint.bytes(*name, bytes.clone());
@@ -54,7 +62,8 @@ fn bytes_and_steps_come_back() {
 fn the_last_bytes_of_a_name_are_saved() {
     let x = variable();
     let state = state(&x);
-    let file = open(&file_of(Checkpoint::new(&state).bytes("a", [1]).bytes("a", [2, 3]))).expect("a checkpoint");
+    let file =
+        open(&file_of(Checkpoint::new(&state).bytes("a", [1]).bytes("a", [2, 3]))).expect("a checkpoint");
     assert_eq!(file.bytes("a").expect("an entry"), Some(vec![2, 3]));
 }
 
@@ -64,7 +73,11 @@ fn a_parameter_of_the_same_name() {
     let model = Vars::from([("optimisers.bytes/a".to_string(), variable())]);
     let state = setup(Adam::new(0.1), &model).expect("a state");
     let saved = Checkpoint::new(&state).model(&model).bytes("a", [1]).save(folder.path().join("run"));
-    is_kind(&saved.expect_err("two entries"), ErrorKind::Model, &["the name \"optimisers.bytes/a\" in the file", "rename a parameter"]);
+    is_kind(
+        &saved.expect_err("two entries"),
+        ErrorKind::Model,
+        &["the name \"optimisers.bytes/a\" in the file", "rename a parameter"],
+    );
 }
 
 /// What the description says and what the file has are compared.
@@ -81,7 +94,10 @@ fn a_damaged_description() {
     let refused = |error: Error, words: &[&str]| is_kind(&error, ErrorKind::File, words);
 
     let missing = crafted(|pieces| pieces.description["bytes"] = serde_json::json!(["a", "b"]));
-    refused(missing.bytes("b").expect_err("no entry"), &["names the bytes \"optimisers.bytes/b\"", "crafted"]);
+    refused(
+        missing.bytes("b").expect_err("no entry"),
+        &["names the bytes \"optimisers.bytes/b\"", "crafted"],
+    );
     assert_eq!(missing.bytes("a").expect("an entry"), Some(vec![1, 2, 3]));
     let other = crafted(|pieces| pieces.description["bytes"] = serde_json::json!(["a", "a/../x"]));
     refused(other.bytes("a/../x").expect_err("no entry"), &["which the file lacks"]);
@@ -98,7 +114,12 @@ fn over_ranks_all_have_to_bring_the_same() {
         let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
         let mut state = Setup::over(&world).setup(Adam::new(0.1), &model).expect("a state");
         let mut scheduler = scheduler(&mut state, 5);
-        let same = Checkpoint::new(&state).model(&model).bytes("a", [1, 2]).bytes("b", []).scheduler(&scheduler).save(&path);
+        let same = Checkpoint::new(&state)
+            .model(&model)
+            .bytes("a", [1, 2])
+            .bytes("b", [])
+            .scheduler(&scheduler)
+            .save(&path);
         same.expect("a save");
         let file = CheckpointFile::open(&path).expect("a checkpoint");
         assert_eq!((file.bytes("a").expect("an entry"), file.scheduler_steps()), (Some(vec![1, 2]), Some(5)));
@@ -106,7 +127,8 @@ fn over_ranks_all_have_to_bring_the_same() {
 
         let rank = world.rank() as u8;
         let other_bytes = Checkpoint::new(&state).bytes("a", [1, rank]).save(&path).expect_err("other bytes");
-        let other_names = Checkpoint::new(&state).bytes(format!("a{rank}"), [1]).save(&path).expect_err("other names");
+        let other_names =
+            Checkpoint::new(&state).bytes(format!("a{rank}"), [1]).save(&path).expect_err("other names");
         scheduler.go_to(5 + u64::from(rank), &mut state).expect("a step");
         state.adjust(0.1).expect("one rate");
         let other_steps = Checkpoint::new(&state).scheduler(&scheduler).save(&path).expect_err("other steps");
@@ -114,7 +136,9 @@ fn over_ranks_all_have_to_bring_the_same() {
     });
     for (path, errors) in told {
         let _ = std::fs::remove_file(path);
-        for ((kind, text), word) in errors.into_iter().zip(["the bytes", "the bytes", "the steps of the scheduler"]) {
+        for ((kind, text), word) in
+            errors.into_iter().zip(["the bytes", "the bytes", "the steps of the scheduler"])
+        {
             assert!(kind == ErrorKind::Ranks && text.contains(word), "{text}");
         }
     }

@@ -2,8 +2,9 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, ErrorKind, FieldValue, MixedPrecision, Optimiser, OptimiserChain,
-    Restored, Rule, StateTree, StochasticRounding, StoreAs, UniformAverage, rules, setup, update,
+    Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, ErrorKind, FieldValue, MixedPrecision,
+    Optimiser, OptimiserChain, Restored, Rule, StateTree, StochasticRounding, StoreAs, UniformAverage, rules,
+    setup, update,
 };
 use serde_json::Value;
 
@@ -67,26 +68,42 @@ fn a_missing_hyper_parameter_gets_its_default() {
 fn a_missing_hyper_parameter_is_that_of_its_rule() {
     let x = model(&[random(1, &[2], DType::BF16, CPU)]);
     let averages = OptimiserChain::new((Ema { delta: 0.5, debias: true, start: 4 }, UniformAverage::new(6)));
-    let twice = OptimiserChain::new((Adam { epsilon: 0.5, ..Adam::new(0.25) }, Adam { epsilon: 0.75, ..Adam::new(0.125) }));
+    let twice = OptimiserChain::new((
+        Adam { epsilon: 0.5, ..Adam::new(0.25) },
+        Adam { epsilon: 0.75, ..Adam::new(0.125) },
+    ));
     let wrapped = |rule| StochasticRounding::new(3, StoreAs::new([("m", DType::BF16)], rule));
     let epsilon = FieldValue::Real(1e-8);
     type Row<'r> = (Box<dyn Optimiser>, &'r [usize], &'r [(&'r str, &'r str, FieldValue)]);
     let rows: [Row<'_>; 7] = [
         (Box::new(averages.clone()), &[2], &[("Ema", "start", FieldValue::Count(0))]),
-        (Box::new(averages.clone()), &[1, 2], &[("Ema", "debias", FieldValue::Flag(false)), ("Ema", "start", FieldValue::Count(0))]),
-        (Box::new(MixedPrecision::new(DType::F32, averages)), &[2], &[("Ema", "start", FieldValue::Count(0))]),
+        (
+            Box::new(averages.clone()),
+            &[1, 2],
+            &[("Ema", "debias", FieldValue::Flag(false)), ("Ema", "start", FieldValue::Count(0))],
+        ),
+        (
+            Box::new(MixedPrecision::new(DType::F32, averages)),
+            &[2],
+            &[("Ema", "start", FieldValue::Count(0))],
+        ),
         (Box::new(twice.clone()), &[2], &[("Adam", "epsilon", epsilon)]),
         (Box::new(twice.clone()), &[5], &[("Adam", "epsilon", epsilon)]),
         (
             Box::new(twice.clone()),
             &[1, 2, 5],
-            &[("Adam", "beta", FieldValue::Pair(0.9, 0.999)), ("Adam", "epsilon", epsilon), ("Adam", "epsilon", epsilon)],
+            &[
+                ("Adam", "beta", FieldValue::Pair(0.9, 0.999)),
+                ("Adam", "epsilon", epsilon),
+                ("Adam", "epsilon", epsilon),
+            ],
         ),
         (Box::new(wrapped(twice)), &[3], &[("Adam", "epsilon", epsilon)]),
     ];
     for (optimiser, missing, expected) in rows {
         let mut state = setup(optimiser.clone(), &x).expect("a state");
-        let restored = without(optimiser.clone(), &x, missing).restore(&mut state).expect("a file with fewer fields");
+        let restored =
+            without(optimiser.clone(), &x, missing).restore(&mut state).expect("a file with fewer fields");
         assert_eq!(taken(&restored), expected, "{}", optimiser.name());
         let mut fields = optimiser.fields();
         missing.iter().zip(expected).for_each(|(&place, (_, _, default))| fields[place].1 = *default);

@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, Error, ErrorKind, Momentum, Nesterov, OptimiserChain, Parameter,
-    RMSProp, Scale, StateTree, TensorProblem, WeightDecay, setup,
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, Error, ErrorKind, Momentum, Nesterov,
+    OptimiserChain, Parameter, RMSProp, Scale, StateTree, TensorProblem, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
-use crate::files::torch_state::{bytes, count, file, floats, golden, group, lone, moments, refused, torch_error};
+use crate::files::torch_state::{
+    bytes, count, file, floats, golden, group, lone, moments, refused, torch_error,
+};
 use support::common::{Vars, bits, constant, is_kind, says, var};
 use support::torch_runs::{json as read, model, optimisers, read_parameters};
 
@@ -29,12 +31,28 @@ fn definitions_that_differ_are_refused() {
     let none = json!({});
     let differs = [
         (adam(), with(&none, "maximize", json!(true)), "maximize"),
-        (setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model).expect("a state"), none.clone(), "maximize"),
+        (
+            setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model).expect("a state"),
+            none.clone(),
+            "maximize",
+        ),
         (adam(), with(&none, "weight_decay", json!(0.1)), "weight_decay (in the gradient)"),
-        (adam(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }), "weight_decay (beside the step)"),
-        (adamw(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": false }), "weight_decay (in the gradient)"),
+        (
+            adam(),
+            json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }),
+            "weight_decay (beside the step)",
+        ),
+        (
+            adamw(),
+            json!({ "weight_decay": 0.1, "decoupled_weight_decay": false }),
+            "weight_decay (in the gradient)",
+        ),
         (adam(), with(&none, "grad_averaging", json!(true)), "grad_averaging"),
-        (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "dampening", json!(0.5)), "dampening"),
+        (
+            setup(Momentum::new(1e-3), &model).expect("a state"),
+            with(&sgd, "dampening", json!(0.5)),
+            "dampening",
+        ),
         (
             setup(AdaGrad::new(1e-3), &model).expect("a state"),
             json!({ "betas": "removed", "amsgrad": "removed", "lr_decay": 0.1 }),
@@ -50,7 +68,11 @@ fn definitions_that_differ_are_refused() {
     let others = [
         (adam(), with(&none, "amsgrad", json!(true)), "`AMSGradW`"),
         (adam(), sgd.clone(), "`Momentum`"),
-        (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "nesterov", json!(true)), "`Nesterov`"),
+        (
+            setup(Momentum::new(1e-3), &model).expect("a state"),
+            with(&sgd, "nesterov", json!(true)),
+            "`Nesterov`",
+        ),
         (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "momentum", json!(0)), "`Descent`"),
         (
             setup(RMSProp::new(1e-3), &model).expect("a state"),
@@ -62,7 +84,10 @@ fn definitions_that_differ_are_refused() {
         let error = torch_error(refused(&file(&moments(), changes), &model, &mut state));
         is_kind(&error, ErrorKind::OtherRule, &["the file is of torch's "]);
         assert_eq!(error.remedy(), Some(&*format!("set up {expected}")), "{error}");
-        assert_ne!(error.got().map(|got| format!("torch's {got}")).as_deref(), error.expected().and_then(|text| text.split(", ").next()));
+        assert_ne!(
+            error.got().map(|got| format!("torch's {got}")).as_deref(),
+            error.expected().and_then(|text| text.split(", ").next())
+        );
     }
 }
 
@@ -79,7 +104,11 @@ fn what_schedulers_move_besides_the_rate_is_refused() {
     let model = lone();
     let mut state = setup(Adam::new(1e-3), &model).expect("a state");
     for key in ["max_momentum", "base_momentum"] {
-        let error = torch_error(refused(&file(&moments(), json!({ key: 0.95 })).taking_over_fields(), &model, &mut state));
+        let error = torch_error(refused(
+            &file(&moments(), json!({ key: 0.95 })).taking_over_fields(),
+            &model,
+            &mut state,
+        ));
         is_kind(&error, ErrorKind::Unsupported, &["moves the momentum, or β₁", key]);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("cycle_momentum=False")), "{error}");
     }
@@ -93,16 +122,22 @@ fn numbers_that_cannot_be_trusted_are_refused() {
     let model = lone();
     let momentum = || setup(Momentum::new(1e-3), &model).expect("a state");
     let nesterov = || setup(Nesterov::new(1e-3), &model).expect("a state");
-    let outside = || setup(OptimiserChain::new((Momentum::new(1.0), Descent::new(1e-3))), &model).expect("a state");
+    let outside =
+        || setup(OptimiserChain::new((Momentum::new(1.0), Descent::new(1e-3))), &model).expect("a state");
     let buffer = |numbers: &[f32]| [("x/momentum_buffer", floats(numbers))];
     let takes = |state: &mut StateTree, entries: &[(&str, Tensor)], changes: Value, words: Option<&str>| {
         let file = file(entries, changes).taking_over_fields();
-        let Some(words) = words else { return assert!(file.restore(state).is_ok_and(|unmoved| unmoved.is_empty())) };
+        let Some(words) = words else {
+            return assert!(file.restore(state).is_ok_and(|unmoved| unmoved.is_empty()));
+        };
         let error = torch_error(refused(&file, &model, state));
         assert!(error.to_string().contains(words) && error.remedy().is_some(), "{words}: {error}");
     };
     // A velocity here has the rate inside.
-    let lost = Some("momentum_buffer in the file is -2 at element 1, expected 0, as the velocity here contains a learning rate");
+    let lost = Some(
+        "momentum_buffer in the file is -2 at element 1, expected 0, as the velocity here contains a \
+         learning rate",
+    );
     takes(&mut momentum(), &buffer(&[0.0, -2.0]), sgd(0.9, false, 0.0), lost);
     takes(&mut nesterov(), &buffer(&[0.0, -2.0]), sgd(0.9, true, 0.0), lost);
     takes(&mut momentum(), &buffer(&[0.0, 0.0]), sgd(0.9, false, 0.0), None);
@@ -115,12 +150,16 @@ fn numbers_that_cannot_be_trusted_are_refused() {
     takes(&mut adam(), &moments(), json!({ "initial_lr": 1e-300 }), None);
     // Counts that 16 bits stop at.
     for (dtype, last) in [(DType::BF16, 256.0f32), (DType::F16, 2048.0)] {
-        let words = format!("step in the file is {last}, expected a count in F32: adding 1 to it in {dtype:?} changes nothing");
+        let words = format!(
+            "step in the file is {last}, expected a count in F32: adding 1 to it in {dtype:?} changes \
+             nothing"
+        );
         for (number, words) in [(last - 1.0, None), (last, Some(&*words))] {
             let count = count(number).to_dtype(dtype).expect("a number");
             let mut entries = moments();
             entries[2].1 = count.clone();
-            let above = (count.ones_like().expect("1") + &count).and_then(|next| next.to_dtype(DType::F32)?.to_scalar::<f32>());
+            let above = (count.ones_like().expect("1") + &count)
+                .and_then(|next| next.to_dtype(DType::F32)?.to_scalar::<f32>());
             assert_eq!(above.expect("a number") == number, words.is_some(), "{dtype:?}");
             takes(&mut adam(), &entries, json!({}), words);
         }
@@ -128,7 +167,11 @@ fn numbers_that_cannot_be_trusted_are_refused() {
     let mut entries = moments();
     entries[2].1 = count(16_777_216.0);
     takes(&mut adam(), &entries, json!({}), None);
-    let error = refused(&file(&buffer(&[1e38, 0.0]), sgd(0.9, false, 1e3)).taking_over_fields(), &model, &mut momentum());
+    let error = refused(
+        &file(&buffer(&[1e38, 0.0]), sgd(0.9, false, 1e3)).taking_over_fields(),
+        &model,
+        &mut momentum(),
+    );
     assert_eq!(error.kind(), ErrorKind::Tensor(TensorProblem::TooLarge));
 }
 
@@ -143,7 +186,9 @@ fn kinds_of_sgd_are_told_apart() {
         (Box::new(Nesterov::new(1e-3)), "SGD(nesterov, momentum)"),
     ];
     let files = [("SGD", 0.0, false), ("SGD(momentum)", 0.9, false), ("SGD(nesterov, momentum)", 0.9, true)];
-    for ((rule, own), (kind, momentum, nesterov)) in rules.iter().flat_map(|rule| files.map(|file| (rule, file))) {
+    for ((rule, own), (kind, momentum, nesterov)) in
+        rules.iter().flat_map(|rule| files.map(|file| (rule, file)))
+    {
         let mut state = setup(rule.clone(), &model).expect("a state");
         let buffer = (momentum != 0.0).then(|| ("x/momentum_buffer", floats(&[1.0, 2.0])));
         let file = file(buffer.as_slice(), sgd(momentum, nesterov, 1e-3));
@@ -152,7 +197,11 @@ fn kinds_of_sgd_are_told_apart() {
             continue;
         }
         let error = torch_error(refused(&file, &model, &mut state));
-        is_kind(&error, ErrorKind::OtherRule, &[&format!("the file is of torch's {kind}, expected torch's {own}, which ")]);
+        is_kind(
+            &error,
+            ErrorKind::OtherRule,
+            &[&format!("the file is of torch's {kind}, expected torch's {own}, which ")],
+        );
     }
 }
 
@@ -184,16 +233,31 @@ fn files_that_do_not_fit_are_refused() {
     ];
     for (file, words) in cases {
         let error = error(&file);
-        assert!(error.starts_with("torch state state: parameter \"x\": ") && error.contains(words), "{words}: {error}");
+        assert!(
+            error.starts_with("torch state state: parameter \"x\": ") && error.contains(words),
+            "{words}: {error}"
+        );
     }
     let cases = [
-        (file(&[], json!({ "params": ["y"] })), "parameter \"y\": the file has it, and the state lacks it; there are: x"),
+        (
+            file(&[], json!({ "params": ["y"] })),
+            "parameter \"y\": the file has it, and the state lacks it; there are: x",
+        ),
         (file(&[], json!({ "params": [] })), "parameter \"x\": the file lacks it"),
-        (file(&moments(), json!({ "params": ["x", "x"] })), "parameter \"x\": two parameters of the file are this one"),
-        (file(&moments(), json!({})).named(["x", "y"]), "the parameters of the file are given 2 names, expected 1"),
+        (
+            file(&moments(), json!({ "params": ["x", "x"] })),
+            "parameter \"x\": two parameters of the file are this one",
+        ),
+        (
+            file(&moments(), json!({})).named(["x", "y"]),
+            "the parameters of the file are given 2 names, expected 1",
+        ),
         (file(&moments(), json!({ "lr": "fast" })), "the file's lr is \"fast\", expected a number"),
         (file(&moments(), json!({ "betas": [0.9] })), "the file's betas is [0.9], expected two numbers"),
-        (file(&moments(), json!({ "amsgrad": "removed" })), "no rule here continues an optimiser with the hyper-parameters betas"),
+        (
+            file(&moments(), json!({ "amsgrad": "removed" })),
+            "no rule here continues an optimiser with the hyper-parameters betas",
+        ),
     ];
     for (file, words) in cases {
         let error = error(&file);
@@ -201,7 +265,10 @@ fn files_that_do_not_fit_are_refused() {
     }
     let invalid = file(&moments(), json!({ "betas": [0.9, 1.5] })).taking_over_fields();
     says(&refused(&invalid, &model, &mut state), &["beta is (0.9, 1.5)"]);
-    with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))).accepting_non_finite().restore(&mut state).expect("torch's state");
+    with("x/exp_avg", Some(floats(&[1.0, f32::NAN])))
+        .accepting_non_finite()
+        .restore(&mut state)
+        .expect("torch's state");
 }
 
 #[test]
@@ -239,7 +306,8 @@ fn damaged_files_are_refused() {
     let restored = |bytes: Vec<u8>| {
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         TorchState::from_bytes("state", bytes)?.restore(&mut state)?;
-        let velocity = |leaf: &optimisers::Leaf| bits(&leaf.tensor("1.velocity").expect("a copy").expect("a tensor"));
+        let velocity =
+            |leaf: &optimisers::Leaf| bits(&leaf.tensor("1.velocity").expect("a copy").expect("a tensor"));
         Ok::<_, Error>(state.leaves().map(velocity).collect::<Vec<_>>())
     };
     let (sound, mut refusals) = (restored(whole.clone()).expect("a whole file"), 0);
@@ -267,19 +335,42 @@ fn what_torch_does_not_know_is_not_written() {
     let state = |optimiser: Box<dyn optimisers::Optimiser>| setup(optimiser, &model).expect("a state");
     let decayed = |couple| AdamW { lambda: 0.1, couple, ..AdamW::new(0.1) };
     refused(&state(Box::new(AMSGrad::new(0.1))), &["AMSGrad has none, expected exactly one of Adam"]);
-    refused(&state(Box::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))), &["has Adam and Momentum"]);
+    refused(
+        &state(Box::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))),
+        &["has Adam and Momentum"],
+    );
     refused(&state(Box::new(decayed(false))), &["not in proportion to the learning rate"]);
-    refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))), &["not in proportion to the learning rate"]);
-    refused(&state(Box::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))), &["a WeightDecay behind the rule"]);
-    refused(&state(Box::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))), &["one beside it"]);
+    refused(
+        &state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))),
+        &["not in proportion to the learning rate"],
+    );
+    refused(
+        &state(Box::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))),
+        &["a WeightDecay behind the rule"],
+    );
+    refused(
+        &state(Box::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))),
+        &["one beside it"],
+    );
     refused(&state(Box::new(DecoupledDecay::new(0.1, Momentum::new(0.1)))), &["this weight decay in SGD"]);
-    refused(&state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())), &["a cautious weight decay"]);
+    refused(
+        &state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())),
+        &["a cautious weight decay"],
+    );
     refused(&state(Box::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
-    let mixed = Vars::from([("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))].map(|(name, x)| (name.to_string(), x.clone())));
+    let mixed = Vars::from(
+        [("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))]
+            .map(|(name, x)| (name.to_string(), x.clone())),
+    );
     let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn optimisers::Optimiser>> {
         Some(if path == "a" { Box::new(Adam::new(0.1)) } else { Box::new(Momentum::new(0.1)) })
     };
     let mixed = optimisers::setup_with(&mixed, choose).expect("a state");
-    refused(&mixed, &["parameter \"b\": it is trained as by torch's SGD, expected its Adam, as by which \"a\" is"]);
-    state(Box::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1)))))).save_torch(&path).expect("a save");
+    refused(
+        &mixed,
+        &["parameter \"b\": it is trained as by torch's SGD, expected its Adam, as by which \"a\" is"],
+    );
+    state(Box::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1))))))
+        .save_torch(&path)
+        .expect("a save");
 }

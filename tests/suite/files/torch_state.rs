@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon, Offload, OptimiserChain, Q8,
-    Schedule, Scheduler, StateTree, StoreAs, TensorProblem, WeightDecay, setup,
+    AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
+    Offload, OptimiserChain, Q8, Schedule, Scheduler, StateTree, StoreAs, TensorProblem, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
 use support::common::{Snapshot, Vars, bits, constant, is_kind, says, snapshot, values, var};
 use support::torch_runs::{
-    GROUP_RATES, ScheduledRun, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters, read_parameters,
-    scheduled, scheduled_steps, start, steps,
+    GROUP_RATES, ScheduledRun, assert_close, assert_exact, json as read, model, model_in, optimisers,
+    parameters, read_parameters, scheduled, scheduled_steps, start, steps,
 };
 
 pub fn golden(name: &str) -> PathBuf {
@@ -34,7 +34,9 @@ pub fn group(changes: Value) -> Value {
     });
     for (key, value) in changes.as_object().expect("changes") {
         match value {
-            Value::String(text) if text == "removed" => drop(group.as_object_mut().expect("a group").remove(key)),
+            Value::String(text) if text == "removed" => {
+                drop(group.as_object_mut().expect("a group").remove(key))
+            }
             value => group[key] = value.clone(),
         }
     }
@@ -43,7 +45,8 @@ pub fn group(changes: Value) -> Value {
 
 /// A safetensors file of one group.
 pub fn bytes(entries: &[(&str, Tensor)], group: &Value) -> Vec<u8> {
-    let tensors: HashMap<String, &Tensor> = entries.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
+    let tensors: HashMap<String, &Tensor> =
+        entries.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
     let metadata = HashMap::from([("param_groups".to_string(), json!([group]).to_string())]);
     safetensors::serialize(tensors, Some(metadata)).expect("a file")
 }
@@ -84,7 +87,8 @@ fn runs_go_on_from_files_that_torch_wrote() {
     let expected = read(&golden("expected.json"));
     let mut formats = BTreeMap::new();
     for (name, optimiser) in optimisers() {
-        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        let [after_20, after_40] =
+            ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         for format in ["pt", "safetensors"] {
             let path = golden(&format!("{name}.{format}"));
             if !path.exists() {
@@ -93,7 +97,12 @@ fn runs_go_on_from_files_that_torch_wrote() {
             *formats.entry(format).or_insert(0) += 1;
             let model = model(&after_20);
             let mut state = setup(optimiser.clone(), &model).expect("a state");
-            assert!(TorchState::open(&path).and_then(|file| file.restore(&mut state)).expect("torch's state").is_empty());
+            assert!(
+                TorchState::open(&path)
+                    .and_then(|file| file.restore(&mut state))
+                    .expect("torch's state")
+                    .is_empty()
+            );
             steps(&mut state, &model, 20);
             assert_close(&parameters(&model), &after_40, name);
         }
@@ -107,12 +116,19 @@ fn a_scheduler_goes_on_from_files_that_torch_wrote() {
     let expected = read(&golden("scheduled.json"));
     let mut files = 0;
     for ScheduledRun { name, optimiser, schedule } in scheduled() {
-        let [after_20, after_40] = ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
-        for path in ["pt", "safetensors"].map(|format| golden(&format!("{name}.{format}"))).iter().filter(|path| path.exists()) {
+        let [after_20, after_40] =
+            ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
+        for path in ["pt", "safetensors"]
+            .map(|format| golden(&format!("{name}.{format}")))
+            .iter()
+            .filter(|path| path.exists())
+        {
             files += 1;
             let model = model_in(DType::F64, &after_20);
             let mut state = setup(optimiser.clone(), &model).expect("a state");
-            TorchState::open(path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("torch's state");
+            TorchState::open(path)
+                .and_then(|file| file.taking_over_fields().restore(&mut state))
+                .expect("torch's state");
             let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
             let bases: Vec<_> = state.leaves().map(|leaf| leaf.base(field)).collect();
             assert_eq!(bases, [GROUP_RATES[1], GROUP_RATES[0], GROUP_RATES[0]].map(Some), "{name}");
@@ -120,7 +136,8 @@ fn a_scheduler_goes_on_from_files_that_torch_wrote() {
             is_kind(&anew, ErrorKind::Schedule, &["a new relative schedule would multiply the"]);
             assert_eq!(anew.path(), Some("conv"), "{anew}");
             let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            let mut scheduler = Scheduler::resume(schedule.clone(), last_epoch, &mut state).expect("a scheduler");
+            let mut scheduler =
+                Scheduler::resume(schedule.clone(), last_epoch, &mut state).expect("a scheduler");
             scheduled_steps(&mut scheduler, &mut state, &model, 20);
             assert_exact(&parameters(&model), &after_40, name);
         }
@@ -140,7 +157,10 @@ fn a_schedule_that_is_not_relative_goes_on_for_each_group() {
     let _ = Scheduler::resume([fc.clone().below("fc"), others.clone()], 20, &mut state).expect("a scheduler");
     let now: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(now, [others.at(20), fc.at(20), fc.at(20)]);
-    assert!(before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16), "{before:?} and {now:?}");
+    assert!(
+        before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16),
+        "{before:?} and {now:?}"
+    );
 }
 
 fn start_of_scheduled() -> support::torch_runs::Model {
@@ -157,7 +177,8 @@ fn initial_rates_are_written_and_read() {
         let (_, metadata) = safetensors::SafeTensors::read_metadata(&file).expect("a header");
         let metadata = metadata.metadata().clone().expect("metadata");
         let groups: Value = serde_json::from_str(&metadata["param_groups"]).expect("groups");
-        let told = |group: &Value| (group["params"].clone(), group["lr"].clone(), group.get("initial_lr").cloned());
+        let told =
+            |group: &Value| (group["params"].clone(), group["lr"].clone(), group.get("initial_lr").cloned());
         groups.as_array().expect("a list").iter().map(told).map(|told| json!(told)).collect()
     };
     let model = start();
@@ -171,9 +192,14 @@ fn initial_rates_are_written_and_read() {
     state.save_torch(&path).expect("a save");
     assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
 
-    let mut restored = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(1.0))), &model).expect("a state");
-    TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut restored)).expect("a state");
-    let told = |state: &StateTree| state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.base("1.eta"))).collect::<Vec<_>>();
+    let mut restored =
+        setup(OptimiserChain::new((Adam::new(0.5), Descent::new(1.0))), &model).expect("a state");
+    TorchState::open(&path)
+        .and_then(|file| file.taking_over_fields().restore(&mut restored))
+        .expect("a state");
+    let told = |state: &StateTree| {
+        state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.base("1.eta"))).collect::<Vec<_>>()
+    };
     assert_eq!(told(&restored), told(&state));
     let resumed = Scheduler::resume(schedule(), 1, &mut restored).expect("a scheduler");
     assert_eq!((resumed, told(&restored)), (scheduler, told(&state)));
@@ -192,7 +218,8 @@ fn an_initial_rate_that_is_none_is_refused() {
     let mut state = setup(Adam::new(1e-3), &model).expect("a state");
     for value in [json!(-0.5), json!("large"), json!(null)] {
         let shown = value.to_string();
-        let error = torch_error(refused(&file(&moments(), json!({ "initial_lr": value })), &model, &mut state));
+        let error =
+            torch_error(refused(&file(&moments(), json!({ "initial_lr": value })), &model, &mut state));
         is_kind(&error, ErrorKind::File, &["the file's initial_lr is "]);
         assert_eq!(error.got(), Some(&*shown), "{error}");
     }
@@ -210,7 +237,10 @@ fn a_state_comes_back_from_its_own_file() {
         let saved = parameters(&model);
         let copy = support::torch_runs::model(&saved);
         let mut restored = setup(optimiser, &copy).expect("a state");
-        assert_eq!(TorchState::open(&path).and_then(|file| file.restore(&mut restored)).expect("a file"), [""; 0]);
+        assert_eq!(
+            TorchState::open(&path).and_then(|file| file.restore(&mut restored)).expect("a file"),
+            [""; 0]
+        );
         steps(&mut state, &model, 5);
         steps(&mut restored, &copy, 5);
         assert_close(&parameters(&copy), &parameters(&model), name);
@@ -224,10 +254,17 @@ fn every_bit_of_moments_and_counters_comes_back() {
     let path = folder.path().join("state");
     let tensors = |state: &StateTree| -> Vec<Snapshot> {
         let of = |leaf: &optimisers::Leaf| {
-            let named = leaf.tensor_names().into_iter().filter(|name| name.ends_with('m') || name.ends_with('v'));
-            let mut all: Snapshot =
-                named.map(|name| (name.clone(), bits(&leaf.tensor(&name).expect("a copy").expect("a tensor")))).collect();
-            all.extend(leaf.counters().into_iter().filter(|(name, _)| name.ends_with('t')).map(|(name, count)| (name, vec![count])));
+            let named =
+                leaf.tensor_names().into_iter().filter(|name| name.ends_with('m') || name.ends_with('v'));
+            let mut all: Snapshot = named
+                .map(|name| (name.clone(), bits(&leaf.tensor(&name).expect("a copy").expect("a tensor"))))
+                .collect();
+            all.extend(
+                leaf.counters()
+                    .into_iter()
+                    .filter(|(name, _)| name.ends_with('t'))
+                    .map(|(name, count)| (name, vec![count])),
+            );
             all
         };
         state.leaves().map(of).collect()
@@ -255,7 +292,9 @@ fn every_bit_of_moments_and_counters_comes_back() {
             state.save_torch(&path).expect("a save");
             let other = fresh();
             let mut restored = setup(optimiser.clone(), &other).expect("a state");
-            TorchState::open(&path).and_then(|file| file.restore(&mut restored)).unwrap_or_else(|error| panic!("{name}: {error}"));
+            TorchState::open(&path)
+                .and_then(|file| file.restore(&mut restored))
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(restored.leaf("x").map(|leaf| leaf.steps()), Some(3), "{name}");
             assert_eq!(tensors(&restored), tensors(&state), "{name}");
         }
@@ -289,7 +328,9 @@ fn states_with_decays_of_0_come_back() {
         state.save_torch(&path).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
         let copy = Vars::from([("x".to_string(), var(&model["x"].copy().expect("a copy")))]);
         let mut restored = setup(rule.clone(), &copy).expect("a state");
-        TorchState::open(&path).and_then(|file| file.restore(&mut restored)).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+        TorchState::open(&path)
+            .and_then(|file| file.restore(&mut restored))
+            .unwrap_or_else(|error| panic!("{rule:?}: {error}"));
         step(&mut state, &model, [0.5, 3.0]);
         step(&mut restored, &copy, [0.5, 3.0]);
         assert_eq!(values(&copy["x"]), values(&model["x"]), "{rule:?}");
@@ -328,7 +369,9 @@ fn hyper_parameters_are_compared_or_taken_over() {
     assert_eq!(fields(["0.lambda", "1.eta", "1.beta", "1.epsilon"]), expected.map(Some));
     // A learning rate that torch has as a tensor is an f32.
     let rounded = f64::from(1e-3f32);
-    file(&moments(), json!({ "lr": rounded })).restore(&mut setup(Adam::new(1e-3), &model).expect("a state")).expect("the same rate");
+    file(&moments(), json!({ "lr": rounded }))
+        .restore(&mut setup(Adam::new(1e-3), &model).expect("a state"))
+        .expect("the same rate");
 }
 
 #[test]
@@ -341,7 +384,8 @@ fn the_learning_rate_is_that_of_the_last_factor() {
     let momentum = |eta| Momentum { rho: 0.5, ..Momentum::new(eta) };
     let mut inside = setup(momentum(0.125), &model).expect("a state");
     file(&entries, changes.clone()).taking_over_fields().restore(&mut inside).expect("torch's state");
-    let mut outside = setup(OptimiserChain::new((momentum(1.0), Descent::new(0.125))), &model).expect("a state");
+    let mut outside =
+        setup(OptimiserChain::new((momentum(1.0), Descent::new(0.125))), &model).expect("a state");
     file(&entries, changes).taking_over_fields().restore(&mut outside).expect("torch's state");
     let told = |state: &StateTree, slot: &str, eta: &str| {
         let leaf = state.leaf("x").expect("the leaf");
@@ -365,12 +409,23 @@ fn names_come_from_the_caller_where_the_file_has_numbers() {
 
     let mut sgd = setup(Momentum::new(0.1), &model).expect("a state");
     let numbered = || TorchState::open_at(&path, "optimizers.1").expect("a file");
-    says(&numbered().restore(&mut sgd).expect_err("no names"), &["numbers its 3 parameters", "TorchState::named"]);
-    is_kind(&numbered().renamed(str::to_string).expect_err("no names"), ErrorKind::File, &["does not name them"]);
-    let swapped = numbered().named(["fc.weight", "fc.bias", "conv"]).restore(&mut sgd).expect_err("other shapes");
+    says(
+        &numbered().restore(&mut sgd).expect_err("no names"),
+        &["numbers its 3 parameters", "TorchState::named"],
+    );
+    is_kind(
+        &numbered().renamed(str::to_string).expect_err("no names"),
+        ErrorKind::File,
+        &["does not name them"],
+    );
+    let swapped =
+        numbered().named(["fc.weight", "fc.bias", "conv"]).restore(&mut sgd).expect_err("other shapes");
     is_kind(&swapped, ErrorKind::Tensor(TensorProblem::Shape), &["momentum_buffer in the file has shape"]);
     let wrapped = numbered().named(["module.conv", "module.fc.bias", "module.fc.weight"]);
-    wrapped.renamed(|name| name.replace("module.", "")).and_then(|file| file.restore(&mut sgd)).expect("torch's state");
+    wrapped
+        .renamed(|name| name.replace("module.", ""))
+        .and_then(|file| file.restore(&mut sgd))
+        .expect("torch's state");
 }
 
 /// Each rank takes and writes its part.
@@ -379,10 +434,16 @@ fn ranks_read_and_write_one_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
     let optimiser = || OptimiserChain::new((optimisers::ClipGlobalNorm::new(1.0), AdamW::new(0.01)));
-    let fresh = || Vars::from([("a", 40_000), ("b", 3)].map(|(name, count)| (name.to_string(), var(&constant(0.5, count, DType::F32)))));
+    let fresh = || {
+        Vars::from(
+            [("a", 40_000), ("b", 3)]
+                .map(|(name, count)| (name.to_string(), var(&constant(0.5, count, DType::F32)))),
+        )
+    };
     let model = fresh();
     let mut state = setup(optimiser(), &model).expect("a state");
-    let gradients = [("a", 40_000usize), ("b", 3)].map(|(name, count)| (name, support::common::tensor(2, &[count], DType::F32)));
+    let gradients = [("a", 40_000usize), ("b", 3)]
+        .map(|(name, count)| (name, support::common::tensor(2, &[count], DType::F32)));
     optimisers::update(&mut state, &model, &gradients).expect("an update");
     state.save_torch(&whole).expect("a save");
     std::thread::scope(|scope| {
@@ -402,7 +463,10 @@ fn ranks_read_and_write_one_file() {
 
 #[test]
 fn masters_have_their_moments() {
-    let model = Vars::from([("x".to_string(), Var::from_tensor(&constant(1.0, 2, DType::BF16)).expect("a variable"))]);
+    let model = Vars::from([(
+        "x".to_string(),
+        Var::from_tensor(&constant(1.0, 2, DType::BF16)).expect("a variable"),
+    )]);
     let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(1e-3)), &model).expect("a state");
     file(&moments(), json!({})).restore(&mut state).expect("torch's state");
     let leaf = state.leaf("x").expect("the leaf");

@@ -5,12 +5,16 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
-use optimisers::{Adam, Error, ErrorKind, Lookahead, MixedPrecision, OptimiserChain, TensorProblem, Weights, setup_with};
+use optimisers::{
+    Adam, Error, ErrorKind, Lookahead, MixedPrecision, OptimiserChain, TensorProblem, Weights, setup_with,
+};
 use tempfile::TempDir;
 
 use crate::model::models::{CPU, of, var_map};
 use crate::training::precision::policy;
-use support::common::{Vars, assert_same, bits, bits16, devices, is_kind, nearest16, numbers, random, snapshot, values, var};
+use support::common::{
+    Vars, assert_same, bits, bits16, devices, is_kind, nearest16, numbers, random, snapshot, values, var,
+};
 use support::crafted_checkpoints::assembled;
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -30,7 +34,14 @@ fn folder() -> TempDir {
 const IN_F16: &str = "a number that F16 can hold";
 
 /// Asserts which tensor of a file was refused, and why: what it is and where, and what was expected.
-fn is_refused(error: &Error, path: &str, problem: TensorProblem, element: Option<usize>, got: Option<&str>, expected: &str) {
+fn is_refused(
+    error: &Error,
+    path: &str,
+    problem: TensorProblem,
+    element: Option<usize>,
+    got: Option<&str>,
+    expected: &str,
+) {
     assert_eq!((error.kind(), error.path()), (ErrorKind::Tensor(problem), Some(path)), "{error}");
     assert_eq!((error.element(), error.got(), error.expected()), (element, got, Some(expected)), "{error}");
     assert!(error.file().is_some() && error.to_string().starts_with("weights "), "{error}");
@@ -39,9 +50,15 @@ fn is_refused(error: &Error, path: &str, problem: TensorProblem, element: Option
 /// Values that two roundings in a row get wrong: just off the middle between two 16-bit numbers, by less than
 /// an f32 can say.
 fn tricky() -> Vec<f64> {
-    let middles = [1.0 + 2f64.powi(-8), 1.0 + 3.0 * 2f64.powi(-8), 1.0 + 2f64.powi(-11), 1.0 + 3.0 * 2f64.powi(-11)];
+    let middles =
+        [1.0 + 2f64.powi(-8), 1.0 + 3.0 * 2f64.powi(-8), 1.0 + 2f64.powi(-11), 1.0 + 3.0 * 2f64.powi(-11)];
     let off = [-(2f64.powi(-40)), 0.0, 2f64.powi(-40)];
-    middles.into_iter().flat_map(|middle| off.map(|off| middle + off)).flat_map(|x| [x, -x]).chain(numbers(3, 200)).collect()
+    middles
+        .into_iter()
+        .flat_map(|middle| off.map(|off| middle + off))
+        .flat_map(|x| [x, -x])
+        .chain(numbers(3, 200))
+        .collect()
 }
 
 #[test]
@@ -50,16 +67,27 @@ fn values_are_converted_and_rounded_once() {
         for from in FLOATS {
             let folder = folder();
             let stored = of(&tricky(), from);
-            let weights = Weights::open([saved(&folder, "model.safetensors", [("x", stored.clone())])]).expect("weights");
+            let weights = Weights::open([saved(&folder, "model.safetensors", [("x", stored.clone())])])
+                .expect("weights");
             for to in FLOATS {
-                let model: Vars = [("x".to_string(), Var::zeros(stored.shape(), to, &device).expect("a variable"))].into();
+                let model: Vars =
+                    [("x".to_string(), Var::zeros(stored.shape(), to, &device).expect("a variable"))].into();
                 assert_eq!(weights.load_into(&model).expect("loaded"), Vec::<String>::new());
                 match to {
                     DType::F16 | DType::BF16 => {
-                        let expected: Vec<u16> = values(&stored).into_iter().map(|x| nearest16(to, x)).collect();
-                        assert_eq!(bits16(&model["x"].to_device(CPU).expect("on the host")), expected, "{from:?} to {to:?}");
+                        let expected: Vec<u16> =
+                            values(&stored).into_iter().map(|x| nearest16(to, x)).collect();
+                        assert_eq!(
+                            bits16(&model["x"].to_device(CPU).expect("on the host")),
+                            expected,
+                            "{from:?} to {to:?}"
+                        );
                     }
-                    _ => assert_eq!(bits(&model["x"]), bits(&stored.to_dtype(to).expect("converted")), "{from:?} to {to:?}"),
+                    _ => assert_eq!(
+                        bits(&model["x"]),
+                        bits(&stored.to_dtype(to).expect("converted")),
+                        "{from:?} to {to:?}"
+                    ),
                 }
             }
         }
@@ -72,21 +100,43 @@ fn t40_nothing_changes_when_something_does_not_fit() {
     let folder = folder();
     let good = || ("a", of(&[1.5, 2.5], DType::F32));
     let integers = Tensor::new(&[1u32, 2], CPU).expect("integers");
-    type Row = (&'static str, Option<Tensor>, TensorProblem, Option<usize>, Option<&'static str>, &'static str);
+    type Row =
+        (&'static str, Option<Tensor>, TensorProblem, Option<usize>, Option<&'static str>, &'static str);
     let rows: [Row; 5] = [
         ("missing", None, TensorProblem::Missing, None, None, "one of: a"),
         ("shape", Some(of(&[1.0, 2.0, 3.0], DType::F32)), TensorProblem::Shape, None, Some("[3]"), "[2]"),
         ("dtype", Some(integers), TensorProblem::Dtype, None, Some("U32"), "F16"),
-        ("large", Some(of(&[1.0, -1e6], DType::F32)), TensorProblem::TooLarge, Some(1), Some("-1000000"), IN_F16),
-        ("larger", Some(of(&[65520.0, 1.0], DType::F64)), TensorProblem::TooLarge, Some(0), Some("65520"), IN_F16),
+        (
+            "large",
+            Some(of(&[1.0, -1e6], DType::F32)),
+            TensorProblem::TooLarge,
+            Some(1),
+            Some("-1000000"),
+            IN_F16,
+        ),
+        (
+            "larger",
+            Some(of(&[65520.0, 1.0], DType::F64)),
+            TensorProblem::TooLarge,
+            Some(0),
+            Some("65520"),
+            IN_F16,
+        ),
     ];
     for (name, second, problem, element, got, expected) in rows {
         let tensors = [Some(good()), second.map(|second| ("b", second))].into_iter().flatten();
-        let model: Vars =
-            [("a".to_string(), var(&of(&[7.0, 8.0], DType::BF16))), ("b".to_string(), var(&of(&[9.0, 9.5], DType::F16)))].into();
+        let model: Vars = [
+            ("a".to_string(), var(&of(&[7.0, 8.0], DType::BF16))),
+            ("b".to_string(), var(&of(&[9.0, 9.5], DType::F16))),
+        ]
+        .into();
         let path = saved(&folder, name, tensors);
         let error = Weights::open([&path]).expect("weights").load_into(&model).expect_err(name);
-        assert!(error.to_string().starts_with(&format!("weights {}: ", path.display())) && error.to_string().contains("\"b\""), "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("weights {}: ", path.display()))
+                && error.to_string().contains("\"b\""),
+            "{error}"
+        );
         is_refused(&error, "b", problem, element, got, expected);
         assert_eq!((values(&model["a"]), values(&model["b"])), (vec![7.0, 8.0], vec![9.0, 9.5]), "{name}");
     }
@@ -95,7 +145,15 @@ fn t40_nothing_changes_when_something_does_not_fit() {
 #[test]
 fn what_no_variable_has_is_reported() {
     let folder = folder();
-    let path = saved(&folder, "m", [("a", of(&[1.0, 65519.0], DType::F32)), ("z", of(&[1.0], DType::F32)), ("b", of(&[2.0], DType::BF16))]);
+    let path = saved(
+        &folder,
+        "m",
+        [
+            ("a", of(&[1.0, 65519.0], DType::F32)),
+            ("z", of(&[1.0], DType::F32)),
+            ("b", of(&[2.0], DType::BF16)),
+        ],
+    );
     let weights = Weights::open([path]).expect("weights");
     assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b", "z"]);
     let model = BTreeMap::from([("a", var(&of(&[0.0, 0.0], DType::F16)))]);
@@ -113,7 +171,14 @@ fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
             let model = BTreeMap::from([("a", var(&of(&[5.0, 5.0, 5.0], to)))]);
             let weights = Weights::open([path]).expect("weights");
             let refused = weights.load_into(&model).expect_err("refused");
-            is_refused(&refused, "a", TensorProblem::NotFinite, Some(1), Some(&bad.to_string()), "a finite number");
+            is_refused(
+                &refused,
+                "a",
+                TensorProblem::NotFinite,
+                Some(1),
+                Some(&bad.to_string()),
+                "a finite number",
+            );
             assert_eq!(values(&model["a"]), [5.0; 3]);
             weights.accepting_non_finite().load_into(&model).expect("taken over");
             assert_eq!(bits(&model["a"]), bits(&of(&[1.0, bad, 2.0], DType::F64)));
@@ -121,7 +186,10 @@ fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
     }
     let large = saved(&folder, "large", [("a", of(&[70000.0], DType::F32))]);
     let model = BTreeMap::from([("a", var(&of(&[5.0], DType::F16)))]);
-    Weights::open([large]).map(Weights::accepting_non_finite).and_then(|weights| weights.load_into(&model)).expect("taken over");
+    Weights::open([large])
+        .map(Weights::accepting_non_finite)
+        .and_then(|weights| weights.load_into(&model))
+        .expect("taken over");
     assert_eq!(values(&model["a"]), [f64::INFINITY]);
 }
 
@@ -130,10 +198,14 @@ fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
 fn tied_weights_are_found_under_any_of_their_paths() {
     let folder = folder();
     for (i, names) in [vec!["in"], vec!["out"], vec!["in", "out"]].into_iter().enumerate() {
-        let path = saved(&folder, &i.to_string(), names.into_iter().map(|name| (name, of(&[3.0], DType::F64))));
+        let path =
+            saved(&folder, &i.to_string(), names.into_iter().map(|name| (name, of(&[3.0], DType::F64))));
         let shared = var(&of(&[0.0], DType::BF16));
         let model = BTreeMap::from([("in", shared.clone()), ("out", shared.clone())]);
-        assert_eq!(Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded"), Vec::<String>::new());
+        assert_eq!(
+            Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded"),
+            Vec::<String>::new()
+        );
         assert_eq!(values(&shared), [3.0]);
     }
 }
@@ -142,8 +214,14 @@ fn tied_weights_are_found_under_any_of_their_paths() {
 fn integers_and_empty_tensors_are_taken_over_as_they_are() {
     let folder = folder();
     let count = || Tensor::new(&[5i64], CPU).expect("a count");
-    let path =
-        saved(&folder, "m", [("bn.num_batches_tracked", count()), ("empty", Tensor::zeros((0, 3), DType::F32, CPU).expect("empty"))]);
+    let path = saved(
+        &folder,
+        "m",
+        [
+            ("bn.num_batches_tracked", count()),
+            ("empty", Tensor::zeros((0, 3), DType::F32, CPU).expect("empty")),
+        ],
+    );
     let zero = Var::zeros(1, DType::I64, CPU).expect("a count");
     let model = var_map([
         ("bn.num_batches_tracked".to_string(), zero.clone()),
@@ -159,10 +237,12 @@ fn masters_are_loaded_from_files_of_several_parts() {
     let folder = folder();
     let (wide, large) = (of(&tricky(), DType::F64), of(&[1.0, -1e9, 2.0], DType::F32));
     let first = saved(&folder, "first.safetensors", [("a", wide.clone()), ("left", of(&[7.0], DType::F32))]);
-    let second = saved(&folder, "second.safetensors", [("mask", large.clone()), ("more", of(&[1.0], DType::F32))]);
+    let second =
+        saved(&folder, "second.safetensors", [("mask", large.clone()), ("more", of(&[1.0], DType::F32))]);
     let fresh = || -> Vars {
         let variable = |dtype, length| Var::zeros(length, dtype, CPU).expect("a variable");
-        let lengths = [("a", DType::F16, wide.elem_count()), ("left", DType::BF16, 1), ("mask", DType::F16, 3)];
+        let lengths =
+            [("a", DType::F16, wide.elem_count()), ("left", DType::BF16, 1), ("mask", DType::F16, 3)];
         lengths.map(|(path, dtype, length)| (path.to_string(), variable(dtype, length))).into()
     };
     let weights = Weights::open([&first, &second]).expect("weights");
@@ -174,19 +254,34 @@ fn masters_are_loaded_from_files_of_several_parts() {
     let before = snapshot(&model, &state);
     let error = state.set_masters(&model, &weights).expect_err("refused");
     is_refused(&error, "mask", TensorProblem::TooLarge, Some(1), Some("-1000000000"), IN_F16);
-    let masters: BTreeMap<String, Tensor> = [("a", &wide), ("left", &large.narrow(0, 0, 1).expect("one")), ("mask", &large)]
-        .map(|(path, values)| (path.to_string(), values.clone()))
-        .into();
+    let masters: BTreeMap<String, Tensor> =
+        [("a", &wide), ("left", &large.narrow(0, 0, 1).expect("one")), ("mask", &large)]
+            .map(|(path, values)| (path.to_string(), values.clone()))
+            .into();
     let error = state.set_masters(&model, &masters).expect_err("refused");
-    is_kind(&error, ErrorKind::Tensor(TensorProblem::TooLarge), &["\"mask\"", "Weights::accepting_non_finite"]);
-    assert_eq!((error.path(), error.element(), error.expected()), (Some("mask"), Some(1), Some(IN_F16)), "{error}");
+    is_kind(
+        &error,
+        ErrorKind::Tensor(TensorProblem::TooLarge),
+        &["\"mask\"", "Weights::accepting_non_finite"],
+    );
+    assert_eq!(
+        (error.path(), error.element(), error.expected()),
+        (Some("mask"), Some(1), Some(IN_F16)),
+        "{error}"
+    );
     assert_same(&[snapshot(&model, &state)], &[before], "after the refusals");
 
     assert_eq!(state.set_masters(&model, &lenient).expect("masters"), ["more"]);
     let masters = state.masters(&model).expect("masters");
     assert_eq!((bits(&masters["renamed"]), values(&masters["mask"])), (bits(&wide), values(&large)));
-    assert_eq!(bits16(&model["a"]), values(&wide).into_iter().map(|x| nearest16(DType::F16, x)).collect::<Vec<_>>());
-    assert_eq!((values(&model["mask"]), values(&model["left"])), (vec![1.0, f64::NEG_INFINITY, 2.0], vec![7.0]));
+    assert_eq!(
+        bits16(&model["a"]),
+        values(&wide).into_iter().map(|x| nearest16(DType::F16, x)).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        (values(&model["mask"]), values(&model["left"])),
+        (vec![1.0, f64::NEG_INFINITY, 2.0], vec![7.0])
+    );
     let slow = state.leaf("renamed").and_then(|leaf| leaf.tensor("1.slow").ok()?).expect("a copy");
     assert_eq!(bits(&slow), bits(&wide));
     state.check_masters(&model).expect("parameters that are their masters rounded");
@@ -198,14 +293,18 @@ fn masters_are_loaded_from_files_of_several_parts() {
 #[test]
 fn files_are_refused_by_name() {
     let folder = folder();
-    let (a, b) = (saved(&folder, "a", [("x", of(&[1.0], DType::F32))]), saved(&folder, "b", [("y", of(&[2.0], DType::F32))]));
+    let (a, b) = (
+        saved(&folder, "a", [("x", of(&[1.0], DType::F32))]),
+        saved(&folder, "b", [("y", of(&[2.0], DType::F32))]),
+    );
     let again = saved(&folder, "again", [("y", of(&[2.0], DType::F32))]);
     let model = BTreeMap::from([("x", var(&of(&[0.0], DType::F16))), ("y", var(&of(&[0.0], DType::F16)))]);
     Weights::open([&a, &b]).and_then(|weights| weights.load_into(&model)).expect("loaded from two files");
     assert_eq!((values(&model["x"]), values(&model["y"])), (vec![1.0], vec![2.0]));
 
     let two = Weights::open([&a, &b, &again]).expect_err("twice");
-    let words = format!("weights {}: it has the tensor \"y\", which {} has too", again.display(), b.display());
+    let words =
+        format!("weights {}: it has the tensor \"y\", which {} has too", again.display(), b.display());
     is_kind(&two, ErrorKind::File, &[&words]);
     assert_eq!(two.file(), Some(&*again));
     let none = folder.path().join("none");
@@ -214,7 +313,11 @@ fn files_are_refused_by_name() {
     let bytes = std::fs::read(&a).expect("bytes");
     for length in [0, 7, 20, bytes.len() - 1] {
         std::fs::write(&none, &bytes[..length]).expect("a file");
-        is_kind(&Weights::open([&none]).expect_err("truncated"), ErrorKind::File, &["not a whole safetensors file"]);
+        is_kind(
+            &Weights::open([&none]).expect_err("truncated"),
+            ErrorKind::File,
+            &["not a whole safetensors file"],
+        );
     }
 }
 
@@ -233,19 +336,27 @@ fn files_are_not_trusted() {
     ] {
         let data = if header.contains("18446744073709551615") { &zeros[..0] } else { &zeros };
         std::fs::write(&path, assembled(header, data)).expect("a file");
-        is_kind(&Weights::open([&path]).expect_err(header), ErrorKind::File, &["not a whole safetensors file"]);
+        is_kind(
+            &Weights::open([&path]).expect_err(header),
+            ErrorKind::File,
+            &["not a whole safetensors file"],
+        );
     }
     let other = r#"{"a":{"dtype":"F8_E5M2","shape":[8],"data_offsets":[0,8]}}"#;
     std::fs::write(&path, assembled(other, &zeros)).expect("a file");
     let model = BTreeMap::from([("a", var(&of(&[0.0; 8], DType::F16)))]);
-    let error = Weights::open([&path]).and_then(|weights| weights.load_into(&model)).expect_err("no number of candle's");
+    let error = Weights::open([&path])
+        .and_then(|weights| weights.load_into(&model))
+        .expect_err("no number of candle's");
     is_refused(&error, "a", TensorProblem::Dtype, None, Some("F8_E5M2"), "F16");
 }
 
 fn file_of_a_model(folder: &TempDir) -> (PathBuf, VarMap) {
     let (path, variables) = (folder.path().join("model.safetensors"), VarMap::new());
     let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
-    linear(4, 3, builder.pp("fc")).and_then(|_| layer_norm_no_bias(3, 1e-5, builder.pp("norm"))).expect("a model");
+    linear(4, 3, builder.pp("fc"))
+        .and_then(|_| layer_norm_no_bias(3, 1e-5, builder.pp("norm")))
+        .expect("a model");
     for variable in variables.all_vars() {
         variable.set(&random(9, variable.dims(), DType::F32, CPU)).expect("values");
     }

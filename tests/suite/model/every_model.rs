@@ -8,9 +8,10 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
-    Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf, LossScaler, MixedPrecision, Model,
-    OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, StateTree, StepNorms, StreamedStep, TensorProblem, Twin, Update,
-    Visitor, Weights, audit, broadcast, destructure, model, ranks, setup, setup_with, trainables, update,
+    Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf,
+    LossScaler, MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup,
+    StateTree, StepNorms, StreamedStep, TensorProblem, Twin, Update, Visitor, Weights, audit, broadcast,
+    destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
 use crate::model::models::var_map;
@@ -39,7 +40,9 @@ struct Case {
 
 impl Case {
     fn new(state: StateTree) -> Self {
-        let of_leaf = |(leaf, seed): (&Leaf, u64)| (leaf.path().to_string(), var(&tensor(seed, leaf.shape(), DType::F32)));
+        let of_leaf = |(leaf, seed): (&Leaf, u64)| {
+            (leaf.path().to_string(), var(&tensor(seed, leaf.shape(), DType::F32)))
+        };
         let other: Vars = state.leaves().zip(1..).map(of_leaf).collect();
         let grads = other.iter().map(|(path, x)| (path.clone(), x.ones_like().expect("ones"))).collect();
         Case { state, grads, other, folder: tempfile::tempdir().expect("a folder") }
@@ -52,7 +55,8 @@ impl Case {
     /// A safetensors file with a tensor for each parameter.
     fn weights(&self) -> std::path::PathBuf {
         let file = self.folder.path().join("weights.safetensors");
-        candle_core::safetensors::save(&HashMap::<String, Tensor>::from_iter(self.tensors()), &file).expect("a file");
+        candle_core::safetensors::save(&HashMap::<String, Tensor>::from_iter(self.tensors()), &file)
+            .expect("a file");
         file
     }
 
@@ -114,16 +118,25 @@ const METHODS: &[Method] = &[
     ("setup", Slices::Taken, |_, model| config().setup(model).map(drop)),
     ("setup", Slices::Taken, |_, model| Registry::default().setup(&config(), model).map(drop)),
     ("setup_with", Slices::Taken, |_, model| setup_with(model, |_, _| Some(rule())).map(drop)),
-    ("setup_with", Slices::Taken, |_, model| Setup::default().setup_with(model, |_, _| Some(rule())).map(drop)),
+    ("setup_with", Slices::Taken, |_, model| {
+        Setup::default().setup_with(model, |_, _| Some(rule())).map(drop)
+    }),
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
     ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
-    ("apply_owned", Slices::Taken, |case, model| Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)),
+    ("apply_owned", Slices::Taken, |case, model| {
+        Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)
+    }),
     ("begin", Slices::Taken, |case, model| push_all(&case.grads, Update::new(&mut case.state).begin(model)?)),
     ("begin_with_norms", Slices::Taken, |case, model| {
-        push_all(&case.grads, Update::new(&mut case.state).begin_with_norms(model, StepNorms::OfLastStep(&[]))?)
+        push_all(
+            &case.grads,
+            Update::new(&mut case.state).begin_with_norms(model, StepNorms::OfLastStep(&[]))?,
+        )
     }),
-    ("ascend", Slices::Taken, |case, model| Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()),
+    ("ascend", Slices::Taken, |case, model| {
+        Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()
+    }),
     ("add", Slices::Taken, |case, model| {
         let path = case.without_matrix()?;
         assert_eq!(case.state.add(rule(), model)?, [path]);
@@ -138,7 +151,10 @@ const METHODS: &[Method] = &[
     ("replace", Slices::Taken, |case, model| {
         let replaced = case.state.all().replace(Descent::new(0.5), model)?;
         assert!(case.state.leaves().all(|leaf| leaf.optimiser().name() == "Descent"));
-        assert_eq!(replaced.iter().map(|replaced| &replaced.path).collect::<Vec<_>>(), case.other.keys().collect::<Vec<_>>());
+        assert_eq!(
+            replaced.iter().map(|replaced| &replaced.path).collect::<Vec<_>>(),
+            case.other.keys().collect::<Vec<_>>()
+        );
         update(&mut case.state, model, &case.grads).map(drop)
     }),
     ("resize_rows", Slices::Taken, |case, model| {
@@ -157,8 +173,12 @@ const METHODS: &[Method] = &[
     ("load_into", Slices::Taken, |case, model| Weights::open([case.weights()])?.load_into(model).map(drop)),
     ("refresh_masters", Slices::Taken, |case, model| case.state.refresh_masters(model)),
     ("check_masters", Slices::Taken, |case, model| case.state.check_masters(model)),
-    ("save_masters", Slices::Taken, |case, model| case.state.save_masters(model, case.folder.path().join("masters")).map(drop)),
-    ("model", Slices::Taken, |case, model| Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)),
+    ("save_masters", Slices::Taken, |case, model| {
+        case.state.save_masters(model, case.folder.path().join("masters")).map(drop)
+    }),
+    ("model", Slices::Taken, |case, model| {
+        Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)
+    }),
     ("restore_with_model", Slices::Taken, |case, model| {
         let file = case.checkpoint();
         CheckpointFile::open(file)?.restore_with_model(&mut case.state, model).map(drop)
@@ -192,7 +212,8 @@ fn the_list_has_every_method_that_takes_a_model() {
     let part = |text: &str, ends: &[char]| text.split(ends).next().unwrap_or_default().to_string();
     let code = all_code().join("\n");
     let heads = code.split("pub fn ").skip(1).map(|head| part(head, &['{', ';']));
-    let mut found: Vec<String> = heads.filter(|head| head.contains(": Model")).map(|head| part(&head, &['<', '('])).collect();
+    let mut found: Vec<String> =
+        heads.filter(|head| head.contains(": Model")).map(|head| part(&head, &['<', '('])).collect();
     let mut listed: Vec<&str> = METHODS.iter().map(|(name, ..)| *name).collect();
     found.sort();
     listed.sort_unstable();
@@ -257,7 +278,11 @@ fn every_method_takes_every_model_of_variables() {
         for (kind, model) in models() {
             let mut case = Case::new(setup(rule(), &model).expect("a state"));
             let done = method(&mut case, &model);
-            assert!(done.is_ok(), "{name} (row {row}) of {kind}: {}", done.err().map_or(String::new(), |error| error.to_string()));
+            assert!(
+                done.is_ok(),
+                "{name} (row {row}) of {kind}: {}",
+                done.err().map_or(String::new(), |error| error.to_string())
+            );
         }
     }
 }
@@ -330,7 +355,9 @@ fn methods_take_slices_inside_of_another_model() {
             let state = setup(rule(), model).expect("a state");
             assert!(state.leaf(path).is_some(), "{what}");
             match takes {
-                Slices::Taken => method(&mut Case::new(state), model).unwrap_or_else(|error| panic!("{what}: {error}")),
+                Slices::Taken => {
+                    method(&mut Case::new(state), model).unwrap_or_else(|error| panic!("{what}: {error}"))
+                }
                 Slices::Refused => assert_needs_variables(method(&mut Case::new(state), model), &what),
             }
         }
@@ -343,11 +370,17 @@ fn a_rule_is_replaced_where_parameters_are_slices() {
     let mut memory = vectors();
     let parameters = slices(&mut memory);
     let mut state = setup(AdamW::new(0.1), &parameters).expect("a state");
-    let grads: Grads = NAMES.map(|name| (name.to_string(), Tensor::ones(shape(name), DType::F32, CPU).expect("ones"))).into();
+    let grads: Grads = NAMES
+        .map(|name| (name.to_string(), Tensor::ones(shape(name), DType::F32, CPU).expect("ones")))
+        .into();
     update(&mut state, &parameters, &grads).expect("an update");
     let replaced = state.at("w").expect("a leaf").replace(rule(), &parameters).expect("a rule");
-    assert_eq!((replaced[0].path.as_str(), &replaced[0].kept[..]), ("w", &["0.m", "0.v", "0.t"].map(String::from)[..]));
-    let average = state.leaf("w").and_then(|leaf| leaf.tensor("1.average").expect("a tensor")).expect("an average");
+    assert_eq!(
+        (replaced[0].path.as_str(), &replaced[0].kept[..]),
+        ("w", &["0.m", "0.v", "0.t"].map(String::from)[..])
+    );
+    let average =
+        state.leaf("w").and_then(|leaf| leaf.tensor("1.average").expect("a tensor")).expect("an average");
     let now = values(&state.masters(&parameters).expect("values")["w"]);
     assert_eq!(values(&average), now, "the average starts from where the slice is");
     assert!((now[0] - 0.9).abs() < 1e-2, "{now:?}");

@@ -8,8 +8,9 @@ use candle_core::DType::{BF16, F32, F64};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use optimisers::{
-    AccumGrad, Adam, Descent, Engine, Error, ErrorKind, Flow, Gradient, Kahan, MixedPrecision, Optimiser, OptimiserChain, Parameter,
-    Result, Rule, Setup, SplitMaster, State, StateTree, Twin, Update, hyper_parameters, range, setup, setup_with, update,
+    AccumGrad, Adam, Descent, Engine, Error, ErrorKind, Flow, Gradient, Kahan, MixedPrecision, Optimiser,
+    OptimiserChain, Parameter, Result, Rule, Setup, SplitMaster, State, StateTree, Twin, Update,
+    hyper_parameters, range, setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, bits, constant, engines, is_kind, tensor, values, var};
@@ -47,13 +48,29 @@ fn others(dtype: DType) -> [(DType, usize); 4] {
     [(dtype, 4), (dtype, 0), (dtype, LENGTH - 1), (other, LENGTH)]
 }
 
-fn assert_exchanged(error: &Error, path: &str, name: &str, expected: (DType, usize), got: (DType, usize), moved: &[&str]) {
+fn assert_exchanged(
+    error: &Error,
+    path: &str,
+    name: &str,
+    expected: (DType, usize),
+    got: (DType, usize),
+    moved: &[&str],
+) {
     is_kind(error, ErrorKind::Memory, &[&format!("the storage of the {name} holds")]);
-    let (expected, got) = (format!("{} of {:?}", expected.1, expected.0), format!("{} elements of {:?}", got.1, got.0));
-    assert_eq!((error.path(), error.got(), error.expected()), (Some(path), Some(&*got), Some(&*expected)), "{error}");
+    let (expected, got) =
+        (format!("{} of {:?}", expected.1, expected.0), format!("{} elements of {:?}", got.1, got.0));
+    assert_eq!(
+        (error.path(), error.got(), error.expected()),
+        (Some(path), Some(&*got), Some(&*expected)),
+        "{error}"
+    );
     let text = error.to_string();
     let before = text.split_once("this came up after ").and_then(|(_, text)| text.split_once(" had moved"));
-    assert_eq!(before.map(|(before, _)| before), (!moved.is_empty()).then_some(&*moved.join(", ")), "{error}");
+    assert_eq!(
+        before.map(|(before, _)| before),
+        (!moved.is_empty()).then_some(&*moved.join(", ")),
+        "{error}"
+    );
 }
 
 fn model(dtype: DType) -> Vars {
@@ -66,7 +83,12 @@ fn gradients(dtype: DType) -> Grads {
 
 /// Makes one step, exchanges a storage, and takes another step on each engine: an error, with nothing changed
 /// of `a` and of all state.
-fn assert_refused<O: Optimiser + Clone>(optimiser: O, dtype: DType, name: &str, change: impl Fn(&Vars, &mut Grads, CpuStorage)) {
+fn assert_refused<O: Optimiser + Clone>(
+    optimiser: O,
+    dtype: DType,
+    name: &str,
+    change: impl Fn(&Vars, &mut Grads, CpuStorage),
+) {
     for engine in engines() {
         for is_first in [true, false] {
             for got in others(dtype) {
@@ -79,13 +101,17 @@ fn assert_refused<O: Optimiser + Clone>(optimiser: O, dtype: DType, name: &str, 
                     let leaf = |path: &str| state.leaf(path).map(|leaf| (leaf.steps(), leaf.counters()));
                     let tensors = |path: &str| {
                         let leaf = state.leaf(path).expect("a leaf");
-                        leaf.tensor_names().into_iter().map(|name| bits(&leaf.tensor(&name).unwrap().unwrap())).collect::<Vec<_>>()
+                        leaf.tensor_names()
+                            .into_iter()
+                            .map(|name| bits(&leaf.tensor(&name).unwrap().unwrap()))
+                            .collect::<Vec<_>>()
                     };
                     (leaf("a"), leaf("b"), tensors("a"), tensors("b"))
                 };
                 let before = (bits(&model["a"]), all(&state));
                 change(&model, &mut grads, storage(got.0, got.1));
-                let error = Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a refusal");
+                let error =
+                    Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a refusal");
                 assert_exchanged(&error, "b", name, (dtype, LENGTH), got, &[]);
                 assert!((bits(&model["a"]), all(&state)) == before, "{engine:?}, {}", optimiser.name());
             }
@@ -121,13 +147,21 @@ fn a_gradient_whose_storage_was_exchanged_is_refused() {
 #[test]
 fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
     let made = |length: usize, shape: &[usize]| {
-        Tensor::from_storage(Storage::Cpu(storage(F32, length)), Shape::from(shape), BackpropOp::none(), false)
+        Tensor::from_storage(
+            Storage::Cpu(storage(F32, length)),
+            Shape::from(shape),
+            BackpropOp::none(),
+            false,
+        )
     };
     let transposed = made(4, &[25, 40]).t().expect("a view");
     // The last element of this is the 967th.
-    let strided = made(996, &[25, 40]).narrow(1, 3, 4).and_then(|part| part.narrow(0, 0, 25)).expect("a view");
+    let strided =
+        made(996, &[25, 40]).narrow(1, 3, 4).and_then(|part| part.narrow(0, 0, 25)).expect("a view");
     for engine in engines() {
-        for (gradient, needed, has) in [(made(4, &[40, 25]), 1000, 4), (transposed.clone(), 1000, 4), (strided.clone(), 967, 996)] {
+        for (gradient, needed, has) in
+            [(made(4, &[40, 25]), 1000, 4), (transposed.clone(), 1000, 4), (strided.clone(), 967, 996)]
+        {
             let x = var(&tensor(1, gradient.dims(), F32));
             let mut state = setup(Descent::new(0.1), &x).expect("a state");
             let before = bits(&x);
@@ -136,7 +170,14 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
                 outcome.expect("all of its elements are there");
                 continue;
             }
-            assert_exchanged(&outcome.expect_err("a refusal"), "", "gradient", (F32, needed), (F32, has), &[]);
+            assert_exchanged(
+                &outcome.expect_err("a refusal"),
+                "",
+                "gradient",
+                (F32, needed),
+                (F32, has),
+                &[],
+            );
             assert!(bits(&x) == before);
         }
     }
@@ -152,7 +193,8 @@ fn a_twin_whose_storage_was_exchanged_is_refused() {
         let mut state = setup(Adam::new(0.1), &twin).expect("a state");
         let gradients = [("0", tensor(2, &[LENGTH], low_dtype))];
         update(&mut state, &twin, &gradients).expect("an update");
-        let (x, name, dtype) = if changes_low { (&low[0], "parameter", low_dtype) } else { (&precise[0], "master", F32) };
+        let (x, name, dtype) =
+            if changes_low { (&low[0], "parameter", low_dtype) } else { (&precise[0], "master", F32) };
         exchange(x, storage(dtype, 4));
         let error = update(&mut state, &twin, &gradients).expect_err("a refusal");
         assert_exchanged(&error, "0", name, (dtype, LENGTH), (dtype, 4), &[]);
@@ -191,7 +233,9 @@ fn a_master_cannot_be_exchanged() {
     let gradients = [("", tensor(2, &[LENGTH], BF16))];
     let mut state = setup(MixedPrecision::new(F32, Shown::default()), &x).expect("a state");
     update(&mut state, &x, &gradients).expect("an update");
-    let master = |state: &StateTree| values(&state.leaf("").and_then(|leaf| leaf.tensor("master").expect("a tensor")).expect("a master"));
+    let master = |state: &StateTree| {
+        values(&state.leaf("").and_then(|leaf| leaf.tensor("master").expect("a tensor")).expect("a master"))
+    };
     let before = master(&state);
     let seen = SEEN.lock().expect("no panic").pop().expect("a master");
     exchange(&seen, storage(F32, 4));
@@ -231,13 +275,20 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
     for engine in engines() {
         for of_gradient in [false, true] {
             let (model, grads) = (model(F32), gradients(F32));
-            let victim = Arc::new(if of_gradient { grads["b"].clone() } else { model["b"].as_tensor().clone() });
+            let victim =
+                Arc::new(if of_gradient { grads["b"].clone() } else { model["b"].as_tensor().clone() });
             let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
-                Some(if path == "a" { Box::new(Descent::new(1.0)) } else { Box::new(Exchanges(victim.clone())) })
+                Some(if path == "a" {
+                    Box::new(Descent::new(1.0))
+                } else {
+                    Box::new(Exchanges(victim.clone()))
+                })
             };
             let mut state = setup_with(&model, choose).expect("a state");
             let expected: Vec<f64> = values(&(model["a"].as_tensor() - &grads["a"]).expect("a step"));
-            let outcome = catch_unwind(AssertUnwindSafe(|| Update::new(&mut state).engine(engine).apply(&model, &grads)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                Update::new(&mut state).engine(engine).apply(&model, &grads)
+            }));
             let steps = |path: &str| state.leaf(path).expect("a leaf").steps();
             assert_eq!((values(&model["a"]), steps("a"), steps("b")), (expected, 1, 0), "{engine:?}");
             match outcome {
@@ -268,7 +319,10 @@ fn an_exchanged_storage_on_one_rank_is_an_error_on_all() {
             let (model, grads) = (model(F32), gradients(F32));
             let mut state = match optimiser {
                 0 => Setup::over(&world).setup(Adam::new(0.1), &model),
-                _ => Setup::over(&world).setup(OptimiserChain::new((optimisers::ClipGlobalNorm::new(1.0), Adam::new(0.1))), &model),
+                _ => Setup::over(&world).setup(
+                    OptimiserChain::new((optimisers::ClipGlobalNorm::new(1.0), Adam::new(0.1))),
+                    &model,
+                ),
             }
             .expect("a state");
             let before = bits(&model["a"]);
@@ -280,8 +334,11 @@ fn an_exchanged_storage_on_one_rank_is_an_error_on_all() {
             error.to_string()
         };
         let errors: Vec<String> = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                optimisers::ranks(3).into_iter().enumerate().map(|(rank, world)| scope.spawn(move || train(rank, world))).collect();
+            let threads: Vec<_> = optimisers::ranks(3)
+                .into_iter()
+                .enumerate()
+                .map(|(rank, world)| scope.spawn(move || train(rank, world)))
+                .collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         });
         assert!(errors.iter().all(|error| error.contains("holds 4 elements of F32")), "{errors:?}");

@@ -1,5 +1,5 @@
-//! What an update leaves whose parameter or gradient is lent by an owner that fails: the parameter with all of
-//! its state as it was, or moved as a whole, and then the error names it.
+//! What an update leaves whose parameter or gradient is lent by an owner that fails: the parameter with all
+//! of its state as it was, or moved as a whole, and then the error names it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -7,8 +7,9 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::DType::{self, BF16, F32};
 use optimisers::{
-    AccumGrad, AdamW, ClipNorm, Engine, Error, Gradients, Kahan, Lend, MemoryMut, MixedPrecision, Model, Muon, Optimiser, OptimiserChain,
-    Result, SplitMaster, StateTree, Status, StochasticRounding, Update, View, Visitor, setup,
+    AccumGrad, AdamW, ClipNorm, Engine, Error, Gradients, Kahan, Lend, MemoryMut, MixedPrecision, Model,
+    Muon, Optimiser, OptimiserChain, Result, SplitMaster, StateTree, Status, StochasticRounding, Update,
+    View, Visitor, setup,
 };
 use optimisers_plain::Vector;
 
@@ -26,8 +27,14 @@ enum Failure {
     LendsLess,
 }
 
-const FAILURES: [Failure; 6] =
-    [Failure::ErrsBefore, Failure::ErrsAfter, Failure::PanicsBefore, Failure::PanicsAfter, Failure::RunsTwice, Failure::LendsLess];
+const FAILURES: [Failure; 6] = [
+    Failure::ErrsBefore,
+    Failure::ErrsAfter,
+    Failure::PanicsBefore,
+    Failure::PanicsAfter,
+    Failure::RunsTwice,
+    Failure::LendsLess,
+];
 
 /// A matrix whose owner fails once.
 struct Owner {
@@ -178,7 +185,10 @@ impl Case {
         let x = Owner::new(1, self.dtype);
         let mut state = setup((self.make)(), &x).expect("a state");
         for call in 0..self.calls {
-            Update::new(&mut state).engine(self.engine).apply(&x, &Lent(&Owner::new(10 + call, self.dtype))).expect("an update");
+            Update::new(&mut state)
+                .engine(self.engine)
+                .apply(&x, &Lent(&Owner::new(10 + call, self.dtype)))
+                .expect("an update");
         }
         (x, state, Owner::new(2, self.dtype))
     }
@@ -187,12 +197,18 @@ impl Case {
     fn expected(&self) -> [(Whole, Option<(Status, usize)>); 2] {
         let (x, mut state, gradient) = self.started();
         let before = whole(&x, &state);
-        let outcome = Update::new(&mut state).engine(self.engine).apply(&x, &Lent(&gradient)).expect("an update");
+        let outcome =
+            Update::new(&mut state).engine(self.engine).apply(&x, &Lent(&gradient)).expect("an update");
         [(before, None), (whole(&x, &state), Some((outcome.status, outcome.applied)))]
     }
 
-    /// Takes the step with an owner that fails after it has lent so many times. Returns whether it came so far.
-    fn has_failed(&self, lends: isize, [(before, _), (after, outcome)]: &[(Whole, Option<(Status, usize)>); 2]) -> bool {
+    /// Takes the step with an owner that fails after it has lent so many times. Returns whether it came so
+    /// far.
+    fn has_failed(
+        &self,
+        lends: isize,
+        [(before, _), (after, outcome)]: &[(Whole, Option<(Status, usize)>); 2],
+    ) -> bool {
         let (x, mut state, gradient) = self.started();
         let [x, gradient] = match self.is_gradient {
             true => [x, gradient.failing(self.failure, lends)],
@@ -202,7 +218,11 @@ impl Case {
         let (update, what) = (Update::new(&mut state).engine(self.engine), format!("{self:?} after {lends}"));
         let is_whole = |done: std::thread::Result<Result<()>>, has_moved: bool| match done {
             Ok(Ok(())) => assert!(has_moved, "{what}"),
-            Ok(Err(error)) => assert_eq!(error.to_string().contains("after x had moved: take model"), has_moved, "{what}: {error}"),
+            Ok(Err(error)) => assert_eq!(
+                error.to_string().contains("after x had moved: take model"),
+                has_moved,
+                "{what}: {error}"
+            ),
             Err(_) => {}
         };
         match self.way {
@@ -248,16 +268,23 @@ fn an_owner_that_fails_leaves_its_parameter_whole() {
         (|| Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))), F32, 0),
         (|| Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))), F32, 1),
         (|| Box::new(MixedPrecision::new(DType::F64, AdamW::new(0.1))), F32, 0),
-        (|| Box::new(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Muon::new(0.1))))), BF16, 1),
+        (
+            || Box::new(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Muon::new(0.1))))),
+            BF16,
+            1,
+        ),
         (|| Box::new(Kahan::new(OptimiserChain::new((ClipNorm::new(0.5), AdamW::new(0.1))))), BF16, 1),
         (|| Box::new(SplitMaster::new(AdamW::new(0.1))), BF16, 1),
         (|| Box::new(StochasticRounding::new(1, Muon::new(0.1))), BF16, 0),
     ];
-    for ((make, dtype, calls), engine) in rules.into_iter().flat_map(|rule| engines().into_iter().map(move |engine| (rule, engine))) {
+    for ((make, dtype, calls), engine) in
+        rules.into_iter().flat_map(|rule| engines().into_iter().map(move |engine| (rule, engine)))
+    {
         let case = |way, failure, is_gradient| Case { make, dtype, calls, engine, way, failure, is_gradient };
         let expected = case(Way::Update, Failure::ErrsBefore, false).expected();
-        for (way, failure) in
-            [Way::Update, Way::ApplyOwned, Way::Streamed].into_iter().flat_map(|way| FAILURES.map(|failure| (way, failure)))
+        for (way, failure) in [Way::Update, Way::ApplyOwned, Way::Streamed]
+            .into_iter()
+            .flat_map(|way| FAILURES.map(|failure| (way, failure)))
         {
             for is_gradient in [false, true] {
                 let case = case(way, failure, is_gradient);

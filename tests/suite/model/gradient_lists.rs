@@ -22,7 +22,8 @@ fn after<G: Gradients + ?Sized>(grads: &G) -> Snapshot {
     let model = variables();
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     assert_eq!(update(&mut state, &model, grads).expect("an update").applied, 3);
-    let functional: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
+    let functional: BTreeMap<_, _> =
+        model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
     assert_eq!(Update::functional(&state).apply(&functional, grads).expect("an update").2.applied, 3);
     snapshot(&model, &state)
 }
@@ -31,7 +32,8 @@ fn after<G: Gradients + ?Sized>(grads: &G) -> Snapshot {
 fn lists_and_maps_of_references_are_gradients_like_a_map() {
     let owned = gradients();
     let expected = after(&owned);
-    let borrowed: Vec<(&str, &Tensor)> = owned.iter().map(|(path, gradient)| (path.as_str(), gradient)).collect();
+    let borrowed: Vec<(&str, &Tensor)> =
+        owned.iter().map(|(path, gradient)| (path.as_str(), gradient)).collect();
     let reversed: Vec<(String, Tensor)> = owned.clone().into_iter().rev().collect();
     let named: [(&str, Tensor); 3] = ["2", "0", "1"].map(|path| (path, owned[path].clone()));
 
@@ -43,13 +45,31 @@ fn lists_and_maps_of_references_are_gradients_like_a_map() {
     assert_eq!(after(&named[..]), expected);
     assert_eq!(after(&borrowed.iter().copied().collect::<BTreeMap<&str, &Tensor>>()), expected);
     assert_eq!(after(&borrowed.iter().copied().collect::<HashMap<&str, &Tensor>>()), expected);
-    assert_eq!(after(&owned.iter().map(|(path, gradient)| (path.clone(), gradient)).collect::<HashMap<String, &Tensor>>()), expected);
     assert_eq!(
-        after(&owned.iter().map(|(path, gradient)| (path.clone(), Arc::new(gradient.clone()))).collect::<BTreeMap<String, Arc<Tensor>>>()),
+        after(
+            &owned
+                .iter()
+                .map(|(path, gradient)| (path.clone(), gradient))
+                .collect::<HashMap<String, &Tensor>>()
+        ),
         expected
     );
     assert_eq!(
-        after(&borrowed.iter().map(|&(path, gradient)| (Cow::Borrowed(path), gradient)).collect::<Vec<(Cow<'_, str>, &Tensor)>>()),
+        after(
+            &owned
+                .iter()
+                .map(|(path, gradient)| (path.clone(), Arc::new(gradient.clone())))
+                .collect::<BTreeMap<String, Arc<Tensor>>>()
+        ),
+        expected
+    );
+    assert_eq!(
+        after(
+            &borrowed
+                .iter()
+                .map(|&(path, gradient)| (Cow::Borrowed(path), gradient))
+                .collect::<Vec<(Cow<'_, str>, &Tensor)>>()
+        ),
         expected
     );
 }
@@ -67,11 +87,14 @@ fn a_path_that_a_list_has_twice_is_refused() {
     assert!(is_refused(update(&mut state, &model, &twice).expect_err("refused")));
     assert!(is_refused(update(&mut state, &model, &twice.to_vec()).expect_err("refused")));
     assert!(is_refused(update(&mut state, &model, &twice[..]).expect_err("refused")));
-    let functional: BTreeMap<_, _> = model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
+    let functional: BTreeMap<_, _> =
+        model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
     assert!(is_refused(Update::functional(&state).apply(&functional, &twice).expect_err("refused")));
     let mut scaler = LossScaler::fixed(2.0);
     let _ = scaler.scale(&gradient).expect("a loss");
-    assert!(is_refused(Update::new(&mut state).scaler(&mut scaler).apply(&model, &twice).expect_err("refused")));
+    assert!(is_refused(
+        Update::new(&mut state).scaler(&mut scaler).apply(&model, &twice).expect_err("refused")
+    ));
     assert_eq!(snapshot(&model, &state), before);
 }
 
@@ -85,7 +108,11 @@ fn a_list_has_the_checks_of_a_map() {
     let short = random(1, &[3], DType::F32, &Device::Cpu);
     let misshapen = update(&mut state, &model, &[("1", &short)]).expect_err("refused");
     is_kind(&misshapen, ErrorKind::Tensor(TensorProblem::Shape), &["the gradient"]);
-    assert_eq!((misshapen.path(), misshapen.got(), misshapen.expected()), (Some("1"), Some("[3]"), Some("[4]")), "{misshapen}");
+    assert_eq!(
+        (misshapen.path(), misshapen.got(), misshapen.expected()),
+        (Some("1"), Some("[3]"), Some("[4]")),
+        "{misshapen}"
+    );
     let none = update(&mut state, &model, &[] as &[(&str, Tensor)]).expect_err("refused");
     is_kind(&none, ErrorKind::NoGradient, &["any of the 3 parameters"]);
     let outcome = update(&mut state, &model, &[("1", &gradient)]).expect("an update");
@@ -130,7 +157,9 @@ fn a_list_is_looked_through_once() {
         }
     }
 
-    let model: Vars = (0..500).map(|i| (i.to_string(), Var::zeros(1, DType::F32, &Device::Cpu).expect("a variable"))).collect();
+    let model: Vars = (0..500)
+        .map(|i| (i.to_string(), Var::zeros(1, DType::F32, &Device::Cpu).expect("a variable")))
+        .collect();
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).expect("a gradient");
     let list: Vec<(Counted, &Tensor)> = model.keys().map(|path| (Counted(path.clone()), &one)).collect();

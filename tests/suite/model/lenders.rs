@@ -9,15 +9,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use optimisers::{
-    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, ErrorKind, Gradients, Lend, MemoryMut, MixedPrecision,
-    Model, Optimiser, OptimiserChain, ParameterSlices, Result, Setup, StochasticRounding, Update, View, Visitor, setup, update,
+    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, ErrorKind, Gradients,
+    Lend, MemoryMut, MixedPrecision, Model, Optimiser, OptimiserChain, ParameterSlices, Result, Setup,
+    StochasticRounding, Update, View, Visitor, setup, update,
 };
 use optimisers_plain::Vector;
 
 use crate::engine::engines::small_model;
 use crate::model::locks::{side_by_side, watched};
 use crate::model::slices::{in_shape, vector};
-use support::common::{Grads, Vars, assert_same, engines, is_kind, model, optimisers_for, says, snapshot, tensor, trajectory, values};
+use support::common::{
+    Grads, Vars, assert_same, engines, is_kind, model, optimisers_for, says, snapshot, tensor, trajectory,
+    values,
+};
 use support::threads::on;
 
 /// A tensor behind a lock.
@@ -96,13 +100,16 @@ fn locked_gradients(grads: &Grads) -> ByPath<Locked> {
 
 /// The numbers of a model behind locks, as variables.
 fn shown(locked: &HashMap<String, Locked>) -> Vars {
-    let variable = |(path, x): (&String, &Locked)| (path.clone(), Var::from_tensor(&x.tensor()).expect("a variable"));
+    let variable =
+        |(path, x): (&String, &Locked)| (path.clone(), Var::from_tensor(&x.tensor()).expect("a variable"));
     locked.iter().map(variable).collect()
 }
 
 #[test]
 fn every_optimiser_has_the_bits_of_variables() {
-    for (parameter, gradient) in [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)]) {
+    for (parameter, gradient) in
+        [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
+    {
         let (parameters, all_grads) = small_model(&Device::Cpu, parameter, gradient);
         for optimiser in optimisers_for(parameter) {
             let expected = trajectory(Engine::Fused, optimiser.clone(), &parameters, &all_grads);
@@ -124,7 +131,8 @@ fn kinds_of_memory_stand_side_by_side() {
     let rule = || MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
     for engine in engines() {
         let start = tensor(1, &[3, 40], BF16);
-        let (variable, locked, mut slice) = (Var::from_tensor(&start).expect("a variable"), Locked::new(&start), vector(&start));
+        let (variable, locked, mut slice) =
+            (Var::from_tensor(&start).expect("a variable"), Locked::new(&start), vector(&start));
         let slices = ParameterSlices::new().with("slice", (3, 40), slice.lend()).expect("slices");
         let model = ((&variable, &locked), &slices);
         let mut state = setup(rule(), &model).expect("a state");
@@ -134,7 +142,10 @@ fn kinds_of_memory_stand_side_by_side() {
             Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update");
         }
         let masters = state.masters(&model).expect("masters");
-        assert!(["0.1", "1.slice"].iter().all(|path| values(&masters[*path]) == values(&masters["0.0"])), "{engine:?}");
+        assert!(
+            ["0.1", "1.slice"].iter().all(|path| values(&masters[*path]) == values(&masters["0.0"])),
+            "{engine:?}"
+        );
         assert_eq!(values(&variable), locked.numbers(), "{engine:?}");
     }
 }
@@ -145,7 +156,8 @@ fn kinds_of_memory_stand_side_by_side() {
 #[test]
 fn trainings_with_each_others_parameters_as_gradients() {
     watched(|| {
-        let [x, y] = [1, 2].map(|seed| HashMap::from([("x".to_string(), Locked::new(&tensor(seed, &[5000], F32)))]));
+        let [x, y] =
+            [1, 2].map(|seed| HashMap::from([("x".to_string(), Locked::new(&tensor(seed, &[5000], F32)))]));
         let mut states = [&x, &y].map(|model| setup(Descent::new(1e-3), model).expect("a state"));
         /// Gradients that are another model's parameters.
         struct Of<'o>(&'o Locked);
@@ -198,7 +210,10 @@ fn gradients_have_strides() {
     for engine in engines() {
         let mut x = vec![0f32; 6];
         let parameters = ParameterSlices::new().with("x", (2, 3), &mut x).expect("slices");
-        let gradients = ByPath(HashMap::from([("x".to_string(), Columns((0..7).map(|i| i as f32).collect(), (2, 3).into()))]));
+        let gradients = ByPath(HashMap::from([(
+            "x".to_string(),
+            Columns((0..7).map(|i| i as f32).collect(), (2, 3).into()),
+        )]));
         let mut state = setup(Descent::new(1.0), &parameters).expect("a state");
         Update::new(&mut state).engine(engine).apply(&parameters, &gradients).expect("an update");
         drop(parameters);
@@ -231,7 +246,12 @@ struct Faulty {
 
 impl Faulty {
     fn new() -> Self {
-        Faulty { shape: 10.into(), fault: RwLock::new(Fault::None), before: AtomicUsize::new(0), values: RwLock::new(vec![1.0; 10]) }
+        Faulty {
+            shape: 10.into(),
+            fault: RwLock::new(Fault::None),
+            before: AtomicUsize::new(0),
+            values: RwLock::new(vec![1.0; 10]),
+        }
     }
 
     /// From now on, but for so many times.
@@ -243,7 +263,11 @@ impl Faulty {
     fn fault(&self, is_write: bool) -> Fault {
         let fault = *self.fault.read().unwrap();
         let is_asked = is_write || fault != Fault::RefusesToWrite;
-        let is_before = is_asked && self.before.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        let is_before = is_asked
+            && self
+                .before
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+                .is_ok();
         if is_asked && !is_before { fault } else { Fault::None }
     }
 }
@@ -309,7 +333,9 @@ fn owners_that_do_not_keep_their_promise_are_refused() {
         (Refuses, ["\"x\": the owner of the", "average"]),
         (DropsError, ["9 elements of F32", "expected 10 of F32"]),
     ] {
-        for (engine, is_gradient) in engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)]) {
+        for (engine, is_gradient) in
+            engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)])
+        {
             let (x, gradient) = (Faulty::new(), Faulty::new());
             let mut state = setup(Adam::new(0.1), &x).expect("a state");
             if is_gradient { &gradient } else { &x }.begin(fault, 0);
@@ -335,7 +361,12 @@ fn checkpoints_hold_what_is_behind_locks() {
     let rule = || MixedPrecision::new(F32, AdamW::new(0.1));
     let of = |seed| HashMap::from([("x".to_string(), Locked::new(&tensor(seed, &[4, 6], BF16)))]);
     let step = |state: &mut _, model: &_, seed| {
-        update(state, model, &locked_gradients(&Grads::from([("x".to_string(), tensor(seed, &[4, 6], F32))]))).expect("an update");
+        update(
+            state,
+            model,
+            &locked_gradients(&Grads::from([("x".to_string(), tensor(seed, &[4, 6], F32))])),
+        )
+        .expect("an update");
     };
     let (x, y) = (of(1), of(2));
     let mut state = setup(rule(), &x).expect("a state");
@@ -351,11 +382,15 @@ fn checkpoints_hold_what_is_behind_locks() {
 /// A gradient whose owner runs the function again in the commit is not applied twice.
 #[test]
 fn a_gradient_that_is_lent_twice_is_one_step() {
-    for (engine, before) in engines().into_iter().flat_map(|engine| (0..6).map(move |before| (engine, before))) {
+    for (engine, before) in
+        engines().into_iter().flat_map(|engine| (0..6).map(move |before| (engine, before)))
+    {
         let (x, gradient) = (Faulty::new(), Faulty::new());
         let mut state = setup(Descent::new(1.0), &x).expect("a state");
         gradient.begin(Fault::RunTwice, before);
-        let done = Update::new(&mut state).engine(engine).apply(&x, &ByPath(HashMap::from([("x".to_string(), gradient)])));
+        let done = Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &ByPath(HashMap::from([("x".to_string(), gradient)])));
         let is_moved = x.values.read().unwrap()[0] == 0.0;
         assert_eq!(*x.values.read().unwrap(), [if is_moved { 0.0 } else { 1.0 }; 10], "{engine:?} {before}");
         assert!(is_moved || done.is_err(), "{engine:?} {before}");
@@ -398,15 +433,26 @@ fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() {
     Checkpoint::new(&state).model(&(&model.0, &model.1)).save(&file).expect("a save");
     let grads = Grads::from(["0", "1.x"].map(|path| (path.to_string(), tensor(1, &[10], F32))));
     update(&mut state, &(&model.0, &model.1), &grads).expect("an update");
-    let all = |state: &_| (model.0.numbers(), model.1.values.read().unwrap().clone(), snapshot(&Vars::new(), state));
+    let all = |state: &_| {
+        (model.0.numbers(), model.1.values.read().unwrap().clone(), snapshot(&Vars::new(), state))
+    };
     let before = all(&state);
     model.1.begin(Fault::RefusesToWrite, 0);
-    let masters = state.masters(&(&model.0, &model.1)).expect("masters").into_keys().map(|path| (path, tensor(2, &[10], F64)));
+    let masters = state
+        .masters(&(&model.0, &model.1))
+        .expect("masters")
+        .into_keys()
+        .map(|path| (path, tensor(2, &[10], F64)));
     let masters: Grads = masters.collect();
-    let restored = CheckpointFile::open(&file).and_then(|file| file.restore_with_model(&mut state, &(&model.0, &model.1)).map(drop));
+    let restored = CheckpointFile::open(&file)
+        .and_then(|file| file.restore_with_model(&mut state, &(&model.0, &model.1)).map(drop));
     let set = state.set_masters(&(&model.0, &model.1), &masters).map(drop);
     for refused in [restored, set] {
-        is_kind(&refused.expect_err("a refusal"), ErrorKind::Memory, &["\"1.x\"", "does not lend it", "average"]);
+        is_kind(
+            &refused.expect_err("a refusal"),
+            ErrorKind::Memory,
+            &["\"1.x\"", "does not lend it", "average"],
+        );
     }
     assert!(all(&state) == before);
 }
@@ -428,7 +474,9 @@ const AROUND: usize = 500;
 
 impl Changing {
     fn new([before, after]: [(usize, DType); 2], lends_other: bool) -> Self {
-        let owned = |(length, dtype): (usize, DType)| vector(&Tensor::ones(length + 2 * AROUND, dtype, &Device::Cpu).expect("ones"));
+        let owned = |(length, dtype): (usize, DType)| {
+            vector(&Tensor::ones(length + 2 * AROUND, dtype, &Device::Cpu).expect("ones"))
+        };
         Changing {
             shapes: [before.0.into(), after.0.into()],
             dtypes: [before.1, after.1],
@@ -504,18 +552,28 @@ fn owners_that_change_their_minds_make_no_write_outside() {
     let rules: [(DType, Make); 4] = [
         (F32, || Box::new(Adam::new(0.1))),
         (BF16, || Box::new(Adam::new(0.1))),
-        (BF16, || Box::new(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1)))))),
+        (BF16, || {
+            Box::new(MixedPrecision::new(
+                F32,
+                OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))),
+            ))
+        }),
         (BF16, || Box::new(StochasticRounding::new(1, Adam::new(0.1)))),
     ];
     for (dtype, rule) in rules {
         let other = if dtype == F32 { BF16 } else { F32 };
-        for (after, lends_other) in
-            [(4, dtype), (400, dtype), (40, other), (20, other), (40, F64)].into_iter().flat_map(|after| [(after, false), (after, true)])
+        for (after, lends_other) in [(4, dtype), (400, dtype), (40, other), (20, other), (40, F64)]
+            .into_iter()
+            .flat_map(|after| [(after, false), (after, true)])
         {
-            for (engine, is_gradient) in engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)]) {
+            for (engine, is_gradient) in
+                engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)])
+            {
                 let apply = |question| {
-                    let (x, gradient) =
-                        (Changing::new([(40, dtype), after], lends_other), Changing::new([(40, dtype), after], lends_other));
+                    let (x, gradient) = (
+                        Changing::new([(40, dtype), after], lends_other),
+                        Changing::new([(40, dtype), after], lends_other),
+                    );
                     let mut state = setup(rule(), &x).expect("a state");
                     if is_gradient { &gradient } else { &x }.change_at(question);
                     let gradients = ByPath(HashMap::from([("x".to_string(), gradient)]));
@@ -527,7 +585,11 @@ fn owners_that_change_their_minds_make_no_write_outside() {
                 assert!(expected[0] < 1.0);
                 for question in 0..60 {
                     let (is_ok, got) = apply(question);
-                    assert!(!is_ok || got == expected, "{} of {dtype:?}, {after:?} at {question}, {engine:?}", rule().name());
+                    assert!(
+                        !is_ok || got == expected,
+                        "{} of {dtype:?}, {after:?} at {question}, {engine:?}",
+                        rule().name()
+                    );
                 }
             }
         }
@@ -560,9 +622,13 @@ fn what_lies_in_order_is_in_order_with_strides_too() {
             visitor.lend(self);
         }
     }
-    let cases: [(&[usize], &[usize]); 4] = [(&[], &[]), (&[2, 3], &[3, 1]), (&[2, 1, 3], &[3, 7, 1]), (&[3, 0], &[9, 9])];
-    for (engine, (dims, strides)) in engines().into_iter().flat_map(|engine| cases.map(|case| (engine, case))) {
-        let lent = |start: f32| Strided(dims.into(), strides, RwLock::new((0..9).map(|i| start + i as f32).collect()));
+    let cases: [(&[usize], &[usize]); 4] =
+        [(&[], &[]), (&[2, 3], &[3, 1]), (&[2, 1, 3], &[3, 7, 1]), (&[3, 0], &[9, 9])];
+    for (engine, (dims, strides)) in engines().into_iter().flat_map(|engine| cases.map(|case| (engine, case)))
+    {
+        let lent = |start: f32| {
+            Strided(dims.into(), strides, RwLock::new((0..9).map(|i| start + i as f32).collect()))
+        };
         let x = lent(0.0);
         let mut state = setup(MixedPrecision::new(F64, Descent::new(1.0)), &x).expect("a state");
         let gradients = ByPath(HashMap::from([(String::new(), lent(0.5))]));
@@ -629,7 +695,8 @@ fn handles_are_told_from_neighbours() {
         let values = memory(4);
         let tied = [0; 2].map(|_| Handle::new(&values, 0..4, true));
         let of_both = memory(4);
-        let gradients = ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&of_both, 0..4, true))).into());
+        let gradients =
+            ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&of_both, 0..4, true))).into());
         let mut state = setup(Descent::new(1.0), &tied).expect("a state");
         assert_eq!(state.len(), 1);
         Update::new(&mut state).engine(engine).apply(&tied, &gradients).expect("an update");
@@ -637,7 +704,8 @@ fn handles_are_told_from_neighbours() {
 
         let arena = memory(4);
         let neighbours = [0..2, 2..4].map(|range| Handle::new(&arena, range, true));
-        let gradients = ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&memory(2), 0..2, true))).into());
+        let gradients =
+            ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&memory(2), 0..2, true))).into());
         let mut state = setup(Descent::new(1.0), &neighbours).expect("a state");
         assert_eq!(state.len(), 2);
         Update::new(&mut state).engine(engine).apply(&neighbours, &gradients).expect("an update");
@@ -646,7 +714,10 @@ fn handles_are_told_from_neighbours() {
     let values = memory(4);
     for (ranges, says_offset) in [([0..4, 0..4], false), ([0..2, 2..4], false), ([0..4, 0..2], true)] {
         let model = ranges.map(|range| Handle::new(&values, range, says_offset));
-        says(&setup(Descent::new(1.0), &model).expect_err("a refusal"), &["parameter \"0\"", "one memory with \"1\"", "`Lend::offset`"]);
+        says(
+            &setup(Descent::new(1.0), &model).expect_err("a refusal"),
+            &["parameter \"0\"", "one memory with \"1\"", "`Lend::offset`"],
+        );
     }
     // One object under two paths needs to say nothing.
     let one = Handle::new(&values, 0..4, false);
@@ -699,7 +770,12 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
         let x = Locked::new(&Tensor::zeros((2, 2), F32, &Device::Cpu).expect("zeros"));
         let mut state = setup(Descent::new(1.0), &(&x, &x)).expect("a state");
         let [first, second] = gradients;
-        update(&mut state, &(&x, &x), &ByPath(HashMap::from([("0".to_string(), first), ("1".to_string(), second)]))).expect("an update");
+        update(
+            &mut state,
+            &(&x, &x),
+            &ByPath(HashMap::from([("0".to_string(), first), ("1".to_string(), second)])),
+        )
+        .expect("an update");
         x.numbers()
     }
     let converted = |number| Converted((2, 2).into(), number);
@@ -725,7 +801,9 @@ fn memory_in_the_place_of_variables_is_known_to_be_written() {
         }
     }
     for engine in engines() {
-        let start: Vars = ["a", "b"].map(|path| (path.to_string(), Var::ones(3, F32, &Device::Cpu).expect("a variable"))).into();
+        let start: Vars = ["a", "b"]
+            .map(|path| (path.to_string(), Var::ones(3, F32, &Device::Cpu).expect("a variable")))
+            .into();
         let mut state = setup(Descent::new(1.0), &start).expect("a state");
         let model = locked(&start);
         let five = Tensor::full(5f32, 3, &Device::Cpu).expect("fives");
@@ -739,12 +817,17 @@ fn memory_in_the_place_of_variables_is_known_to_be_written() {
 fn several_ranks_have_the_bits_of_one() {
     let shapes: [(&str, &[usize]); 3] = [("b", &[7]), ("large", &[300, 100]), ("w", &[6, 4])];
     let train = move |world: Option<&optimisers::LocalRank>| {
-        let start = (1..).zip(shapes).map(|(seed, (path, shape))| (path.to_string(), Locked::new(&tensor(seed, shape, BF16))));
+        let start = (1..)
+            .zip(shapes)
+            .map(|(seed, (path, shape))| (path.to_string(), Locked::new(&tensor(seed, shape, BF16))));
         let model: HashMap<String, Locked> = start.collect();
         let rule = MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
         let mut state = world.map_or_else(Setup::default, Setup::over).setup(rule, &model).expect("a state");
         for call in 0..3 {
-            let grads: Grads = shapes.iter().map(|(path, shape)| (path.to_string(), tensor(100 + call, shape, F32))).collect();
+            let grads: Grads = shapes
+                .iter()
+                .map(|(path, shape)| (path.to_string(), tensor(100 + call, shape, F32)))
+                .collect();
             update(&mut state, &model, &locked_gradients(&grads)).expect("an update");
         }
         shapes.map(|(path, _)| model[path].numbers())

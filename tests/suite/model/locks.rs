@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use candle_core::DType::{BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, Parameter, ParameterSlices, Result, Rule, Setup, State,
-    StateTree, Twin, Update, hyper_parameters, range, setup, update,
+    AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, Parameter, ParameterSlices,
+    Result, Rule, Setup, State, StateTree, Twin, Update, hyper_parameters, range, setup, update,
 };
 
 use support::common::{Grads, Vars, constant, engines, not_finite, tensor, values, var};
@@ -59,8 +59,17 @@ fn of_slices(length: usize) -> StateTree {
 /// The parameter under other handles.
 fn views(x: &Var) -> [Tensor; 4] {
     let view = x.as_detached_tensor();
-    let twice = view.reshape((2, ())).and_then(|matrix| matrix.t()?.t()).and_then(|matrix| matrix.flatten_all()).expect("a view");
-    [x.as_tensor().clone(), view.clone(), view.reshape((2, ())).and_then(|matrix| matrix.flatten_all()).expect("a view"), twice]
+    let twice = view
+        .reshape((2, ()))
+        .and_then(|matrix| matrix.t()?.t())
+        .and_then(|matrix| matrix.flatten_all())
+        .expect("a view");
+    [
+        x.as_tensor().clone(),
+        view.clone(),
+        view.reshape((2, ())).and_then(|matrix| matrix.flatten_all()).expect("a view"),
+        twice,
+    ]
 }
 
 #[test]
@@ -89,7 +98,8 @@ fn a_gradient_that_is_a_view_of_its_variable_on_one_rank_of_a_state_of_slices() 
         let world = optimisers::ranks(1).remove(0);
         let mut state = Setup::over(&world).setup(Descent::new(1.0), &slices).expect("a state");
         let x = Var::ones(40, F32, &Device::Cpu).expect("a variable");
-        update(&mut state, &Vars::from([("x".to_string(), x.clone())]), &[("x", x.as_detached_tensor())]).expect("an update");
+        update(&mut state, &Vars::from([("x".to_string(), x.clone())]), &[("x", x.as_detached_tensor())])
+            .expect("an update");
         assert_eq!(values(&x), [0.0; 40]);
     });
 }
@@ -103,9 +113,10 @@ fn players_whose_gradients_are_each_other_in_states_of_slices() {
         let models = [&x, &y].map(|x| Vars::from([("x".to_string(), x.clone())]));
         let gradients = [&y, &x].map(|other| [("x", other.as_detached_tensor())]);
         let [of_x, of_y] = &mut states;
-        side_by_side([&mut || drop(update(of_x, &models[0], &gradients[0]).expect("an update")), &mut || {
-            drop(update(of_y, &models[1], &gradients[1]).expect("an update"))
-        }]);
+        side_by_side([
+            &mut || drop(update(of_x, &models[0], &gradients[0]).expect("an update")),
+            &mut || drop(update(of_y, &models[1], &gradients[1]).expect("an update")),
+        ]);
     });
 }
 
@@ -134,9 +145,15 @@ fn a_function_that_returns_the_master() {
         for engine in engines() {
             let (x, bare) = (var(&tensor(1, &[300], BF16)), var(&tensor(2, &[300], F32)));
             let mut state = setup(MixedPrecision::new(F32, Itself::default()), &x).expect("a state");
-            Update::new(&mut state).engine(engine).apply(&x, &[("", tensor(3, &[300], BF16))]).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &[("", tensor(3, &[300], BF16))])
+                .expect("an update");
             let mut state = setup(Itself::default(), &bare).expect("a state");
-            Update::new(&mut state).engine(engine).apply(&bare, &[("", tensor(3, &[300], F32))]).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&bare, &[("", tensor(3, &[300], F32))])
+                .expect("an update");
             assert_eq!((values(&x), values(&bare)), (vec![0.0; 300], vec![0.0; 300]), "{engine:?}");
         }
     });
@@ -162,15 +179,22 @@ fn two_states_over_one_twin() {
 #[test]
 fn a_skipped_window_whose_gradient_is_a_view_beside_another_state() {
     watched(|| {
-        let model: Vars = [("a", 1), ("b", 2)].map(|(path, seed)| (path.to_string(), var(&tensor(seed, &[5000], F32)))).into();
-        let mut windowed = setup(OptimiserChain::new((AccumGrad::new(1), Descent::new(0.1))), &model).expect("a state");
+        let model: Vars = [("a", 1), ("b", 2)]
+            .map(|(path, seed)| (path.to_string(), var(&tensor(seed, &[5000], F32))))
+            .into();
+        let mut windowed =
+            setup(OptimiserChain::new((AccumGrad::new(1), Descent::new(0.1))), &model).expect("a state");
         let mut other = setup(Descent::new(1e-6), &model).expect("a state");
         let infinite = constant(f64::INFINITY, 5000, F32);
-        let of_itself: Grads = [("a".to_string(), model["a"].as_detached_tensor()), ("b".to_string(), infinite)].into();
+        let of_itself: Grads =
+            [("a".to_string(), model["a"].as_detached_tensor()), ("b".to_string(), infinite)].into();
         let gradients: Grads = model.keys().map(|path| (path.clone(), tensor(3, &[5000], F32))).collect();
         side_by_side([
             &mut || {
-                let outcome = Update::new(&mut windowed).finite_only().apply(&model, &of_itself).expect("a skipped call");
+                let outcome = Update::new(&mut windowed)
+                    .finite_only()
+                    .apply(&model, &of_itself)
+                    .expect("a skipped call");
                 assert_eq!(outcome.status, not_finite("b"));
             },
             &mut || drop(update(&mut other, &model, &gradients).expect("an update")),
@@ -184,7 +208,8 @@ fn new_values_that_are_views_of_each_other() {
     watched(|| {
         let [x, y] = [1, 2].map(|seed| var(&tensor(seed, &[5000], F32)));
         let mut states = [&x, &y].map(|x| setup(Descent::new(0.1), x).expect("a state"));
-        let values = [&y, &x].map(|other| std::collections::BTreeMap::from([(String::new(), other.as_detached_tensor())]));
+        let values = [&y, &x]
+            .map(|other| std::collections::BTreeMap::from([(String::new(), other.as_detached_tensor())]));
         let [of_x, of_y] = &mut states;
         side_by_side([&mut || drop(of_x.set_masters(&x, &values[0]).expect("new values")), &mut || {
             drop(of_y.set_masters(&y, &values[1]).expect("new values"))

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{
-    BatchNorm, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose1d, ConvTranspose1dConfig, ConvTranspose2d, ConvTranspose2dConfig,
-    Embedding, LayerNorm, Linear, PReLU, RmsNorm, VarMap,
+    BatchNorm, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose1d, ConvTranspose1dConfig,
+    ConvTranspose2d, ConvTranspose2dConfig, Embedding, LayerNorm, Linear, PReLU, RmsNorm, VarMap,
 };
 use optimisers::{
-    Adam, ClipGlobalNorm, Descent, MixedPrecision, Model, OptimiserChain, Parameter, Status, Visitor, model, setup, setup_with, update,
+    Adam, ClipGlobalNorm, Descent, MixedPrecision, Model, OptimiserChain, Parameter, Status, Visitor, model,
+    setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, bits, random, values, var};
@@ -44,7 +45,9 @@ pub(crate) fn var_map(variables: impl IntoIterator<Item = (String, Var)>) -> Var
 /// All that a model shows, with copies of the values.
 fn shown(model: &dyn Model) -> Vec<(String, Tensor, Tensor)> {
     let mut shown = Vec::new();
-    model.visit(&mut Visitor::new(&mut |path, tensor| shown.push((path.to_string(), tensor.clone(), tensor.copy().expect("a copy")))));
+    model.visit(&mut Visitor::new(&mut |path, tensor| {
+        shown.push((path.to_string(), tensor.clone(), tensor.copy().expect("a copy")))
+    }));
     shown
 }
 
@@ -52,14 +55,19 @@ fn shown(model: &dyn Model) -> Vec<(String, Tensor, Tensor)> {
 fn leaves(model: &dyn Model) -> Vec<String> {
     let mut state = match setup(Descent::new(1.0), model) {
         Ok(state) => state,
-        Err(error) if error.to_string().starts_with("the model has no trainable floating-point variable") => return Vec::new(),
+        Err(error) if error.to_string().starts_with("the model has no trainable floating-point variable") => {
+            return Vec::new();
+        }
         Err(error) => panic!("{error}"),
     };
     let paths: Vec<String> = state.leaves().map(|leaf| leaf.path().to_string()).collect();
     let before = shown(model);
     let is_leaf = |path: &String| paths.contains(path);
-    let grads: Grads =
-        before.iter().filter(|(path, ..)| is_leaf(path)).map(|(path, x, _)| (path.clone(), x.ones_like().expect("ones"))).collect();
+    let grads: Grads = before
+        .iter()
+        .filter(|(path, ..)| is_leaf(path))
+        .map(|(path, x, _)| (path.clone(), x.ones_like().expect("ones")))
+        .collect();
     let outcome = update(&mut state, model, &grads).expect("an update");
     assert_eq!((outcome.status, outcome.applied), (Status::Stepped, paths.len()), "{paths:?}");
     for (path, x, old) in before {
@@ -101,7 +109,13 @@ fn layers_show_their_variables() {
         (Box::new(ConvTranspose1d::new(cubic(), None, ConvTranspose1dConfig::default())), weight),
         (Box::new(ConvTranspose2d::new(quartic(), Some(tensor()), ConvTranspose2dConfig::default())), both),
         (Box::new(ConvTranspose2d::new(quartic(), None, ConvTranspose2dConfig::default())), weight),
-        (Box::new(BatchNorm::new(3, statistics(), plain(&[3]).sqr().unwrap(), tensor(), tensor(), 1e-5).unwrap()), both),
+        (
+            Box::new(
+                BatchNorm::new(3, statistics(), plain(&[3]).sqr().unwrap(), tensor(), tensor(), 1e-5)
+                    .unwrap(),
+            ),
+            both,
+        ),
         (Box::new(BatchNorm::new_no_bias(3, statistics(), plain(&[3]).sqr().unwrap(), 1e-5).unwrap()), &[]),
         (Box::new(PReLU::new(tensor(), false)), weight),
     ]);
@@ -132,7 +146,14 @@ fn containers_extend_the_path() {
         (Box::new(HashMap::from([("b", linear()), ("a", linear())])), &["a.weight", "b.weight"]),
         (Box::new(HashMap::from([("c".to_string(), vec![v(), v()])])), &["c.0", "c.1"]),
         (Box::new(BTreeMap::from([("c.d", v()), ("", v())])), &["", "c.d"]),
-        (Box::new(var_map([("z.bias".to_string(), v()), ("count".to_string(), integers()), ("a".to_string(), v())])), &["a", "z.bias"]),
+        (
+            Box::new(var_map([
+                ("z.bias".to_string(), v()),
+                ("count".to_string(), integers()),
+                ("a".to_string(), v()),
+            ])),
+            &["a", "z.bias"],
+        ),
         (Box::new((var_map([("x".to_string(), v())]), VarMap::new())), &["0.x"]),
     ]);
 }
@@ -172,16 +193,29 @@ fn structs_show_their_fields() {
     let block = || Block { attention: bare(), heads: 4, feed_forward: vec![bare(), linear()] };
     assert_eq!(block().heads, 4);
     let parts = [bare(), bare()];
-    let of_block = ["attention.weight", "feed_forward.0.weight", "feed_forward.1.bias", "feed_forward.1.weight"];
-    let nested: Vec<String> =
-        of_block.iter().map(|path| format!("encoder.0.{path}")).chain(["head.bias".into(), "head.weight".into()]).collect();
+    let of_block =
+        ["attention.weight", "feed_forward.0.weight", "feed_forward.1.bias", "feed_forward.1.weight"];
+    let nested: Vec<String> = of_block
+        .iter()
+        .map(|path| format!("encoder.0.{path}"))
+        .chain(["head.bias".into(), "head.weight".into()])
+        .collect();
     check(&[
         (Box::new(block()), &of_block),
-        (Box::new(Classifier { encoder: vec![bare(), bare()], head: None::<Linear> }), &["encoder.0.weight", "encoder.1.weight"]),
-        (Box::new(Classifier { encoder: vec![block()], head: linear() }), &nested.iter().map(String::as_str).collect::<Vec<_>>()),
+        (
+            Box::new(Classifier { encoder: vec![bare(), bare()], head: None::<Linear> }),
+            &["encoder.0.weight", "encoder.1.weight"],
+        ),
+        (
+            Box::new(Classifier { encoder: vec![block()], head: linear() }),
+            &nested.iter().map(String::as_str).collect::<Vec<_>>(),
+        ),
         (Box::new(Borrowed { parts: &parts }), &["parts.0.weight", "parts.1.weight"]),
         (Box::new(Nothing), &[]),
-        (Box::new(Keywords { r#type: bare(), r#match: vec![bare()], plain: bare() }), &["match.0.weight", "plain.weight", "type.weight"]),
+        (
+            Box::new(Keywords { r#type: bare(), r#match: vec![bare()], plain: bare() }),
+            &["match.0.weight", "plain.weight", "type.weight"],
+        ),
     ]);
 }
 
@@ -196,13 +230,18 @@ pub(crate) fn squares<'v>(variables: impl IntoIterator<Item = &'v Var>) -> GradS
 /// no share in the norm.
 #[test]
 fn what_is_left_out_costs_nothing() {
-    for (kept, left_out) in [(["bn.weight", "fc.bias"], ["bn.running_mean", "bn.running_var"]), (["l.a", "l.b"], ["l.base", "l.base_bias"])]
-    {
+    for (kept, left_out) in [
+        (["bn.weight", "fc.bias"], ["bn.running_mean", "bn.running_var"]),
+        (["l.a", "l.b"], ["l.base", "l.base_bias"]),
+    ] {
         let sizes = [5, 7].into_iter().chain([1000, 3]);
         let names = kept.iter().chain(&left_out);
-        let model: Vars =
-            names.zip(sizes).map(|(name, size)| (name.to_string(), var(&random(size as u64, &[size], DType::BF16, CPU)))).collect();
-        let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
+        let model: Vars = names
+            .zip(sizes)
+            .map(|(name, size)| (name.to_string(), var(&random(size as u64, &[size], DType::BF16, CPU))))
+            .collect();
+        let rule =
+            MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
         let mut asked = Vec::new();
         let choose = |path: &str, x: Parameter<'_>| {
             asked.push((path.to_string(), x.elem_count()));
@@ -210,18 +249,29 @@ fn what_is_left_out_costs_nothing() {
         };
         let map = var_map(model.clone());
         let mut state = setup_with(&map, choose).unwrap();
-        assert_eq!(asked, model.iter().map(|(path, x)| (path.clone(), x.elem_count())).collect::<Vec<_>>(), "in sorted order");
+        assert_eq!(
+            asked,
+            model.iter().map(|(path, x)| (path.clone(), x.elem_count())).collect::<Vec<_>>(),
+            "in sorted order"
+        );
         assert_eq!(state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(), kept);
         assert_eq!(state.bytes(), 3 * 4 * (5 + 7), "master, m and v in f32");
         assert!(left_out.iter().all(|path| state.leaf(path).is_none()));
 
         let before: Vec<_> = left_out.iter().map(|&path| bits(&model[path])).collect();
-        let norm = kept.iter().flat_map(|&path| values(&model[path])).map(|x| 4.0 * x * x).sum::<f64>().sqrt();
-        let by_path: Grads = model.iter().map(|(path, x)| (path.clone(), (x.to_dtype(DType::F64).unwrap() * 2.0).unwrap())).collect();
+        let norm =
+            kept.iter().flat_map(|&path| values(&model[path])).map(|x| 4.0 * x * x).sum::<f64>().sqrt();
+        let by_path: Grads = model
+            .iter()
+            .map(|(path, x)| (path.clone(), (x.to_dtype(DType::F64).unwrap() * 2.0).unwrap()))
+            .collect();
         let first = update(&mut state, &map, &by_path).unwrap();
         assert!((first.global_norm.unwrap() / norm - 1.0).abs() < 1e-12, "{first:?} for {norm}");
         for outcome in [first, update(&mut state, &map, &squares(model.values())).unwrap()] {
-            assert_eq!((outcome.status, outcome.applied, outcome.frozen, outcome.without_gradient.len()), (Status::Stepped, 2, 0, 0));
+            assert_eq!(
+                (outcome.status, outcome.applied, outcome.frozen, outcome.without_gradient.len()),
+                (Status::Stepped, 2, 0, 0)
+            );
         }
         assert_eq!(left_out.iter().map(|&path| bits(&model[path])).collect::<Vec<_>>(), before);
     }

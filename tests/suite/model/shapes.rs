@@ -2,7 +2,10 @@
 //! lends.
 
 use candle_core::DType::F32;
-use optimisers::{Adafactor, AdamW, ErrorKind, Lend, MemoryMut, Model, Optimiser, ParameterSlices, Result, Setup, View, Visitor, setup};
+use optimisers::{
+    Adafactor, AdamW, ErrorKind, Lend, MemoryMut, Model, Optimiser, ParameterSlices, Result, Setup, View,
+    Visitor, setup,
+};
 
 use support::common::is_kind;
 use support::threads::on;
@@ -10,8 +13,13 @@ use support::threads::on;
 const HALF: usize = 1 << (usize::BITS - 1);
 
 /// Each with the length of a slice that a product modulo 2⁶⁴ would accept.
-const TOO_LARGE: [(&[usize], usize); 5] =
-    [(&[HALF | 1, 2], 2), (&[HALF, 2], 0), (&[1 << 33, 1 << 33, 7], 0), (&[usize::MAX, usize::MAX], 1), (&[HALF, 2, 0], 0)];
+const TOO_LARGE: [(&[usize], usize); 5] = [
+    (&[HALF | 1, 2], 2),
+    (&[HALF, 2], 0),
+    (&[1 << 33, 1 << 33, 7], 0),
+    (&[usize::MAX, usize::MAX], 1),
+    (&[HALF, 2, 0], 0),
+];
 
 #[test]
 fn slices_of_such_a_shape_are_refused() {
@@ -21,7 +29,12 @@ fn slices_of_such_a_shape_are_refused() {
         is_kind(
             &error,
             ErrorKind::Memory,
-            &["parameter \"x\"", &format!("{shape:?}"), "more than can be counted", "pass its shape and all its elements"],
+            &[
+                "parameter \"x\"",
+                &format!("{shape:?}"),
+                "more than can be counted",
+                "pass its shape and all its elements",
+            ],
         );
     }
     // Without elements the others may be large.
@@ -32,7 +45,11 @@ fn slices_of_such_a_shape_are_refused() {
 fn views_of_such_a_shape_are_refused() {
     for (shape, length) in TOO_LARGE {
         let (values, strides) = (vec![1f32; length.max(1)], vec![0; shape.len()]);
-        is_kind(&View::strided(&values, shape, &strides).expect_err("a refusal"), ErrorKind::Memory, &[&format!("{shape:?}")]);
+        is_kind(
+            &View::strided(&values, shape, &strides).expect_err("a refusal"),
+            ErrorKind::Memory,
+            &[&format!("{shape:?}")],
+        );
     }
 }
 
@@ -70,16 +87,32 @@ impl Model for Boasting {
 /// Before there is memory for the state.
 #[test]
 fn an_owner_of_such_a_shape_is_refused() {
-    let rules: [fn() -> Box<dyn Optimiser>; 2] = [|| Box::new(AdamW::new(0.1)), || Box::new(Adafactor::new(0.1))];
+    let rules: [fn() -> Box<dyn Optimiser>; 2] =
+        [|| Box::new(AdamW::new(0.1)), || Box::new(Adafactor::new(0.1))];
     for (shape, length) in TOO_LARGE.into_iter().chain([(&[1 << 20, 1 << 25][..], 2)]) {
         for rule in rules {
             let words = ["parameter \"x\"", &format!("has {length} elements of F32, expected")];
-            is_kind(&setup(rule(), &Boasting(shape, length)).expect_err("a refusal"), ErrorKind::Memory, &words);
-            let mut state =
-                setup(rule(), &[candle_core::Var::ones(2, F32, &candle_core::Device::Cpu).expect("a variable")]).expect("a state");
-            is_kind(&state.add(rule(), &Boasting(shape, length)).expect_err("a refusal"), ErrorKind::Memory, &words);
+            is_kind(
+                &setup(rule(), &Boasting(shape, length)).expect_err("a refusal"),
+                ErrorKind::Memory,
+                &words,
+            );
+            let mut state = setup(
+                rule(),
+                &[candle_core::Var::ones(2, F32, &candle_core::Device::Cpu).expect("a variable")],
+            )
+            .expect("a state");
+            is_kind(
+                &state.add(rule(), &Boasting(shape, length)).expect_err("a refusal"),
+                ErrorKind::Memory,
+                &words,
+            );
             let refuses = move |world: optimisers::LocalRank| {
-                is_kind(&Setup::over(&world).setup(rule(), &Boasting(shape, length)).expect_err("a refusal"), ErrorKind::Memory, &[]);
+                is_kind(
+                    &Setup::over(&world).setup(rule(), &Boasting(shape, length)).expect_err("a refusal"),
+                    ErrorKind::Memory,
+                    &[],
+                );
             };
             on(1, refuses);
         }

@@ -7,14 +7,17 @@ use candle_core::DType::{BF16, F16, F32, F64, U32};
 use candle_core::{Device, Tensor};
 use half::bf16;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema, Engine, ErrorKind, Flow,
-    Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, ParameterSlices, Result,
-    Rule, Setup, State, StateTree, Update, hyper_parameters, range, setup, trainables, update,
+    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema,
+    Engine, ErrorKind, Flow, Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser,
+    OptimiserChain, Parameter, ParameterSlices, Result, Rule, Setup, State, StateTree, Update,
+    hyper_parameters, range, setup, trainables, update,
 };
 use optimisers_plain::Vector;
 
 use crate::engine::engines::small_model;
-use support::common::{Grads, Vars, assert_same, is_kind, optimisers_for, says, snapshot, tensor, trajectory, values, var};
+use support::common::{
+    Grads, Vars, assert_same, is_kind, optimisers_for, says, snapshot, tensor, trajectory, values, var,
+};
 use support::threads::on;
 
 const CPU: &Device = &Device::Cpu;
@@ -63,7 +66,8 @@ pub fn apply_in_slices<T>(
     grads: &Grads,
     run: impl FnOnce(&ParameterSlices<'_>, &GradientSlices<'_>) -> Result<T>,
 ) -> Result<T> {
-    let vectors: Vec<(&String, Vector)> = grads.iter().map(|(path, gradient)| (path, vector(gradient))).collect();
+    let vectors: Vec<(&String, Vector)> =
+        grads.iter().map(|(path, gradient)| (path, vector(gradient))).collect();
     let mut gradients = GradientSlices::new();
     for (path, values) in &vectors {
         gradients = gradients.with(path, values.show())?;
@@ -73,14 +77,18 @@ pub fn apply_in_slices<T>(
 
 #[test]
 fn every_optimiser_has_the_bits_of_variables() {
-    for (parameter, gradient) in [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)]) {
+    for (parameter, gradient) in
+        [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
+    {
         let (parameters, all_grads) = small_model(&Device::Cpu, parameter, gradient);
         for optimiser in optimisers_for(parameter) {
             let expected = trajectory(Engine::Fused, optimiser.clone(), &parameters, &all_grads);
             let model = support::common::model(&parameters);
-            let mut state = in_slices(&model, |parameters| setup(optimiser.clone(), parameters)).expect("a state");
+            let mut state =
+                in_slices(&model, |parameters| setup(optimiser.clone(), parameters)).expect("a state");
             let step = |grads| {
-                apply_in_slices(&model, grads, |parameters, grads| update(&mut state, parameters, grads)).expect("an update");
+                apply_in_slices(&model, grads, |parameters, grads| update(&mut state, parameters, grads))
+                    .expect("an update");
                 snapshot(&model, &state)
             };
             let got: Vec<_> = all_grads.iter().map(step).collect();
@@ -121,7 +129,10 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
     let whole = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap();
     let mut state = setup(Adam::new(0.1), &whole).unwrap();
     assert_eq!(state.len(), 2);
-    let refused = |state: &mut StateTree, whole: &ParameterSlices<'_>, gradients: &GradientSlices<'_>, words: &[&str]| {
+    let refused = |state: &mut StateTree,
+                   whole: &ParameterSlices<'_>,
+                   gradients: &GradientSlices<'_>,
+                   words: &[&str]| {
         says(&update(state, whole, gradients).unwrap_err(), words);
         assert!(state.leaves().all(|leaf| leaf.steps() == 0));
         let now = state.masters(whole).unwrap();
@@ -138,14 +149,21 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
     says(&update(&mut state, &missing, &one).unwrap_err(), &["\"y\"", "lacks"]);
     drop(missing);
     let mut z = [0f32];
-    let more = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap().with("z", 1, &mut z).unwrap();
+    let more = ParameterSlices::new()
+        .with("x", (2, 3), &mut x)
+        .unwrap()
+        .with("y", 2, &mut y)
+        .unwrap()
+        .with("z", 1, &mut z)
+        .unwrap();
     says(&update(&mut state, &more, &one).unwrap_err(), &["\"z\"", "not in this state"]);
     drop(more);
     let reshaped = ParameterSlices::new().with("x", (3, 2), &mut x).unwrap().with("y", 2, &mut y).unwrap();
     says(&update(&mut state, &reshaped, &one).unwrap_err(), &["\"x\"", "[3, 2]", "[2, 3]"]);
     drop(reshaped);
     let mut narrow = [1f32; 2];
-    let narrowed = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut narrow).unwrap();
+    let narrowed =
+        ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut narrow).unwrap();
     says(&update(&mut state, &narrowed, &one).unwrap_err(), &["\"y\"", "F32", "F64"]);
 }
 
@@ -153,15 +171,25 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
 fn bytes_are_lent_as_numbers_of_a_dtype() {
     let mut x = [1f32, 2.0, 3.0];
     let numbers: &mut [u8] = bytemuck::cast_slice_mut(&mut x);
-    assert_eq!(format!("{:?}", MemoryRef::from_bytes(numbers, F32).unwrap()), "MemoryRef(F32([1.0, 2.0, 3.0]))");
-    assert_eq!(format!("{:?}", MemoryRef::from_bytes(numbers, BF16).unwrap()), "MemoryRef(BF16([0.0, 1.0, 0.0, 2.0, 0.0, 3.0]))");
+    assert_eq!(
+        format!("{:?}", MemoryRef::from_bytes(numbers, F32).unwrap()),
+        "MemoryRef(F32([1.0, 2.0, 3.0]))"
+    );
+    assert_eq!(
+        format!("{:?}", MemoryRef::from_bytes(numbers, BF16).unwrap()),
+        "MemoryRef(BF16([0.0, 1.0, 0.0, 2.0, 0.0, 3.0]))"
+    );
     assert_eq!(format!("{:?}", MemoryMut::from_bytes(&mut [], F64).unwrap()), "MemoryMut(F64([]))");
 
-    let refused = |bytes: &[u8], dtype, words: &[&str]| says(&MemoryRef::from_bytes(bytes, dtype).unwrap_err(), words);
+    let refused =
+        |bytes: &[u8], dtype, words: &[&str]| says(&MemoryRef::from_bytes(bytes, dtype).unwrap_err(), words);
     refused(&numbers[..6], F32, &["bytes is 6", "F32", "a multiple of 4"]);
     refused(&numbers[1..9], F32, &["F32", "multiple of 4"]);
     refused(numbers, U32, &["U32", "F16, BF16, F32 or F64"]);
-    says(&MemoryMut::from_bytes(&mut numbers[..3], F16).unwrap_err(), &["bytes is 3", "F16", "a multiple of 2"]);
+    says(
+        &MemoryMut::from_bytes(&mut numbers[..3], F16).unwrap_err(),
+        &["bytes is 3", "F16", "a multiple of 2"],
+    );
 
     let memory = MemoryMut::from_bytes(numbers, F32).unwrap();
     let parameters = ParameterSlices::new().with("x", 3, memory).unwrap();
@@ -239,7 +267,10 @@ fn memory_comes_back_whatever_happens() {
         }
         done.is_ok()
     };
-    assert_eq!([run(Grabs::new(true), false), run(Grabs::new(true), true), run(Grabs::new(false), true)], [false, false, true]);
+    assert_eq!(
+        [run(Grabs::new(true), false), run(Grabs::new(true), true), run(Grabs::new(false), true)],
+        [false, false, true]
+    );
     x.extend([5.0; 1000]);
     assert_eq!((&x[..5], gradient), (&[-1.0, -1.0, -1.0, -1.0, 5.0][..], vec![1.0; 4]));
 }
@@ -279,7 +310,8 @@ fn rows_can_be_kept_by_index() {
     update(&mut state, &parameters, &GradientSlices::new().with("x", &gradient).unwrap()).unwrap();
     drop(parameters);
     let rows = [Some(2), None, Some(0), Some(2)];
-    let mut x: Vec<f32> = rows.iter().flat_map(|row| row.map_or([0.0; 2], |row| [x[2 * row], x[2 * row + 1]])).collect();
+    let mut x: Vec<f32> =
+        rows.iter().flat_map(|row| row.map_or([0.0; 2], |row| [x[2 * row], x[2 * row + 1]])).collect();
     let parameters = ParameterSlices::new().with("x", (4, 2), &mut x).unwrap();
     state.resize_rows("x", &parameters, &rows).unwrap();
     let m = state.leaf("x").unwrap().tensor("m").unwrap().unwrap();
@@ -298,7 +330,8 @@ fn states_grow_and_rules_of_whole_tensors_work() {
     assert_eq!(state.add(rule(), &parameters).unwrap(), ["b"]);
     let gradient: Vec<f32> = (0..12).map(|i| (i * i % 7) as f32 - 3.0).collect();
     for _ in 0..2 {
-        let gradients = GradientSlices::new().with("w", &gradient).unwrap().with("b", &gradient[..3]).unwrap();
+        let gradients =
+            GradientSlices::new().with("w", &gradient).unwrap().with("b", &gradient[..3]).unwrap();
         update(&mut state, &parameters, &gradients).unwrap();
     }
     drop(parameters);
@@ -330,14 +363,21 @@ fn what_needs_variables_says_so() {
 #[test]
 fn several_ranks_have_the_bits_of_variables() {
     let rules: [fn() -> Box<dyn Optimiser>; 3] = [
-        || Box::new(MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))))),
+        || {
+            Box::new(MixedPrecision::new(
+                F32,
+                OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
+            ))
+        },
         || Box::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1), Ema::new(0.5)))),
         || Box::new(Muon::new(0.1).with_fallback(Adam::new(0.1))),
     ];
     for (rule, dtype) in rules.into_iter().flat_map(|rule| [(rule, BF16), (rule, F32)]) {
         let shapes: [(&str, &[usize]); 3] = [("b", &[7]), ("large", &[300, 100]), ("w", &[6, 4])];
         let train = move |rank: usize, world: Option<&optimisers::LocalRank>, in_memory: bool| {
-            let start = |(i, (path, shape)): (u64, &(&str, &[usize]))| (path.to_string(), var(&tensor(i, shape, dtype)));
+            let start = |(i, (path, shape)): (u64, &(&str, &[usize]))| {
+                (path.to_string(), var(&tensor(i, shape, dtype)))
+            };
             let model: Vars = (1..).zip(&shapes).map(start).collect();
             let new = || world.map_or_else(Setup::default, Setup::over);
             let mut state = match in_memory {
@@ -347,7 +387,10 @@ fn several_ranks_have_the_bits_of_variables() {
             .expect("a state");
             for call in 0..4 {
                 let seed = 10 * call + rank as u64;
-                let grads: Grads = shapes.iter().map(|(path, shape)| (path.to_string(), tensor(100 + seed, shape, dtype))).collect();
+                let grads: Grads = shapes
+                    .iter()
+                    .map(|(path, shape)| (path.to_string(), tensor(100 + seed, shape, dtype)))
+                    .collect();
                 match in_memory {
                     true => apply_in_slices(&model, &grads, |model, grads| update(&mut state, model, grads)),
                     false => update(&mut state, &model, &grads),

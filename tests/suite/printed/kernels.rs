@@ -12,11 +12,14 @@ use std::sync::Arc;
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use libloading::Library;
-use optimisers::printed::{BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedProgress, PrintedStep, printed};
+use optimisers::printed::{
+    BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedProgress, PrintedStep, printed,
+};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, FieldValue, Kahan, Kind, LAMB,
-    Lookahead, MixedPrecision, Momentum, Muon, Offload, Optimiser, OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree,
-    SplitMaster, StochasticRounding, StoreAs, TensorProblem, WeightDecay, rules, setup, update,
+    AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
+    FieldValue, Kahan, Kind, LAMB, Lookahead, MixedPrecision, Momentum, Muon, Offload, Optimiser,
+    OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster, StochasticRounding, StoreAs,
+    TensorProblem, WeightDecay, rules, setup, update,
 };
 
 use crate::engine::emulated::can_run;
@@ -38,7 +41,9 @@ impl Case {
     }
 
     fn printed(&self) -> Printed {
-        printed(self.optimiser.clone(), self.parameter, self.gradient).expect("a printed optimiser").at_path("0")
+        printed(self.optimiser.clone(), self.parameter, self.gradient)
+            .expect("a printed optimiser")
+            .at_path("0")
     }
 
     fn numbers(&self, seed: usize, dtype: DType) -> Tensor {
@@ -78,14 +83,18 @@ type Launch = unsafe extern "C" fn(blocks: u32, values: *const *const c_void);
 
 impl Compiled {
     fn new<'k>(kernels: impl Iterator<Item = &'k PrintedKernel>) -> Self {
-        let (mut indices, mut text) = (HashMap::new(), "#include <setjmp.h>\n#include <ucontext.h>\n".to_string());
+        let (mut indices, mut text) =
+            (HashMap::new(), "#include <setjmp.h>\n#include <ucontext.h>\n".to_string());
         for kernel in kernels {
             if indices.contains_key(kernel.source()) {
                 continue;
             }
             let (index, entry) = (indices.len(), kernel.entry);
             indices.insert(kernel.source().to_string(), index);
-            text += &format!("#define launch launch_{index}\n#define {entry} {entry}_{index}\nnamespace kernel_{index} {{\n");
+            text += &format!(
+                "#define launch launch_{index}\n#define {entry} {entry}_{index}\n\
+                 namespace kernel_{index} {{\n"
+            );
             text += kernel.host_source();
             text += &format!("}}\n#undef launch\n#undef {entry}\n#undef WAITS\n");
         }
@@ -103,7 +112,19 @@ fn compiled(text: &str, level: &str) -> Library {
     let library = folder.path().join("kernels.so");
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()));
     command
-        .args(["-x", "c++", "-", "-std=c++17", level, "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-o"])
+        .args([
+            "-x",
+            "c++",
+            "-",
+            "-std=c++17",
+            level,
+            "-ffp-contract=off",
+            "-U_FORTIFY_SOURCE",
+            "-fPIC",
+            "-shared",
+            "-w",
+            "-o",
+        ])
         .arg(&library);
     let mut compiler = command.stdin(Stdio::piped()).spawn().expect("a compiler");
     compiler.stdin.take().expect("its input").write_all(text.as_bytes()).expect("a written text");
@@ -128,7 +149,8 @@ struct Buffer {
 
 impl Buffer {
     fn new(bytes: &[u8], shift: usize) -> Self {
-        let mut buffer = Buffer { words: vec![0; (bytes.len() + shift).div_ceil(16).max(1)], shift, bytes: bytes.len() };
+        let mut buffer =
+            Buffer { words: vec![0; (bytes.len() + shift).div_ceil(16).max(1)], shift, bytes: bytes.len() };
         buffer.all_mut()[shift..shift + bytes.len()].copy_from_slice(bytes);
         buffer
     }
@@ -159,7 +181,8 @@ impl Buffer {
     fn tensor(&mut self, dtype: DType) -> Tensor {
         let (shift, bytes) = (self.shift, self.bytes);
         let data = &self.all_mut()[shift..shift + bytes];
-        Tensor::from_raw_buffer(data, dtype, &[bytes / dtype.size_in_bytes()], &Device::Cpu).expect("a tensor")
+        Tensor::from_raw_buffer(data, dtype, &[bytes / dtype.size_in_bytes()], &Device::Cpu)
+            .expect("a tensor")
     }
 }
 
@@ -177,10 +200,14 @@ fn buffers(case: &Case, shift: usize) -> BTreeMap<String, (Buffer, optimisers::S
         let format = state.format;
         let start = match (state.start, format) {
             (BufferStart::Number(0.0), _) => vec![0; state.bytes(case.length)],
-            (BufferStart::Number(number), optimisers::SlotFormat::Dtype(dtype)) => {
-                bytes(&Tensor::full(number, case.length, &Device::Cpu).and_then(|full| full.to_dtype(dtype.into())).expect("a tensor"))
+            (BufferStart::Number(number), optimisers::SlotFormat::Dtype(dtype)) => bytes(
+                &Tensor::full(number, case.length, &Device::Cpu)
+                    .and_then(|full| full.to_dtype(dtype.into()))
+                    .expect("a tensor"),
+            ),
+            (BufferStart::Parameter, optimisers::SlotFormat::Dtype(dtype)) => {
+                bytes(&x.to_dtype(dtype.into()).expect("a tensor"))
             }
-            (BufferStart::Parameter, optimisers::SlotFormat::Dtype(dtype)) => bytes(&x.to_dtype(dtype.into()).expect("a tensor")),
             start => panic!("{start:?}"),
         };
         assert_eq!(start.len(), state.bytes(case.length));
@@ -223,7 +250,11 @@ fn assert_agrees(case: &Case, steps: &[PrintedStep], compiled: &Compiled, shift:
         let mut gradient = Buffer::new(&bytes(&case.numbers(index + 1, case.gradient)), shift);
         let words = step.words(case.length, |array| match &array.role {
             BufferRole::Gradient => gradient.address(),
-            role => memory.get_mut(&format!("{role:?}")).unwrap_or_else(|| panic!("{}: {role:?}", case.what())).0.address(),
+            role => memory
+                .get_mut(&format!("{role:?}"))
+                .unwrap_or_else(|| panic!("{}: {role:?}", case.what()))
+                .0
+                .address(),
         });
         compiled.launch(&step.kernel, case.length, &words);
         assert_eq!(memory.len(), expected.len(), "{}", case.what());
@@ -246,13 +277,21 @@ fn assert_all_agree(cases: &[Case]) {
     for (case, steps) in cases.iter().zip(&steps) {
         assert_agrees(case, steps, &compiled, 0);
         if case.length == 301 {
-            assert_agrees(case, steps, &compiled, case.parameter.size_in_bytes().max(case.gradient.size_in_bytes()).max(8));
+            assert_agrees(
+                case,
+                steps,
+                &compiled,
+                case.parameter.size_in_bytes().max(case.gradient.size_in_bytes()).max(8),
+            );
         }
     }
 }
 
 fn elementwise() -> impl Iterator<Item = Box<dyn Rule>> {
-    rules::catalogue().into_iter().filter(|listing| listing.rule.kind() == Kind::Elementwise).map(|listing| listing.rule)
+    rules::catalogue()
+        .into_iter()
+        .filter(|listing| listing.rule.kind() == Kind::Elementwise)
+        .map(|listing| listing.rule)
 }
 
 #[test]
@@ -267,7 +306,9 @@ fn every_elementwise_rule_has_the_bits_of_an_update_in_f32() {
 #[test]
 fn every_elementwise_rule_has_the_bits_of_an_update_in_bf16_with_masters() {
     if can_run() {
-        assert_all_agree(&elementwise().map(|rule| Case::new(MixedPrecision::new(F32, rule), BF16)).collect::<Vec<_>>());
+        assert_all_agree(
+            &elementwise().map(|rule| Case::new(MixedPrecision::new(F32, rule), BF16)).collect::<Vec<_>>(),
+        );
     }
 }
 
@@ -277,8 +318,14 @@ fn every_way_to_store_parameters_has_the_bits_of_an_update() {
         return;
     }
     let rule = || AdamW { lambda: 0.1, ..AdamW::new(0.1) };
-    let chain =
-        || OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.1), Lookahead { k: 2, ..Lookahead::default() }));
+    let chain = || {
+        OptimiserChain::new((
+            ClipGrad::new(0.5),
+            WeightDecay::new(0.1),
+            Adam::new(0.1),
+            Lookahead { k: 2, ..Lookahead::default() },
+        ))
+    };
     let mut cases = Vec::new();
     for dtype in [F16, BF16, F32, F64] {
         cases.push(Case::new(rule(), dtype));
@@ -296,7 +343,8 @@ fn every_way_to_store_parameters_has_the_bits_of_an_update() {
     cases.push(Case::new(StoreAs::new([("m", BF16)], rule()), F32));
     // Several blocks, the last of them short.
     cases.push(Case { length: 33_001, ..Case::new(MixedPrecision::new(F32, rule()), BF16) });
-    cases.push(Case { length: 16_401, ..Case::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule())), BF16) });
+    cases
+        .push(Case { length: 16_401, ..Case::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule())), BF16) });
     assert_all_agree(&cases);
 }
 
@@ -305,7 +353,10 @@ fn windows_of_gradients_have_a_kernel_that_collects_and_one_that_steps() {
     if !can_run() {
         return;
     }
-    let window = Case::new(MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Scale::new(0.5), Adam::new(0.1)))), BF16);
+    let window = Case::new(
+        MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Scale::new(0.5), Adam::new(0.1)))),
+        BF16,
+    );
     let moves: Vec<bool> = steps(&window).iter().map(|step| step.moves).collect();
     assert_eq!(moves, [false, true, false, true]);
     let two = steps(&window);
@@ -342,13 +393,16 @@ fn one_text_is_a_library_by_itself() {
 
 #[test]
 fn arguments_are_data() {
-    let mixed = printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16).expect("Adam");
+    let mixed =
+        printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16)
+            .expect("Adam");
     let kernel = mixed.kernel();
     assert_eq!((kernel.threads, kernel.elements_per_block, kernel.arithmetic), (256, 16_384, F32.into()));
     assert_eq!([0, 1, 16_384, 16_385].map(|length| kernel.blocks(length)), [0, 1, 1, 2]);
     assert_eq!(kernel.arguments[0], KernelArgument::Length);
     let slot = |name: &str| BufferRole::Slot(name.to_string());
-    let arrays: Vec<_> = kernel.arrays().map(|array| (array.role.clone(), array.format, array.reads, array.writes)).collect();
+    let arrays: Vec<_> =
+        kernel.arrays().map(|array| (array.role.clone(), array.format, array.reads, array.writes)).collect();
     let expected = [
         (BufferRole::Master, F32, true, true),
         (BufferRole::Gradient, F16, true, false),
@@ -360,7 +414,8 @@ fn arguments_are_data() {
     // Each argument stands in the source in its place, by its name.
     let (_, signature) = kernel.source().split_once(&format!("{}(", kernel.entry)).expect("a function");
     let (signature, _) = signature.split_once(')').expect("its end");
-    let names: Vec<&str> = signature.split(", ").map(|declared| declared.rsplit(' ').next().unwrap_or_default()).collect();
+    let names: Vec<&str> =
+        signature.split(", ").map(|declared| declared.rsplit(' ').next().unwrap_or_default()).collect();
     let named = kernel.arguments.iter().map(|argument| match argument {
         KernelArgument::Length => "length".to_string(),
         KernelArgument::Array(array) => array.name.clone(),
@@ -376,8 +431,14 @@ fn arguments_are_data() {
     };
     let zero = BufferStart::Number(0.0);
     assert_eq!(starts(Box::new(SplitMaster::new(Descent::new(0.1)))), [(BufferRole::LowBits, zero, 3 * 272)]);
-    assert_eq!(starts(Box::new(SplitMaster::of_24_bits(Descent::new(0.1)))), [(BufferRole::LowBits, zero, 300)]);
-    assert_eq!(starts(Box::new(Kahan::new(Momentum::new(0.1)))), [(BufferRole::Compensation, zero, 600), (slot("velocity"), zero, 1200)]);
+    assert_eq!(
+        starts(Box::new(SplitMaster::of_24_bits(Descent::new(0.1)))),
+        [(BufferRole::LowBits, zero, 300)]
+    );
+    assert_eq!(
+        starts(Box::new(Kahan::new(Momentum::new(0.1)))),
+        [(BufferRole::Compensation, zero, 600), (slot("velocity"), zero, 1200)]
+    );
     let averaged = ScheduleFree::new(0.1);
     assert_eq!(starts(Box::new(averaged))[0], (slot("z"), BufferStart::Parameter, 1200));
     assert_eq!(starts(Box::new(StoreAs::all(Q8, Momentum::new(0.1)))), [(slot("velocity"), zero, 3 * 132)]);
@@ -385,7 +446,11 @@ fn arguments_are_data() {
 
 #[test]
 fn random_bits_have_a_key_of_step_and_path() {
-    let new = |path: &str| printed(StochasticRounding::new(1, Descent::new(0.1)), BF16, BF16).expect("an optimiser").at_path(path);
+    let new = |path: &str| {
+        printed(StochasticRounding::new(1, Descent::new(0.1)), BF16, BF16)
+            .expect("an optimiser")
+            .at_path(path)
+    };
     let (mut one, mut other) = (new("a"), new("b"));
     assert!(one.kernel().arguments.contains(&KernelArgument::Key));
     let keys = [&mut one, &mut other].map(|printed| [0; 3].map(|_| printed.step().expect("a step").key));
@@ -402,7 +467,8 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() {
     sources.dedup();
     assert_eq!(sources.len(), 2, "without and with the second moment");
 
-    let mut descent = printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32).expect("Descent");
+    let mut descent =
+        printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32).expect("Descent");
     assert_eq!(descent.step().expect("a step").scalars, [1.0, 0.1]);
     descent.adjust(0.2).expect("a learning rate");
     descent.adjust_field("alpha", 0.125).expect("a factor");
@@ -420,7 +486,10 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() {
 
 #[test]
 fn progress_is_resumed() {
-    let new = || printed(OptimiserChain::new((AccumGrad::new(3), ScheduleFree::new(0.1))), F32, F32).expect("an optimiser");
+    let new = || {
+        printed(OptimiserChain::new((AccumGrad::new(3), ScheduleFree::new(0.1))), F32, F32)
+            .expect("an optimiser")
+    };
     let mut whole = new();
     (0..10).for_each(|_| drop(whole.step().expect("a step")));
     let mut resumed = new();
@@ -433,8 +502,9 @@ fn progress_is_resumed() {
     assert_eq!(serde_json::from_str::<PrintedProgress>(&text).expect("progress"), whole.progress());
 
     let before = resumed.progress();
-    let error =
-        resumed.resume(&PrintedProgress { counters: vec![("t".to_string(), 3)], ..PrintedProgress::default() }).expect_err("of Adam");
+    let error = resumed
+        .resume(&PrintedProgress { counters: vec![("t".to_string(), 3)], ..PrintedProgress::default() })
+        .expect_err("of Adam");
     is_kind(&error, ErrorKind::OtherRule, &["ScheduleFree", "Printed::progress"]);
     assert_eq!(error.got(), Some("[\"t\"]"), "{error}");
     assert!(error.expected().is_some_and(|expected| expected.contains("\"0.calls\"")), "{error}");
@@ -449,8 +519,16 @@ fn what_is_not_elementwise_is_refused_by_name() {
         assert!(error.to_string().starts_with(&format!("{expected} needs ")), "{error}");
     };
     let clipped = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
-    refused(Box::new(MixedPrecision::new(F32, clipped)), "ClipGlobalNorm", &["whole model", "Scale", "alpha"]);
-    refused(Box::new(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1)))), "ClipNorm, LAMB", &["whole parameter", "Scale"]);
+    refused(
+        Box::new(MixedPrecision::new(F32, clipped)),
+        "ClipGlobalNorm",
+        &["whole model", "Scale", "alpha"],
+    );
+    refused(
+        Box::new(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1)))),
+        "ClipNorm, LAMB",
+        &["whole parameter", "Scale"],
+    );
     refused(Box::new(Muon::new(0.1)), "Muon", &["whole parameter", "`update`"]);
     refused(Box::<Prodigy>::default(), "Prodigy", &["whole model"]);
     refused(Box::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))), "Muon", &["whole parameter"]);
@@ -470,8 +548,22 @@ fn what_is_not_elementwise_is_refused_by_name() {
         is_kind(&error, kind, &[words]);
         assert_eq!(error.got(), Some(got), "{error}");
     };
-    refused(Box::new(Adam::new(0.1)), DType::U8, F32, ErrorKind::Argument, "U8", "the dtype of the parameter");
-    refused(Box::new(Adam::new(0.1)), F32, DType::U32, ErrorKind::Argument, "U32", "the dtype of the gradient");
+    refused(
+        Box::new(Adam::new(0.1)),
+        DType::U8,
+        F32,
+        ErrorKind::Argument,
+        "U8",
+        "the dtype of the parameter",
+    );
+    refused(
+        Box::new(Adam::new(0.1)),
+        F32,
+        DType::U32,
+        ErrorKind::Argument,
+        "U32",
+        "the dtype of the gradient",
+    );
     refused(Box::new(Adam::new(-0.1)), F32, F32, ErrorKind::Argument, "-0.1", "Adam: eta is");
     let dtype = ErrorKind::Tensor(TensorProblem::Dtype);
     refused(Box::new(SplitMaster::new(Adam::new(0.1))), F16, F32, dtype, "F16", "SplitMaster");

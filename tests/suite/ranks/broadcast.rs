@@ -12,7 +12,9 @@ use support::threads::on;
 fn variables(world: &LocalRank) -> Vars {
     let seed = 10 * world.rank() as u64;
     let mut model: Vars = BTreeMap::new();
-    let mut add = |name: &str, shape: &[usize], dtype| model.insert(name.to_string(), var(&random(seed + 1, shape, dtype, &Device::Cpu)));
+    let mut add = |name: &str, shape: &[usize], dtype| {
+        model.insert(name.to_string(), var(&random(seed + 1, shape, dtype, &Device::Cpu)))
+    };
     add("large", &[1_300_000], DType::BF16);
     add("matrix", &[30, 7], DType::F64);
     add("empty", &[0], DType::F32);
@@ -20,7 +22,8 @@ fn variables(world: &LocalRank) -> Vars {
     model.insert("tied".to_string(), model["matrix"].clone());
     model.insert(
         "steps".to_string(),
-        Var::from_tensor(&Tensor::new(&[seed as u32, 3], &Device::Cpu).expect("a tensor")).expect("a variable"),
+        Var::from_tensor(&Tensor::new(&[seed as u32, 3], &Device::Cpu).expect("a tensor"))
+            .expect("a variable"),
     );
     model
 }
@@ -32,8 +35,13 @@ fn all_ranks_get_the_values_of_the_first() {
             let model = variables(&world);
             let before: Vec<Vec<u64>> = model.values().map(|x| bits(x)).collect();
             broadcast(&world, &model).expect("a broadcast");
-            let floats: Vars = model.iter().filter(|(_, x)| x.dtype().is_float()).map(|(path, x)| (path.clone(), x.clone())).collect();
-            let _ = Setup::over(&world).setup(AdamW::new(0.1), &floats).expect("the same values on all ranks");
+            let floats: Vars = model
+                .iter()
+                .filter(|(_, x)| x.dtype().is_float())
+                .map(|(path, x)| (path.clone(), x.clone()))
+                .collect();
+            let _ =
+                Setup::over(&world).setup(AdamW::new(0.1), &floats).expect("the same values on all ranks");
             (before, model.values().map(|x| bits(x)).collect::<Vec<_>>())
         });
         for (rank, (before, after)) in all.iter().enumerate() {
@@ -68,6 +76,9 @@ fn other_models_are_refused_on_all() {
             assert!(model.values().map(|x| bits(x)).eq(before), "nothing has changed");
             error
         });
-        assert!(told.iter().all(|error| error.contains("rank 1 differs in a variable") && error.contains(words)), "{told:?}");
+        assert!(
+            told.iter().all(|error| error.contains("rank 1 differs in a variable") && error.contains(words)),
+            "{told:?}"
+        );
     }
 }

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, CommunicationError, Communicator, Ema, Engine, Kahan, LAMB, LocalRank,
-    MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, StateTree, Update, broadcast,
+    AccumGrad, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, CommunicationError, Communicator, Ema,
+    Engine, Kahan, LAMB, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, StateTree,
+    Update, broadcast,
 };
 
 use crate::model::models::CPU;
@@ -33,7 +34,8 @@ impl Mover {
 
 /// The numbers as F64, which holds those of all dtypes.
 fn told(tensor: &Tensor) -> Vec<u8> {
-    let numbers: Vec<f64> = tensor.to_dtype(DType::F64).and_then(|numbers| numbers.to_vec1()).expect("numbers");
+    let numbers: Vec<f64> =
+        tensor.to_dtype(DType::F64).and_then(|numbers| numbers.to_vec1()).expect("numbers");
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
@@ -61,11 +63,17 @@ impl Communicator for Mover {
     fn exchange_tensors(&self, to: &[Vec<Tensor>], from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
         for tensor in to.iter().chain(from).flatten() {
             self.moved.fetch_add(tensor.elem_count(), Ordering::Relaxed);
-            assert!(tensor.is_contiguous() && tensor.dims().len() == 1 && tensor.device().same_device(&self.device));
+            assert!(
+                tensor.is_contiguous()
+                    && tensor.dims().len() == 1
+                    && tensor.device().same_device(&self.device)
+            );
         }
         let sent: Vec<Vec<Vec<u8>>> = to.iter().map(|tensors| tensors.iter().map(told).collect()).collect();
-        let mut got: Vec<Vec<Vec<u8>>> =
-            from.iter().map(|rooms| rooms.iter().map(|room| vec![0; 8 * room.elem_count()]).collect()).collect();
+        let mut got: Vec<Vec<Vec<u8>>> = from
+            .iter()
+            .map(|rooms| rooms.iter().map(|room| vec![0; 8 * room.elem_count()]).collect())
+            .collect();
         // Messages one by one, so that one that is cut otherwise by its receiver is an error.
         let count = |lists: &[Vec<Vec<u8>>]| lists.iter().map(Vec::len).max().unwrap_or_default() as u64;
         let mut turns = vec![[0; 8]; self.size()];
@@ -75,15 +83,24 @@ impl Communicator for Mover {
         self.host.gather(&[&own.to_le_bytes()], &mut others)?;
         let most = turns.into_iter().map(u64::from_le_bytes).fold(own, u64::max);
         for turn in 0..most as usize {
-            let to: Vec<Vec<&[u8]>> =
-                sent.iter().map(|messages| messages.get(turn).map(|bytes| &bytes[..]).into_iter().collect()).collect();
-            let mut from: Vec<Vec<&mut [u8]>> =
-                got.iter_mut().map(|messages| messages.get_mut(turn).map(|bytes| &mut bytes[..]).into_iter().collect()).collect();
+            let to: Vec<Vec<&[u8]>> = sent
+                .iter()
+                .map(|messages| messages.get(turn).map(|bytes| &bytes[..]).into_iter().collect())
+                .collect();
+            let mut from: Vec<Vec<&mut [u8]>> = got
+                .iter_mut()
+                .map(|messages| messages.get_mut(turn).map(|bytes| &mut bytes[..]).into_iter().collect())
+                .collect();
             self.host.exchange(&to, &mut from)?;
         }
-        for (room, bytes) in from.iter().flatten().zip(got.iter().flatten()).filter(|(room, _)| room.elem_count() > 0) {
-            let numbers: Vec<f64> = bytes.as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect();
-            let values = Tensor::new(numbers, &self.device).and_then(|values| values.to_dtype(room.dtype())).expect("a tensor");
+        for (room, bytes) in
+            from.iter().flatten().zip(got.iter().flatten()).filter(|(room, _)| room.elem_count() > 0)
+        {
+            let numbers: Vec<f64> =
+                bytes.as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect();
+            let values = Tensor::new(numbers, &self.device)
+                .and_then(|values| values.to_dtype(room.dtype()))
+                .expect("a tensor");
             room.slice_set(&values, 0, 0).expect("room");
         }
         Ok(())
@@ -102,7 +119,10 @@ fn on_movers<T: Send + 'static>(size: usize, work: impl Fn(&Mover) -> T + Send +
 
 fn optimisers() -> Vec<Box<dyn Optimiser>> {
     vec![
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))))),
+        Box::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
+        )),
         Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
         Box::new(Kahan::new(AdamW::new(0.1))),
         Box::new(MixedPrecision::new(DType::F32, muon())),
@@ -111,10 +131,13 @@ fn optimisers() -> Vec<Box<dyn Optimiser>> {
 
 #[test]
 fn equal_gradients_give_the_bits_of_one_process() {
-    for (optimiser, engine) in optimisers().into_iter().zip([Engine::Fused, Engine::Fused, Engine::Tensors, Engine::Fused]) {
+    for (optimiser, engine) in
+        optimisers().into_iter().zip([Engine::Fused, Engine::Fused, Engine::Tensors, Engine::Fused])
+    {
         let whole = steps(Setup::default(), engine, optimiser.clone(), [DType::BF16; 2], 3);
         let rule = optimiser.clone();
-        let ranks = on_movers(3, move |world| steps(Setup::over(world), engine, rule.clone(), [DType::BF16; 2], 3));
+        let ranks =
+            on_movers(3, move |world| steps(Setup::over(world), engine, rule.clone(), [DType::BF16; 2], 3));
         ranks.iter().for_each(|own| assert_part(own, &whole, &optimiser.name()));
     }
 }
@@ -128,14 +151,17 @@ fn train<C: Communicator + Clone + 'static>(world: &C, file: &Path) -> (Vec<Said
     let mut state = setup.setup(rule, &model).expect("a state");
     let step = |state: &mut StateTree, call| {
         let update = Update::new(state).weight(1 + world.rank() as u64);
-        let outcome = update.apply(&model, &gradients(call, world.rank() as u64, DType::F32)).expect("an update");
+        let outcome =
+            update.apply(&model, &gradients(call, world.rank() as u64, DType::F32)).expect("an update");
         said(outcome, &model, state)
     };
     let mut all: Vec<Said> = (0..3).map(|call| step(&mut state, call)).collect();
     Checkpoint::new(&state).model(&model).save(file).expect("a checkpoint");
     let of_model = || Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect());
     let averages = state.with_averages(&model, of_model).expect("averages");
-    CheckpointFile::open(file).and_then(|saved| saved.restore_with_model(&mut state, &model)).expect("a restored state");
+    CheckpointFile::open(file)
+        .and_then(|saved| saved.restore_with_model(&mut state, &model))
+        .expect("a restored state");
     all.push(step(&mut state, 3));
     (all, averages)
 }
@@ -161,7 +187,9 @@ fn different_gradients_checkpoints_and_averages_are_those_of_bytes() {
 #[test]
 fn initial_values_of_every_dtype_are_those_of_the_first_rank() {
     let values = on_movers(2, |world| {
-        let variable = |dtype: DType| var(&tensor(world.rank() as u64, &[33_000], DType::F64).to_dtype(dtype).expect("values"));
+        let variable = |dtype: DType| {
+            var(&tensor(world.rank() as u64, &[33_000], DType::F64).to_dtype(dtype).expect("values"))
+        };
         let dtypes = [DType::U8, DType::U32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
         let model: Vars = dtypes.map(|dtype| (format!("{dtype:?}"), variable(dtype))).into();
         broadcast(world, &model).expect("one model");
@@ -187,12 +215,21 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
         assert_eq!(broadcast(&world, &model).expect_err("another device").kind(), kind);
         assert!(model.values().map(|x| bits(x)).eq(before));
         let rank = (!is_elsewhere).then_some(1);
-        assert_eq!((error.kind(), error.path(), error.rank()), (kind, is_elsewhere.then_some("0"), rank), "{error}");
+        assert_eq!(
+            (error.kind(), error.path(), error.rank()),
+            (kind, is_elsewhere.then_some("0"), rank),
+            "{error}"
+        );
         // All are in step, and the host's own transport takes the model.
         let mut state = Setup::over(&host).setup(AdamW::new(0.1), &model).expect("a state");
         Update::new(&mut state).apply(&model, &gradients(0, 0, DType::F32)).expect("an update");
         error.to_string()
     });
-    let told = "parameter \"0\": it is on Cpu, expected Cuda(CudaDevice); the transport moves tensors of no other device: make the model on a clone of the transport's device (each `Device::new_cuda` is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
-    assert_eq!(errors, [format!("rank 1 refused: {told}"), told.to_string(), format!("rank 1 refused: {told}")]);
+    let told = "parameter \"0\": it is on Cpu, expected Cuda(CudaDevice); the transport moves tensors of no \
+                other device: make the model on a clone of the transport's device (each `Device::new_cuda` \
+                is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
+    assert_eq!(
+        errors,
+        [format!("rank 1 refused: {told}"), told.to_string(), format!("rank 1 refused: {told}")]
+    );
 }

@@ -3,12 +3,15 @@
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, Engine, LAMB, LARS, Lion, LossScaler,
-    MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy, Setup, SplitMaster, Status, Update, setup, update,
+    AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, Engine,
+    LAMB, LARS, Lion, LossScaler, MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy, Setup,
+    SplitMaster, Status, Update, setup, update,
 };
 
 use crate::model::models::CPU;
-use support::common::{Grads, assert_same, bits, grads, model, muon, not_finite, optimisers_for, snapshot, tensor};
+use support::common::{
+    Grads, assert_same, bits, grads, model, muon, not_finite, optimisers_for, snapshot, tensor,
+};
 use support::reports::{Said, assert_part, gradients, parameters, said, steps};
 use support::threads::on;
 
@@ -28,7 +31,11 @@ fn assert_divided(ranks: &[Vec<Said>], whole: &[Said], what: &str) {
     for (call, expected) in whole.iter().enumerate() {
         for (leaf, (all, ..)) in expected.leaves.iter().enumerate() {
             let elements: usize = ranks.iter().map(|said| said[call].leaves[leaf].0.len()).sum();
-            assert_eq!(elements, all.len(), "{what}, call {call}: each element of leaf {leaf} is on one rank");
+            assert_eq!(
+                elements,
+                all.len(),
+                "{what}, call {call}: each element of leaf {leaf} is on one rank"
+            );
         }
     }
 }
@@ -51,7 +58,11 @@ fn divisible(dtype: DType) -> Vec<Boxed> {
     let mut all = optimisers_for(dtype);
     all.retain(|optimiser| !optimiser.name().starts_with("Offload"));
     // A norm behind a function, which runs on one rank.
-    all.push(Box::new(OptimiserChain::new((Centralise::default(), ClipGlobalNorm::new(0.5), AdamW::new(0.1)))));
+    all.push(Box::new(OptimiserChain::new((
+        Centralise::default(),
+        ClipGlobalNorm::new(0.5),
+        AdamW::new(0.1),
+    ))));
     all
 }
 
@@ -62,7 +73,11 @@ fn equal_gradients_give_the_bits_of_one_process() {
     let is_whole = std::env::var_os("ALL_RANKS").is_some();
     for (dtype, sizes) in [(DType::F32, &[1, 2, 4, 8][..]), (DType::BF16, &[3])] {
         for (index, optimiser) in divisible(dtype).into_iter().enumerate() {
-            assert_divides(&optimiser, dtype, if is_whole { sizes } else { &sizes[index % sizes.len()..][..1] });
+            assert_divides(
+                &optimiser,
+                dtype,
+                if is_whole { sizes } else { &sizes[index % sizes.len()..][..1] },
+            );
         }
     }
 }
@@ -72,7 +87,10 @@ fn equal_gradients_give_the_bits_of_one_process() {
 fn every_engine_divides() {
     let rules: [Boxed; 3] = [
         Box::new(SplitMaster::new(OptimiserChain::new((ClipNorm::new(0.3), LAMB::new(0.1))))),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), Cautious::new(Lion::new(0.1)))))),
+        Box::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), Cautious::new(Lion::new(0.1)))),
+        )),
         Box::new(OptimiserChain::new((Prodigy::new(1.0), muon(), LARS::new(0.1)))),
     ];
     for engine in [Engine::Tensors, Engine::Emulated] {
@@ -91,7 +109,10 @@ fn every_engine_divides() {
 /// same.
 #[test]
 fn different_gradients_have_a_weighted_mean() {
-    let optimiser: Boxed = Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)))));
+    let optimiser: Boxed = Box::new(MixedPrecision::new(
+        DType::F32,
+        OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
+    ));
     let weights = [3u64, 1, 0, 2];
     let rule = optimiser.clone();
     let divided = on(weights.len(), move |world| {
@@ -99,7 +120,8 @@ fn different_gradients_have_a_weighted_mean() {
         let mut state = Setup::over(&world).setup(rule.clone(), &model).expect("a state");
         let step = |call| {
             let update = Update::new(&mut state).weight(weights[world.rank()]);
-            let outcome = update.apply(&model, &gradients(call, world.rank() as u64, DType::F32)).expect("an update");
+            let outcome =
+                update.apply(&model, &gradients(call, world.rank() as u64, DType::F32)).expect("an update");
             said(outcome, &model, &state)
         };
         (0..3).map(step).collect::<Vec<_>>()
@@ -110,7 +132,8 @@ fn different_gradients_have_a_weighted_mean() {
     let mean = |call| -> Grads {
         let of = |rank: usize| gradients(call, rank as u64, DType::F32);
         let of_path = |(path, first): (&String, &Tensor)| {
-            let flat = |rank: usize| of(rank)[path].flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("values");
+            let flat =
+                |rank: usize| of(rank)[path].flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("values");
             let (a, b, d) = (flat(0), flat(1), flat(3));
             let values: Vec<f32> = (0..a.len()).map(|i| ((a[i] * 3.0 + b[i]) + d[i] * 2.0) / 6.0).collect();
             (path.clone(), Tensor::from_vec(values, first.shape(), CPU).expect("a tensor"))
@@ -130,7 +153,11 @@ fn ranks_and_windows_are_exchangeable() {
     let train = |size: usize| {
         on(size, move |world| {
             let model = model(&parameters(DType::F32));
-            let rule = OptimiserChain::new((AccumGrad::new(4 / size as u64), ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
+            let rule = OptimiserChain::new((
+                AccumGrad::new(4 / size as u64),
+                ClipGlobalNorm::new(0.5),
+                AdamW::new(0.1),
+            ));
             let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
             for micro_batch in (0..8).filter(|batch| batch % size as u64 == world.rank() as u64) {
                 update(&mut state, &model, &gradients(2 * micro_batch, 0, DType::BF16)).expect("an update");
@@ -152,7 +179,8 @@ fn ranks_and_windows_are_exchangeable() {
 #[test]
 fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
     let moved = on(3, |world| {
-        let model = model(&[tensor(1, &[4], DType::F32), tensor(2, &[4], DType::F32), tensor(3, &[4], DType::F32)]);
+        let model =
+            model(&[tensor(1, &[4], DType::F32), tensor(2, &[4], DType::F32), tensor(3, &[4], DType::F32)]);
         let before: Vec<_> = model.values().map(|x| bits(x)).collect();
         let mut state = Setup::over(&world).setup(Momentum::new(1.0), &model).expect("a state");
         let three = Tensor::new(&[3f32; 4], CPU).expect("a tensor");
@@ -164,17 +192,23 @@ fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
         };
         let outcome = outcome.expect("an update");
         assert_eq!((outcome.applied, outcome.without_gradient.len()), (2, 1));
-        let moved = model
-            .values()
-            .zip(before)
-            .map(|(x, before)| bits(x).iter().zip(before).map(|(x, b)| f64::from_bits(*x) - f64::from_bits(b)).sum::<f64>());
-        (moved.map(|by| (by * 1e4).round() / 1e4).collect::<Vec<_>>(), state.leaf("2").expect("a leaf").steps())
+        let moved = model.values().zip(before).map(|(x, before)| {
+            bits(x).iter().zip(before).map(|(x, b)| f64::from_bits(*x) - f64::from_bits(b)).sum::<f64>()
+        });
+        (
+            moved.map(|by| (by * 1e4).round() / 1e4).collect::<Vec<_>>(),
+            state.leaf("2").expect("a leaf").steps(),
+        )
     });
     assert_eq!(moved, vec![(vec![-12.0, -6.0, 0.0], 0); 3]);
     let weightless = on(2, |world| {
         let model = model(&[tensor(1, &[4], DType::F32)]);
         let mut state = Setup::over(&world).setup(Descent::new(0.1), &model).expect("a state");
-        Update::new(&mut state).weight(0).apply(&model, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("no weight").to_string()
+        Update::new(&mut state)
+            .weight(0)
+            .apply(&model, &grads([Some(tensor(2, &[4], DType::F32))]))
+            .expect_err("no weight")
+            .to_string()
     });
     assert!(weightless.iter().all(|error| error.contains("weights of all 2 ranks are 0")), "{weightless:?}");
 }
@@ -210,7 +244,9 @@ fn each_rank_has_its_share() {
     let shapes: [&[usize]; 3] = [&[1 << 20], &[300, 1000], &[1 << 19]];
     let bytes = on(4, move |world| {
         let model = model(&shapes.map(|shape| tensor(1, shape, DType::BF16)));
-        let state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model).expect("a state");
+        let state = Setup::over(&world)
+            .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
+            .expect("a state");
         assert_eq!(state.world().map(|world| world.size()), Some(4));
         state.bytes()
     });
@@ -220,7 +256,10 @@ fn each_rank_has_its_share() {
     // Weighted windows go on with the weight of all ranks.
     let weighted = on(2, |world| {
         let x = Var::new(&[1f32], CPU).expect("a variable");
-        let rule = OptimiserChain::new((AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) }, Descent::new(1.0)));
+        let rule = OptimiserChain::new((
+            AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+            Descent::new(1.0),
+        ));
         let mut state = Setup::over(&world).setup(rule, &x).expect("a state");
         for (call, tokens) in [(0, [1, 3]), (1, [2, 2])] {
             let gradient = [[8f32, 0.0], [4.0, 0.0]][call][world.rank()];

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::DType;
 use optimisers::{
-    Adafactor, Checkpoint, CheckpointFile, CommunicationError, Communicator, ErrorKind, LocalRank, LossScaler, MixedPrecision, Result,
-    Setup, StateTree, TensorProblem, Warning, Weights, setup, update,
+    Adafactor, Checkpoint, CheckpointFile, CommunicationError, Communicator, ErrorKind, LocalRank,
+    LossScaler, MixedPrecision, Result, Setup, StateTree, TensorProblem, Warning, Weights, setup, update,
 };
 
 use crate::files::checkpoint_files::names;
@@ -51,17 +51,32 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
         Checkpoint::new(state).model(model).note("step", 1)
     }
     let wrongs: [(Save, &[&str]); 10] = [
-        (|state, model, path| whole(state, model).note("step", 2).save(path), &["the notes", "\"step\": \"2\""]),
+        (
+            |state, model, path| whole(state, model).note("step", 2).save(path),
+            &["the notes", "\"step\": \"2\""],
+        ),
         (
             |state, model, path| whole(state, model).note("more", "").save(path),
             &["\"more\": \"\" on rank 1", "\"step\": \"1\" on ranks 0 and 2"],
         ),
-        (|state, model, path| Checkpoint::new(state).model(model).save(path), &["the notes", "\"step\": \"1\"", "nothing more"]),
+        (
+            |state, model, path| Checkpoint::new(state).model(model).save(path),
+            &["the notes", "\"step\": \"1\"", "nothing more"],
+        ),
         (|state, _, path| Checkpoint::new(state).note("step", 1).save(path), &["model", "none"]),
         (|state, _, path| whole(state, &model(&parameters(DType::BF16))).save(path), &["model"]),
-        (|state, model, path| whole(state, model).scaler(&LossScaler::dynamic()).save(path), &["loss scaler", "none"]),
-        (|state, model, path| whole(state, model).scaler(&LossScaler::fixed(f64::NAN)).save(path), &["scale", "NaN"]),
-        (|state, model, path| whole(state, model).save(path.with_file_name("other")), &["path", "other", "run"]),
+        (
+            |state, model, path| whole(state, model).scaler(&LossScaler::dynamic()).save(path),
+            &["loss scaler", "none"],
+        ),
+        (
+            |state, model, path| whole(state, model).scaler(&LossScaler::fixed(f64::NAN)).save(path),
+            &["scale", "NaN"],
+        ),
+        (
+            |state, model, path| whole(state, model).save(path.with_file_name("other")),
+            &["path", "other", "run"],
+        ),
         (
             |state, model, path| {
                 state.at("3")?.adjust(0.5)?;
@@ -80,7 +95,11 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
         whole(&state, &model).save(&path).expect("a save");
         let old = fs::read(&path).expect("the file");
         for (wrong, words) in wrongs {
-            let saved = if world.rank() == 1 { wrong(&mut state, &model, &path) } else { whole(&state, &model).save(&path) };
+            let saved = if world.rank() == 1 {
+                wrong(&mut state, &model, &path)
+            } else {
+                whole(&state, &model).save(&path)
+            };
             refused(world.rank(), saved, words);
             meet(&state, &model);
             assert!(fs::read(&path).expect("the old file") == old, "{words:?}");
@@ -126,7 +145,13 @@ impl std::fmt::Debug for Watched {
 impl Watched {
     fn new(own: LocalRank, then: impl Fn(&mut Option<LocalRank>) + Send + Sync + 'static) -> Self {
         let (rank, size) = (own.rank(), own.size());
-        Watched { rank, size, own: Arc::new(Mutex::new(Some(own))), calls: Arc::new(AtomicI64::new(i64::MAX)), then: Arc::new(then) }
+        Watched {
+            rank,
+            size,
+            own: Arc::new(Mutex::new(Some(own))),
+            calls: Arc::new(AtomicI64::new(i64::MAX)),
+            then: Arc::new(then),
+        }
     }
 
     fn call(&self, call: impl FnOnce(&LocalRank) -> Sent) -> Sent {
@@ -182,7 +207,11 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
         for (folder, old) in files {
             assert_eq!(names(folder.path()), ["run"], "rank {leaves} after {calls} calls");
             // When all pieces are there, the file is put into its place.
-            assert_eq!(fs::read(&path).expect("a file") == old, calls < PIECES, "rank {leaves} after {calls} calls");
+            assert_eq!(
+                fs::read(&path).expect("a file") == old,
+                calls < PIECES,
+                "rank {leaves} after {calls} calls"
+            );
             let _ = CheckpointFile::open(&path).expect("a whole file");
         }
     }
@@ -217,7 +246,9 @@ fn a_folder_that_one_rank_does_not_see() {
 /// A file that is right, and others that are not.
 fn make_files(folder: &Path) {
     let whole = |length: usize, steps: u64| {
-        let parameters = parameters(DType::BF16).into_iter().map(|x| if x.dims() == [5] { tensor(2, &[length], DType::BF16) } else { x });
+        let parameters = parameters(DType::BF16)
+            .into_iter()
+            .map(|x| if x.dims() == [5] { tensor(2, &[length], DType::BF16) } else { x });
         let model = model(&parameters.collect::<Vec<_>>());
         let mut state = setup(rule(), &model).expect("a state");
         for step in 0..steps {
@@ -270,7 +301,11 @@ fn an_error_in_a_restore_is_one_on_all_ranks() {
         (|state, _, folder| state.load(folder.join("none")).map(drop), load, &["cannot read the file"]),
         (|state, _, folder| state.load(folder.join("damaged")).map(drop), load, &["checksum"]),
         (|state, model, folder| whole(state, model, &folder.join("shape")), right, &["\"1\"", "[6]", "[5]"]),
-        (|state, model, folder| whole(state, model, &folder.join("later")), right, &["a file with the checksum"]),
+        (
+            |state, model, folder| whole(state, model, &folder.join("later")),
+            right,
+            &["a file with the checksum"],
+        ),
         (|state, _, folder| right(state, &model(&parameters(DType::BF16)), folder), right, &["model"]),
         (nan, nan, &["\"0/m\"", "NaN", "33000"]),
         (stale, stale, &["\"0\"", "33000", "its master, 7"]),
@@ -300,7 +335,8 @@ fn an_error_in_a_restore_is_one_on_all_ranks() {
 #[test]
 fn shapes_that_only_the_owner_knows() {
     let small = || model(&[tensor(1, &[6, 4], DType::F32), tensor(2, &[40_000], DType::F32)]);
-    let mut pieces = Pieces::of(&file_of(Checkpoint::new(&setup(Adafactor::new(0.1), &small()).expect("a state"))));
+    let mut pieces =
+        Pieces::of(&file_of(Checkpoint::new(&setup(Adafactor::new(0.1), &small()).expect("a state"))));
     pieces.tensors["0/row_v"]["shape"] = serde_json::json!([1, 6]);
     let bytes = pieces.bytes();
     let owners = on(3, move |world| {
@@ -323,7 +359,9 @@ fn shapes_that_only_the_owner_knows() {
 fn new_masters_that_are_not_the_same() {
     on(3, move |world| {
         let (model, mut state) = trained(&world);
-        let values = |seed: u64| -> Grads { model.iter().map(|(path, x)| (path.clone(), tensor(seed, x.dims(), DType::F32))).collect() };
+        let values = |seed: u64| -> Grads {
+            model.iter().map(|(path, x)| (path.clone(), tensor(seed, x.dims(), DType::F32))).collect()
+        };
         let before = snapshot(&model, &state);
         let mut wrong = |seed: u64, unknown: bool, words: &[&str]| {
             let mut own = values(if world.rank() == 1 { seed } else { 7 });
@@ -336,7 +374,11 @@ fn new_masters_that_are_not_the_same() {
         wrong(8, false, &["\"0\"", "the new values of"]);
         wrong(7, true, &["\"none\""]);
         let none = Weights::open([""; 0]).expect("no files");
-        let missing = if world.rank() == 1 { state.set_masters(&model, &none) } else { state.set_masters(&model, &values(7)) };
+        let missing = if world.rank() == 1 {
+            state.set_masters(&model, &none)
+        } else {
+            state.set_masters(&model, &values(7))
+        };
         refused(world.rank(), missing, &["no tensor"]);
         assert_same(&[snapshot(&model, &state)], &[before], "files that have nothing");
         state.set_masters(&model, &values(7)).expect("new masters");

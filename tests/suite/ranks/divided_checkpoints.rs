@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Kahan, LocalRank, Lookahead, LossScaler,
-    MixedPrecision, Optimiser, OptimiserChain, Prodigy, Q8, ScheduleFree, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
-    setup, update,
+    AccumGrad, Adafactor, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Kahan,
+    LocalRank, Lookahead, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Prodigy, Q8, ScheduleFree,
+    Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, setup, update,
 };
 
 use support::common::{Grads, Vars, bits, model, muon, tensor, var};
@@ -28,7 +28,10 @@ fn variables(dtype: DType, seed: u64) -> Vars {
     model.insert("scalar".to_string(), var(&tensor(seed, &[], dtype)));
     model.insert("frozen".to_string(), var(&tensor(seed, &[7], dtype)));
     model.insert("tied".to_string(), model["1"].clone());
-    model.insert("tokens".to_string(), var(&Tensor::new(&[seed as u32, 5], crate::model::models::CPU).expect("a tensor")));
+    model.insert(
+        "tokens".to_string(),
+        var(&Tensor::new(&[seed as u32, 5], crate::model::models::CPU).expect("a tensor")),
+    );
     model["2"].set(&tensor(seed + 2, &[130, 140], dtype)).expect("values");
     model
 }
@@ -54,7 +57,11 @@ fn train(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) {
 }
 
 fn full<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
-    Checkpoint::new(state).model(model).note("step", 4).note("text", "\u{1f511}\n\"").scaler(&LossScaler::dynamic())
+    Checkpoint::new(state)
+        .model(model)
+        .note("step", 4)
+        .note("text", "\u{1f511}\n\"")
+        .scaler(&LossScaler::dynamic())
 }
 
 fn optimisers() -> Vec<Boxed> {
@@ -69,7 +76,10 @@ fn optimisers() -> Vec<Boxed> {
         Box::new(OptimiserChain::new((muon(), Adam::new(0.1)))),
         Box::new(MixedPrecision::new(DType::F32, Prodigy::new(1.0))),
         Box::new(StochasticRounding::new(7, AdamW::new(0.1))),
-        Box::new(StoreAs::new([("m", DType::BF16)], OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))))),
+        Box::new(StoreAs::new(
+            [("m", DType::BF16)],
+            OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))),
+        )),
         Box::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))),
         Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, clipped()))),
     ]
@@ -99,7 +109,9 @@ fn files_do_not_know_how_many_ranks_wrote_them() {
             on(size, move |world| {
                 let what = format!("{} on {size}", optimiser.name());
                 let at = |name: &str| folder.path().join(name);
-                let same = |name: &str, file: &[u8]| assert!(fs::read(at(name)).expect("the file") == file, "{what}: {name}");
+                let same = |name: &str, file: &[u8]| {
+                    assert!(fs::read(at(name)).expect("the file") == file, "{what}: {name}")
+                };
                 let model = variables(DType::BF16, 1);
                 let mut state = state_of(Some(&world), &optimiser, &model);
                 train(&mut state, &model, 0..4);
@@ -141,7 +153,9 @@ fn conversions_are_those_of_one_process() {
     let mut state = state_of(None, &bare, &model);
     train(&mut state, &model, 0..2);
     let wide = file_of(full(&state, &model));
-    for (file, dtype, optimiser) in [(&narrow, DType::F32, &bare), (&wide, DType::BF16, &mixed), (&narrow, DType::F16, &mixed)] {
+    for (file, dtype, optimiser) in
+        [(&narrow, DType::F32, &bare), (&wide, DType::BF16, &mixed), (&narrow, DType::F16, &mixed)]
+    {
         let restored = move |world: Option<&LocalRank>, file: &[u8], optimiser: &Boxed| {
             let model = variables(dtype, 9);
             let mut state = state_of(world, optimiser, &model);
@@ -156,7 +170,11 @@ fn conversions_are_those_of_one_process() {
         on(3, move |world| {
             let (model, state) = restored(Some(&world), &file, &optimiser);
             full(&state, &model).save(folder.path().join("run")).expect("a save");
-            assert!(fs::read(folder.path().join("run")).expect("the file") == expected, "{dtype:?} on rank {}", world.rank());
+            assert!(
+                fs::read(folder.path().join("run")).expect("the file") == expected,
+                "{dtype:?} on rank {}",
+                world.rank()
+            );
         });
     }
 }
@@ -180,7 +198,8 @@ fn new_masters_are_those_of_one_process() {
                 state.set_masters(&model, &values()).expect("new masters");
                 state.check_masters(&model).expect("parameters that are their masters rounded");
                 full(&state, &model).save(&path).expect("a save");
-                let parameters: Vec<_> = model.values().map(|x| bits(&x.to_dtype(DType::F64).expect("values"))).collect();
+                let parameters: Vec<_> =
+                    model.values().map(|x| bits(&x.to_dtype(DType::F64).expect("values"))).collect();
                 (fs::read(&path).expect("the file"), parameters)
             }
         };

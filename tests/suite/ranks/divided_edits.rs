@@ -3,8 +3,8 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    Adam, AdamW, Communicator, Ema, Engine, Error, ErrorKind, Kahan, MixedPrecision, Momentum, Optimiser, OptimiserChain, ScheduleFree,
-    Setup, SplitMaster, StateTree, UniformAverage, Update, update,
+    Adam, AdamW, Communicator, Ema, Engine, Error, ErrorKind, Kahan, MixedPrecision, Momentum, Optimiser,
+    OptimiserChain, ScheduleFree, Setup, SplitMaster, StateTree, UniformAverage, Update, update,
 };
 
 use support::common::{Vars, bits, is_kind, model, muon, says};
@@ -24,7 +24,11 @@ fn of_model(model: &Vars) -> Seen {
 }
 
 /// Runs the same on one process and on several ranks, of which each has to see the same.
-fn alike(sizes: &[usize], dtype: DType, run: impl Fn(Setup, &Vars) -> Vec<Seen> + Copy + Send + Sync + 'static) {
+fn alike(
+    sizes: &[usize],
+    dtype: DType,
+    run: impl Fn(Setup, &Vars) -> Vec<Seen> + Copy + Send + Sync + 'static,
+) {
     let whole = run(Setup::default(), &model(&parameters(dtype)));
     for &size in sizes {
         let ranks = on(size, move |world| run(Setup::over(&world), &model(&parameters(dtype))));
@@ -45,14 +49,21 @@ fn averages_and_masters_are_those_of_one_process() {
     fn run(optimiser: &Boxed, setup: Setup, model: &Vars) -> Vec<Seen> {
         let mut state = setup.setup(optimiser.clone(), model).expect("a state");
         let first = of_model(model);
-        assert_eq!(state.with_averages(model, || Ok::<_, Error>(of_model(model))).expect("no step yet"), first);
+        assert_eq!(
+            state.with_averages(model, || Ok::<_, Error>(of_model(model))).expect("no step yet"),
+            first
+        );
         (0..3).for_each(|call| step(&mut state, model, call));
         let averages = state.averages(model).expect("averages");
         let masters = state.masters(model).expect("masters");
         assert!(masters.values().chain(averages.values()).all(|x| x.is_contiguous()));
         let before = of_model(model);
         let inside = state.with_averages(model, || Ok::<_, Error>(of_model(model))).expect("averages");
-        assert_eq!(inside.iter().zip(&before).filter(|(inside, before)| inside != before).count(), averages.len() - 1, "one is empty");
+        assert_eq!(
+            inside.iter().zip(&before).filter(|(inside, before)| inside != before).count(),
+            averages.len() - 1,
+            "one is empty"
+        );
         assert_eq!(of_model(model), before);
         step(&mut state, model, 4);
         vec![seen(&averages), seen(&masters), before, inside, of_model(model)]
@@ -71,7 +82,11 @@ fn averages_and_masters_are_those_of_one_process() {
         });
     }
     alike(&[4], DType::BF16, |setup, model| {
-        run(&(Box::new(SplitMaster::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5))))) as Boxed), setup, model)
+        run(
+            &(Box::new(SplitMaster::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5))))) as Boxed),
+            setup,
+            model,
+        )
     });
 }
 
@@ -80,7 +95,10 @@ fn another_rule_and_other_variables() {
     alike(&[2, 4], DType::BF16, |setup, first| {
         let mut state = setup.setup(Adam::new(0.1), first).expect("a state");
         step(&mut state, first, 0);
-        let replaced = state.all().replace(MixedPrecision::new(DType::F32, AdamW::new(0.1)), first).expect("another rule");
+        let replaced = state
+            .all()
+            .replace(MixedPrecision::new(DType::F32, AdamW::new(0.1)), first)
+            .expect("another rule");
         assert_eq!(replaced[0].kept, ["m", "v", "t"]);
         step(&mut state, first, 1);
         let stores: [(Boxed, &str); 4] = [
@@ -91,7 +109,10 @@ fn another_rule_and_other_variables() {
         ];
         for (call, (store, own)) in (5..).zip(stores) {
             let replaced = state.all().replace(store, first).expect("another store");
-            assert_eq!((&*replaced[0].kept, replaced[0].dropped.len()), (&[own, "m", "v", "t"].map(str::to_string)[..], 0));
+            assert_eq!(
+                (&*replaced[0].kept, replaced[0].dropped.len()),
+                (&[own, "m", "v", "t"].map(str::to_string)[..], 0)
+            );
             (0..20).for_each(|_| step(&mut state, first, call));
             // Each rank sets the parts of the others as these do, though it lacks what they keep beside them.
             let (before, read) = (of_model(first), state.masters(first).expect("masters"));
@@ -101,7 +122,11 @@ fn another_rule_and_other_variables() {
         let second = model(&first.values().map(|x| x.as_tensor().clone()).collect::<Vec<_>>());
         state.rebind(&second).expect("other variables");
         step(&mut state, &second, 2);
-        says(&update(&mut state, first, &gradients(3, 0, DType::BF16)).expect_err("not its variables any more"), &["\"0\""]);
+        says(
+            &update(&mut state, first, &gradients(3, 0, DType::BF16))
+                .expect_err("not its variables any more"),
+            &["\"0\""],
+        );
         step(&mut state, &second, 4);
         vec![of_model(first), of_model(&second), seen(&state.masters(&second).expect("masters"))]
     });
@@ -120,7 +145,10 @@ fn another_rule_on_one_rank_is_found_by_the_next_update() {
             // The same fields with the same values.
             state.all().replace(optimisers::AMSGrad::new(0.1), &model).expect("another rule");
         }
-        let error = Update::new(&mut state).engine(Engine::Fused).apply(&model, &gradients(1, 0, DType::F32)).expect_err("two rules");
+        let error = Update::new(&mut state)
+            .engine(Engine::Fused)
+            .apply(&model, &gradients(1, 0, DType::F32))
+            .expect_err("two rules");
         says(&error, &["rank 1", "\"0\"", "Adam on rank 0; AMSGrad on rank 1"]);
         state.all().replace(Adam::new(0.1), &model).expect("the same again");
         step(&mut state, &model, 2);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, ErrorKind, Flow, Gradient, Kahan, LAMB,
-    LocalRank, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot,
-    SplitMaster, State, StateTree, StochasticRounding, TensorProblem, Twin, Update, hyper_parameters, range, trainables, update,
+    AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, ErrorKind,
+    Flow, Gradient, Kahan, LAMB, LocalRank, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
+    OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
+    StochasticRounding, TensorProblem, Twin, Update, hyper_parameters, range, trainables, update,
 };
 
 use crate::model::models::CPU;
@@ -18,14 +19,28 @@ use support::threads::{Failure, Leaving, on};
 #[test]
 fn an_error_on_one_rank_is_an_error_on_all() {
     let wrongs: [(&str, Wrong, &[&str]); 9] = [
-        ("shape", |_, state, model| update(state, model, &grads([Some(tensor(1, &[7], DType::F32))])), &["rank 1", "[7]", "\"0\""]),
+        (
+            "shape",
+            |_, state, model| update(state, model, &grads([Some(tensor(1, &[7], DType::F32))])),
+            &["rank 1", "[7]", "\"0\""],
+        ),
         (
             "name",
-            |_, state, model| update(state, model, &Grads::from([("x".to_string(), tensor(1, &[5], DType::F32))])),
+            |_, state, model| {
+                update(state, model, &Grads::from([("x".to_string(), tensor(1, &[5], DType::F32))]))
+            },
             &["rank 1", "\"x\""],
         ),
-        ("dtype", |_, state, model| update(state, model, &grads([None, Tensor::zeros(5, DType::U32, CPU).ok()])), &["rank 1", "U32"]),
-        ("model", |_, state, _| update(state, &model(&parameters(DType::BF16)), &gradients(0, 0, DType::F32)), &["rank 1"]),
+        (
+            "dtype",
+            |_, state, model| update(state, model, &grads([None, Tensor::zeros(5, DType::U32, CPU).ok()])),
+            &["rank 1", "U32"],
+        ),
+        (
+            "model",
+            |_, state, _| update(state, &model(&parameters(DType::BF16)), &gradients(0, 0, DType::F32)),
+            &["rank 1"],
+        ),
         (
             "rate",
             |_, state, model| {
@@ -40,8 +55,14 @@ fn an_error_on_one_rank_is_an_error_on_all() {
             "renamed",
             |_, state, model| {
                 state.rename("1", "other")?;
-                let outcome =
-                    update(state, model, &gradients(0, 0, DType::F32).into_iter().filter(|(path, _)| path != "1").collect::<Grads>());
+                let outcome = update(
+                    state,
+                    model,
+                    &gradients(0, 0, DType::F32)
+                        .into_iter()
+                        .filter(|(path, _)| path != "1")
+                        .collect::<Grads>(),
+                );
                 state.rename("other", "1")?;
                 outcome
             },
@@ -74,7 +95,8 @@ fn an_error_on_one_rank_is_an_error_on_all() {
             &["rank 1", "\"0\""],
         ),
     ];
-    let mixed = || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
+    let mixed =
+        || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
     let optimisers: [Box<dyn Optimiser>; 9] = [
         Box::new(mixed()),
         Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))),
@@ -102,7 +124,13 @@ fn an_error_on_one_rank_is_an_error_on_all() {
 
 type Wrong = fn(&LocalRank, &mut StateTree, &Vars) -> Result<Outcome>;
 
-fn an_error(optimiser: Box<dyn Optimiser>, bad: usize, what: &'static str, wrong: Wrong, words: &'static [&'static str]) {
+fn an_error(
+    optimiser: Box<dyn Optimiser>,
+    bad: usize,
+    what: &'static str,
+    wrong: Wrong,
+    words: &'static [&'static str],
+) {
     on(3, move |world| {
         let model = model(&parameters(DType::BF16));
         let mut state = Setup::over(&world).setup(optimiser.clone(), &model).expect("a state");
@@ -130,13 +158,26 @@ fn a_gradient_that_is_not_finite_names_its_rank() {
             let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
             let mut grads = gradients(1, 0, DType::F32);
             if world.rank() == bad {
-                let first = grads["1"].flatten_all().and_then(|x| x.narrow(0, 0, 1)).and_then(|x| x / 0.0).expect("infinite");
-                let others = grads["1"].flatten_all().and_then(|x| x.narrow(0, 1, x.elem_count() - 1)).expect("the others");
-                let all = Tensor::cat(&[first, others], 0).and_then(|x| x.reshape(grads["1"].shape())).expect("a gradient");
+                let first = grads["1"]
+                    .flatten_all()
+                    .and_then(|x| x.narrow(0, 0, 1))
+                    .and_then(|x| x / 0.0)
+                    .expect("infinite");
+                let others = grads["1"]
+                    .flatten_all()
+                    .and_then(|x| x.narrow(0, 1, x.elem_count() - 1))
+                    .expect("the others");
+                let all = Tensor::cat(&[first, others], 0)
+                    .and_then(|x| x.reshape(grads["1"].shape()))
+                    .expect("a gradient");
                 grads.insert("1".to_string(), all);
             }
             let error = update(&mut state, &model, &grads).expect_err("a refusal");
-            is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["2-norm", &format!("rank {bad} brought it")]);
+            is_kind(
+                &error,
+                ErrorKind::Tensor(TensorProblem::NotFinite),
+                &["2-norm", &format!("rank {bad} brought it")],
+            );
             assert_eq!((error.path(), error.rank()), (Some("1"), Some(bad)), "{error}");
             update(&mut state, &model, &gradients(1, 0, DType::F32)).expect("the next call");
         });
@@ -154,12 +195,18 @@ fn states_of_other_models_and_rules_are_refused() {
         let last = world.rank() == 2;
         Setup::over(world).setup(
             rule,
-            &model(&[tensor(1, &[3], DType::F32), tensor(if last { seed } else { 2 }, &[if last { length } else { 4 }], DType::F32)]),
+            &model(&[
+                tensor(1, &[3], DType::F32),
+                tensor(if last { seed } else { 2 }, &[if last { length } else { 4 }], DType::F32),
+            ]),
         )
     }
     told(|world| of(world, 3, 4, Descent::new(0.1)), &["rank 2", "values", "\"1\"", "same weights"]);
     told(|world| of(world, 2, 5, Descent::new(0.1)), &["rank 2", "shape", "\"1\"", "[5]", "[4]"]);
-    told(|world| of(world, 2, 4, Descent::new(if world.rank() == 2 { 0.2 } else { 0.1 })), &["rank 2", "optimiser", "0.2"]);
+    told(
+        |world| of(world, 2, 4, Descent::new(if world.rank() == 2 { 0.2 } else { 0.1 })),
+        &["rank 2", "optimiser", "0.2"],
+    );
     told(|world| of(world, 2, 4, Descent::new(if world.rank() == 1 { -1.0 } else { 0.1 })), &["eta"]);
     told(|world| Setup::over(world).setup(Descent::new(0.1), &Vars::new()), &["no trainable"]);
 }
@@ -169,15 +216,21 @@ fn states_of_other_models_and_rules_are_refused() {
 fn masters_are_looked_at_by_those_who_have_them() {
     on(2, |world| {
         let model = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
+            .expect("a state");
         update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("an update");
         state.check_masters(&model).expect("as they were left");
         assert_eq!(state.leaf("0").expect("a leaf").part(), [0..32_768, 32_768..33_001][world.rank()]);
         let mut values: Vec<f32> = model["0"].to_dtype(DType::F32).and_then(|x| x.to_vec1()).expect("values");
         values[33_000] = 7.0;
-        let values = Tensor::from_vec(values, 33_001, CPU).and_then(|x| x.to_dtype(DType::BF16)).expect("values");
+        let values =
+            Tensor::from_vec(values, 33_001, CPU).and_then(|x| x.to_dtype(DType::BF16)).expect("values");
         model["0"].set(&values).expect("a change");
-        says(&state.check_masters(&model).expect_err("one rank finds it"), &["parameter \"0\": its value is 7 at element 33000"]);
+        says(
+            &state.check_masters(&model).expect_err("one rank finds it"),
+            &["parameter \"0\": its value is 7 at element 33000"],
+        );
         state.refresh_masters(&model).expect("the change is taken over");
         state.check_masters(&model).expect("masters of what is there");
         update(&mut state, &model, &gradients(1, 0, DType::F32)).expect("an update");
@@ -190,7 +243,9 @@ fn what_is_not_done_over_ranks_is_refused() {
     on(2, |world| {
         let model = model(&parameters(DType::BF16));
         let twin = Twin::new(&model, &support::common::model(&parameters(DType::BF16))).expect("a pair");
-        let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
+            .expect("a state");
         let parameters = trainables(&model).expect("parameters");
         let refusals: Vec<Error> = vec![
             state.add(Descent::new(0.1), &model).expect_err("refused"),
@@ -229,7 +284,8 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
                 Box::new(OptimiserChain::new((Momentum::new(0.1), average()))),
             ];
             let run = || -> optimisers::Result<()> {
-                let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, rules[seed % 2].clone()), &model)?;
+                let mut state = Setup::over(&world)
+                    .setup(MixedPrecision::new(DType::F32, rules[seed % 2].clone()), &model)?;
                 for gradients in &of_call {
                     update(&mut state, &model, gradients)?;
                 }
@@ -242,7 +298,9 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
         for (rank, said) in said.into_iter().enumerate() {
             match said {
                 Ok(()) => survivors += 1,
-                Err(error) if rank == leaver => assert!(error.contains("this rank leaves"), "{seed}: {error}"),
+                Err(error) if rank == leaver => {
+                    assert!(error.contains("this rank leaves"), "{seed}: {error}")
+                }
                 Err(error) => assert!(error.contains(&format!("rank {leaver} has left")), "{seed}: {error}"),
             }
         }
@@ -275,9 +333,11 @@ impl Rule for Counting {
 
 #[test]
 fn a_divisible_rule_keeps_a_number_for_each_element() {
-    for error in
-        on(2, |world| Setup::over(&world).setup(Counting::new(0.1), &model(&[tensor(1, &[33_001], DType::F32)])).expect_err("refused"))
-    {
+    for error in on(2, |world| {
+        Setup::over(&world)
+            .setup(Counting::new(0.1), &model(&[tensor(1, &[33_001], DType::F32)]))
+            .expect_err("refused")
+    }) {
         is_kind(&error, ErrorKind::Contract, &["\"0\"", "Counting", "\"count\"", "[1]", "`is_divisible`"]);
     }
 }
@@ -322,17 +382,24 @@ fn another_look_at_masters_on_one_rank() {
         0 => state.check_masters(model),
         _ => state.masters(model).map(|_| ()),
     });
-    errors.iter().for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1 called `masters`", "rank 0 `check_masters`"]));
+    errors.iter().for_each(|error| {
+        is_kind(error, ErrorKind::Ranks, &["rank 1 called `masters`", "rank 0 `check_masters`"])
+    });
     let errors = apart(mixed_adamw(), |rank, state, model| match rank {
         0 => state.refresh_masters(model),
         _ => state.masters(model).map(|_| ()),
     });
-    errors.iter().for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1 called `masters`", "rank 0 `refresh_masters`"]));
-    let errors = apart(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9))), |rank, state, model| match rank {
-        0 => state.averages(model).map(|_| ()),
-        _ => state.with_averages(model, || Ok(())),
+    errors.iter().for_each(|error| {
+        is_kind(error, ErrorKind::Ranks, &["rank 1 called `masters`", "rank 0 `refresh_masters`"])
     });
-    errors.iter().for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1 called `with_averages`", "rank 0 `averages`"]));
+    let errors =
+        apart(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9))), |rank, state, model| match rank {
+            0 => state.averages(model).map(|_| ()),
+            _ => state.with_averages(model, || Ok(())),
+        });
+    errors.iter().for_each(|error| {
+        is_kind(error, ErrorKind::Ranks, &["rank 1 called `with_averages`", "rank 0 `averages`"])
+    });
 }
 
 /// Masters follow weights that are the same everywhere, and no others.
@@ -355,14 +422,18 @@ fn other_files_and_other_rates_on_one_rank() {
         let folder = tempfile::tempdir().expect("a folder");
         state.save_masters(model, folder.path().join(format!("{rank}.safetensors"))).map(|_| ())
     });
-    errors.iter().for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1", "the path to save at", "1.safetensors"]));
+    errors.iter().for_each(|error| {
+        is_kind(error, ErrorKind::Ranks, &["rank 1", "the path to save at", "1.safetensors"])
+    });
     let errors = apart(AdamW::new(0.1), |rank, state, _| {
         state.adjust(if rank == 1 { 0.2 } else { 0.1 })?;
         let saved = state.save_torch(std::env::temp_dir().join("never.pt.safetensors")).map(|_| ());
         state.adjust(0.1)?;
         saved
     });
-    errors.iter().for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1", "the optimiser of \"0\"", "eta = 0.2 on rank 1"]));
+    errors.iter().for_each(|error| {
+        is_kind(error, ErrorKind::Ranks, &["rank 1", "the optimiser of \"0\"", "eta = 0.2 on rank 1"])
+    });
 }
 
 /// Of four ranks the one is named that differs from the others, rank 0 as any other.
@@ -378,7 +449,11 @@ fn the_odd_one_of_four_ranks_is_named() {
             let error = update(&mut state, &model, &gradients(0, 0, DType::F32)).expect_err("another rate");
             assert_eq!(error.rank(), Some(odd), "{error}");
             says(&error, &[&format!("rank {odd} differs"), &format!("eta = 0.5 on rank {odd}")]);
-            let called = if world.rank() == odd { state.check_masters(&model) } else { state.masters(&model).map(|_| ()) };
+            let called = if world.rank() == odd {
+                state.check_masters(&model)
+            } else {
+                state.masters(&model).map(|_| ())
+            };
             says(&called.expect_err("another call"), &[&format!("rank {odd} called `check_masters`")]);
         });
     }

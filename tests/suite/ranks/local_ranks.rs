@@ -11,7 +11,11 @@ type Outcome = Result<(), CommunicationError>;
 
 /// An exchange in which rank r sends `sent(r, s)` bytes to rank s, and expects `expected(s, r)` from it. The
 /// second result says whether `from` has changed.
-fn exchanged(world: &LocalRank, sent: fn(usize, usize) -> usize, expected: fn(usize, usize) -> usize) -> (Outcome, bool) {
+fn exchanged(
+    world: &LocalRank,
+    sent: fn(usize, usize) -> usize,
+    expected: fn(usize, usize) -> usize,
+) -> (Outcome, bool) {
     let (rank, size) = (world.rank(), world.size());
     let own: Vec<Vec<u8>> = (0..size).map(|other| vec![1; sent(rank, other)]).collect();
     let mut got: Vec<Vec<u8>> = (0..size).map(|other| vec![0; expected(other, rank)]).collect();
@@ -33,7 +37,8 @@ fn other(reason: &str) -> Outcome {
 #[test]
 fn bytes_arrive_whole_whatever_their_lengths() {
     for size in [1, 2, 3, 4, 8] {
-        let outcomes = together(ranks(size), move |world| (0..60).map(|at| call(&world, size, at)).collect::<Vec<_>>());
+        let outcomes =
+            together(ranks(size), move |world| (0..60).map(|at| call(&world, size, at)).collect::<Vec<_>>());
         assert_eq!(outcomes, vec![Some(vec![Ok(()); 60]); size]);
     }
 }
@@ -57,7 +62,11 @@ fn a_rank_that_leaves_at_a_random_place_is_missed_by_all_others_in_the_same_call
             let (successes, failures) = if other == rank { (last, 0) } else { (last, 3) };
             let expected = [vec![Ok(()); successes], vec![Err(Gone { rank }); failures]].concat();
             let has_panicked = other == rank && program % 2 == 0;
-            assert_eq!(outcomes, (!has_panicked).then_some(expected), "rank {other} of {size}, program {program}");
+            assert_eq!(
+                outcomes,
+                (!has_panicked).then_some(expected),
+                "rank {other} of {size}, program {program}"
+            );
         }
     }
 }
@@ -107,7 +116,8 @@ fn a_rank_has_left_when_its_last_handle_is_dropped() {
 fn another_length_is_an_error_on_all_ranks_and_nothing_arrives() {
     let outcomes = together(ranks(4), |world| {
         let sent = |sender, receiver| if (sender, receiver) == (1, 2) { 5 } else { four(sender, receiver) };
-        let expected = |sender, receiver| if (sender, receiver) == (3, 0) { 0 } else { four(sender, receiver) };
+        let expected =
+            |sender, receiver| if (sender, receiver) == (3, 0) { 0 } else { four(sender, receiver) };
         [exchanged(&world, sent, four), exchanged(&world, four, expected), exchanged(&world, four, four)]
     });
     let error = |rank, expected, got| (Err(Length { rank, expected, got }), false);
@@ -141,8 +151,12 @@ fn wrong_lists_on_one_rank_are_an_error_on_all() {
     let expected = [
         other("rank 1 gave `to` 2 entries; give it one for each of the 3 ranks"),
         other("rank 2 gave `from` 4 entries; give it one for each of the 3 ranks"),
-        other("rank 1 gave `to` 1 bytes of its own; leave its own entry empty, as own data stays where it is"),
-        other("rank 0 gave `from` 1 bytes of its own; leave its own entry empty, as own data stays where it is"),
+        other(
+            "rank 1 gave `to` 1 bytes of its own; leave its own entry empty, as own data stays where it is",
+        ),
+        other(
+            "rank 0 gave `from` 1 bytes of its own; leave its own entry empty, as own data stays where it is",
+        ),
         Ok(()),
     ];
     assert_eq!(outcomes, vec![Some(expected); 3]);
@@ -152,10 +166,15 @@ fn wrong_lists_on_one_rank_are_an_error_on_all() {
 fn ranks_that_call_different_functions_are_told() {
     let outcomes = together(ranks(3), |world| {
         let mut from: Vec<Vec<&mut [u8]>> = (0..3).map(|_| Vec::new()).collect();
-        let different = if world.rank() == 1 { world.gather(&[], &mut from) } else { world.exchange(&vec![vec![]; 3], &mut from) };
+        let different = if world.rank() == 1 {
+            world.gather(&[], &mut from)
+        } else {
+            world.exchange(&vec![vec![]; 3], &mut from)
+        };
         [different, exchanged(&world, four, four).0]
     });
-    let told = "rank 1 called `gather`, and rank 0 `exchange`; make the same calls in the same order on all ranks";
+    let told =
+        "rank 1 called `gather`, and rank 0 `exchange`; make the same calls in the same order on all ranks";
     assert_eq!(outcomes, vec![Some([other(told), Ok(())]); 3]);
 }
 
@@ -163,27 +182,38 @@ fn ranks_that_call_different_functions_are_told() {
 fn calls_of_one_rank_in_two_threads_run_one_after_another() {
     let outcomes = together(ranks(2), |world| {
         let calls = || (0..200).all(|_| exchanged(&world, four, four) == (Ok(()), true));
-        std::thread::scope(|scope| [scope.spawn(calls), scope.spawn(calls)].map(|thread| thread.join().expect("no panic")))
+        std::thread::scope(|scope| {
+            [scope.spawn(calls), scope.spawn(calls)].map(|thread| thread.join().expect("no panic"))
+        })
     });
     assert_eq!(outcomes, vec![Some([true; 2]); 2]);
 }
 
 #[test]
 fn ranks_know_their_place() {
-    assert_eq!(ranks(3).iter().map(|world| (world.rank(), world.size())).collect::<Vec<_>>(), [(0, 3), (1, 3), (2, 3)]);
+    assert_eq!(
+        ranks(3).iter().map(|world| (world.rank(), world.size())).collect::<Vec<_>>(),
+        [(0, 3), (1, 3), (2, 3)]
+    );
     assert_eq!(format!("{:?}", ranks(2)[1]), "LocalRank { rank: 1, size: 2 }");
     assert!(ranks(0).is_empty());
 }
 
 #[test]
 fn errors_of_communication_say_what_to_do() {
-    let told = [Gone { rank: 1 }, Length { rank: 2, expected: 4, got: 5 }, Other { reason: "no network".to_string() }]
-        .map(|error| optimisers::Error::from(error).to_string());
+    let told = [
+        Gone { rank: 1 },
+        Length { rank: 2, expected: 4, got: 5 },
+        Other { reason: "no network".to_string() },
+    ]
+    .map(|error| optimisers::Error::from(error).to_string());
     assert_eq!(
         told,
         [
-            "rank 1 has left: it returned, failed or panicked before the others had finished. Look for its own error, and start all ranks anew from the last checkpoint",
-            "rank 2 sent 5 bytes where 4 were expected; run one program on all ranks, with one model and the same options",
+            "rank 1 has left: it returned, failed or panicked before the others had finished. Look for its \
+             own error, and start all ranks anew from the last checkpoint",
+            "rank 2 sent 5 bytes where 4 were expected; run one program on all ranks, with one model and \
+             the same options",
             "the ranks cannot communicate: no network",
         ]
     );

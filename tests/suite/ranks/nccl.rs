@@ -5,8 +5,8 @@ use candle_core::cuda::cudarc::driver::CudaContext;
 use candle_core::{DType, Device, Tensor};
 use optimisers::nccl::World;
 use optimisers::{
-    AdamW, ClipGlobalNorm, Communicator, Engine, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Setup, SplitMaster, Update,
-    broadcast,
+    AdamW, ClipGlobalNorm, Communicator, Engine, LocalRank, MixedPrecision, Optimiser, OptimiserChain, Setup,
+    SplitMaster, Update, broadcast,
 };
 
 use support::common::{Vars, bits, grads, model, muon, random};
@@ -28,7 +28,10 @@ fn gpu(index: usize) -> Device {
 }
 
 /// What each of so many ranks returns, each on a GPU of its own.
-fn on_gpus<T: Send + 'static>(size: usize, work: impl Fn(&World, &Device) -> T + Send + Sync + 'static) -> Vec<T> {
+fn on_gpus<T: Send + 'static>(
+    size: usize,
+    work: impl Fn(&World, &Device) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     on(size, move |host: LocalRank| {
         let device = gpu(host.rank());
         work(&World::over(&host, &device).expect("a world"), &device)
@@ -40,11 +43,17 @@ fn parameters(dtype: DType, device: &Device) -> Vars {
 }
 
 fn gradients(call: u64, rank: u64, device: &Device) -> Vec<Option<Tensor>> {
-    (0..).zip(SHAPES).map(|(index, shape)| Some(random(100 * call + 10 * rank + index, shape, DType::BF16, device))).collect()
+    (0..)
+        .zip(SHAPES)
+        .map(|(index, shape)| Some(random(100 * call + 10 * rank + index, shape, DType::BF16, device)))
+        .collect()
 }
 
 fn without_norms() -> Vec<Boxed> {
-    vec![Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), Box::new(MixedPrecision::new(DType::F32, muon()))]
+    vec![
+        Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+        Box::new(MixedPrecision::new(DType::F32, muon())),
+    ]
 }
 
 fn with_a_norm() -> Boxed {
@@ -84,7 +93,8 @@ fn a_world_of_one_changes_no_bit() {
             assert!(bits(&place(&memory, 364, 1635)).iter().all(|bits| *bits == 0), "{dtype:?}");
         }
         for optimiser in without_norms().into_iter().chain([with_a_norm()]) {
-            let [own, whole] = [Setup::over(world), Setup::default()].map(|setup| trained(setup, &optimiser, device, 1, 0));
+            let [own, whole] =
+                [Setup::over(world), Setup::default()].map(|setup| trained(setup, &optimiser, device, 1, 0));
             assert_eq!(own, whole, "{}", optimiser.name());
         }
     });
@@ -100,7 +110,8 @@ fn what_is_moved_is_in_order_with_every_thread() {
         let memory = Tensor::zeros(1 << 20, DType::F32, device).expect("memory");
         for turn in 0..50 {
             let send = || {
-                let values = (Tensor::ones(1 << 20, DType::F32, device).expect("ones") * f64::from(turn)).expect("values");
+                let values = (Tensor::ones(1 << 20, DType::F32, device).expect("ones") * f64::from(turn))
+                    .expect("values");
                 world.exchange_tensors(&[vec![values]], &[vec![memory.clone()]]).expect("an exchange");
             };
             std::thread::scope(|scope| scope.spawn(send).join()).expect("no panic");
@@ -121,7 +132,10 @@ fn two_ranks_on_one_gpu_are_refused_on_both() {
 #[test]
 fn a_device_that_is_no_gpu_is_refused_on_all() {
     let errors = on(2, |host| World::over(&host, &Device::Cpu).expect_err("no GPU").to_string());
-    assert!(errors.iter().all(|error| error.contains("NCCL moves tensors between CUDA devices")), "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.contains("NCCL moves tensors between CUDA devices")),
+        "{errors:?}"
+    );
 }
 
 #[test]
@@ -131,8 +145,13 @@ fn parameters_on_another_device_are_refused() {
     }
     on_gpus(1, |world, _| {
         for device in [Device::Cpu, gpu(0)] {
-            let error = Setup::over(world).setup(AdamW::new(0.1), &parameters(DType::F32, &device)).expect_err("another device");
-            assert!(error.to_string().contains("make the model on a clone of the transport's device"), "{error}");
+            let error = Setup::over(world)
+                .setup(AdamW::new(0.1), &parameters(DType::F32, &device))
+                .expect_err("another device");
+            assert!(
+                error.to_string().contains("make the model on a clone of the transport's device"),
+                "{error}"
+            );
         }
     });
 }
@@ -165,7 +184,9 @@ fn several_gpus_have_the_bits_of_one_and_of_the_host() {
     }
     let values = on_gpus(size, |world, device| {
         let model = parameters(DType::F32, device);
-        model.values().for_each(|x| x.set(&x.affine(world.rank() as f64, 0.5).expect("values")).expect("a value"));
+        model
+            .values()
+            .for_each(|x| x.set(&x.affine(world.rank() as f64, 0.5).expect("values")).expect("a value"));
         broadcast(world, &model).expect("one model");
         model.values().map(|x| bits(x)).collect::<Vec<_>>()
     });

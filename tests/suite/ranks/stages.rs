@@ -6,11 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
-    AccumGrad, Accumulator, AdamW, Average, CommunicationError, Communicator, Descent, Error, ErrorKind, LocalRank, LossScaler,
-    MixedPrecision, Optimiser, OptimiserChain, Parameter, Setup, StoreAs, TensorProblem, Update, setup, update,
+    AccumGrad, Accumulator, AdamW, Average, CommunicationError, Communicator, Descent, Error, ErrorKind,
+    LocalRank, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Parameter, Setup, StoreAs,
+    TensorProblem, Update, setup, update,
 };
 
-use support::common::{Grads, Vars, assert_same, bits, constant, grads, is_kind, model, not_finite, says, snapshot, tensor, values};
+use support::common::{
+    Grads, Vars, assert_same, bits, constant, grads, is_kind, model, not_finite, says, snapshot, tensor,
+    values,
+};
 use support::reports::{gradients, parameters};
 use support::threads::on;
 
@@ -22,12 +26,17 @@ fn parameter_bits(model: &Vars) -> Vec<Vec<u64>> {
 #[test]
 fn an_accumulator_is_a_window_outside_of_the_state() {
     let weights = [3, 0, 1, 5];
-    for (dtype, average) in [(DType::F32, Average::Mean), (DType::BF16, Average::Mean), (DType::F32, Average::Weighted)] {
+    for (dtype, average) in
+        [(DType::F32, Average::Mean), (DType::BF16, Average::Mean), (DType::F32, Average::Weighted)]
+    {
         let (inside, outside) = (model(&parameters(dtype)), model(&parameters(dtype)));
         let optimiser = || MixedPrecision::new(DType::F32, AdamW::new(0.1));
         let window = AccumGrad { average, ..AccumGrad::new(4) };
-        let mut chain = setup(MixedPrecision::new(DType::F32, OptimiserChain::new((window, AdamW::new(0.1)))), &inside).expect("a state");
-        let (mut state, mut collected) = (setup(optimiser(), &outside).expect("a state"), Accumulator::new(DType::F32, &outside).unwrap());
+        let mut chain =
+            setup(MixedPrecision::new(DType::F32, OptimiserChain::new((window, AdamW::new(0.1)))), &inside)
+                .expect("a state");
+        let (mut state, mut collected) =
+            (setup(optimiser(), &outside).expect("a state"), Accumulator::new(DType::F32, &outside).unwrap());
         for step in 0..3 {
             for (call, weight) in (0..).zip(weights) {
                 // All parameters in each call: with a missing one `AccumGrad` divides by the calls, and this
@@ -40,7 +49,11 @@ fn an_accumulator_is_a_window_outside_of_the_state() {
             assert_eq!(collected.weight(), if average == Average::Weighted { 9 } else { 4 });
             update(&mut state, &outside, &collected.take().expect("means")).expect("an update");
             assert_eq!(collected.weight(), 0);
-            assert_eq!(parameter_bits(&inside), parameter_bits(&outside), "{dtype:?}, {average:?}, step {step}");
+            assert_eq!(
+                parameter_bits(&inside),
+                parameter_bits(&outside),
+                "{dtype:?}, {average:?}, step {step}"
+            );
         }
     }
 }
@@ -48,17 +61,29 @@ fn an_accumulator_is_a_window_outside_of_the_state() {
 #[test]
 fn an_accumulator_takes_what_an_update_takes() {
     let x = Var::from_tensor(&constant(1.0, 3, DType::F32)).unwrap();
-    let model = BTreeMap::from([("a", x.clone()), ("b", Var::from_tensor(&constant(2.0, 2, DType::F32)).unwrap()), ("tied", x.clone())]);
+    let model = BTreeMap::from([
+        ("a", x.clone()),
+        ("b", Var::from_tensor(&constant(2.0, 2, DType::F32)).unwrap()),
+        ("tied", x.clone()),
+    ]);
     let mut collected = Accumulator::new(DType::F32, &model).expect("an accumulator");
     assert!(collected.take().expect("nothing").is_empty());
     // candle's store, both parts of a tied gradient, and none for "b".
     collected.add(&(x.as_tensor() * 2.0).and_then(|y| y.sum_all()?.backward()).unwrap()).expect("a store");
-    collected.add(&[("a", constant(1.0, 3, DType::F32)), ("tied", constant(3.0, 3, DType::BF16))]).expect("a list");
+    collected
+        .add(&[("a", constant(1.0, 3, DType::F32)), ("tied", constant(3.0, 3, DType::BF16))])
+        .expect("a list");
 
     let wrong = |result: Result<(), Error>, words: &[&str]| says(&result.expect_err("an error"), words);
-    wrong(collected.add(&[("a", constant(9.0, 3, DType::F32)), ("b", constant(9.0, 3, DType::F32))]), &["\"b\"", "[2]", "[3]"]);
+    wrong(
+        collected.add(&[("a", constant(9.0, 3, DType::F32)), ("b", constant(9.0, 3, DType::F32))]),
+        &["\"b\"", "[2]", "[3]"],
+    );
     wrong(collected.add(&[("c", constant(9.0, 3, DType::F32))]), &["\"c\""]);
-    wrong(collected.add(&[("a", constant(9.0, 3, DType::F32)), ("a", constant(8.0, 3, DType::F32))]), &["\"a\""]);
+    wrong(
+        collected.add(&[("a", constant(9.0, 3, DType::F32)), ("a", constant(8.0, 3, DType::F32))]),
+        &["\"a\""],
+    );
     collected.add_weighted(&[("a", constant(f64::NAN, 3, DType::F32))], 0).expect("not read");
     let means = collected.take().expect("means");
     assert_eq!(means.keys().collect::<Vec<_>>(), ["a"]);
@@ -69,8 +94,16 @@ fn an_accumulator_takes_what_an_update_takes() {
     assert_eq!(values(&means["a"]), [3.0; 3]);
     drop(collected.take());
     assert_eq!((collected.weight(), collected.take().expect("nothing").len()), (0, 0));
-    is_kind(&Accumulator::new(DType::F32, &Vars::new()).expect_err("an error"), ErrorKind::Model, &["no trainable"]);
-    is_kind(&Accumulator::new(DType::U8, &model).expect_err("an error"), ErrorKind::Argument, &["`Accumulator::new`", "U8"]);
+    is_kind(
+        &Accumulator::new(DType::F32, &Vars::new()).expect_err("an error"),
+        ErrorKind::Model,
+        &["no trainable"],
+    );
+    is_kind(
+        &Accumulator::new(DType::U8, &model).expect_err("an error"),
+        ErrorKind::Argument,
+        &["`Accumulator::new`", "U8"],
+    );
 }
 
 /// A rank that counts the bytes of gradients that it sends.
@@ -111,7 +144,12 @@ fn four_ways_to_collect_gradients() {
     /// accumulators on each rank and on the wire in a window, both times 2.
     type Case = (&'static str, Rule, Option<DType>, Option<DType>, [usize; 2]);
     let adam: Rule = || Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1)));
-    let inside: Rule = || Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(CALLS as u64), AdamW::new(0.1)))));
+    let inside: Rule = || {
+        Box::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((AccumGrad::new(CALLS as u64), AdamW::new(0.1))),
+        ))
+    };
     let narrow: Rule = || {
         let collect = StoreAs::new([("acc", DType::BF16)], AccumGrad::new(CALLS as u64));
         Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, AdamW::new(0.1)))))
@@ -128,15 +166,19 @@ fn four_ways_to_collect_gradients() {
         let trained = on(RANKS, move |rank| {
             let world = Counting { rank, sent: Arc::default() };
             let model = model(&[tensor(1, &[LENGTH], DType::BF16)]);
-            let mut state = Setup::over(&world).wire(move |_, _| wire).setup(rule(), &model).expect("a state");
+            let mut state =
+                Setup::over(&world).wire(move |_, _| wire).setup(rule(), &model).expect("a state");
             let mut collected = outside.map(|dtype| Accumulator::new(dtype, &model).expect("an accumulator"));
             let mut accumulators = state.bytes() - 12 * LENGTH / RANKS;
             for call in 0..CALLS {
                 // Small integers, whose sums and means have eight bits.
                 let value = |index: usize| ((index * 7 + call * 5 + world.rank() * 3) % 13) as f64 - 6.0;
                 let values: Vec<f64> = (0..LENGTH).map(|index| 4.0 * value(index)).collect();
-                let gradients =
-                    grads([Some(Tensor::new(values, crate::model::models::CPU).and_then(|g| g.to_dtype(DType::BF16)).unwrap())]);
+                let gradients = grads([Some(
+                    Tensor::new(values, crate::model::models::CPU)
+                        .and_then(|g| g.to_dtype(DType::BF16))
+                        .unwrap(),
+                )]);
                 match &mut collected {
                     Some(collected) => collected.add(&gradients).expect("a sum"),
                     None => drop(update(&mut state, &model, &gradients).expect("an update")),
@@ -144,7 +186,10 @@ fn four_ways_to_collect_gradients() {
             }
             if let Some(collected) = &mut collected {
                 let means = collected.take().expect("means");
-                accumulators += means.values().map(|mean| mean.elem_count() * mean.dtype().size_in_bytes()).sum::<usize>();
+                accumulators += means
+                    .values()
+                    .map(|mean| mean.elem_count() * mean.dtype().size_in_bytes())
+                    .sum::<usize>();
                 update(&mut state, &model, &means).expect("an update");
             }
             assert_eq!(2 * accumulators, held * LENGTH, "{what}: bytes of accumulators");
@@ -159,7 +204,8 @@ fn four_ways_to_collect_gradients() {
 fn sent_in(wire: Option<DType>, of: fn(u64, u64) -> Grads) -> Vec<Vec<Vec<u64>>> {
     on(3, move |world| {
         let model = model(&parameters(DType::F32));
-        let mut state = Setup::over(&world).wire(move |_, _| wire).setup(AdamW::new(0.1), &model).expect("a state");
+        let mut state =
+            Setup::over(&world).wire(move |_, _| wire).setup(AdamW::new(0.1), &model).expect("a state");
         for call in 0..2 {
             update(&mut state, &model, &of(call, world.rank() as u64)).expect("an update");
         }
@@ -188,7 +234,9 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
         let model = model(&parameters(DType::F32));
         let wire = |path: &str, _: Parameter<'_>| (path == "2").then_some(DType::F16);
         let mut state = Setup::over(&world).wire(wire).setup(AdamW::new(0.1), &model).expect("a state");
-        let good = |state: &mut _| update(state, &model, &gradients(0, world.rank() as u64, DType::F32)).expect("an update");
+        let good = |state: &mut _| {
+            update(state, &model, &gradients(0, world.rank() as u64, DType::F32)).expect("an update")
+        };
         good(&mut state);
         let mut large = gradients(0, world.rank() as u64, DType::F32);
         if world.rank() == 1 {
@@ -198,7 +246,11 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
         let error = update(&mut state, &model, &large).expect_err("an overflow");
         says(&error, &["\"2\"", "65520", "F16", "element 0", "finite_only"]);
         let own = (ErrorKind::Tensor(TensorProblem::TooLarge), None);
-        assert_eq!((error.kind(), error.rank()), if world.rank() == 1 { own } else { (ErrorKind::Ranks, Some(1)) }, "{error}");
+        assert_eq!(
+            (error.kind(), error.rank()),
+            if world.rank() == 1 { own } else { (ErrorKind::Ranks, Some(1)) },
+            "{error}"
+        );
         assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), "nothing has moved");
 
         let outcome = Update::new(&mut state).finite_only().apply(&model, &large).expect("a skipped call");
@@ -217,7 +269,13 @@ fn all_ranks_send_in_one_dtype() {
     let errors = on(2, |world| {
         let model = model(&parameters(DType::F32));
         let wire = |dtype| move |path: &str, _: Parameter<'_>| (path == "1").then_some(dtype);
-        let setup = |dtype| Setup::over(&world).wire(wire(dtype)).setup(Descent::new(0.1), &model).expect_err("an error").to_string();
+        let setup = |dtype| {
+            Setup::over(&world)
+                .wire(wire(dtype))
+                .setup(Descent::new(0.1), &model)
+                .expect_err("an error")
+                .to_string()
+        };
         [setup(if world.rank() == 0 { DType::BF16 } else { DType::F16 }), setup(DType::U8)]
     });
     for [differ, unsupported] in errors {

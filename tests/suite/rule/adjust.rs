@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, FieldValue, MixedPrecision, Momentum, Nesterov,
-    NonFinite, Optimiser, OptimiserChain, Parameter, RMSProp, Rule, StateTree, WeightDecay, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, FieldValue,
+    MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain, Parameter, RMSProp, Rule,
+    StateTree, WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, is_kind, random, snapshot, var};
@@ -13,12 +14,16 @@ use support::common::{Grads, Vars, is_kind, random, snapshot, var};
 const PATHS: [&str; 4] = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
 
 fn model(dtype: DType) -> Vars {
-    let leaf = |(seed, path): (usize, &&str)| (path.to_string(), var(&random(seed as u64, &[3], dtype, &Device::Cpu)));
+    let leaf = |(seed, path): (usize, &&str)| {
+        (path.to_string(), var(&random(seed as u64, &[3], dtype, &Device::Cpu)))
+    };
     PATHS.iter().enumerate().map(leaf).collect()
 }
 
 fn gradients(seed: u64) -> Grads {
-    let leaf = |(i, path): (usize, &&str)| (path.to_string(), random(seed + i as u64, &[3], DType::F32, &Device::Cpu));
+    let leaf = |(i, path): (usize, &&str)| {
+        (path.to_string(), random(seed + i as u64, &[3], DType::F32, &Device::Cpu))
+    };
     PATHS.iter().enumerate().map(leaf).collect()
 }
 
@@ -76,7 +81,10 @@ fn a_field_that_decides_the_layout_is_fixed() {
                 continue;
             }
             let message = state.adjust_field("centred", flag).unwrap_err().to_string();
-            assert!(message.contains("centred decides the layout") && message.contains("eta, rho, epsilon"), "{message}");
+            assert!(
+                message.contains("centred decides the layout") && message.contains("eta, rho, epsilon"),
+                "{message}"
+            );
         }
         assert_eq!(state.leaf(PATHS[0]).unwrap().optimiser().field("centred"), was);
         update(&mut state, &model, &gradients(2)).unwrap();
@@ -120,13 +128,16 @@ fn a_name_reaches_every_member_that_has_it() {
     };
     for (name, value, members) in by_name() {
         let mut rule = OptimiserChain::new((chain(), None::<Descent>));
-        let others = |rule: &dyn Optimiser| rule.fields().into_iter().filter(|(field, _)| *field != name).collect::<Vec<_>>();
+        let others = |rule: &dyn Optimiser| {
+            rule.fields().into_iter().filter(|(field, _)| *field != name).collect::<Vec<_>>()
+        };
         let before = others(&rule);
         rule.adjust_field(name, value).unwrap();
         assert_eq!(values(&rule, name), vec![value; members], "{name} on the rule");
         assert_eq!(others(&rule), before, "{name} on the rule");
 
-        let boxed: Box<dyn Optimiser> = Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((chain(), None::<Descent>))));
+        let boxed: Box<dyn Optimiser> =
+            Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((chain(), None::<Descent>))));
         let mut state = setup(boxed, &model(DType::BF16)).unwrap();
         state.adjust_field(name, value).unwrap();
         for leaf in state.leaves() {
@@ -141,8 +152,18 @@ fn a_name_reaches_every_member_that_has_it() {
 fn bad_names_types_and_values_change_nothing() {
     use ErrorKind::{Argument, UnknownName};
     let cases: [(&str, FieldValue, ErrorKind, &[&str]); 10] = [
-        ("rho", 0.5.into(), UnknownName, &["has no field \"rho\"", "n, average, order, omega", "eta, beta", "couple"]),
-        ("beta", 0.5.into(), Argument, &["AdamW: beta is 0.5, expected a pair of reals", "eta, beta, lambda"]),
+        (
+            "rho",
+            0.5.into(),
+            UnknownName,
+            &["has no field \"rho\"", "n, average, order, omega", "eta, beta", "couple"],
+        ),
+        (
+            "beta",
+            0.5.into(),
+            Argument,
+            &["AdamW: beta is 0.5, expected a pair of reals", "eta, beta, lambda"],
+        ),
         ("eta", true.into(), Argument, &["AdamW: eta is true, expected a real number"]),
         ("n", 2.0.into(), Argument, &["AccumGrad: n is 2, expected a count"]),
         ("n", (-2).into(), Argument, &["AccumGrad: n is -2, expected a count"]),
@@ -197,7 +218,10 @@ fn the_dtype_of_the_masters_is_fixed() {
     let model = model(DType::BF16);
     let mut state = setup(rule.clone(), &model).unwrap();
     let before = snapshot(&model, &state);
-    for error in [rule.clone().adjust_field("dtype", 64u64).unwrap_err(), state.adjust_field("dtype", 64u64).unwrap_err()] {
+    for error in [
+        rule.clone().adjust_field("dtype", 64u64).unwrap_err(),
+        state.adjust_field("dtype", 64u64).unwrap_err(),
+    ] {
         let message = error.to_string();
         for word in ["MixedPrecision", "dtype", "set up a new state", "eta, beta, epsilon"] {
             assert!(message.contains(word), "{word} in {message}");
@@ -238,7 +262,11 @@ fn one_invalid_leaf_of_several_stops_all() {
     let error = state.adjust_field("lambda", 0.1).unwrap_err().to_string();
     assert!(error.contains("rho, eta, beta, epsilon"), "all fields of all leaves: {error}");
     state.adjust_field("epsilon", 0.25).unwrap();
-    assert_eq!(state.leaf("head.weight").unwrap().field("epsilon"), None, "a leaf without the field is passed over");
+    assert_eq!(
+        state.leaf("head.weight").unwrap().field("epsilon"),
+        None,
+        "a leaf without the field is passed over"
+    );
 }
 
 optimisers::hyper_parameters! {
@@ -293,7 +321,11 @@ fn frozen_leaves_keep_everything_and_thaw() {
     state.at("encoder").unwrap().thaw();
     assert_eq!(update(&mut state, &model, &gradients(9)).unwrap().applied, 4);
     update(&mut expected, &twin, &gradients(9)).unwrap();
-    assert_eq!(snapshot(&model, &state), snapshot(&twin, &expected), "as if the leaf had had no gradient meanwhile");
+    assert_eq!(
+        snapshot(&model, &state),
+        snapshot(&twin, &expected),
+        "as if the leaf had had no gradient meanwhile"
+    );
 }
 
 #[test]
@@ -302,14 +334,19 @@ fn adjusting_keeps_the_moments() {
         let model = model(dtype);
         let mut state = setup(MixedPrecision::new(DType::F32, Nesterov::new(0.1)), &model).unwrap();
         update(&mut state, &model, &gradients(0)).unwrap();
-        let numbers =
-            |state: &StateTree| -> BTreeMap<_, _> { snapshot(&model, state).into_iter().filter(|(_, bits)| !bits.is_empty()).collect() };
+        let numbers = |state: &StateTree| -> BTreeMap<_, _> {
+            snapshot(&model, state).into_iter().filter(|(_, bits)| !bits.is_empty()).collect()
+        };
         let before = numbers(&state);
         state.adjust(0.5).unwrap();
         state.at("head").unwrap().adjust_field("rho", 0.25).unwrap();
         assert_eq!(numbers(&state), before);
         assert_eq!(rates(&state), [Some(0.5); 4], "leaves that shared an optimiser share its new rate");
-        assert_eq!(state.leaf("encoder.bias").unwrap().field("rho"), Some(0.9.into()), "and are adjusted apart");
+        assert_eq!(
+            state.leaf("encoder.bias").unwrap().field("rho"),
+            Some(0.9.into()),
+            "and are adjusted apart"
+        );
         assert_eq!(state.leaf("head.weight").unwrap().field("rho"), Some(0.25.into()));
     }
 }
@@ -320,7 +357,10 @@ fn a_step_uses_the_adjusted_rate() {
     let before: Vec<_> = model.values().map(|var| support::common::values(var)).collect();
     let mut state = setup(Descent::new(0.1), &model).unwrap();
     state.at("encoder2").unwrap().adjust(0.5).unwrap();
-    let ones: Grads = PATHS.iter().map(|path| (path.to_string(), Tensor::ones(3, DType::F64, &Device::Cpu).unwrap())).collect();
+    let ones: Grads = PATHS
+        .iter()
+        .map(|path| (path.to_string(), Tensor::ones(3, DType::F64, &Device::Cpu).unwrap()))
+        .collect();
     update(&mut state, &model, &ones).unwrap();
     for ((path, var), before) in model.iter().zip(before) {
         let rate = if path == "encoder2.weight" { 0.5 } else { 0.1 };

@@ -67,7 +67,8 @@ fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
     for seed in seeds(3 * CASES as u64) {
         let saved = trained(made(seed), false, &gradients[..BEFORE]);
         let whole = trained(made(seed), false, &gradients);
-        let (Some((saved_model, saved)), Some((whole, end)), Some((other, mut state))) = (saved, whole, other(seed, false, &gradients))
+        let (Some((saved_model, saved)), Some((whole, end)), Some((other, mut state))) =
+            (saved, whole, other(seed, false, &gradients))
         else {
             continue;
         };
@@ -75,10 +76,14 @@ fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
         let bytes = file_of(Checkpoint::new(&saved).model(&saved_model));
         assert_kinds(&Pieces::of(&bytes).description["optimisers"], seed);
         let file = open(&bytes).expect("a file");
-        let restored = file.restore_with_model(&mut state, &other).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let restored = file
+            .restore_with_model(&mut state, &other)
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(restored.defaults, [], "seed {seed}");
         assert_eq!(described(&state), described(&saved), "seed {seed}");
-        gradients[BEFORE..].iter().for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
+        gradients[BEFORE..]
+            .iter()
+            .for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
         assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], format!("seed {seed}"));
         went_on += 1;
         if went_on == CASES {
@@ -123,9 +128,19 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
                 }
                 let model = model(&tensors(1, cut));
                 let mut state = Setup::over(&world).setup(made(seed), &model).ok()?;
-                gradients[..BEFORE].iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop)).ok()?;
-                Checkpoint::new(&state).model(&model).save(&path).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-                Some((seed, (world.rank() == 0).then(|| std::fs::read(&path).expect("the file")), described(&state)))
+                gradients[..BEFORE]
+                    .iter()
+                    .try_for_each(|gradients| update(&mut state, &model, gradients).map(drop))
+                    .ok()?;
+                Checkpoint::new(&state)
+                    .model(&model)
+                    .save(&path)
+                    .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                Some((
+                    seed,
+                    (world.rank() == 0).then(|| std::fs::read(&path).expect("the file")),
+                    described(&state),
+                ))
             };
             seeds(3 * CASES as u64).filter_map(of_seed).take(CASES).collect::<Vec<_>>()
         }
@@ -137,7 +152,9 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
         let file = open(&file.expect("rank 0 has it")).expect("a file");
         file.restore_with_model(&mut state, &other).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(described(&state), descriptions, "seed {seed}");
-        gradients[BEFORE..].iter().for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
+        gradients[BEFORE..]
+            .iter()
+            .for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
         let (whole, end) = trained(made(seed), cut, gradients).unwrap_or_else(|| panic!("seed {seed}"));
         // Gradients of two equal ranks have the same mean.
         assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], format!("seed {seed}"));

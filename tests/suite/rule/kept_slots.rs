@@ -2,11 +2,14 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, AdamW, Adjust, Checkpoint, Engine, ErrorKind, FieldValue, MixedPrecision, Momentum, Optimiser, OptimiserChain, Q8, Rule,
-    SplitMaster, StateTree, StoreAs, Update, setup, update,
+    Adam, AdamW, Adjust, Checkpoint, Engine, ErrorKind, FieldValue, MixedPrecision, Momentum, Optimiser,
+    OptimiserChain, Q8, Rule, SplitMaster, StateTree, StoreAs, Update, setup, update,
 };
 
-use support::common::{Grads, Vars, bits, bits16, engines, for_any_shape, grads, is_kind, model, rules_and_chains, snapshot, tensor};
+use support::common::{
+    Grads, Vars, bits, bits16, engines, for_any_shape, grads, is_kind, model, rules_and_chains, snapshot,
+    tensor,
+};
 use support::crafted_checkpoints::{file_of, open};
 
 const SHAPE: [usize; 2] = [19, 31];
@@ -51,7 +54,9 @@ fn no_bit_changes_without_what_cannot_matter() {
         if zero.set_field(field, value).is_err() || zero.check().is_err() {
             continue;
         }
-        let bytes = |rule: Box<dyn Rule>| setup(rule, &model(&[tensor(1, &SHAPE, DType::F32)])).expect("a state").bytes();
+        let bytes = |rule: Box<dyn Rule>| {
+            setup(rule, &model(&[tensor(1, &SHAPE, DType::F32)])).expect("a state").bytes()
+        };
         if bytes(zero.clone()) == bytes(rule.clone()) {
             continue;
         }
@@ -61,14 +66,20 @@ fn no_bit_changes_without_what_cannot_matter() {
             let is_emulated = |engine: &Engine| *engine != Engine::Emulated || dtype == DType::BF16;
             for engine in engines().into_iter().filter(is_emulated) {
                 let (x, y) = (model(&[tensor(1, &SHAPE, dtype)]), model(&[tensor(1, &SHAPE, dtype)]));
-                let (mut kept, mut state) = (setup(with.clone(), &x).expect("a state"), setup(without.clone(), &y).expect("a state"));
+                let (mut kept, mut state) =
+                    (setup(with.clone(), &x).expect("a state"), setup(without.clone(), &y).expect("a state"));
                 kept.adjust_field(field, value).expect("a decay may become 0");
                 assert!(state.bytes() < kept.bytes(), "{}", rule.name());
                 for step in 0..20 {
                     let gradients = gradients(7 + step, dtype);
                     Update::new(&mut kept).engine(engine).apply(&x, &gradients).expect("an update");
                     Update::new(&mut state).engine(engine).apply(&y, &gradients).expect("an update");
-                    assert_eq!(parameter(&x), parameter(&y), "{} of {dtype:?} on {engine:?}, step {step}", rule.name());
+                    assert_eq!(
+                        parameter(&x),
+                        parameter(&y),
+                        "{} of {dtype:?} on {engine:?}, step {step}",
+                        rule.name()
+                    );
                 }
             }
         }
@@ -82,11 +93,21 @@ fn no_bit_changes_without_what_cannot_matter() {
 fn a_decay_that_would_make_it_matter_is_refused() {
     let x = model(&[tensor(1, &SHAPE, DType::BF16)]);
     let zero = || Adam { beta: (0.0, 0.99), ..Adam::new(1e-3) };
-    let mut state = setup(MixedPrecision::new(DType::F32, OptimiserChain::new((zero(), Momentum { rho: 0.0, ..Momentum::new(1.0) }))), &x)
-        .expect("a state");
+    let mut state = setup(
+        MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((zero(), Momentum { rho: 0.0, ..Momentum::new(1.0) })),
+        ),
+        &x,
+    )
+    .expect("a state");
     update(&mut state, &x, &gradients(1, DType::BF16)).expect("an update");
     let before = snapshot(&x, &state);
-    for (field, value) in [("beta", FieldValue::Pair(0.9, 0.99)), ("0.beta", FieldValue::Pair(0.5, 0.9)), ("rho", FieldValue::Real(0.9))] {
+    for (field, value) in [
+        ("beta", FieldValue::Pair(0.9, 0.99)),
+        ("0.beta", FieldValue::Pair(0.5, 0.9)),
+        ("rho", FieldValue::Real(0.9)),
+    ] {
         let error = state.adjust_field(field, value).expect_err("refused");
         is_kind(&error, ErrorKind::Argument, &["not kept", "set up the state", field]);
         assert_eq!(error.path(), Some("0"), "{error}");

@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use optimisers::{
-    AMSGradW, AdaDelta, AdaGrad, AdaMax, Adafactor, Adam, AdamW, Adjust, CandleOptimizer, Centralise, Checkpoint, ClipGlobalNorm, ClipGrad,
-    DecoupledDecay, Descent, Ema, ErrorKind, Fallback, FieldValue, Flow, Gradient, Kahan, Lion, MixedPrecision, Momentum, Muon, NAdam,
-    NAdamW, Nesterov, OptimiserChain, Parameter, RAdam, RMSProp, ReduceOnPlateau, Result, Rprop, Rule, Scale, Schedule, Scheduler, State,
+    AMSGradW, AdaDelta, AdaGrad, AdaMax, Adafactor, Adam, AdamW, Adjust, CandleOptimizer, Centralise,
+    Checkpoint, ClipGlobalNorm, ClipGrad, DecoupledDecay, Descent, Ema, ErrorKind, Fallback, FieldValue,
+    Flow, Gradient, Kahan, Lion, MixedPrecision, Momentum, Muon, NAdam, NAdamW, Nesterov, OptimiserChain,
+    Parameter, RAdam, RMSProp, ReduceOnPlateau, Result, Rprop, Rule, Scale, Schedule, Scheduler, State,
     StateTree, UniformAverage, WeightDecay, setup, setup_with, update,
 };
 
@@ -25,19 +26,29 @@ pub type WithRate = fn(f64) -> Boxed;
 pub const OF_TORCH: [(&str, WithRate); 28] = [
     ("SGD", |eta| boxed(Descent::new(eta))),
     ("SGD(momentum)", |eta| boxed(Momentum::new(eta))),
-    ("SGD(momentum), to the letter", |eta| boxed(OptimiserChain::new((Momentum::new(1.0), Descent::new(eta))))),
+    ("SGD(momentum), to the letter", |eta| {
+        boxed(OptimiserChain::new((Momentum::new(1.0), Descent::new(eta))))
+    }),
     ("SGD(nesterov)", |eta| boxed(Nesterov::new(eta))),
-    ("SGD(nesterov), to the letter", |eta| boxed(OptimiserChain::new((Nesterov::new(1.0), Descent::new(eta))))),
+    ("SGD(nesterov), to the letter", |eta| {
+        boxed(OptimiserChain::new((Nesterov::new(1.0), Descent::new(eta))))
+    }),
     ("SGD(weight_decay)", |eta| boxed(OptimiserChain::new((WeightDecay::new(0.1), Descent::new(eta))))),
-    ("SGD(momentum, weight_decay)", |eta| boxed(OptimiserChain::new((WeightDecay::new(0.1), Momentum::new(1.0), Descent::new(eta))))),
+    ("SGD(momentum, weight_decay)", |eta| {
+        boxed(OptimiserChain::new((WeightDecay::new(0.1), Momentum::new(1.0), Descent::new(eta))))
+    }),
     ("Adam", |eta| boxed(Adam::new(eta))),
     ("AdamW", |eta| boxed(AdamW::new(eta))),
     ("Adam(weight_decay)", |eta| boxed(OptimiserChain::new((WeightDecay::new(0.1), Adam::new(eta))))),
     ("AdamW(amsgrad)", |eta| boxed(AMSGradW::new(eta))),
     ("RMSprop", |eta| boxed(RMSProp { rho: 0.99, ..RMSProp::new(eta) })),
     ("RMSprop(centered)", |eta| boxed(RMSProp { centred: true, ..RMSProp::new(eta) })),
-    ("RMSprop(momentum)", |eta| boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Descent::new(eta))))),
-    ("RMSprop(momentum), without a Descent", |eta| boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(eta))))),
+    ("RMSprop(momentum)", |eta| {
+        boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Descent::new(eta))))
+    }),
+    ("RMSprop(momentum), without a Descent", |eta| {
+        boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(eta))))
+    }),
     ("Adagrad", |eta| boxed(AdaGrad::new(eta))),
     ("Adadelta", |eta| boxed(OptimiserChain::new((AdaDelta::default(), Descent::new(eta))))),
     ("NAdam", |eta| boxed(NAdamW { lambda: 0.0, ..NAdamW::new(eta) })),
@@ -50,11 +61,23 @@ pub const OF_TORCH: [(&str, WithRate); 28] = [
     ("maximize", |eta| boxed(OptimiserChain::new((Scale::new(-1.0), AdamW::new(eta))))),
     ("clip_grad_norm_ and AveragedModel", |eta| {
         let inner = OptimiserChain::new((Momentum::new(1.0), None::<Scale>, Descent::new(eta)));
-        boxed(OptimiserChain::new((ClipGlobalNorm::new(1.0), inner, Ema::new(0.9), UniformAverage::default())))
+        boxed(OptimiserChain::new((
+            ClipGlobalNorm::new(1.0),
+            inner,
+            Ema::new(0.9),
+            UniformAverage::default(),
+        )))
     }),
-    ("optax's scale_by_adam and scale_by_learning_rate", |eta| boxed(OptimiserChain::new((Adam::new(1.0), Descent::new(eta))))),
+    ("optax's scale_by_adam and scale_by_learning_rate", |eta| {
+        boxed(OptimiserChain::new((Adam::new(1.0), Descent::new(eta))))
+    }),
     ("optax's scale_by_lion in a chain", |eta| {
-        let moved: Vec<Boxed> = vec![boxed(Centralise::default()), boxed(Lion::new(1.0)), boxed(Scale::new(0.5)), boxed(Descent::new(eta))];
+        let moved: Vec<Boxed> = vec![
+            boxed(Centralise::default()),
+            boxed(Lion::new(1.0)),
+            boxed(Scale::new(0.5)),
+            boxed(Descent::new(eta)),
+        ];
         boxed(OptimiserChain::new((ClipGrad::new(1.0), OptimiserChain::new(moved))))
     }),
 ];
@@ -67,7 +90,12 @@ fn matrices() -> Vars {
 }
 
 fn gradients(model: &Vars, call: u64) -> std::collections::BTreeMap<String, Tensor> {
-    grads(model.values().zip(100 * call..).map(|(x, seed)| Some(random(seed, x.dims(), DType::F32, &Device::Cpu))))
+    grads(
+        model
+            .values()
+            .zip(100 * call..)
+            .map(|(x, seed)| Some(random(seed, x.dims(), DType::F32, &Device::Cpu))),
+    )
 }
 
 /// Parameters and state after a step before `change` and two behind it.
@@ -85,7 +113,9 @@ fn run(rule: impl Rule + Clone, change: impl FnOnce(&mut StateTree)) -> Vec<Vec<
 /// The same with the rate set by hand in the field that has it, which is found by its value.
 fn by_hand(rule: &Boxed, rate: f64) -> impl FnOnce(&mut StateTree) {
     let (places, fields) = (rule.places(), rule.fields());
-    let is_rate = |(i, (name, value)): (usize, &(&str, FieldValue))| (*name == "eta" && *value == BEFORE.into()).then(|| places[i].clone());
+    let is_rate = |(i, (name, value)): (usize, &(&str, FieldValue))| {
+        (*name == "eta" && *value == BEFORE.into()).then(|| places[i].clone())
+    };
     let place = fields.iter().enumerate().filter_map(is_rate).next_back().expect("a rate");
     move |state| state.adjust_field(&place, rate).expect("a rate")
 }
@@ -97,14 +127,23 @@ fn drive(schedule: Schedule) -> impl FnOnce(&mut StateTree) {
 #[test]
 fn torchs_optimisers_have_one_learning_rate_whoever_sets_it() {
     for (name, with_rate) in OF_TORCH {
-        let (rule, expected) = (with_rate(BEFORE), run(with_rate(BEFORE), by_hand(&with_rate(BEFORE), AFTER)));
+        let (rule, expected) =
+            (with_rate(BEFORE), run(with_rate(BEFORE), by_hand(&with_rate(BEFORE), AFTER)));
         assert_eq!(rule.field("eta"), Some(BEFORE.into()), "{name}");
         let mut adjusted = with_rate(BEFORE);
         adjusted.adjust(AFTER).expect("a rate");
         assert_eq!(format!("{adjusted:?}"), format!("{:?}", with_rate(AFTER)), "{name}");
 
-        assert_eq!(run(rule.clone(), |state| state.adjust(AFTER).expect("a rate")), expected, "{name}: adjust");
-        assert_eq!(run(rule.clone(), |state| state.adjust_field("eta", AFTER).expect("a rate")), expected, "{name}: adjust_field");
+        assert_eq!(
+            run(rule.clone(), |state| state.adjust(AFTER).expect("a rate")),
+            expected,
+            "{name}: adjust"
+        );
+        assert_eq!(
+            run(rule.clone(), |state| state.adjust_field("eta", AFTER).expect("a rate")),
+            expected,
+            "{name}: adjust_field"
+        );
         let each = |state: &mut StateTree| {
             for path in ["0", "1"] {
                 state.at(path).and_then(|mut leaf| leaf.adjust(AFTER)).expect("a rate");
@@ -113,10 +152,20 @@ fn torchs_optimisers_have_one_learning_rate_whoever_sets_it() {
         assert_eq!(run(rule.clone(), each), expected, "{name}: a selection");
         assert_eq!(run(rule.clone(), drive(Schedule::constant(AFTER))), expected, "{name}: a schedule");
         let eighth = run(rule.clone(), by_hand(&rule, BEFORE * 0.125));
-        assert_eq!(run(rule.clone(), drive(Schedule::constant(0.125).relative())), eighth, "{name}: a relative schedule");
+        assert_eq!(
+            run(rule.clone(), drive(Schedule::constant(0.125).relative())),
+            eighth,
+            "{name}: a relative schedule"
+        );
         let mut plateau = ReduceOnPlateau::new().factor(0.125).patience(0);
-        let mut fall = |state: &mut StateTree| [1.0, 1.0].map(|loss| plateau.observe(loss, &mut *state).expect("an observation"));
-        assert_eq!(run(rule.clone(), |state| assert_eq!(fall(state), [false, true])), eighth, "{name}: a plateau");
+        let mut fall = |state: &mut StateTree| {
+            [1.0, 1.0].map(|loss| plateau.observe(loss, &mut *state).expect("an observation"))
+        };
+        assert_eq!(
+            run(rule.clone(), |state| assert_eq!(fall(state), [false, true])),
+            eighth,
+            "{name}: a plateau"
+        );
     }
 }
 
@@ -125,7 +174,8 @@ fn the_optimizer_of_candle_nn_sets_the_rate_of_every_one_of_torchs() {
     for (name, with_rate) in OF_TORCH {
         let trained = |set: fn(&mut CandleOptimizer<Boxed>, &Boxed)| -> Vec<Vec<u64>> {
             let model = matrices();
-            let mut optimizer = CandleOptimizer::new(model.values().cloned().collect(), with_rate(BEFORE)).expect("an optimiser");
+            let mut optimizer = CandleOptimizer::new(model.values().cloned().collect(), with_rate(BEFORE))
+                .expect("an optimiser");
             for call in 0..3 {
                 if call == 1 {
                     set(&mut optimizer, &with_rate(BEFORE));
@@ -147,9 +197,17 @@ fn a_decay_around_every_one_of_torchs_follows_its_rate() {
     for (name, with_rate) in OF_TORCH {
         let decaying = |eta| DecoupledDecay::new(0.5, with_rate(eta));
         let expected = run(decaying(BEFORE), by_hand(&with_rate(BEFORE), AFTER));
-        assert_eq!(run(decaying(BEFORE), |state| state.adjust(AFTER).expect("a rate")), expected, "{name}: adjust");
+        assert_eq!(
+            run(decaying(BEFORE), |state| state.adjust(AFTER).expect("a rate")),
+            expected,
+            "{name}: adjust"
+        );
         assert_eq!(run(decaying(BEFORE), drive(Schedule::constant(AFTER))), expected, "{name}: a schedule");
-        assert_ne!(run(with_rate(BEFORE), |state| state.adjust(AFTER).expect("a rate")), expected, "{name}: without a decay");
+        assert_ne!(
+            run(with_rate(BEFORE), |state| state.adjust(AFTER).expect("a rate")),
+            expected,
+            "{name}: without a decay"
+        );
     }
 }
 
@@ -193,7 +251,10 @@ fn the_last_rate_of_nested_chains_is_set_and_a_place_sets_what_it_names() {
     let mut rule = nested(0.5, 0.25, 0.125);
     rule.adjust_field("eta", 1).expect("a rate");
     assert_eq!(rule, nested(0.5, 0.25, 8.0));
-    says(&rule.adjust_field("eta", true).expect_err("a flag"), &["RMSProp: eta is true, expected a real number"]);
+    says(
+        &rule.adjust_field("eta", true).expect_err("a flag"),
+        &["RMSProp: eta is true, expected a real number"],
+    );
     // What is in range as a product and not as its last factor.
     let error = nested(-1.0, 1.0, 1.0).adjust(0.5).expect_err("out of range");
     says(&error, &["RMSProp: eta is -1"]);
@@ -203,8 +264,11 @@ fn the_last_rate_of_nested_chains_is_set_and_a_place_sets_what_it_names() {
 
 #[test]
 fn no_last_rate_makes_up_for_a_rate_of_zero() {
-    let remedy =
-        ["0.eta = 0, 1.0.eta = 0.25, 1.2.eta = 0.125", "no 1.2.eta makes their product 0.5, as that of the others is 0", "by their places"];
+    let remedy = [
+        "0.eta = 0, 1.0.eta = 0.25, 1.2.eta = 0.125",
+        "no 1.2.eta makes their product 0.5, as that of the others is 0",
+        "by their places",
+    ];
     let mut rule = nested(0.0, 0.25, 0.125);
     for name in ["eta", "0.eta", "1.eta"] {
         let outcome = rule.clone().adjust_field(name, 0.5);
@@ -214,11 +278,15 @@ fn no_last_rate_makes_up_for_a_rate_of_zero() {
     assert_eq!(rule, nested(0.0, 0.25, 0.125));
     rule.adjust(0.0).expect("the rate that it has");
     assert_eq!(rule, nested(0.0, 0.25, 0.125));
-    let infinite = OptimiserChain::new((OptimiserChain::new((Descent::new(1e200), Descent::new(1e200))), Descent::new(0.5)));
+    let infinite = OptimiserChain::new((
+        OptimiserChain::new((Descent::new(1e200), Descent::new(1e200))),
+        Descent::new(0.5),
+    ));
     says(&infinite.clone().adjust(0.5).expect_err("refused"), &["as that of the others is inf"]);
 
     let model = matrices();
-    let choose = |path: &str, _: Parameter<'_>| Some(nested(if path == "0" { 0.5 } else { 0.0 }, 0.25, 0.125));
+    let choose =
+        |path: &str, _: Parameter<'_>| Some(nested(if path == "0" { 0.5 } else { 0.0 }, 0.25, 0.125));
     let mut state = setup_with(&model, choose).expect("a state");
     let before = snapshot(&model, &state);
     let refused = [
@@ -245,10 +313,14 @@ fn no_last_rate_makes_up_for_a_rate_of_zero() {
 #[test]
 fn a_rate_is_driven_while_a_member_is_adjusted_by_hand() {
     let model = matrices();
-    let rates = |state: &StateTree| ["0.eta", "1.0.eta", "1.2.eta", "eta"].map(|name| leaf_field(state, "1", name));
+    let rates =
+        |state: &StateTree| ["0.eta", "1.0.eta", "1.2.eta", "eta"].map(|name| leaf_field(state, "1", name));
     for (schedule, after) in [
         (Schedule::linear(0.5, 0.25, 2), [[0.5, 0.25, 4.0, 0.5], [0.5, 1.0, 0.75, 0.375]]),
-        (Schedule::linear(1.0, 0.5, 2).relative(), [[0.5, 0.25, 0.125, 0.015625], [0.5, 1.0, 0.09375, 0.046875]]),
+        (
+            Schedule::linear(1.0, 0.5, 2).relative(),
+            [[0.5, 0.25, 0.125, 0.015625], [0.5, 1.0, 0.09375, 0.046875]],
+        ),
     ] {
         let mut state = setup(nested(0.5, 0.25, 0.125), &model).expect("a state");
         let mut scheduler = Scheduler::new(schedule.clone(), &mut state).expect("a scheduler");
@@ -259,7 +331,9 @@ fn a_rate_is_driven_while_a_member_is_adjusted_by_hand() {
 
         // The last one is still the schedule's, also in another process and another chain.
         let mut restored = setup(nested(1.0, 1.0, 1.0), &model).expect("a state");
-        open(&file_of(Checkpoint::new(&state))).and_then(|file| file.restore(&mut restored)).expect("a state");
+        open(&file_of(Checkpoint::new(&state)))
+            .and_then(|file| file.restore(&mut restored))
+            .expect("a state");
         for state in [&mut state, &mut restored] {
             let resumed = Scheduler::resume(schedule.clone(), 1, state).expect("a scheduler");
             assert_eq!((resumed, rates(state)), (scheduler.clone(), after[1].map(|rate| Some(rate.into()))));
@@ -278,8 +352,10 @@ fn a_rate_is_driven_while_a_member_is_adjusted_by_hand() {
 #[test]
 fn another_chain_goes_on_at_the_driven_rate() {
     let model = matrices();
-    let schedules =
-        [(Schedule::linear(0.5, 0.25, 2), [0.375; 2]), (Schedule::linear(1.0, 0.5, 2).relative(), [0.75 * 0.25, 0.75 * 0.015625])];
+    let schedules = [
+        (Schedule::linear(0.5, 0.25, 2), [0.375; 2]),
+        (Schedule::linear(1.0, 0.5, 2).relative(), [0.75 * 0.25, 0.75 * 0.015625]),
+    ];
     for (schedule, expected) in schedules {
         let mut state = setup(nested(0.5, 0.25, 0.125), &model).expect("a state");
         let mut scheduler = Scheduler::new(schedule, &mut state).expect("a scheduler");
@@ -289,7 +365,10 @@ fn another_chain_goes_on_at_the_driven_rate() {
         assert_eq!(rate(&state), Some(expected[0]));
         state.all().replace(nested(0.5, 0.25, 0.125), &model).expect("three rates");
         assert_eq!(rate(&state), Some(expected[1]));
-        assert_eq!(["0.eta", "1.0.eta"].map(|place| leaf_field(&state, "0", place)), [0.5, 0.25].map(|eta| Some(eta.into())));
+        assert_eq!(
+            ["0.eta", "1.0.eta"].map(|place| leaf_field(&state, "0", place)),
+            [0.5, 0.25].map(|eta| Some(eta.into()))
+        );
         scheduler.go_to(1, &mut state).expect("the same step");
         assert_eq!(rate(&state), Some(expected[1]));
     }
@@ -300,7 +379,11 @@ fn another_chain_goes_on_at_the_driven_rate() {
 fn one_schedule_drives_chains_whose_rates_are_products_of_other_factors() {
     let model = matrices();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Boxed> {
-        Some(if path == "0" { boxed(Descent::new(0.1)) } else { boxed(OptimiserChain::new((Momentum::new(3.0), Descent::new(0.1 / 3.0)))) })
+        Some(if path == "0" {
+            boxed(Descent::new(0.1))
+        } else {
+            boxed(OptimiserChain::new((Momentum::new(3.0), Descent::new(0.1 / 3.0))))
+        })
     };
     let mut state = setup_with(&model, choose).expect("a state");
     state.adjust(0.1).expect("a rate");
@@ -355,9 +438,14 @@ fn alternatives_have_learning_rates_of_their_own() {
     };
     let places = ["0.eta", "0.rho", "1.is_second", "1.0.eta", "1.1.alpha", "2.is_second", "2.0.eta"];
     assert_eq!(rule(1.0, 1.0).places()[..7], places);
-    let apart = |first, second| OptimiserChain::new((Momentum::new(0.5), Switch::new(Descent::new(first), Descent::new(second))));
+    let apart = |first, second| {
+        OptimiserChain::new((Momentum::new(0.5), Switch::new(Descent::new(first), Descent::new(second))))
+    };
     let mut adjusted = apart(0.25, 0.125);
-    assert_eq!((adjusted.field("eta"), adjusted.field("1.eta"), adjusted.field("1.1.eta")), (None, None, Some(0.125.into())));
+    assert_eq!(
+        (adjusted.field("eta"), adjusted.field("1.eta"), adjusted.field("1.1.eta")),
+        (None, None, Some(0.125.into()))
+    );
     adjusted.adjust(1.0).expect("two rates");
     assert_eq!(adjusted, apart(2.0, 2.0));
     assert_eq!((adjusted.field("eta"), adjusted.field("1.eta")), (Some(1.0.into()), Some(2.0.into())));
@@ -368,18 +456,29 @@ fn alternatives_have_learning_rates_of_their_own() {
     let mut state = setup(apart(0.25, 0.125), &model).expect("a state");
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), None);
     let flattened = Scheduler::new(Schedule::constant(0.5), &mut state).expect_err("two rates");
-    is_kind(&flattened, ErrorKind::Schedule, &["one schedule would make its eta, 0.0625, and that of \"0\", 0.125, equal"]);
-    let mut scheduler = Scheduler::new(Schedule::linear(1.0, 0.0, 2).relative(), &mut state).expect("a scheduler");
+    is_kind(
+        &flattened,
+        ErrorKind::Schedule,
+        &["one schedule would make its eta, 0.0625, and that of \"0\", 0.125, equal"],
+    );
+    let mut scheduler =
+        Scheduler::new(Schedule::linear(1.0, 0.0, 2).relative(), &mut state).expect("a scheduler");
     scheduler.go_to(1, &mut state).expect("a step of the schedule");
     let rates = |state: &StateTree| ["1.0.eta", "1.1.eta"].map(|place| leaf_field(state, "0", place));
     assert_eq!(rates(&state), [0.125, 0.0625].map(|rate| Some(rate.into())), "each has its own");
     let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(0);
-    assert_eq!([1.0, 1.0].map(|loss| plateau.observe(loss, &mut state).expect("an observation")), [false, true]);
+    assert_eq!(
+        [1.0, 1.0].map(|loss| plateau.observe(loss, &mut state).expect("an observation")),
+        [false, true]
+    );
     assert_eq!(rates(&state), [0.0625, 0.03125].map(|rate| Some(rate.into())));
     let mut restored = setup(apart(1.0, 1.0), &model).expect("a state");
     open(&file_of(Checkpoint::new(&state))).and_then(|file| file.restore(&mut restored)).expect("a state");
     assert_eq!(rates(&restored), rates(&state));
-    assert_eq!(["1.0.eta", "1.1.eta"].map(|place| restored.leaf("0").and_then(|leaf| leaf.base(place))), [Some(0.125), Some(0.0625)]);
+    assert_eq!(
+        ["1.0.eta", "1.1.eta"].map(|place| restored.leaf("0").and_then(|leaf| leaf.base(place))),
+        [Some(0.125), Some(0.0625)]
+    );
     state.adjust(0.5).expect("one rate");
     let _ = Scheduler::new(Schedule::constant(0.25), &mut state).expect("one schedule for one rate");
     assert_eq!(rates(&state), [Some(0.5.into()); 2]);
@@ -388,7 +487,9 @@ fn alternatives_have_learning_rates_of_their_own() {
 /// A number that is right for one of them alone is not made up.
 #[test]
 fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
-    let rule = |first, second| OptimiserChain::new((Switch::new(Momentum::new(first), Momentum::new(second)), Descent::new(0.5)));
+    let rule = |first, second| {
+        OptimiserChain::new((Switch::new(Momentum::new(first), Momentum::new(second)), Descent::new(0.5)))
+    };
     let mut same = rule(0.25, 0.25);
     same.adjust(0.5).expect("one product");
     assert_eq!(same.field("1.eta"), Some(2.0.into()));
@@ -403,7 +504,13 @@ fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
             Scheduler::new(Schedule::constant(0.5), &mut state).expect_err("refused"),
         ];
         for error in errors {
-            let words = ["several learning rates", "rules in place of each other differ", &places[0], &places[1], "`setup`"];
+            let words = [
+                "several learning rates",
+                "rules in place of each other differ",
+                &places[0],
+                &places[1],
+                "`setup`",
+            ];
             is_kind(&error, ErrorKind::Argument, &words);
         }
         assert_eq!(rule.field("eta"), None);
@@ -411,7 +518,10 @@ fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
     // A decay is in proportion to one rate.
     let switch = |first, second| Switch::new(Descent::new(first), Descent::new(second));
     let error = setup(DecoupledDecay::new(0.5, switch(0.5, 0.25)), &model).expect_err("two rates");
-    says(&error, &["Switch(Descent, Descent)", "0.eta = 0.5, 1.eta = 0.25", "a decay is in proportion to none"]);
+    says(
+        &error,
+        &["Switch(Descent, Descent)", "0.eta = 0.5, 1.eta = 0.25", "a decay is in proportion to none"],
+    );
     let expected = run(OptimiserChain::new((DecoupledDecay::new(0.5, Descent::new(0.25)),)), |_| ());
     assert_eq!(run(DecoupledDecay::new(0.5, switch(0.25, 0.25)), |_| ())[..2], expected[..2]);
 }
@@ -419,13 +529,20 @@ fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
 /// `adjust` before `setup` is `adjust` behind it.
 #[test]
 fn a_fallback_is_adjusted_before_setup_as_its_leaves_are_afterwards() {
-    let model = model(&[random(1, &[3, 2], DType::F32, &Device::Cpu), random(2, &[3], DType::F32, &Device::Cpu)]);
+    let model =
+        model(&[random(1, &[3, 2], DType::F32, &Device::Cpu), random(2, &[3], DType::F32, &Device::Cpu)]);
     let rule = |eta, other| {
-        let fallback = Fallback::new(Muon::new(eta), OptimiserChain::new((RMSProp::new(0.5), Descent::new(other))));
+        let fallback =
+            Fallback::new(Muon::new(eta), OptimiserChain::new((RMSProp::new(0.5), Descent::new(other))));
         DecoupledDecay::new(0.1, OptimiserChain::new((ClipGlobalNorm::new(1.0), fallback)))
     };
-    let adjusted: [(&str, FieldValue); 5] =
-        [("eta", 0.25.into()), ("rho", 0.5.into()), ("delta", 1.0.into()), ("1.eta", 0.125.into()), ("omega", 2.0.into())];
+    let adjusted: [(&str, FieldValue); 5] = [
+        ("eta", 0.25.into()),
+        ("rho", 0.5.into()),
+        ("delta", 1.0.into()),
+        ("1.eta", 0.125.into()),
+        ("omega", 2.0.into()),
+    ];
     let mut found = 0;
     for (name, value) in adjusted {
         let mut before = rule(0.02, 0.003);
@@ -433,13 +550,20 @@ fn a_fallback_is_adjusted_before_setup_as_its_leaves_are_afterwards() {
         let after = state.adjust_field(name, value);
         assert_eq!(before.adjust_field(name, value).is_ok(), after.is_ok(), "{name}");
         found += usize::from(after.is_ok());
-        let told =
-            |state: &StateTree| state.leaves().map(|leaf| (leaf.optimiser().places(), leaf.optimiser().fields())).collect::<Vec<_>>();
+        let told = |state: &StateTree| {
+            state
+                .leaves()
+                .map(|leaf| (leaf.optimiser().places(), leaf.optimiser().fields()))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(told(&setup(before, &model).expect("a state")), told(&state), "{name}");
     }
     assert_eq!(found, 4);
     let mut rule = rule(0.02, 0.003);
-    assert_eq!(rule.name(), "DecoupledDecay(OptimiserChain(ClipGlobalNorm, Fallback(Muon, OptimiserChain(RMSProp, Descent))))");
+    assert_eq!(
+        rule.name(),
+        "DecoupledDecay(OptimiserChain(ClipGlobalNorm, Fallback(Muon, OptimiserChain(RMSProp, Descent))))"
+    );
     assert_eq!(
         ["eta", "1.0.eta", "1.1.eta", "1.1.1.eta"].map(|name| rule.field(name)),
         [None, Some(0.02), Some(0.0015), Some(0.003)].map(|eta| eta.map(FieldValue::Real))

@@ -2,9 +2,10 @@
 
 use candle_core::{DType, Device};
 use optimisers::{
-    AccumGrad, Adam, AdamW, AdaptiveClip, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm, DecoupledDecay, Descent, Ema, Fallback,
-    Lion, Lookahead, MixedPrecision, Momentum, Muon, OptimiserChain, Q8, RMSProp, Rule, Scale, SkipOutliers, StoreAs, UniformAverage,
-    Warning, WeightDecay, rules, setup, update,
+    AccumGrad, Adam, AdamW, AdaptiveClip, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm,
+    DecoupledDecay, Descent, Ema, Fallback, Lion, Lookahead, MixedPrecision, Momentum, Muon, OptimiserChain,
+    Q8, RMSProp, Rule, Scale, SkipOutliers, StoreAs, UniformAverage, Warning, WeightDecay, rules, setup,
+    update,
 };
 
 use crate::rule::learning_rates::{Boxed, OF_TORCH, Switch};
@@ -32,15 +33,22 @@ fn an_order_that_cannot_be_meant_is_warned_of_once() {
     let rule = || MixedPrecision::new(DType::F64, OptimiserChain::new((Adam::new(0.1), ClipNorm::new(1.0))));
     let model = matrix();
     let (mut state, lines) = logged(|| setup(rule(), &model).expect("a state"));
-    let [expected @ Warning::WrongOrder { rule: name, faults, .. }] = state.warnings() else { panic!("{:?}", state.warnings()) };
+    let [expected @ Warning::WrongOrder { rule: name, faults, .. }] = state.warnings() else {
+        panic!("{:?}", state.warnings())
+    };
     assert_eq!((name.as_str(), faults.len(), lines), ("OptimiserChain(Adam, ClipNorm)", 1, vec![]));
     let (expected, text) = (expected.clone(), expected.to_string());
     assert!(text.starts_with(
-        "the rules of \"0\", OptimiserChain(Adam, ClipNorm), are in an order that cannot be meant: ClipNorm stands behind Adam"
+        "the rules of \"0\", OptimiserChain(Adam, ClipNorm), are in an order that cannot be meant: ClipNorm \
+         stands behind Adam"
     ));
     let gradients = || grads(model.values().map(|x| x.ones_like().ok()));
-    let (outcomes, lines) = logged(|| [(); 3].map(|()| update(&mut state, &model, &gradients()).expect("an update")));
-    assert_eq!((outcomes.map(|outcome| outcome.warnings), lines), ([vec![expected.clone()], vec![], vec![]], vec![text]));
+    let (outcomes, lines) =
+        logged(|| [(); 3].map(|()| update(&mut state, &model, &gradients()).expect("an update")));
+    assert_eq!(
+        (outcomes.map(|outcome| outcome.warnings), lines),
+        ([vec![expected.clone()], vec![], vec![]], vec![text])
+    );
 
     // Another rule in the place of a right one is met, too, and one that is gone before a step is not.
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
@@ -54,39 +62,82 @@ fn an_order_that_cannot_be_meant_is_warned_of_once() {
 #[test]
 fn each_wrong_order_is_named_with_the_right_one() {
     let cases: [(Boxed, &[&[&str]]); 15] = [
-        (boxed(OptimiserChain::new((Ema::new(0.9), Adam::new(0.1)))), &[&["Ema stands before Adam", "put Ema behind Adam"]]),
-        (boxed(OptimiserChain::new((UniformAverage::default(), Descent::new(0.1)))), &[&["UniformAverage stands before Descent"]]),
-        (boxed(OptimiserChain::new((Momentum::new(1.0), Ema::new(0.9), Descent::new(0.1)))), &[&["Ema stands before Descent"]]),
-        (boxed(OptimiserChain::new((Lookahead::new(6), Muon::new(0.1)))), &[&["Lookahead stands before Muon"]]),
-        (boxed(OptimiserChain::new((Adam::new(0.1), ClipGrad::new(1.0)))), &[&["ClipGrad stands behind Adam", "put ClipGrad before Adam"]]),
-        (boxed(OptimiserChain::new((Lion::new(0.1), ClipNorm::new(1.0)))), &[&["ClipNorm stands behind Lion"]]),
+        (
+            boxed(OptimiserChain::new((Ema::new(0.9), Adam::new(0.1)))),
+            &[&["Ema stands before Adam", "put Ema behind Adam"]],
+        ),
+        (
+            boxed(OptimiserChain::new((UniformAverage::default(), Descent::new(0.1)))),
+            &[&["UniformAverage stands before Descent"]],
+        ),
+        (
+            boxed(OptimiserChain::new((Momentum::new(1.0), Ema::new(0.9), Descent::new(0.1)))),
+            &[&["Ema stands before Descent"]],
+        ),
+        (
+            boxed(OptimiserChain::new((Lookahead::new(6), Muon::new(0.1)))),
+            &[&["Lookahead stands before Muon"]],
+        ),
+        (
+            boxed(OptimiserChain::new((Adam::new(0.1), ClipGrad::new(1.0)))),
+            &[&["ClipGrad stands behind Adam", "put ClipGrad before Adam"]],
+        ),
+        (
+            boxed(OptimiserChain::new((Lion::new(0.1), ClipNorm::new(1.0)))),
+            &[&["ClipNorm stands behind Lion"]],
+        ),
         (
             boxed(OptimiserChain::new((Muon::new(0.1), WeightDecay::new(0.1), ClipGlobalNorm::new(1.0)))),
             &[&["ClipGlobalNorm stands behind Muon"]],
         ),
-        (boxed(OptimiserChain::new((AdamW::new(0.1), AdaptiveClip::new(1.0)))), &[&["AdaptiveClip stands behind AdamW"]]),
+        (
+            boxed(OptimiserChain::new((AdamW::new(0.1), AdaptiveClip::new(1.0)))),
+            &[&["AdaptiveClip stands behind AdamW"]],
+        ),
         (
             boxed(OptimiserChain::new((AdamW::new(0.1), AccumGrad::new(2)))),
             &[&["AccumGrad stands behind AdamW", "put AccumGrad before AdamW"]],
         ),
-        (boxed(OptimiserChain::new((Momentum::new(0.1), AccumGrad::new(2)))), &[&["AccumGrad stands behind Momentum"]]),
-        (boxed(OptimiserChain::new((Adam::new(0.1), AdamW::new(0.1)))), &[&["AdamW stands behind Adam,", "leave one of them out"]]),
-        (boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Muon::new(0.1)))), &[&["Muon stands behind RMSProp"]]),
+        (
+            boxed(OptimiserChain::new((Momentum::new(0.1), AccumGrad::new(2)))),
+            &[&["AccumGrad stands behind Momentum"]],
+        ),
+        (
+            boxed(OptimiserChain::new((Adam::new(0.1), AdamW::new(0.1)))),
+            &[&["AdamW stands behind Adam,", "leave one of them out"]],
+        ),
+        (
+            boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Muon::new(0.1)))),
+            &[&["Muon stands behind RMSProp"]],
+        ),
         // Through wrappers and chains in chains.
         (
             boxed(OptimiserChain::new((
-                OptimiserChain::new((None::<Ema>, DecoupledDecay::new(0.1, StoreAs::all(Q8, Cautious::new(AdamW::new(0.1)))))),
+                OptimiserChain::new((
+                    None::<Ema>,
+                    DecoupledDecay::new(0.1, StoreAs::all(Q8, Cautious::new(AdamW::new(0.1)))),
+                )),
                 vec_of([boxed(ClipNorm::new(1.0))]),
             ))),
             &[&["ClipNorm stands behind AdamW"]],
         ),
         (
-            boxed(OptimiserChain::new((ClipNorm::new(1.0), Fallback::new(Muon::new(0.1), Adam::new(0.1)), ClipNorm::new(1.0)))),
+            boxed(OptimiserChain::new((
+                ClipNorm::new(1.0),
+                Fallback::new(Muon::new(0.1), Adam::new(0.1)),
+                ClipNorm::new(1.0),
+            ))),
             &[&["ClipNorm stands behind Muon"]],
         ),
         // All that is wrong.
         (
-            boxed(OptimiserChain::new((Ema::new(0.9), Adam::new(0.1), AccumGrad::new(2), ClipNorm::new(1.0), AdamW::new(0.1)))),
+            boxed(OptimiserChain::new((
+                Ema::new(0.9),
+                Adam::new(0.1),
+                AccumGrad::new(2),
+                ClipNorm::new(1.0),
+                AdamW::new(0.1),
+            ))),
             &[
                 &["Ema stands before Adam"],
                 &["AccumGrad stands behind Adam"],
@@ -113,13 +164,19 @@ fn vec_of<const N: usize>(members: [Boxed; N]) -> OptimiserChain<Vec<Boxed>> {
 fn no_order_that_is_recommended_is_warned_of() {
     let mut right: Vec<Boxed> = rules_and_chains();
     right.extend(OF_TORCH.iter().map(|(_, with_rate)| with_rate(0.1)));
-    let makes_steps = |rule: &Boxed| !faults(OptimiserChain::new((rule.clone(), AccumGrad::new(2)))).is_empty();
-    for rule in rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).filter(makes_steps) {
+    let makes_steps =
+        |rule: &Boxed| !faults(OptimiserChain::new((rule.clone(), AccumGrad::new(2)))).is_empty();
+    for rule in rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).filter(makes_steps)
+    {
         right.push(boxed(OptimiserChain::new((ClipGlobalNorm::new(1.0), rule.clone()))));
         right.push(boxed(OptimiserChain::new((AccumGrad::new(4), rule.clone()))));
         right.push(boxed(OptimiserChain::new((rule.clone(), Ema::new(0.999)))));
         right.push(boxed(OptimiserChain::new((rule.clone(), Lookahead::new(6), UniformAverage::default()))));
-        right.push(boxed(OptimiserChain::new((SkipOutliers::default(), ClipGlobalNorm::new(1.0), rule.clone()))));
+        right.push(boxed(OptimiserChain::new((
+            SkipOutliers::default(),
+            ClipGlobalNorm::new(1.0),
+            rule.clone(),
+        ))));
         right.push(boxed(OptimiserChain::new((
             ClipNorm::new(1.0),
             AccumGrad::new(2),
@@ -136,7 +193,11 @@ fn no_order_that_is_recommended_is_warned_of() {
         ))));
     }
     let (muon, adamw) = (Muon::new(0.02), AdamW::new(3e-4));
-    right.push(boxed(OptimiserChain::new((ClipGlobalNorm::new(1.0), muon.with_fallback(adamw), Ema::new(0.9)))));
+    right.push(boxed(OptimiserChain::new((
+        ClipGlobalNorm::new(1.0),
+        muon.with_fallback(adamw),
+        Ema::new(0.9),
+    ))));
     assert!(right.len() > 300, "{}", right.len());
     for rule in right {
         let name = rule.name();
@@ -149,7 +210,9 @@ fn no_order_that_is_recommended_is_warned_of() {
 fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
     let of = |make: fn(Boxed) -> Boxed| -> Vec<&'static str> {
         let all = rules::catalogue().into_iter();
-        all.filter(|listing| !faults(make(for_any_shape(listing.rule.clone()))).is_empty()).map(|listing| listing.name).collect()
+        all.filter(|listing| !faults(make(for_any_shape(listing.rule.clone()))).is_empty())
+            .map(|listing| listing.name)
+            .collect()
     };
     let averages = of(|rule| boxed(OptimiserChain::new((rule, Descent::new(0.1)))));
     assert_eq!(averages, ["Lookahead", "Ema", "UniformAverage"]);
@@ -160,7 +223,10 @@ fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
         .map(|listing| listing.name)
         .filter(|name| [&averages, &behind_steps, &steps].iter().all(|said| !said.contains(name)))
         .collect();
-    assert_eq!(silent, ["WeightDecay", "SignDecay", "Scale", "Clamp", "SkipOutliers", "Centralise", "GradNoise"]);
+    assert_eq!(
+        silent,
+        ["WeightDecay", "SignDecay", "Scale", "Clamp", "SkipOutliers", "Centralise", "GradNoise"]
+    );
     let linear: Vec<&str> = steps.into_iter().filter(|name| !behind_steps.contains(name)).collect();
     assert_eq!(linear, ["Descent", "Momentum", "Nesterov", "ScheduleFreeSGD"]);
 }
@@ -169,7 +235,10 @@ fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
 #[test]
 fn alternatives_are_in_no_order() {
     assert_eq!(faults(Switch::new(Adam::new(0.1), AdamW::new(0.1))), [""; 0]);
-    assert_eq!(faults(OptimiserChain::new((Switch::new(Adam::new(0.1), Lion::new(0.1)), Ema::new(0.9)))), [""; 0]);
+    assert_eq!(
+        faults(OptimiserChain::new((Switch::new(Adam::new(0.1), Lion::new(0.1)), Ema::new(0.9)))),
+        [""; 0]
+    );
     let chain = OptimiserChain::new((Switch::new(Scale::new(1.0), Adam::new(0.1)), ClipNorm::new(1.0)));
     assert!(faults(chain)[0].starts_with("ClipNorm stands behind Adam"));
     let inside = Switch::new(Scale::new(1.0), OptimiserChain::new((Ema::new(0.9), Descent::new(0.1))));

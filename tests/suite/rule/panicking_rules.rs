@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    ClipNorm, Elementwise, Engine, Flow, Gradient, Optimiser, OptimiserChain, Parameter, Result, Rule, Slot, State, StateTree, Update,
-    hyper_parameters, range, setup_with, value::Value,
+    ClipNorm, Elementwise, Engine, Flow, Gradient, Optimiser, OptimiserChain, Parameter, Result, Rule, Slot,
+    State, StateTree, Update, hyper_parameters, range, setup_with, value::Value,
 };
 
 use crate::model::models::of;
@@ -38,7 +38,12 @@ impl Elementwise for Panicking {
 
     fn step<V: Value>(place: u64, _x: V, dx: V, [sum]: &mut [V; 1]) -> V {
         if place == 2 {
-            assert!(STEPS_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok(), "on purpose");
+            assert!(
+                STEPS_LEFT
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+                    .is_ok(),
+                "on purpose"
+            );
         }
         *sum = *sum + dx;
         dx
@@ -61,7 +66,9 @@ impl Rule for PanickingFunction {
 
 /// A model of which `b` has this rule, and the others one that does nothing wrong.
 fn started(length: usize, rule: &(impl Optimiser + Clone)) -> (Vars, StateTree, Grads) {
-    let tensor = |value: f64| Tensor::full(value, length, &Device::Cpu).and_then(|x| x.to_dtype(DType::F32)).expect("a tensor");
+    let tensor = |value: f64| {
+        Tensor::full(value, length, &Device::Cpu).and_then(|x| x.to_dtype(DType::F32)).expect("a tensor")
+    };
     let model: Vars = ["a", "b", "c"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
@@ -82,15 +89,20 @@ fn a_panic_leaves_what_the_documentation_says() {
     let function = PanickingFunction::default();
     let before_a_norm = OptimiserChain::new((Panicking::new(2), ClipNorm::new(1.0)));
     let early: [Box<dyn Rule>; 3] = [Box::new(first), Box::new(function), Box::new(before_a_norm)];
-    for (engine, rule) in engines().into_iter().flat_map(|engine| early.iter().map(move |rule| (engine, rule))) {
+    for (engine, rule) in
+        engines().into_iter().flat_map(|engine| early.iter().map(move |rule| (engine, rule)))
+    {
         STEPS_LEFT.store(0, Ordering::Relaxed);
         let (model, mut state, grads) = started(5, rule);
         let before = snapshot(&model, &state);
         panics(engine, &model, &mut state, &grads);
         assert!(snapshot(&model, &state) == before, "{rule:?} on {engine:?}");
     }
-    let recording = engines().into_iter().filter(|engine| *engine != Engine::Fused).map(|engine| (engine, 1000, 0));
-    for (engine, length, steps) in [(Engine::Fused, 5, 0), (Engine::Fused, 100_000, 2)].into_iter().chain(recording) {
+    let recording =
+        engines().into_iter().filter(|engine| *engine != Engine::Fused).map(|engine| (engine, 1000, 0));
+    for (engine, length, steps) in
+        [(Engine::Fused, 5, 0), (Engine::Fused, 100_000, 2)].into_iter().chain(recording)
+    {
         STEPS_LEFT.store(steps, Ordering::Relaxed);
         let (model, mut state, grads) = started(length, &Panicking::new(2));
         panics(engine, &model, &mut state, &grads);
@@ -116,6 +128,9 @@ fn a_panic_leaves_what_the_documentation_says() {
         // Nothing is locked.
         state.at("b").and_then(|mut leaf| leaf.adjust_field("place", 0)).expect("a place");
         model["b"].set(&of(&vec![3.0; length], DType::F32)).expect("a parameter");
-        assert_eq!(Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update").applied, 3);
+        assert_eq!(
+            Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update").applied,
+            3
+        );
     }
 }

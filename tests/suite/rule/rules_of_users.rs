@@ -4,8 +4,9 @@
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::Device;
 use optimisers::{
-    Arithmetic, Elementwise, ErrorKind, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms, Optimiser, OptimiserChain, Parameter,
-    Parts, Resolved, Result, Rule, Slot, Slots, SplitMaster, State, Sums, choice, hyper_parameters, range, setup, value::Value,
+    Arithmetic, Elementwise, ErrorKind, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms,
+    Optimiser, OptimiserChain, Parameter, Parts, Resolved, Result, Rule, Slot, Slots, SplitMaster, State,
+    Sums, choice, hyper_parameters, range, setup, value::Value,
 };
 
 use support::common::{Grads, assert_same, engines, grads, random, trajectory};
@@ -91,7 +92,8 @@ impl Rule for LAMB {
         let (dx, t) = dx.next_step(counters)?;
         let LAMB { eta, beta, lambda, epsilon } = *self;
         let correction = |beta: f64| 1.0 / (1.0 - beta.powf(t as f64));
-        let direction = Direction { beta, lambda, epsilon, corrections: (correction(beta.0), correction(beta.1)) };
+        let direction =
+            Direction { beta, lambda, epsilon, corrections: (correction(beta.0), correction(beta.1)) };
         let length = move |Norms { gradient, parameter, .. }| {
             let trusts = parameter > 0.0 && gradient > 0.0;
             if trusts { parameter / gradient * eta } else { eta }
@@ -169,7 +171,12 @@ impl Arithmetic for Step {
 
 impl Rule for Prodigy {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let slots = [Slot::parameter("start"), Slot::zeros("scaled_m"), Slot::zeros("scaled_v").second_moment(), Slot::zeros("path")];
+        let slots = [
+            Slot::parameter("start"),
+            Slot::zeros("scaled_m"),
+            Slot::zeros("scaled_v").second_moment(),
+            Slot::zeros("path"),
+        ];
         Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0))
     }
 
@@ -182,7 +189,8 @@ impl Rule for Prodigy {
         let eta = d * self.eta * correction(beta.1).sqrt() / correction(beta.0);
         let factor = d / self.estimate * eta;
         let path = Path(beta.1.sqrt(), factor);
-        let sums = Sums::new(slots, numbers).sum(Way(factor), 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
+        let sums =
+            Sums::new(slots, numbers).sum(Way(factor), 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.0 * r;
             let found = r * coefficient / sums[1];
@@ -199,28 +207,53 @@ impl Rule for Prodigy {
 const SHAPES: [&[usize]; 4] = [&[40, 25], &[16], &[], &[3, 0]];
 
 /// Asserts that two optimisers move parameters of every dtype that they can have by the same bits.
-fn assert_twins<A: Optimiser + Clone, B: Optimiser + Clone>(outside: A, inside: B, dtypes: &[candle_core::DType]) {
-    for (engine, &dtype) in engines().into_iter().flat_map(|engine| dtypes.iter().map(move |dtype| (engine, dtype))) {
-        let tensors =
-            |seed: u64| SHAPES.iter().zip(seed..).map(|(shape, seed)| random(seed, shape, dtype, &Device::Cpu)).collect::<Vec<_>>();
+fn assert_twins<A: Optimiser + Clone, B: Optimiser + Clone>(
+    outside: A,
+    inside: B,
+    dtypes: &[candle_core::DType],
+) {
+    for (engine, &dtype) in
+        engines().into_iter().flat_map(|engine| dtypes.iter().map(move |dtype| (engine, dtype)))
+    {
+        let tensors = |seed: u64| {
+            SHAPES
+                .iter()
+                .zip(seed..)
+                .map(|(shape, seed)| random(seed, shape, dtype, &Device::Cpu))
+                .collect::<Vec<_>>()
+        };
         let steps: Vec<Grads> = (1..5).map(|step| grads(tensors(step * 10).into_iter().map(Some))).collect();
         let expected = trajectory(engine, inside.clone(), &tensors(1), &steps);
-        assert_same(&trajectory(engine, outside.clone(), &tensors(1), &steps), &expected, (engine, dtype, inside.name()));
+        assert_same(
+            &trajectory(engine, outside.clone(), &tensors(1), &steps),
+            &expected,
+            (engine, dtype, inside.name()),
+        );
     }
 }
 
 #[test]
 fn lamb_has_the_bits_of_the_crates_own() {
-    let (own, theirs) = (LAMB { lambda: 0.1, ..LAMB::new(0.05) }, optimisers::LAMB { lambda: 0.1, ..optimisers::LAMB::new(0.05) });
+    let (own, theirs) = (
+        LAMB { lambda: 0.1, ..LAMB::new(0.05) },
+        optimisers::LAMB { lambda: 0.1, ..optimisers::LAMB::new(0.05) },
+    );
     assert_twins(own.clone(), theirs.clone(), &[F32, F64, BF16, F16]);
-    assert_twins(MixedPrecision::new(F32, own.clone()), MixedPrecision::new(F32, theirs.clone()), &[BF16, F16]);
+    assert_twins(
+        MixedPrecision::new(F32, own.clone()),
+        MixedPrecision::new(F32, theirs.clone()),
+        &[BF16, F16],
+    );
     assert_twins(SplitMaster::new(own), SplitMaster::new(theirs), &[BF16]);
 }
 
 #[test]
 fn clip_norm_has_the_bits_of_the_crates_own() {
     for p in [1.0, 2.0, 3.0, f64::INFINITY] {
-        let (own, theirs) = (ClipNorm { p, ..ClipNorm::new(0.5) }, optimisers::ClipNorm { p, ..optimisers::ClipNorm::new(0.5) });
+        let (own, theirs) = (
+            ClipNorm { p, ..ClipNorm::new(0.5) },
+            optimisers::ClipNorm { p, ..optimisers::ClipNorm::new(0.5) },
+        );
         let (own, theirs) = ((own, LAMB::new(0.1)), (theirs, optimisers::LAMB::new(0.1)));
         let (own, theirs) = (OptimiserChain::new(own), OptimiserChain::new(theirs));
         assert_twins(own.clone(), theirs.clone(), &[F32, F64]);
@@ -242,11 +275,19 @@ fn two_rules_with_sums_do_not_mix_them() {
     let x = random(1, &[4], F32, &Device::Cpu);
     for engine in engines() {
         let dx = || [grads([Some(random(2, &[4], F32, &Device::Cpu))])];
-        let both =
-            trajectory(engine, OptimiserChain::new((Prodigy::default(), optimisers::Prodigy::default())), std::slice::from_ref(&x), &dx());
+        let both = trajectory(
+            engine,
+            OptimiserChain::new((Prodigy::default(), optimisers::Prodigy::default())),
+            std::slice::from_ref(&x),
+            &dx(),
+        );
         let first = trajectory(engine, Prodigy::default(), std::slice::from_ref(&x), &dx());
         let number = |snapshot: &[support::common::Snapshot], name: &str| {
-            snapshot[0].iter().find(|(known, _)| known == name).map(|(_, bits)| bits.clone()).expect("a number")
+            snapshot[0]
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, bits)| bits.clone())
+                .expect("a number")
         };
         assert_eq!(number(&both, "0/0.d"), number(&first, "0/d"), "{engine:?}");
     }
@@ -271,9 +312,15 @@ impl Rule for Part {
         Ok(Flow::Step(match self.way {
             0 => dx.step_of(&optimisers::Adam::new(0.1), t, Slots::none()),
             1 => dx.step_of(&optimisers::Momentum::new(0.1), t, slots),
-            2 => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 2..3), |_| Resolved::new(Way(1.0), [])),
-            3 => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 0..1), |_| Resolved::new(Way(1.0), [])),
-            _ => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 0..1).step_on(1..2), |_| Resolved::new(Way(1.0), [1.0])),
+            2 => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 2..3), |_| {
+                Resolved::new(Way(1.0), [])
+            }),
+            3 => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 0..1), |_| {
+                Resolved::new(Way(1.0), [])
+            }),
+            _ => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 0..1).step_on(1..2), |_| {
+                Resolved::new(Way(1.0), [1.0])
+            }),
         }))
     }
 }
@@ -285,20 +332,37 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
         let mut state = setup(Part::new(part), &model).expect("a state");
         let before = support::common::snapshot(&model, &state);
         let dx = grads([Some(random(2, &[4], F32, &Device::Cpu))]);
-        let error = optimisers::Update::new(&mut state).engine(engine).apply(&model, &dx).expect_err("a step that does not fit");
+        let error = optimisers::Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &dx)
+            .expect_err("a step that does not fit");
         let expected = match part {
             0 => "the number of state tensors that Part gives its arithmetic is 0, expected 2",
             1 => "the number of state tensors that Part gives its arithmetic is 2 (m, v), expected 1",
             2 => "the number of state tensors that Part gives its arithmetic is 0, expected 1",
-            3 => "`Gradient::map_with_sums` returns arithmetic for another number of state tensors: 1, expected 2",
-            _ => "`Gradient::map_with_sums` returns another number of numbers than the state has: 1, expected 0",
+            3 => {
+                "`Gradient::map_with_sums` returns arithmetic for another number of state tensors: 1, \
+                 expected 2"
+            }
+            _ => {
+                "`Gradient::map_with_sums` returns another number of numbers than the state has: 1, expected \
+                 0"
+            }
         };
-        assert_eq!((error.kind(), error.path()), (ErrorKind::Contract, Some("0")), "{part}, {engine:?}: {error}");
+        assert_eq!(
+            (error.kind(), error.path()),
+            (ErrorKind::Contract, Some("0")),
+            "{part}, {engine:?}: {error}"
+        );
         assert!(error.to_string().contains(expected), "{part}, {engine:?}: {error}");
         assert!(!error.to_string().contains("defect of the library"), "{part}, {engine:?}: {error}");
         if part > 2 {
             let expected = if part == 3 { "2" } else { "0" };
-            assert_eq!((error.expected(), error.got()), (Some(expected), Some("1")), "{part}, {engine:?}: {error}");
+            assert_eq!(
+                (error.expected(), error.got()),
+                (Some(expected), Some("1")),
+                "{part}, {engine:?}: {error}"
+            );
         }
         assert_eq!(support::common::snapshot(&model, &state), before, "{part}, {engine:?}");
     }
@@ -328,14 +392,26 @@ impl Rule for Both {
 
 #[test]
 fn rules_that_are_parts_of_another_make_the_steps_of_a_chain() {
-    let chain = OptimiserChain::new((optimisers::Momentum::new(0.1), optimisers::Adam::new(0.1), optimisers::Scale::new(0.5)));
-    for (engine, dtype) in engines().into_iter().flat_map(|engine| [F32, F64, BF16].map(|dtype| (engine, dtype))) {
+    let chain = OptimiserChain::new((
+        optimisers::Momentum::new(0.1),
+        optimisers::Adam::new(0.1),
+        optimisers::Scale::new(0.5),
+    ));
+    for (engine, dtype) in
+        engines().into_iter().flat_map(|engine| [F32, F64, BF16].map(|dtype| (engine, dtype)))
+    {
         let parameters = [random(1, &[40, 25], dtype, &Device::Cpu)];
-        let steps: Vec<Grads> = (2..6).map(|seed| grads([Some(random(seed, &[40, 25], dtype, &Device::Cpu))])).collect();
-        let parameter =
-            |snapshots: Vec<support::common::Snapshot>| snapshots.into_iter().map(|mut names| names.swap_remove(0)).collect::<Vec<_>>();
+        let steps: Vec<Grads> =
+            (2..6).map(|seed| grads([Some(random(seed, &[40, 25], dtype, &Device::Cpu))])).collect();
+        let parameter = |snapshots: Vec<support::common::Snapshot>| {
+            snapshots.into_iter().map(|mut names| names.swap_remove(0)).collect::<Vec<_>>()
+        };
         let own = parameter(trajectory(engine, Both::default(), &parameters, &steps));
-        assert_eq!(own, parameter(trajectory(engine, chain.clone(), &parameters, &steps)), "{engine:?}, {dtype:?}");
+        assert_eq!(
+            own,
+            parameter(trajectory(engine, chain.clone(), &parameters, &steps)),
+            "{engine:?}, {dtype:?}"
+        );
     }
 }
 
@@ -343,7 +419,8 @@ fn rules_that_are_parts_of_another_make_the_steps_of_a_chain() {
 #[test]
 fn choices_of_ones_own_are_adjusted_by_name() {
     let model = support::common::model(&[random(1, &[4], F32, &Device::Cpu)]);
-    let mut state = setup(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1))), &model).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1))), &model).expect("a state");
     state.adjust_field("non_finite", Answer::Pass).expect("a choice");
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.field("non_finite")), Some(Answer::Pass.into()));
     let error = state.adjust_field("non_finite", true).expect_err("no choice");

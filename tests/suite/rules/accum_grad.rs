@@ -2,13 +2,16 @@
 
 use candle_core::DType;
 use optimisers::{
-    AccumGrad, Adam, Adjust, Average, Checkpoint, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, LossScaler, OnOverflow,
-    OptimiserChain, Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update, setup, setup_with, trainables, update,
+    AccumGrad, Adam, Adjust, Average, Checkpoint, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind,
+    LossScaler, OnOverflow, OptimiserChain, Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update,
+    setup, setup_with, trainables, update,
 };
 
 use crate::files::damaged_checkpoints::Choices;
 use crate::model::models::of;
-use support::common::{Grads, Vars, grads, is_kind, model, not_finite, rules_and_chains, snapshot, tensor, values, var};
+use support::common::{
+    Grads, Vars, grads, is_kind, model, not_finite, rules_and_chains, snapshot, tensor, values, var,
+};
 use support::crafted_checkpoints::{file_of, open};
 
 /// A step subtracts what `AccumGrad` makes of a window.
@@ -22,7 +25,8 @@ fn zeros(paths: &[&str]) -> Vars {
 
 /// A call in which these leaves have these gradients.
 fn call(state: &mut StateTree, model: &Vars, gradients: &[(&str, f64)]) -> Outcome {
-    let grads: Grads = gradients.iter().map(|(path, gradient)| (path.to_string(), of(&[*gradient], DType::F64))).collect();
+    let grads: Grads =
+        gradients.iter().map(|(path, gradient)| (path.to_string(), of(&[*gradient], DType::F64))).collect();
     update(state, model, &grads).expect("an update")
 }
 
@@ -71,8 +75,12 @@ fn rules_with_copies_may_stand_in_front_of_a_window() {
     }
     // The average moves in each call, the parameter in each second one.
     let x = zeros(&["a"]);
-    let mut state = setup(OptimiserChain::new((Ema::new(0.5), AccumGrad::new(2), Descent::new(1.0))), &x).expect("a state");
-    assert_eq!((all(&mut state, &x, 1.0), all(&mut state, &x, 1.0), all(&mut state, &x, 1.0)), (vec![0.0], vec![-1.0], vec![-1.0]));
+    let mut state = setup(OptimiserChain::new((Ema::new(0.5), AccumGrad::new(2), Descent::new(1.0))), &x)
+        .expect("a state");
+    assert_eq!(
+        (all(&mut state, &x, 1.0), all(&mut state, &x, 1.0), all(&mut state, &x, 1.0)),
+        (vec![0.0], vec![-1.0], vec![-1.0])
+    );
 }
 
 /// The length of windows, the calls before it is changed, the next length, and the call that ends the window.
@@ -83,7 +91,8 @@ fn a_new_length_divides_by_the_calls_that_were_counted() {
             [(8, 5, 2, 6), (8, 5, 6, 6), (8, 5, 1, 6), (8, 5, 4, 8), (2, 1, 8, 8), (3, 0, 5, 5), (3, 0, 2, 2)]
         {
             let model = zeros(&["a"]);
-            let rule = OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(before) }, Descent::new(0.0)));
+            let rule =
+                OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(before) }, Descent::new(0.0)));
             let mut state = setup(rule, &model).expect("a state");
             // A whole window, and a part of the next.
             (1..=before).for_each(|number| _ = numbered(&mut state, &model, number));
@@ -196,7 +205,11 @@ fn windows_of_windows() {
             }
             let outcome = call(&mut state, &model, &[("a", 1.0), ("b", 1.0)]);
             let moved = if number % (first * second) == 0 { 2 } else { 0 };
-            assert!(outcome.applied == moved || number == 2, "{first} of {second}, call {number}: {}", outcome.applied);
+            assert!(
+                outcome.applied == moved || number == 2,
+                "{first} of {second}, call {number}: {}",
+                outcome.applied
+            );
         }
         assert_eq!(values(&model["b"]), [-3.0], "the mean of means of ones");
     }
@@ -221,7 +234,9 @@ fn a_tree_that_changes_keeps_its_windows() {
     steps(&mut copy, &other);
 
     let grads: Grads = model.keys().map(|path| (path.clone(), of(&[6.0], DType::F64))).collect();
-    let (_, next, outcome) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
+    let (_, next, outcome) = Update::functional(&state)
+        .apply(&trainables(&model).expect("parameters"), &grads)
+        .expect("an update");
     assert_eq!((outcome.status, values(&next["a"])), (Status::Stepped, vec![-3.0]));
 
     let (model, mut state) = at_two();
@@ -229,7 +244,11 @@ fn a_tree_that_changes_keeps_its_windows() {
     assert_eq!(call(&mut state, &model, &[("c", 6.0), ("b", 6.0)]).applied, 2);
 
     let (model, mut state) = at_two();
-    state.at("a").expect("a leaf").replace(OptimiserChain::new((AccumGrad::new(3), Adam::new(1.0))), &model).expect("another rule");
+    state
+        .at("a")
+        .expect("a leaf")
+        .replace(OptimiserChain::new((AccumGrad::new(3), Adam::new(1.0))), &model)
+        .expect("another rule");
     assert_eq!(call(&mut state, &model, &[("a", 6.0), ("b", 6.0)]).applied, 2);
     // Without a window there is nothing to count, and new windows begin at once.
     state.all().replace(Descent::new(0.0), &model).expect("another rule");
@@ -249,7 +268,8 @@ fn windows_that_are_ended_begin_together() {
     let mut micro = |state: &mut StateTree, gradient: f64| {
         let scale = scaler.current();
         let _ = scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
-        let grads: Grads = model.keys().map(|path| (path.clone(), of(&[gradient * scale], DType::F64))).collect();
+        let grads: Grads =
+            model.keys().map(|path| (path.clone(), of(&[gradient * scale], DType::F64))).collect();
         let outcome = scaler.update(state, &model, &grads).expect("an update");
         (outcome.status, outcome.applied)
     };
@@ -274,13 +294,19 @@ fn saved(rule: &(impl Rule + Clone)) -> (Vars, StateTree) {
 
 fn go_on(model: &Vars, state: &mut StateTree) -> Vec<usize> {
     state.all().thaw();
-    (0..12).map(|number| call(state, model, &[("a", 1.0), ("b", number as f64), ("c", 2.0)]).applied).collect()
+    (0..12)
+        .map(|number| call(state, model, &[("a", 1.0), ("b", number as f64), ("c", 2.0)]).applied)
+        .collect()
 }
 
 /// A file goes on in the middle of a window.
 #[test]
 fn a_checkpoint_goes_on_with_its_windows() {
-    let nested = OptimiserChain::new((AccumGrad::new(2), OptimiserChain::new((AccumGrad::new(3), AccumGrad::new(1))), Descent::new(1.0)));
+    let nested = OptimiserChain::new((
+        AccumGrad::new(2),
+        OptimiserChain::new((AccumGrad::new(3), AccumGrad::new(1))),
+        Descent::new(1.0),
+    ));
     let rules: [Box<dyn Rule>; 3] = [Box::new(collecting(3)), Box::new(collecting(7)), Box::new(nested)];
     for rule in rules {
         let (model, mut state) = saved(&rule);
@@ -327,7 +353,8 @@ fn windows_are_what_the_documentation_says() {
     for _ in 0..200 {
         let model = zeros(&PATHS);
         let mut leaves = PATHS.map(|_| Collected { n: 1 + choices.below(4) as u64, ..Collected::default() });
-        let n = |path: &str| leaves.iter().zip(PATHS).find(|(_, known)| *known == path).map(|(leaf, _)| leaf.n);
+        let n =
+            |path: &str| leaves.iter().zip(PATHS).find(|(_, known)| *known == path).map(|(leaf, _)| leaf.n);
         let mut state = setup_with(&model, |path, _| n(path).map(collecting)).expect("a state");
         let mut number = 0;
         for _ in 0..40 {
@@ -344,13 +371,19 @@ fn windows_are_what_the_documentation_says() {
             }
             leaves.iter_mut().zip(state.leaves()).for_each(|(leaf, own)| leaf.frozen = own.is_frozen());
             let gradients = PATHS.map(|_| (choices.below(4) > 0).then(|| choices.below(100) as f64));
-            let given: Vec<(&str, f64)> = PATHS.into_iter().zip(gradients).filter_map(|(path, gradient)| Some((path, gradient?))).collect();
+            let given: Vec<(&str, f64)> = PATHS
+                .into_iter()
+                .zip(gradients)
+                .filter_map(|(path, gradient)| Some((path, gradient?)))
+                .collect();
             if leaves.iter().zip(gradients).all(|(leaf, gradient)| leaf.frozen || gradient.is_none()) {
                 continue;
             }
             call(&mut state, &model, &given);
             let trained = leaves.iter_mut().zip(gradients).filter(|(leaf, _)| !leaf.frozen);
-            let open = trained.map(|(leaf, gradient)| leaf.call(number + 1, gradient)).filter(|open| *open).count() > 0;
+            let open =
+                trained.map(|(leaf, gradient)| leaf.call(number + 1, gradient)).filter(|open| *open).count()
+                    > 0;
             number = if open { number + 1 } else { 0 };
             for (leaf, x) in leaves.iter().zip(model.values()) {
                 assert!((values(x)[0] - leaf.x).abs() < 1e-9, "{} for {}", values(x)[0], leaf.x);

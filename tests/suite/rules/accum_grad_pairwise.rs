@@ -2,12 +2,14 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, ErrorKind, OptimiserChain, Rule, StateTree, Status,
-    StoreAs, Summation, Update, setup, setup_with, update,
+    AccumGrad, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, ErrorKind,
+    OptimiserChain, Rule, StateTree, Status, StoreAs, Summation, Update, setup, setup_with, update,
 };
 
 use crate::model::models::{CPU, of};
-use support::common::{Grads, Vars, bits, engines, given_up, is_kind, model, not_finite, numbers, pairwise, snapshot, values};
+use support::common::{
+    Grads, Vars, bits, engines, given_up, is_kind, model, not_finite, numbers, pairwise, snapshot, values,
+};
 use support::crafted_checkpoints::{file_of, open};
 
 /// More elements than go through a chain at once, and an odd end.
@@ -23,7 +25,11 @@ fn zeros() -> Vars {
 
 /// A gradient of numbers of many sizes, so that each order of a sum has bits of its own.
 fn gradient(call: u64) -> Vec<f32> {
-    numbers(call + 1, LENGTH).into_iter().enumerate().map(|(i, number)| (number * 2f64.powi((i as i32 * 7) % 13 - 6)) as f32).collect()
+    numbers(call + 1, LENGTH)
+        .into_iter()
+        .enumerate()
+        .map(|(i, number)| (number * 2f64.powi((i as i32 * 7) % 13 - 6)) as f32)
+        .collect()
 }
 
 fn given(values: Vec<f32>) -> Grads {
@@ -44,7 +50,8 @@ fn tree(terms: &[f32]) -> f32 {
 
 /// What a window of these gradients, each with its weight, comes to.
 fn expected(window: &[(u64, f32)], total: f32, sum: impl Fn(&[f32]) -> f32) -> Vec<f32> {
-    let terms = |i: usize| window.iter().map(|(call, weight)| gradient(*call)[i] * weight).collect::<Vec<_>>();
+    let terms =
+        |i: usize| window.iter().map(|(call, weight)| gradient(*call)[i] * weight).collect::<Vec<_>>();
     (0..LENGTH).map(|i| sum(&terms(i)) / total).collect()
 }
 
@@ -64,22 +71,30 @@ fn step(state: &mut StateTree, x: &Vars, call: u64) -> Status {
 /// On every engine, in windows one after another.
 #[test]
 fn neighbours_are_added_first() {
-    for (engine, n) in engines().into_iter().flat_map(|engine| [1, 2, 3, 4, 5, 6, 7, 8, 13, 16].map(|n| (engine, n))) {
+    for (engine, n) in
+        engines().into_iter().flat_map(|engine| [1, 2, 3, 4, 5, 6, 7, 8, 13, 16].map(|n| (engine, n)))
+    {
         for average in [Average::Mean, Average::Sum] {
             let x = zeros();
             let mut state = setup(chain(AccumGrad { average, ..pairwise(n) }), &x).expect("a state");
             for first in [0, n] {
                 let calls = first..first + n;
                 for call in calls.clone() {
-                    let outcome = Update::new(&mut state).engine(engine).apply(&x, &given(gradient(call))).expect("an update");
+                    let outcome = Update::new(&mut state)
+                        .engine(engine)
+                        .apply(&x, &given(gradient(call)))
+                        .expect("an update");
                     assert_eq!(outcome.status == Status::Stepped, call + 1 == first + n);
                 }
                 let window: Vec<_> = calls.map(|call| (call, 1.0)).collect();
                 let total = if average == Average::Sum { 1.0 } else { n as f32 };
                 assert_eq!(moved(&x), expected(&window, total, tree), "{n} on {engine:?}");
-                let in_order = expected(&window, total, |terms| terms.iter().fold(0.0, |sum, term| sum + term));
+                let in_order =
+                    expected(&window, total, |terms| terms.iter().fold(0.0, |sum, term| sum + term));
                 assert_eq!(moved(&x) == in_order, n <= 3, "{n}: another order would not be seen");
-                assert!(state.leaves().all(|leaf| leaf.counters().iter().all(|(name, count)| name.ends_with('t') || *count == 0)));
+                assert!(state.leaves().all(|leaf| {
+                    leaf.counters().iter().all(|(name, count)| name.ends_with('t') || *count == 0)
+                }));
                 back_to_zero(&x);
             }
         }
@@ -88,7 +103,15 @@ fn neighbours_are_added_first() {
 
 #[test]
 fn it_takes_a_tensor_for_each_doubling() {
-    for (n, names) in [(1, "acc"), (2, "acc"), (3, "acc"), (4, "acc acc1"), (7, "acc acc1"), (8, "acc acc1 acc2"), (15, "acc acc1 acc2")] {
+    for (n, names) in [
+        (1, "acc"),
+        (2, "acc"),
+        (3, "acc"),
+        (4, "acc acc1"),
+        (7, "acc acc1"),
+        (8, "acc acc1 acc2"),
+        (15, "acc acc1 acc2"),
+    ] {
         let x = zeros();
         let state = setup(pairwise(n), &x).expect("a state");
         assert_eq!(state.leaf("0").expect("a leaf").tensor_names().join(" "), names, "{n}");
@@ -119,11 +142,13 @@ fn what_does_not_count_has_no_place() {
                         (given(gradient(call)), weight)
                     }
                 };
-                let update = Update::new(&mut state).engine(engine).finite_only().allow_no_gradients().weight(weight);
+                let update =
+                    Update::new(&mut state).engine(engine).finite_only().allow_no_gradients().weight(weight);
                 let status = update.apply(&x, &grads).expect("an update").status;
                 assert_eq!(status, if call == 7 { Status::Stepped } else { Status::Accumulated });
             }
-            let total = if average == Average::Mean { 8.0 } else { window.iter().map(|(_, weight)| weight).sum() };
+            let total =
+                if average == Average::Mean { 8.0 } else { window.iter().map(|(_, weight)| weight).sum() };
             assert_eq!(moved(&x), expected(&window, total, tree), "without {absent:?} on {engine:?}");
         }
     }
@@ -144,13 +169,19 @@ fn a_window_may_change() {
     assert_eq!(statuses.last(), Some(&Status::Stepped));
     assert_eq!(moved(&x), expected(&ones(0..8), 8.0, tree), "no call of others has passed");
 
-    for (before, calls, after, ends) in [(4, 3, 7, 7), (7, 5, 6, 6), (7, 6, 4, 8), (3, 1, 2, 2), (2, 1, 1, 2), (15, 9, 12, 12)] {
+    for (before, calls, after, ends) in
+        [(4, 3, 7, 7), (7, 5, 6, 6), (7, 6, 4, 8), (3, 1, 2, 2), (2, 1, 1, 2), (15, 9, 12, 12)]
+    {
         let x = zeros();
         let mut state = setup(chain(pairwise(before)), &x).expect("a state");
         (0..calls).for_each(|call| _ = step(&mut state, &x, call));
         state.adjust_field("n", after).expect("as many tensors");
         let statuses: Vec<Status> = (calls..ends).map(|call| step(&mut state, &x, call)).collect();
-        assert_eq!(statuses.iter().position(|status| *status == Status::Stepped), Some(statuses.len() - 1), "{before} to {after}");
+        assert_eq!(
+            statuses.iter().position(|status| *status == Status::Stepped),
+            Some(statuses.len() - 1),
+            "{before} to {after}"
+        );
         let (window, total) = (ones(0..ends), ends as f32);
         if (before, after) == (7, 4) {
             // There is no tensor for the seventh, which joins the last two; the eighth ends the window.
@@ -169,9 +200,17 @@ fn another_number_of_tensors_is_another_rule() {
     (0..3).for_each(|call| _ = step(&mut state, &x, call));
     let before = snapshot(&x, &state);
     for n in [1u64, 4, 7, 16] {
-        is_kind(&state.adjust_field("n", n).expect_err("fixed"), ErrorKind::Argument, &["n decides the layout", "`Selection::replace`"]);
+        is_kind(
+            &state.adjust_field("n", n).expect_err("fixed"),
+            ErrorKind::Argument,
+            &["n decides the layout", "`Selection::replace`"],
+        );
     }
-    is_kind(&state.adjust_field("order", Summation::InOrder).expect_err("fixed"), ErrorKind::Argument, &["order decides the layout"]);
+    is_kind(
+        &state.adjust_field("order", Summation::InOrder).expect_err("fixed"),
+        ErrorKind::Argument,
+        &["order decides the layout"],
+    );
     assert!(snapshot(&x, &state) == before);
     for (collect, n) in [(pairwise(4), 4), (pairwise(16), 16), (AccumGrad::new(5), 5)] {
         let mut state = state.clone();
@@ -179,10 +218,16 @@ fn another_number_of_tensors_is_another_rule() {
         assert!(replaced[0].kept.iter().all(|name| name.starts_with("1.")), "{replaced:?}");
         assert!(replaced[0].dropped.iter().any(|name| name == "0.acc2"), "{replaced:?}");
         let counters = state.leaf("0").expect("a leaf").counters();
-        assert!(counters.contains(&("0.calls".to_string(), 0)) && counters.contains(&("0.received".to_string(), 0)), "{n}: {counters:?}");
+        assert!(
+            counters.contains(&("0.calls".to_string(), 0))
+                && counters.contains(&("0.received".to_string(), 0)),
+            "{n}: {counters:?}"
+        );
     }
     // With one tensor both orders have the same sum in it.
-    for (first, second) in [(Summation::InOrder, Summation::Pairwise), (Summation::Pairwise, Summation::InOrder)] {
+    for (first, second) in
+        [(Summation::InOrder, Summation::Pairwise), (Summation::Pairwise, Summation::InOrder)]
+    {
         let x = zeros();
         let mut state = setup(chain(AccumGrad { order: first, ..AccumGrad::new(3) }), &x).expect("a state");
         (0..2).for_each(|call| _ = step(&mut state, &x, call));
@@ -196,7 +241,8 @@ fn another_number_of_tensors_is_another_rule() {
 /// into the last sum.
 #[test]
 fn no_window_is_too_long() {
-    let x: Vars = ["a", "b"].map(|path| (path.to_string(), support::common::var(&of(&[0.0], DType::F64)))).into();
+    let x: Vars =
+        ["a", "b"].map(|path| (path.to_string(), support::common::var(&of(&[0.0], DType::F64)))).into();
     let n = |path: &str| if path == "a" { 4 } else { 3 };
     let mut state = setup_with(&x, |path, _| Some(chain(pairwise(n(path))))).expect("a state");
     let call = |state: &mut StateTree, gradient: f64| {
@@ -230,7 +276,10 @@ fn a_checkpoint_goes_on_in_the_middle_of_a_window() {
         file.restore_with_model(&mut from_file, &restored).expect("the same state");
         assert!(snapshot(&restored, &from_file) == snapshot(&x, &state), "after {saved_after}");
         (saved_after..8).for_each(|call| _ = step(&mut from_file, &restored, call));
-        assert_eq!(moved(&restored), expected(&(0..8).map(|call| (call, 1.0)).collect::<Vec<_>>(), 8.0, tree));
+        assert_eq!(
+            moved(&restored),
+            expected(&(0..8).map(|call| (call, 1.0)).collect::<Vec<_>>(), 8.0, tree)
+        );
         for other in [pairwise(4), AccumGrad::new(8)] {
             let mut state = setup(chain(other), &restored).expect("a state");
             let before = snapshot(&restored, &state);
@@ -245,21 +294,25 @@ fn a_checkpoint_goes_on_in_the_middle_of_a_window() {
 /// In whatever dtype each part is kept, the engines agree; a sum that overflows there gives all windows up.
 #[test]
 fn parts_are_stored_as_asked() {
-    let stored = |dtype| StoreAs::new([("acc", dtype), ("acc1", dtype), ("acc2", DType::F32)], chain(pairwise(8)));
+    let stored =
+        |dtype| StoreAs::new([("acc", dtype), ("acc1", dtype), ("acc2", DType::F32)], chain(pairwise(8)));
     let run = |engine: Engine| {
         let x = zeros();
         let mut state = setup(stored(DType::BF16), &x).expect("a state");
         assert_eq!(state.bytes(), LENGTH * (2 + 2 + 4));
-        (0..8).for_each(|call| _ = Update::new(&mut state).engine(engine).apply(&x, &given(gradient(call))).expect("an update"));
+        (0..8).for_each(|call| {
+            _ = Update::new(&mut state).engine(engine).apply(&x, &given(gradient(call))).expect("an update")
+        });
         bits(&x["0"])
     };
     let [first, others @ ..] = &engines()[..] else { panic!("engines") };
     others.iter().for_each(|other| assert_eq!(run(*other), run(*first), "{other:?}"));
 
     for engine in engines() {
-        for rule in
-            [Box::new(stored(DType::F16)) as Box<dyn Rule>, Box::new(OptimiserChain::new((stored(DType::F16), ClipGlobalNorm::new(1e9))))]
-        {
+        for rule in [
+            Box::new(stored(DType::F16)) as Box<dyn Rule>,
+            Box::new(OptimiserChain::new((stored(DType::F16), ClipGlobalNorm::new(1e9)))),
+        ] {
             let x = zeros();
             let mut state = setup(rule, &x).expect("a state");
             let mut call = |gradient: f32| {
@@ -284,7 +337,10 @@ fn a_skipped_call_is_none() {
     let mut state = setup(chain(pairwise(4)), &x).expect("a state");
     for call in 0..4 {
         let before = snapshot(&x, &state);
-        let skipped = Update::new(&mut state).finite_only().apply(&x, &given(vec![f32::NAN; LENGTH])).expect("an update");
+        let skipped = Update::new(&mut state)
+            .finite_only()
+            .apply(&x, &given(vec![f32::NAN; LENGTH]))
+            .expect("an update");
         assert_eq!(skipped.status, not_finite("0"));
         assert!(snapshot(&x, &state) == before);
         step(&mut state, &x, call);
@@ -293,5 +349,9 @@ fn a_skipped_call_is_none() {
     update(&mut state, &x, &given(vec![f32::INFINITY; LENGTH])).expect("an update");
     (1..4).for_each(|call| _ = step(&mut state, &x, call));
     assert!(moved(&x).iter().all(|x| x.is_infinite()));
-    is_kind(&setup(pairwise(0), &x).expect_err("no calls"), ErrorKind::Argument, &["AccumGrad: n is 0, expected 1 or more"]);
+    is_kind(
+        &setup(pairwise(0), &x).expect_err("no calls"),
+        ErrorKind::Argument,
+        &["AccumGrad: n is 0, expected 1 or more"],
+    );
 }

@@ -3,8 +3,9 @@
 
 use candle_core::DType;
 use optimisers::{
-    AccumGrad, AdamW, Average, Centralise, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, LossScaler, MixedPrecision, Momentum,
-    NonFinite, OptimiserChain, Outcome, Prodigy, Rule, SkipReason, StateTree, Status, StoreAs, Update, setup, setup_with, update,
+    AccumGrad, AdamW, Average, Centralise, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, LossScaler,
+    MixedPrecision, Momentum, NonFinite, OptimiserChain, Outcome, Prodigy, Rule, SkipReason, StateTree,
+    Status, StoreAs, Update, setup, setup_with, update,
 };
 
 use crate::model::models::of;
@@ -22,7 +23,12 @@ fn one(gradient: f64) -> Grads {
 
 /// A call for a parameter of two elements in which nothing may be infinite or NaN.
 fn finite(engine: Engine, state: &mut StateTree, x: &Vars, gradient: f64, weight: u64) -> Outcome {
-    Update::new(state).engine(engine).finite_only().weight(weight).apply(x, &one(gradient)).expect("an update")
+    Update::new(state)
+        .engine(engine)
+        .finite_only()
+        .weight(weight)
+        .apply(x, &one(gradient))
+        .expect("an update")
 }
 
 fn zeros() -> Vars {
@@ -33,7 +39,8 @@ fn zeros() -> Vars {
 /// stand.
 #[test]
 fn a_gradient_of_weight_0_is_not_read() {
-    let windows = [[(NAN, 0), (2.0, 1), (8.0, 2)], [(2.0, 1), (NAN, 0), (8.0, 2)], [(2.0, 1), (8.0, 2), (NAN, 0)]];
+    let windows =
+        [[(NAN, 0), (2.0, 1), (8.0, 2)], [(2.0, 1), (NAN, 0), (8.0, 2)], [(2.0, 1), (8.0, 2), (NAN, 0)]];
     let rules: [Box<dyn Rule>; 5] = [
         Box::new(OptimiserChain::new((weighted(3), Descent::new(1.0)))),
         Box::new(OptimiserChain::new((ClipGrad::new(100.0), weighted(3), Descent::new(1.0)))),
@@ -58,21 +65,26 @@ fn a_gradient_of_weight_0_is_not_read() {
 #[test]
 fn rules_before_a_window_read_every_gradient() {
     let x = zeros();
-    let mut state = setup(OptimiserChain::new((Momentum::new(1.0), weighted(2), Descent::new(1.0))), &x).expect("a state");
+    let mut state = setup(OptimiserChain::new((Momentum::new(1.0), weighted(2), Descent::new(1.0))), &x)
+        .expect("a state");
     let before = snapshot(&x, &state);
     let outcome = finite(Engine::Fused, &mut state, &x, NAN, 0);
     assert_eq!(outcome.status, not_finite("0"));
     assert!(snapshot(&x, &state) == before);
-    let after = [(1.0, 0), (2.0, 1)].map(|(gradient, weight)| finite(Engine::Fused, &mut state, &x, gradient, weight).status);
+    let after = [(1.0, 0), (2.0, 1)]
+        .map(|(gradient, weight)| finite(Engine::Fused, &mut state, &x, gradient, weight).status);
     assert_eq!(after, [Status::Accumulated, Status::Stepped]);
     assert!((values(&x["0"])[0] + 0.9 + 2.0).abs() < 1e-6, "the momentum of both, the mean of the second");
 
     // A function that has no state is not run.
     let x = model(&[of(&[0.0, 0.0], DType::F32).reshape((1, 2)).expect("a matrix")]);
-    let mut state = setup(OptimiserChain::new((Centralise::default(), weighted(2), Descent::new(1.0))), &x).expect("a state");
-    for (gradient, weight, status) in [([NAN, 1.0], 0, Status::Accumulated), ([1.0, 3.0], 5, Status::Stepped)] {
+    let mut state = setup(OptimiserChain::new((Centralise::default(), weighted(2), Descent::new(1.0))), &x)
+        .expect("a state");
+    for (gradient, weight, status) in [([NAN, 1.0], 0, Status::Accumulated), ([1.0, 3.0], 5, Status::Stepped)]
+    {
         let grads = grads([of(&gradient, DType::F32).reshape((1, 2)).ok()]);
-        let outcome = Update::new(&mut state).finite_only().weight(weight).apply(&x, &grads).expect("an update");
+        let outcome =
+            Update::new(&mut state).finite_only().weight(weight).apply(&x, &grads).expect("an update");
         assert_eq!(outcome.status, status);
     }
     assert_eq!(values(&x["0"]), [1.0, -1.0]);
@@ -83,7 +95,9 @@ fn rules_before_a_window_read_every_gradient() {
 fn a_weight_of_0_is_for_weighted_means() {
     for average in [Average::Mean, Average::Sum] {
         let x = zeros();
-        let mut state = setup(OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(2) }, Descent::new(1.0))), &x).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(2) }, Descent::new(1.0))), &x)
+                .expect("a state");
         assert_eq!(finite(Engine::Fused, &mut state, &x, NAN, 0).status, not_finite("0"));
         (0..2).for_each(|_| _ = finite(Engine::Fused, &mut state, &x, 3.0, 0));
         assert_eq!(values(&x["0"])[0], if average == Average::Sum { -6.0 } else { -3.0 });
@@ -104,7 +118,11 @@ fn a_window_of_weight_0_makes_no_step() {
     let held = || (Status::Accumulated, 0);
     assert_eq!([call(&both, 0), call(&one(1.0), 0)], [held(), held()], "a whole window");
     assert_eq!([values(&x["0"]), values(&x["1"])], [[1.0, 1.0], [1.0, 1.0]]);
-    assert_eq!([call(&both, 0), call(&one(1.0), 3)], [held(), (Status::Stepped, 1)], "only one has a gradient that counts");
+    assert_eq!(
+        [call(&both, 0), call(&one(1.0), 3)],
+        [held(), (Status::Stepped, 1)],
+        "only one has a gradient that counts"
+    );
     assert_eq!(values(&x["1"]), [1.0, 1.0]);
     assert_eq!([call(&both, 1), call(&both, 0)], [held(), (Status::Stepped, 2)]);
     assert_eq!(state.leaves().map(|leaf| leaf.steps()).collect::<Vec<_>>(), [2, 1]);
@@ -124,18 +142,22 @@ fn a_sum_that_overflows_ends_its_window() {
         ]
     };
     for engine in engines() {
-        for (dtype, gradient, weight) in [(DType::F16, 20.0, 4096), (DType::BF16, 2e38, 1), (DType::F32, 2e38, 1)] {
+        for (dtype, gradient, weight) in
+            [(DType::F16, 20.0, 4096), (DType::BF16, 2e38, 1), (DType::F32, 2e38, 1)]
+        {
             for rule in rules(weighted(3), NonFinite::Error) {
                 let x = zeros();
                 let what = format!("{} in {dtype:?} on {engine:?}", rule.name());
                 let mut state = setup(StoreAs::new([("acc", dtype)], rule), &x).expect("a state");
-                let calls: Vec<Outcome> = (0..3).map(|_| finite(engine, &mut state, &x, gradient, weight)).collect();
+                let calls: Vec<Outcome> =
+                    (0..3).map(|_| finite(engine, &mut state, &x, gradient, weight)).collect();
                 let last = &calls[2];
                 assert_eq!((&last.status, last.applied, last.accumulated), (&given_up("0"), 0, 0), "{what}");
                 assert!(calls[..2].iter().all(|outcome| outcome.status == Status::Accumulated));
                 assert_eq!(values(&x["0"]), [0.0, 0.0], "{what}");
                 // New windows begin with the next call, and end as any other.
-                let next: Vec<Status> = (0..3).map(|_| finite(engine, &mut state, &x, 0.5, 1).status).collect();
+                let next: Vec<Status> =
+                    (0..3).map(|_| finite(engine, &mut state, &x, 0.5, 1).status).collect();
                 assert_eq!(next, [Status::Accumulated, Status::Accumulated, Status::Stepped], "{what}");
                 assert_eq!(values(&x["0"]), [-0.5, -0.5], "{what}");
             }
@@ -148,8 +170,18 @@ fn a_sum_that_overflows_ends_its_window() {
         let mut call = |gradient| update(&mut state, &x, &one(gradient)).expect("an update").status;
         use Status::{Accumulated, Stepped};
         assert_eq!([call(NAN), call(f64::INFINITY)], [Accumulated, not_finite("0")], "{}", rule.name());
-        assert_eq!([call(0.5), call(0.5), call(0.5)], [given_up("0"), Accumulated, Stepped], "{}", rule.name());
-        assert_eq!([call(0.5), call(NAN), call(0.5)], [Accumulated, not_finite("0"), Stepped], "{}", rule.name());
+        assert_eq!(
+            [call(0.5), call(0.5), call(0.5)],
+            [given_up("0"), Accumulated, Stepped],
+            "{}",
+            rule.name()
+        );
+        assert_eq!(
+            [call(0.5), call(NAN), call(0.5)],
+            [Accumulated, not_finite("0"), Stepped],
+            "{}",
+            rule.name()
+        );
     }
 }
 
@@ -157,7 +189,9 @@ fn a_sum_that_overflows_ends_its_window() {
 #[test]
 fn a_window_that_is_given_up_leaves_the_loss_scale() {
     let x = model(&[of(&[0.0], DType::F32), of(&[0.0], DType::F32)]);
-    let rule = |n, dtype| StoreAs::new([("acc", dtype)], OptimiserChain::new((AccumGrad::new(n), Descent::new(1.0))));
+    let rule = |n, dtype| {
+        StoreAs::new([("acc", dtype)], OptimiserChain::new((AccumGrad::new(n), Descent::new(1.0))))
+    };
     let choose = |path: &str| if path == "0" { rule(2, DType::F16) } else { rule(4, DType::F32) };
     let mut state = setup_with(&x, |path, _| Some(choose(path))).expect("a state");
     let mut scaler = LossScaler::dynamic();
@@ -181,7 +215,8 @@ fn a_window_that_is_given_up_leaves_the_loss_scale() {
 #[test]
 fn a_mean_has_the_weight_of_its_gradients() {
     let x = zeros();
-    let mut state = setup(OptimiserChain::new((weighted(2), weighted(2), Descent::new(1.0))), &x).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((weighted(2), weighted(2), Descent::new(1.0))), &x).expect("a state");
     for (gradient, weight) in [(1.0, 1), (2.0, 2), (3.0, 3), (5.0, 2)] {
         finite(Engine::Fused, &mut state, &x, gradient, weight);
     }

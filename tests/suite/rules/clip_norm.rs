@@ -3,8 +3,8 @@
 use candle_core::DType::{F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::{
-    AdaptiveClip, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, NonFinite, OptimiserChain, Rule, Status, TensorProblem, Update,
-    setup,
+    AdaptiveClip, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, NonFinite, OptimiserChain, Rule,
+    Status, TensorProblem, Update, setup,
 };
 
 use support::common::{engines, grads, is_kind, model, not_finite, values};
@@ -14,18 +14,28 @@ use support::common::{engines, grads, is_kind, model, not_finite, values};
 fn large_exponents_neither_overflow_nor_vanish() {
     for engine in engines() {
         for dtype in [F32, F64] {
-            for (size, p) in [(1e5, 64.0), (1e-6, 64.0), (3e38, 9.0), (1e-30, 12.0), (7.0, 1000.0), (0.1, 0.5)] {
+            for (size, p) in
+                [(1e5, 64.0), (1e-6, 64.0), (3e38, 9.0), (1e-30, 12.0), (7.0, 1000.0), (0.1, 0.5)]
+            {
                 let numbers = [size, -size / 2.0, 0.0, size / 4.0];
-                let gradient = Tensor::new(&numbers, &Device::Cpu).and_then(|gradient| gradient.to_dtype(dtype)).expect("a gradient");
+                let gradient = Tensor::new(&numbers, &Device::Cpu)
+                    .and_then(|gradient| gradient.to_dtype(dtype))
+                    .expect("a gradient");
                 let model = model(&[gradient.zeros_like().expect("zeros")]);
                 let omega = size / 10.0;
                 let chain = OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(omega) }, Descent::new(1.0)));
                 let mut state = setup(chain, &model).expect("a state");
-                Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient)])).expect("an update");
-                let norm = numbers.iter().map(|number| (number.abs() / size).powf(p)).sum::<f64>().powf(1.0 / p) * size;
+                Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &grads([Some(gradient)]))
+                    .expect("an update");
+                let norm =
+                    numbers.iter().map(|number| (number.abs() / size).powf(p)).sum::<f64>().powf(1.0 / p)
+                        * size;
                 for (got, number) in values(&model["0"]).into_iter().zip(numbers) {
                     let expected = -number * omega / norm;
-                    let close = (got - expected).abs() <= expected.abs() * if dtype == F32 { 1e-6 } else { 1e-13 };
+                    let close =
+                        (got - expected).abs() <= expected.abs() * if dtype == F32 { 1e-6 } else { 1e-13 };
                     assert!(close, "{got:e} for {expected:e}: {size:e}, p = {p}, {dtype:?}, {engine:?}");
                 }
             }
@@ -38,9 +48,14 @@ fn gradients_of_zeros_pass_whatever_the_exponent() {
     for engine in engines() {
         for p in [0.5, 1.0, 2.0, 3.0, 64.0, f64::INFINITY] {
             let model = model(&[Tensor::ones(3, F32, &Device::Cpu).expect("ones")]);
-            let mut state = setup(OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, Descent::new(1.0))), &model).expect("a state");
+            let mut state =
+                setup(OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, Descent::new(1.0))), &model)
+                    .expect("a state");
             let gradient = model["0"].zeros_like().expect("zeros");
-            Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient)])).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&model, &grads([Some(gradient)]))
+                .expect("an update");
             assert_eq!(values(&model["0"]), [1.0; 3]);
         }
     }
@@ -59,7 +74,8 @@ fn what_clips_by_a_norm_refuses_a_gradient_that_is_not_finite() {
     };
     for engine in engines() {
         for odd in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
-            let gradient = Tensor::new(&[[1.0, odd], [1.0, 1.0]], &Device::Cpu).and_then(|gradient| gradient.to_dtype(F32));
+            let gradient = Tensor::new(&[[1.0, odd], [1.0, 1.0]], &Device::Cpu)
+                .and_then(|gradient| gradient.to_dtype(F32));
             let gradient = grads([gradient.ok()]);
             let apply = |clip: Box<dyn Rule>| {
                 let x = model(&[Tensor::ones((2, 2), F32, &Device::Cpu).expect("ones")]);
@@ -69,7 +85,11 @@ fn what_clips_by_a_norm_refuses_a_gradient_that_is_not_finite() {
             for clip in rules(NonFinite::Error) {
                 let (refused, x) = apply(clip);
                 let words = ["-norm of its gradient", "Pass or Skip"];
-                is_kind(&refused.expect_err("not finite"), ErrorKind::Tensor(TensorProblem::NotFinite), &words);
+                is_kind(
+                    &refused.expect_err("not finite"),
+                    ErrorKind::Tensor(TensorProblem::NotFinite),
+                    &words,
+                );
                 assert_eq!(x, [1.0; 4]);
             }
             for clip in rules(NonFinite::Skip) {
@@ -78,7 +98,10 @@ fn what_clips_by_a_norm_refuses_a_gradient_that_is_not_finite() {
             }
             for clip in rules(NonFinite::Pass) {
                 let (outcome, x) = apply(clip);
-                assert!(outcome.is_ok_and(|outcome| outcome.status == Status::Stepped) && !x[1].is_finite(), "{x:?}");
+                assert!(
+                    outcome.is_ok_and(|outcome| outcome.status == Status::Stepped) && !x[1].is_finite(),
+                    "{x:?}"
+                );
             }
             // It has no norm.
             let (_, x) = apply(Box::new(ClipGrad::new(0.5)));

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, MixedPrecision, Optimiser, OptimiserChain, Rule, Update, rules, setup,
+    AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, MixedPrecision, Optimiser, OptimiserChain, Rule,
+    Update, rules, setup,
 };
 use optimisers_plain::golden::{Case, flat};
 use serde::Deserialize;
@@ -67,7 +68,11 @@ fn rule(name: &str, args: &BTreeMap<String, Value>) -> Box<dyn Rule> {
             "weight_decay" => "lambda",
             field => field,
         };
-        let (_, default) = rule.fields().into_iter().find(|(known, _)| *known == field).unwrap_or_else(|| panic!("{name} has no {field}"));
+        let (_, default) = rule
+            .fields()
+            .into_iter()
+            .find(|(known, _)| *known == field)
+            .unwrap_or_else(|| panic!("{name} has no {field}"));
         let real = |value: &Value| value.as_f64().expect("a number");
         let value = match default {
             FieldValue::Real(_) => FieldValue::Real(real(value)),
@@ -106,11 +111,19 @@ fn cases() -> Vec<(Case, Box<dyn Rule>)> {
 }
 
 /// The parameter, and its master if it has one, after each step.
-fn run(engine: Engine, optimiser: impl Optimiser, x0: &Tensor, grads: &[Tensor]) -> Vec<(Tensor, Option<Tensor>)> {
+fn run(
+    engine: Engine,
+    optimiser: impl Optimiser,
+    x0: &Tensor,
+    grads: &[Tensor],
+) -> Vec<(Tensor, Option<Tensor>)> {
     let x = var(x0);
     let mut state = setup(optimiser, &x).expect("a state");
     let step = |gradient: &Tensor| {
-        Update::new(&mut state).engine(engine).apply(&x, &Grads::from([(String::new(), gradient.clone())])).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &Grads::from([(String::new(), gradient.clone())]))
+            .expect("an update");
         let master = state.leaf("").expect("the leaf").tensor("master").expect("a copy");
         (x.as_tensor().copy().expect("a copy"), master)
     };
@@ -139,7 +152,8 @@ fn every_rule_follows_its_oracle() {
     for (case, rule) in cases() {
         for (dtype, accuracy) in [(DType::F64, F64_ACCURACY), (DType::F32, F32_ACCURACY)] {
             for engine in engines() {
-                let got = run(engine, rule.clone(), &tensor(&case, &case.x0, dtype), &gradients(&case, dtype));
+                let got =
+                    run(engine, rule.clone(), &tensor(&case, &case.x0, dtype), &gradients(&case, dtype));
                 assert_eq!(got.len(), case.x.len());
                 for (t, ((x, _), expected)) in got.iter().zip(&case.x).enumerate() {
                     let what = format!("{} {:?} in {dtype:?} on {engine:?}, step {t}", case.rule, case.args);
@@ -178,24 +192,31 @@ fn mixed_precision_follows_torch() {
     for case in &file.mixed {
         let dtype = if case.dtype == "f16" { DType::F16 } else { DType::BF16 };
         let tensor = |bits: &[u16]| match dtype {
-            DType::F16 => Tensor::new(bits.iter().map(|&bits| f16::from_bits(bits)).collect::<Vec<_>>(), &Device::Cpu),
-            _ => Tensor::new(bits.iter().map(|&bits| bf16::from_bits(bits)).collect::<Vec<_>>(), &Device::Cpu),
+            DType::F16 => {
+                Tensor::new(bits.iter().map(|&bits| f16::from_bits(bits)).collect::<Vec<_>>(), &Device::Cpu)
+            }
+            _ => {
+                Tensor::new(bits.iter().map(|&bits| bf16::from_bits(bits)).collect::<Vec<_>>(), &Device::Cpu)
+            }
         };
         let tensor = |bits: &[u16]| tensor(bits).expect("a tensor");
         let member = rule(&case.rule, &case.args);
-        let optimiser = MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(case.accum), member)));
+        let optimiser =
+            MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(case.accum), member)));
         let grads: Vec<Tensor> = case.grads_bits.iter().map(|bits| tensor(bits)).collect();
         for engine in engines() {
             let got = run(engine, optimiser.clone(), &tensor(&case.x0_bits), &grads);
             assert_eq!(got.len(), case.master.len());
             for (t, ((x, master), expected)) in got.iter().zip(&case.master).enumerate() {
-                let what = format!("{} in {}, accum {}, call {t} on {engine:?}", case.rule, case.dtype, case.accum);
+                let what =
+                    format!("{} in {}, accum {}, call {t} on {engine:?}", case.rule, case.dtype, case.accum);
                 let master = values(master.as_ref().expect("a master"));
                 assert_close(&master, expected, (2e-6, 1.0), &what);
                 let rounded: Vec<u16> = master.iter().map(|&value| nearest16(dtype, value)).collect();
                 assert_eq!(bits16(x), rounded, "{what}");
                 // Where both masters round alike, and that is nearly everywhere, the parameters are torch's.
-                let near = bits16(x).iter().zip(&case.x_bits[t]).filter(|(got, expected)| got == expected).count();
+                let near =
+                    bits16(x).iter().zip(&case.x_bits[t]).filter(|(got, expected)| got == expected).count();
                 assert!(near + 1 >= rounded.len(), "{what}: {near} of {} parameters", rounded.len());
             }
         }

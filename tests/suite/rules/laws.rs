@@ -6,8 +6,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, AdaptiveClip, Adjust, ClipGlobalNorm, ClipNorm, Engine, ErrorKind, FieldValue, Kind, Leaf, MixedPrecision,
-    Momentum, Optimiser, OptimiserChain, Rule, SignDecay, Sizes, StateTree, Status, WeightDecay, rules, setup, update,
+    AccumGrad, Adam, AdamW, AdaptiveClip, Adjust, ClipGlobalNorm, ClipNorm, Engine, ErrorKind, FieldValue,
+    Kind, Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SignDecay, Sizes, StateTree,
+    Status, WeightDecay, rules, setup, update,
 };
 
 use crate::engine::engines::assert_bits_on_engines;
@@ -18,8 +19,8 @@ use crate::step::streamed_steps::assert_streams;
 use crate::tree::edits::assert_replaces_itself;
 use crate::whole::random_models::assert_models_agree;
 use support::common::{
-    Snapshot, Vars, assert_same, bits, bits16, constant, grads, model, nearest16, numbers, optimisers_for, rounding_to_nearest,
-    rules_and_chains, snapshot, tensor, trajectory, unnamed, values,
+    Snapshot, Vars, assert_same, bits, bits16, constant, grads, model, nearest16, numbers, optimisers_for,
+    rounding_to_nearest, rules_and_chains, snapshot, tensor, trajectory, unnamed, values,
 };
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -36,7 +37,8 @@ fn window(optimiser: impl Optimiser) -> u64 {
     let x = model(&[tensor(1, &[1, 1], DType::F32)]);
     let mut state = setup(optimiser, &x).expect("a state");
     let is_collected = |_: &u64| {
-        let outcome = update(&mut state, &x, &grads([Some(tensor(2, &[1, 1], DType::F32))])).expect("an update");
+        let outcome =
+            update(&mut state, &x, &grads([Some(tensor(2, &[1, 1], DType::F32))])).expect("an update");
         outcome.status == Status::Accumulated
     };
     1 + (0..CALLS).take_while(is_collected).count() as u64
@@ -53,7 +55,11 @@ fn chains_that_could_clip() -> Vec<Box<dyn Rule>> {
         Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(NEVER), AdamW::new(0.01)))),
     ];
     for p in [1.0, 2.0, 3.0, f64::INFINITY] {
-        all.push(Box::new(OptimiserChain::new((Momentum::new(0.1), ClipNorm { p, ..ClipNorm::new(NEVER) }, SignDecay::new(0.01)))));
+        all.push(Box::new(OptimiserChain::new((
+            Momentum::new(0.1),
+            ClipNorm { p, ..ClipNorm::new(NEVER) },
+            SignDecay::new(0.01),
+        ))));
     }
     all
 }
@@ -71,10 +77,17 @@ fn state_tensor(leaf: &Leaf, name: &str) -> Tensor {
 /// whole model the numbers are the model's.
 fn of_leaf(model: &Vars, state: &StateTree, path: &str) -> Snapshot {
     let leaf = state.leaf(path).expect("the leaf");
-    let of_model =
-        |name: &str| leaf.optimiser().rule().kind() == Kind::WholeModel && leaf.numbers().iter().any(|(number, _)| number == name);
-    let of_leaf =
-        |name: &str| name == path || name.strip_prefix(path).and_then(|rest| rest.strip_prefix('/')).is_some_and(|rest| !of_model(rest));
+    let of_model = |name: &str| {
+        leaf.optimiser().rule().kind() == Kind::WholeModel
+            && leaf.numbers().iter().any(|(number, _)| number == name)
+    };
+    let of_leaf = |name: &str| {
+        name == path
+            || name
+                .strip_prefix(path)
+                .and_then(|rest| rest.strip_prefix('/'))
+                .is_some_and(|rest| !of_model(rest))
+    };
     snapshot(model, state).into_iter().filter(|(name, _)| of_leaf(name)).collect()
 }
 
@@ -89,7 +102,8 @@ pub fn assert_lawful(rule: &dyn Rule) {
     assert_models_agree(&[boxed()], 10);
     assert_bits_on_engines(|dtype| rounding_to_nearest(dtype, boxed()));
     for (dtype, sizes) in [(DType::F32, &[2, 4][..]), (DType::BF16, &[3])] {
-        let optimisers: [Box<dyn Optimiser>; 2] = [Box::new(boxed()), Box::new(MixedPrecision::new(DType::F64, boxed()))];
+        let optimisers: [Box<dyn Optimiser>; 2] =
+            [Box::new(boxed()), Box::new(MixedPrecision::new(DType::F64, boxed()))];
         optimisers.iter().for_each(|optimiser| assert_divides(optimiser, dtype, sizes));
     }
     for dtype in DTYPES {
@@ -99,7 +113,9 @@ pub fn assert_lawful(rule: &dyn Rule) {
         }
         state_is_at_least_f32(boxed(), dtype);
         if rule.kind() == Kind::Elementwise {
-            rounding_to_nearest(dtype, boxed()).into_iter().for_each(|optimiser| halves_are_the_whole(optimiser, dtype));
+            rounding_to_nearest(dtype, boxed())
+                .into_iter()
+                .for_each(|optimiser| halves_are_the_whole(optimiser, dtype));
         }
         for optimiser in rounding_to_nearest(dtype, boxed()) {
             keeps_dtype_and_shape(optimiser.clone(), dtype);
@@ -120,7 +136,9 @@ pub fn assert_lawful(rule: &dyn Rule) {
     has_no_master_of_its_own_dtype(boxed());
     has_parameters_that_are_masters_rounded(boxed());
     for (dtype, largest) in SIZES {
-        rounding_to_nearest(dtype, boxed()).into_iter().for_each(|optimiser| bears_gradients_of_any_size(optimiser, dtype, largest));
+        rounding_to_nearest(dtype, boxed())
+            .into_iter()
+            .for_each(|optimiser| bears_gradients_of_any_size(optimiser, dtype, largest));
     }
     stays_with_a_learning_rate_of_zero(boxed());
     steps_with_the_mean_behind_a_window(boxed());
@@ -133,7 +151,9 @@ fn keeps_dtype_and_shape(mut optimiser: Box<dyn Optimiser>, dtype: DType) {
     let tensors = |seed: u64| shapes.map(|shape| tensor(seed, shape, dtype));
     let model = model(&tensors(1));
     let mut state = setup(optimiser.clone(), &model).expect("a state");
-    let of_state = |leaf: &Leaf| leaf.tensor_names().iter().map(|name| state_tensor(leaf, name)).collect::<Vec<Tensor>>();
+    let of_state = |leaf: &Leaf| {
+        leaf.tensor_names().iter().map(|name| state_tensor(leaf, name)).collect::<Vec<Tensor>>()
+    };
     let states: Vec<Vec<Tensor>> = state.leaves().map(of_state).collect();
     for call in 0..CALLS {
         update(&mut state, &model, &grads(tensors(call).map(Some))).expect("an update");
@@ -145,9 +165,15 @@ fn keeps_dtype_and_shape(mut optimiser: Box<dyn Optimiser>, dtype: DType) {
         let new = of_state(leaf);
         assert!(new.iter().zip(&old).all(|(new, old)| new.shape() == old.shape()), "{}", what());
         // What treats every element alike has a number for each.
-        assert!(optimiser.rule().kind() != Kind::Elementwise || new.iter().all(|tensor| tensor.shape() == x.shape()), "{}", what());
+        assert!(
+            optimiser.rule().kind() != Kind::Elementwise
+                || new.iter().all(|tensor| tensor.shape() == x.shape()),
+            "{}",
+            what()
+        );
         // A step that is lost in 16 bits is seen in the state.
-        let seen_in_state = dtype.size_in_bytes() == 2 && new.iter().zip(&old).any(|(new, old)| bits(new) != bits(old));
+        let seen_in_state =
+            dtype.size_in_bytes() == 2 && new.iter().zip(&old).any(|(new, old)| bits(new) != bits(old));
         assert_eq!(bits(var) != bits(&x) || seen_in_state, x.elem_count() > 0, "{}", what());
     }
 }
@@ -162,14 +188,25 @@ fn dtype_and_shape_stay() {
 fn state_is_at_least_f32(rule: Box<dyn Rule>, dtype: DType) {
     let x = model(&[tensor(1, &[3], dtype)]);
     for (optimiser, expected) in [
-        (Box::new(rule.clone()) as Box<dyn Optimiser>, if dtype == DType::F64 { DType::F64 } else { DType::F32 }),
-        (Box::new(MixedPrecision::new(DType::F32, rule.clone())), if dtype == DType::F64 { DType::F64 } else { DType::F32 }),
+        (
+            Box::new(rule.clone()) as Box<dyn Optimiser>,
+            if dtype == DType::F64 { DType::F64 } else { DType::F32 },
+        ),
+        (
+            Box::new(MixedPrecision::new(DType::F32, rule.clone())),
+            if dtype == DType::F64 { DType::F64 } else { DType::F32 },
+        ),
         (Box::new(MixedPrecision::new(DType::F64, rule)), DType::F64),
     ] {
         let state = setup(optimiser.clone(), &x).expect("a state");
         let leaf = state.leaf("0").expect("the leaf");
         for name in leaf.tensor_names() {
-            assert_eq!(state_tensor(leaf, &name).dtype(), expected, "{name} of {} for {dtype:?}", optimiser.name());
+            assert_eq!(
+                state_tensor(leaf, &name).dtype(),
+                expected,
+                "{name} of {} for {dtype:?}",
+                optimiser.name()
+            );
         }
     }
 }
@@ -195,9 +232,21 @@ fn run_unnamed(optimiser: impl Optimiser, dtype: DType) -> Vec<Snapshot> {
 
 fn is_the_same_beside_an_empty_chain(rule: Box<dyn Rule>, dtype: DType) {
     let bare = run_unnamed(rule.clone(), dtype);
-    assert_same(&run_unnamed(OptimiserChain::new((rule.clone(), OptimiserChain::new(()))), dtype), &bare, &rule);
-    assert_same(&run_unnamed(OptimiserChain::new((OptimiserChain::new(()), rule.clone())), dtype), &bare, &rule);
-    assert_same(&run_unnamed(OptimiserChain::new((OptimiserChain::new((rule.clone(),)),)), dtype), &bare, &rule);
+    assert_same(
+        &run_unnamed(OptimiserChain::new((rule.clone(), OptimiserChain::new(()))), dtype),
+        &bare,
+        &rule,
+    );
+    assert_same(
+        &run_unnamed(OptimiserChain::new((OptimiserChain::new(()), rule.clone())), dtype),
+        &bare,
+        &rule,
+    );
+    assert_same(
+        &run_unnamed(OptimiserChain::new((OptimiserChain::new((rule.clone(),)),)), dtype),
+        &bare,
+        &rule,
+    );
 }
 
 #[test]
@@ -208,9 +257,11 @@ fn an_empty_chain_changes_nothing() {
 }
 
 fn has_no_master_of_its_own_dtype(rule: Box<dyn Rule>) {
-    for (parameter, master) in [(DType::F32, DType::F32), (DType::F64, DType::F32), (DType::F64, DType::F64)] {
+    for (parameter, master) in [(DType::F32, DType::F32), (DType::F64, DType::F32), (DType::F64, DType::F64)]
+    {
         let mixed = MixedPrecision::new(master, rule.clone());
-        let bytes = |optimiser| setup(optimiser, &model(&[tensor(1, &[3], parameter)])).expect("a state").bytes();
+        let bytes =
+            |optimiser| setup(optimiser, &model(&[tensor(1, &[3], parameter)])).expect("a state").bytes();
         let boxed: [Box<dyn Optimiser>; 2] = [Box::new(mixed.clone()), Box::new(rule.clone())];
         let [with, without] = boxed.map(bytes);
         assert_eq!(with, without, "{rule:?}");
@@ -225,7 +276,8 @@ fn a_parameter_precise_enough_gets_no_master() {
 
 fn halves_are_the_whole(optimiser: Box<dyn Optimiser>, dtype: DType) {
     let whole = |seed| tensor(seed, &[11], dtype);
-    let halves = |seed| [whole(seed).narrow(0, 0, 4), whole(seed).narrow(0, 4, 7)].map(|half| half.expect("a half"));
+    let halves =
+        |seed| [whole(seed).narrow(0, 0, 4), whole(seed).narrow(0, 4, 7)].map(|half| half.expect("a half"));
     let (one, two) = (model(&[whole(0)]), model(&halves(0)));
     let mut states = [&one, &two].map(|model| setup(optimiser.clone(), model).expect("a state"));
     for call in 1..=CALLS {
@@ -249,7 +301,8 @@ fn a_leaf_without_gradient_stays(optimiser: Box<dyn Optimiser>, dtype: DType) {
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     let gradient = |call| Some(tensor(call, &[4], dtype));
     for call in 0..CALLS {
-        update(&mut state, &model, &grads([gradient(call), Some(tensor(call, &[5], dtype))])).expect("an update");
+        update(&mut state, &model, &grads([gradient(call), Some(tensor(call, &[5], dtype))]))
+            .expect("an update");
     }
     let before = [of_leaf(&model, &state, "0"), of_leaf(&model, &state, "1")];
     for call in 0..CALLS {
@@ -265,7 +318,9 @@ fn a_leaf_without_gradient_stays(optimiser: Box<dyn Optimiser>, dtype: DType) {
 #[test]
 fn a_missing_gradient_leaves_its_leaf_untouched() {
     for dtype in [DType::BF16, DType::F32] {
-        optimisers_for(dtype).into_iter().for_each(|optimiser| a_leaf_without_gradient_stays(optimiser, dtype));
+        optimisers_for(dtype)
+            .into_iter()
+            .for_each(|optimiser| a_leaf_without_gradient_stays(optimiser, dtype));
     }
 }
 
@@ -273,14 +328,21 @@ fn a_missing_gradient_leaves_its_leaf_untouched() {
 fn counted(optimiser: Box<dyn Optimiser>, gradient: impl Fn(u64) -> Tensor) -> (Vec<(String, u64)>, u64) {
     let model = model(&[tensor(1, &[4], DType::BF16)]);
     let mut state = setup(optimiser, &model).expect("a state");
-    (0..CALLS).for_each(|call| drop(update(&mut state, &model, &grads([Some(gradient(call))])).expect("an update")));
+    (0..CALLS).for_each(|call| {
+        drop(update(&mut state, &model, &grads([Some(gradient(call))])).expect("an update"))
+    });
     let leaf = state.leaf("0").expect("the leaf");
     (leaf.counters(), leaf.steps())
 }
 
 fn counts_zeros(optimiser: Box<dyn Optimiser>) {
     let zeros = counted(optimiser.clone(), |_| constant(0.0, 4, DType::BF16));
-    assert_eq!(zeros, counted(optimiser.clone(), |call| tensor(2 + call, &[4], DType::BF16)), "{}", optimiser.name());
+    assert_eq!(
+        zeros,
+        counted(optimiser.clone(), |call| tensor(2 + call, &[4], DType::BF16)),
+        "{}",
+        optimiser.name()
+    );
     assert_eq!(zeros.1, CALLS / window(optimiser.clone()), "{}", optimiser.name());
 }
 
@@ -299,7 +361,8 @@ fn a_gradient_of_zeros_is_a_gradient() {
 fn goes_on_after_the_thaw(optimiser: Box<dyn Optimiser>) {
     let (x, y) = (tensor(1, &[4], DType::BF16), tensor(2, &[5], DType::BF16));
     let (pair, alone) = (model(&[x.clone(), y]), model(&[x]));
-    let [mut both, mut single] = [&pair, &alone].map(|model| setup(optimiser.clone(), model).expect("a state"));
+    let [mut both, mut single] =
+        [&pair, &alone].map(|model| setup(optimiser.clone(), model).expect("a state"));
     let away = window(optimiser.clone()).max(2);
     let frozen = |call: u64| (away..2 * away).contains(&call);
     for call in 0..CALLS + 2 * away {
@@ -324,7 +387,9 @@ fn goes_on_after_the_thaw(optimiser: Box<dyn Optimiser>) {
 
 #[test]
 fn a_frozen_leaf_continues_after_the_thaw() {
-    let alone = optimisers_for(DType::BF16).into_iter().filter(|optimiser| optimiser.rule().kind() != Kind::WholeModel);
+    let alone = optimisers_for(DType::BF16)
+        .into_iter()
+        .filter(|optimiser| optimiser.rule().kind() != Kind::WholeModel);
     alone.chain(could_clip(DType::BF16)).for_each(goes_on_after_the_thaw);
 }
 
@@ -345,7 +410,8 @@ fn has_parameters_that_are_masters_rounded(rule: Box<dyn Rule>) {
                     update(&mut state, &model, &grads([Some(gradient)])).expect("an update");
                     let leaf = state.leaf("0").expect("the leaf");
                     let master = leaf.tensor("master").expect("a copy").expect("a master");
-                    let rounded: Vec<u16> = values(&master).into_iter().map(|value| nearest16(parameter, value)).collect();
+                    let rounded: Vec<u16> =
+                        values(&master).into_iter().map(|value| nearest16(parameter, value)).collect();
                     assert_eq!(bits16(&model["0"]), rounded, "{rule:?}");
                 }
             }
@@ -368,7 +434,8 @@ fn bears_gradients_of_any_size(optimiser: Box<dyn Optimiser>, dtype: DType, larg
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     for call in 0..4 * CALLS {
         let sign = if call % 5 == 4 { -1.0 } else { 1.0 };
-        update(&mut state, &model, &grads([Some(from_values(sizes().map(|size| sign * size), dtype))])).expect("an update");
+        update(&mut state, &model, &grads([Some(from_values(sizes().map(|size| sign * size), dtype))]))
+            .expect("an update");
     }
     for (name, bits) in of_leaf(&model, &state, "0") {
         let finite = bits.iter().all(|&bits| f64::from_bits(bits).is_finite());
@@ -379,13 +446,16 @@ fn bears_gradients_of_any_size(optimiser: Box<dyn Optimiser>, dtype: DType, larg
 #[test]
 fn gradients_of_any_size_are_borne() {
     for (dtype, largest) in SIZES {
-        optimisers_for(dtype).into_iter().for_each(|optimiser| bears_gradients_of_any_size(optimiser, dtype, largest));
+        optimisers_for(dtype)
+            .into_iter()
+            .for_each(|optimiser| bears_gradients_of_any_size(optimiser, dtype, largest));
     }
 }
 
 /// Whether it has a learning rate at all.
 fn stays_with_a_learning_rate_of_zero(rule: Box<dyn Rule>) -> bool {
-    let optimisers = [Box::new(rule.clone()) as Box<dyn Optimiser>, Box::new(MixedPrecision::new(DType::F32, rule))];
+    let optimisers =
+        [Box::new(rule.clone()) as Box<dyn Optimiser>, Box::new(MixedPrecision::new(DType::F32, rule))];
     let mut has_rate = false;
     for mut optimiser in optimisers {
         if optimiser.adjust(0.0).is_err_and(|error| error.kind() == ErrorKind::UnknownName) {
@@ -393,7 +463,10 @@ fn stays_with_a_learning_rate_of_zero(rule: Box<dyn Rule>) -> bool {
         }
         has_rate = true;
         let x = tensor(1, &[3, 3], DType::BF16);
-        let (model, steps) = (model(std::slice::from_ref(&x)), [2, 3].map(|seed| grads([Some(tensor(seed, &[3, 3], DType::BF16))])));
+        let (model, steps) = (
+            model(std::slice::from_ref(&x)),
+            [2, 3].map(|seed| grads([Some(tensor(seed, &[3, 3], DType::BF16))])),
+        );
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         for gradients in &steps {
             update(&mut state, &model, gradients).expect("an update");
@@ -406,7 +479,9 @@ fn stays_with_a_learning_rate_of_zero(rule: Box<dyn Rule>) -> bool {
 
 #[test]
 fn a_learning_rate_of_zero_moves_nothing() {
-    let has_rate = rules::catalogue().into_iter().filter(|listing| stays_with_a_learning_rate_of_zero(listing.rule.clone()));
+    let has_rate = rules::catalogue()
+        .into_iter()
+        .filter(|listing| stays_with_a_learning_rate_of_zero(listing.rule.clone()));
     assert!(has_rate.count() > 0);
 }
 
@@ -438,16 +513,24 @@ fn adjusting_keeps_the_state() {
 fn others_of(value: FieldValue) -> Vec<FieldValue> {
     match value {
         FieldValue::Real(_) => [0.0, 0.5, 1.0, 7.0].map(FieldValue::Real).to_vec(),
-        FieldValue::Pair(a, b) => [(0.0, b), (a, 0.0), (0.5, 0.5), (7.0, b)].map(|(a, b)| FieldValue::Pair(a, b)).to_vec(),
+        FieldValue::Pair(a, b) => {
+            [(0.0, b), (a, 0.0), (0.5, 0.5), (7.0, b)].map(|(a, b)| FieldValue::Pair(a, b)).to_vec()
+        }
         FieldValue::Triple(a, b, c) => {
-            vec![FieldValue::Triple(0.0, b, c), FieldValue::Triple(a, 0.0, 0.0), FieldValue::Triple(0.5, 0.5, 0.5)]
+            vec![
+                FieldValue::Triple(0.0, b, c),
+                FieldValue::Triple(a, 0.0, 0.0),
+                FieldValue::Triple(0.5, 0.5, 0.5),
+            ]
         }
         FieldValue::Count(_) => [0, 1, 2, 3, 5, 22, 2000].map(FieldValue::Count).to_vec(),
-        FieldValue::Sizes(_) => {
-            [&[][..], &[10, 14], &[2, 4], &[1, 1]].map(|sizes| FieldValue::Sizes(Sizes::new(sizes).expect("sizes"))).to_vec()
-        }
+        FieldValue::Sizes(_) => [&[][..], &[10, 14], &[2, 4], &[1, 1]]
+            .map(|sizes| FieldValue::Sizes(Sizes::new(sizes).expect("sizes")))
+            .to_vec(),
         FieldValue::Flag(flag) => vec![FieldValue::Flag(!flag)],
-        FieldValue::Choice(choice) => choice.names().iter().filter_map(|name| choice.named(name)).map(FieldValue::Choice).collect(),
+        FieldValue::Choice(choice) => {
+            choice.names().iter().filter_map(|name| choice.named(name)).map(FieldValue::Choice).collect()
+        }
         other => panic!("no values like {other}"),
     }
 }
@@ -464,7 +547,12 @@ fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> V
         };
         state
             .leaves()
-            .map(|leaf| (leaf.tensor_names().into_iter().map(|name| of_tensor(leaf, name)).collect::<Vec<_>>(), leaf.bytes()))
+            .map(|leaf| {
+                (
+                    leaf.tensor_names().into_iter().map(|name| of_tensor(leaf, name)).collect::<Vec<_>>(),
+                    leaf.bytes(),
+                )
+            })
             .collect()
     };
     let mut deciding = Vec::new();
@@ -481,17 +569,32 @@ fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> V
                 (Some(fresh), Ok(())) => {
                     // A tensor that was kept stays so.
                     let own = layout(&state);
-                    assert!(own.iter().map(|(own, _)| own).eq(fresh.iter().map(|(fresh, _)| fresh)), "{}", what());
-                    update(&mut state, &model, &grads(tensors(2).map(Some))).unwrap_or_else(|error| panic!("{}: {error}", what()));
+                    assert!(
+                        own.iter().map(|(own, _)| own).eq(fresh.iter().map(|(fresh, _)| fresh)),
+                        "{}",
+                        what()
+                    );
+                    update(&mut state, &model, &grads(tensors(2).map(Some)))
+                        .unwrap_or_else(|error| panic!("{}: {error}", what()));
                 }
                 // A leaf has one of the alternatives, without their places.
                 (_, Err(error)) if error.kind() == ErrorKind::UnknownName => {}
                 (Some(fresh), Err(error)) => {
                     assert_ne!(layout(&state), fresh, "{}: {error}", what());
-                    assert_eq!((error.kind(), snapshot(&model, &state) == before), (ErrorKind::Argument, true), "{}: {error}", what());
-                    deciding.extend((!error.to_string().contains("is not kept")).then(|| format!("{}.{place}", optimiser.name())));
+                    assert_eq!(
+                        (error.kind(), snapshot(&model, &state) == before),
+                        (ErrorKind::Argument, true),
+                        "{}: {error}",
+                        what()
+                    );
+                    deciding.extend(
+                        (!error.to_string().contains("is not kept"))
+                            .then(|| format!("{}.{place}", optimiser.name())),
+                    );
                 }
-                (None, adjusted) => assert!(adjusted.is_err() && snapshot(&model, &state) == before, "{}", what()),
+                (None, adjusted) => {
+                    assert!(adjusted.is_err() && snapshot(&model, &state) == before, "{}", what())
+                }
             }
         }
     }
@@ -503,12 +606,19 @@ fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> V
 fn a_state_is_the_one_of_its_fields() {
     let mut deciding = Vec::new();
     for rule in rules_and_chains() {
-        let _ = has_the_state_of_its_fields(Box::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16);
+        let _ =
+            has_the_state_of_its_fields(Box::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16);
         deciding.extend(has_the_state_of_its_fields(Box::new(rule), DType::F32));
     }
-    for expected in
-        ["SOAP.max_size", "SOAP.matrix", "GaLore.rank", "APOLLO.rank", "Shampoo.max_size", "Adafactor.matrix", "RMSProp.centred"]
-    {
+    for expected in [
+        "SOAP.max_size",
+        "SOAP.matrix",
+        "GaLore.rank",
+        "APOLLO.rank",
+        "Shampoo.max_size",
+        "Adafactor.matrix",
+        "RMSProp.centred",
+    ] {
         assert!(deciding.iter().any(|field| field == expected), "{expected} is not among {deciding:?}");
     }
 }
@@ -521,15 +631,19 @@ fn steps_with_the_mean_behind_a_window(member: Box<dyn Rule>) {
     }
     let x = tensor(0, &[2, 3], DType::F64);
     let (collected, direct) = (model(std::slice::from_ref(&x)), model(&[x]));
-    let mut collecting = setup(OptimiserChain::new((AccumGrad::new(N), member.clone())), &collected).expect("a state");
+    let mut collecting =
+        setup(OptimiserChain::new((AccumGrad::new(N), member.clone())), &collected).expect("a state");
     let mut stepping = setup(member.clone(), &direct).expect("a state");
     for step in 0..3 {
         let micro: Vec<Tensor> = (0..N).map(|i| tensor(1 + step * N + i, &[2, 3], DType::F64)).collect();
         for gradient in &micro {
             update(&mut collecting, &collected, &grads([Some(gradient.clone())])).expect("an update");
         }
-        let sum = micro[1..].iter().fold(values(&micro[0]), |sum, g| sum.iter().zip(values(g)).map(|(a, b)| a + b).collect());
-        let mean = Tensor::from_vec(sum.iter().map(|sum| sum / N as f64).collect(), (2, 3), &Device::Cpu).ok();
+        let sum = micro[1..]
+            .iter()
+            .fold(values(&micro[0]), |sum, g| sum.iter().zip(values(g)).map(|(a, b)| a + b).collect());
+        let mean =
+            Tensor::from_vec(sum.iter().map(|sum| sum / N as f64).collect(), (2, 3), &Device::Cpu).ok();
         update(&mut stepping, &direct, &grads([mean])).expect("an update");
         assert_eq!(bits(&collected["0"]), bits(&direct["0"]), "{}", member.name());
     }

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Engine, Fallback, FieldValue, Kahan,
-    MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload, Optimiser, OptimiserChain, Parameter, Products, Q8, Rule,
-    Schedule, Scheduler, Setup, Sizes, SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with,
-    update,
+    AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Engine,
+    Fallback, FieldValue, Kahan, MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload,
+    Optimiser, OptimiserChain, Parameter, Products, Q8, Rule, Schedule, Scheduler, Setup, Sizes, SplitMaster,
+    StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
@@ -26,13 +26,21 @@ fn trained(engine: Engine, rule: &dyn Rule, x: &Tensor, gradients: &[Tensor]) ->
     let x = var(x);
     let mut state = setup(dyn_clone::clone_box(rule), &x).expect("a state");
     for gradient in gradients {
-        Update::new(&mut state).engine(engine).apply(&x, &Grads::from([(String::new(), gradient.clone())])).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &Grads::from([(String::new(), gradient.clone())]))
+            .expect("an update");
     }
     x.as_detached_tensor()
 }
 
 /// A run of a whole equals runs of its pieces, which `cut` takes out of a tensor, bit for bit.
-fn assert_piecewise(rules: [[Box<dyn Rule>; 3]; 2], shape: &[usize], dtype: DType, cut: impl Fn(&Tensor) -> Vec<Tensor>) {
+fn assert_piecewise(
+    rules: [[Box<dyn Rule>; 3]; 2],
+    shape: &[usize],
+    dtype: DType,
+    cut: impl Fn(&Tensor) -> Vec<Tensor>,
+) {
     let (x, gradients) = (tensor(1, shape, dtype), [2, 3, 4].map(|seed| tensor(seed, shape, dtype)));
     let [whole, piece] = rules;
     for (whole, piece) in whole.iter().zip(&piece) {
@@ -62,18 +70,46 @@ fn along(tensor: &Tensor, dim: usize, sizes: &[usize]) -> Vec<Tensor> {
 #[test]
 fn a_stack_is_a_loop_over_its_matrices() {
     let (none, plain) = (Sizes::default(), || rules(MatrixForm::Stack, 1, Sizes::default()));
-    for (shape, dtype) in [([3, 4, 6], DType::F32), ([3, 6, 4], DType::F64), ([5, 130, 70], DType::F32), ([2, 1, 3], DType::F32)] {
-        let matrices = |x: &Tensor| along(x, 0, &vec![1; shape[0]]).iter().map(|matrix| matrix.squeeze(0).expect("a matrix")).collect();
+    for (shape, dtype) in [
+        ([3, 4, 6], DType::F32),
+        ([3, 6, 4], DType::F64),
+        ([5, 130, 70], DType::F32),
+        ([2, 1, 3], DType::F32),
+    ] {
+        let matrices = |x: &Tensor| {
+            along(x, 0, &vec![1; shape[0]])
+                .iter()
+                .map(|matrix| matrix.squeeze(0).expect("a matrix"))
+                .collect()
+        };
         assert_piecewise([plain(), plain()], &shape, dtype, matrices);
     }
-    let outer =
-        |x: &Tensor| along(x, 0, &[1, 1]).iter().flat_map(|half| along(&half.squeeze(0).expect("a stack"), 0, &[1, 1, 1])).collect();
+    let outer = |x: &Tensor| {
+        along(x, 0, &[1, 1])
+            .iter()
+            .flat_map(|half| along(&half.squeeze(0).expect("a stack"), 0, &[1, 1, 1]))
+            .collect()
+    };
     assert_piecewise([plain(), plain()], &[2, 3, 4, 5], DType::F32, outer);
     // Heads and parts are rows.
-    assert_piecewise([rules(MatrixForm::Stack, 3, none), plain()], &[12, 5], DType::F32, |x| along(x, 0, &[4; 3]));
-    assert_piecewise([rules(MatrixForm::Stack, 3, none), plain()], &[2, 12, 5], DType::F32, |x| along(x, 1, &[4; 3]));
-    assert_piecewise([rules(MatrixForm::Stack, 1, Sizes::from([6, 2, 4])), plain()], &[12, 5], DType::F32, |x| along(x, 0, &[6, 2, 4]));
-    assert_piecewise([rules(MatrixForm::Stack, 1, Sizes::from([3, 2])), plain()], &[2, 5, 4], DType::F64, |x| along(x, 1, &[3, 2]));
+    assert_piecewise([rules(MatrixForm::Stack, 3, none), plain()], &[12, 5], DType::F32, |x| {
+        along(x, 0, &[4; 3])
+    });
+    assert_piecewise([rules(MatrixForm::Stack, 3, none), plain()], &[2, 12, 5], DType::F32, |x| {
+        along(x, 1, &[4; 3])
+    });
+    assert_piecewise(
+        [rules(MatrixForm::Stack, 1, Sizes::from([6, 2, 4])), plain()],
+        &[12, 5],
+        DType::F32,
+        |x| along(x, 0, &[6, 2, 4]),
+    );
+    assert_piecewise(
+        [rules(MatrixForm::Stack, 1, Sizes::from([3, 2])), plain()],
+        &[2, 5, 4],
+        DType::F64,
+        |x| along(x, 1, &[3, 2]),
+    );
 }
 
 #[test]
@@ -96,8 +132,14 @@ fn a_kernel_has_the_steps_of_its_flat_matrix() {
         let x = model(&[gradient.zeros_like().expect("zeros")]);
         let mut state = setup(rule, &x).expect("a state");
         update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
-        let v = state.leaf("0").and_then(|leaf| leaf.tensor_names().into_iter().find(|name| name.contains('v')));
-        (values(&x["0"]), v.map(|name| state.leaf("0").expect("the leaf").tensor(&name).expect("a copy").expect("v").elem_count()))
+        let v =
+            state.leaf("0").and_then(|leaf| leaf.tensor_names().into_iter().find(|name| name.contains('v')));
+        (
+            values(&x["0"]),
+            v.map(|name| {
+                state.leaf("0").expect("the leaf").tensor(&name).expect("a copy").expect("v").elem_count()
+            }),
+        )
     };
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
     let matrix = MatrixForm::Flat;
@@ -137,8 +179,16 @@ fn what_is_no_matrix_is_refused_at_setup() {
         refused(Box::new(MixedPrecision::new(DType::F64, rule)), &[], &[&name, "the shape []"]);
     }
     let cut = |heads, parts: Sizes| Box::new(Muon { heads, parts, ..Muon::new(0.1) });
-    refused(cut(5, Sizes::default()), &[4, 6], &["parameter \"0\"", "heads is 5, expected a divisor of the 4 rows", "setup_with"]);
-    refused(cut(1, Sizes::from([2, 3])), &[4, 6], &["parts is [2, 3], which are 5 rows", "expected the 4 rows"]);
+    refused(
+        cut(5, Sizes::default()),
+        &[4, 6],
+        &["parameter \"0\"", "heads is 5, expected a divisor of the 4 rows", "setup_with"],
+    );
+    refused(
+        cut(1, Sizes::from([2, 3])),
+        &[4, 6],
+        &["parts is [2, 3], which are 5 rows", "expected the 4 rows"],
+    );
     refused(cut(2, Sizes::from([2, 2])), &[4, 6], &["heads is 2, expected 1 beside the parts [2, 2]"]);
     // Cut otherwise later, it is refused as well.
     let x = model(&[tensor(1, &[4, 3, 2], DType::F32)]);
@@ -158,7 +208,9 @@ type Matrix = Vec<Vec<f64>>;
 
 fn product(a: &Matrix, b: &Matrix) -> Matrix {
     let columns = b[0].len();
-    a.iter().map(|row| (0..columns).map(|j| row.iter().zip(b).map(|(x, other)| x * other[j]).sum()).collect()).collect()
+    a.iter()
+        .map(|row| (0..columns).map(|j| row.iter().zip(b).map(|(x, other)| x * other[j]).sum()).collect())
+        .collect()
 }
 
 fn transposed(a: &Matrix) -> Matrix {
@@ -176,7 +228,9 @@ fn newton_schulz(matrix: &Matrix, norm: f64, steps: &[(f64, f64, f64)]) -> Matri
     for &(a, b, c) in steps {
         let s = product(&u, &transposed(&u));
         let square = product(&s, &s);
-        let odd = |i: usize, j: usize| (0..u.len()).map(|k| (b * s[i][k] + c * square[i][k]) * u[k][j]).sum::<f64>();
+        let odd = |i: usize, j: usize| {
+            (0..u.len()).map(|k| (b * s[i][k] + c * square[i][k]) * u[k][j]).sum::<f64>()
+        };
         u = (0..u.len()).map(|i| (0..u[0].len()).map(|j| a * u[i][j] + odd(i, j)).collect()).collect();
     }
     u
@@ -198,7 +252,9 @@ fn momentum(m: &mut Matrix, g: &Matrix, rho: f64, nesterov: bool, t: i32) -> Mat
 fn assert_follows(rule: impl Rule + Clone, mut step: impl FnMut(&mut Matrix, &Matrix, &mut Matrix, i32)) {
     let (rows, columns) = (3, 5);
     let read = |flat: Vec<f64>| -> Matrix { flat.chunks(columns).map(<[f64]>::to_vec).collect() };
-    let tensor = |seed| Tensor::from_vec(numbers(seed, rows * columns), (rows, columns), &Device::Cpu).expect("a matrix");
+    let tensor = |seed| {
+        Tensor::from_vec(numbers(seed, rows * columns), (rows, columns), &Device::Cpu).expect("a matrix")
+    };
     let xs: Vec<Vars> = engines().iter().map(|_| model(&[tensor(1)])).collect();
     let mut states: Vec<StateTree> = xs.iter().map(|x| setup(rule.clone(), x).expect("a state")).collect();
     let (mut expected, mut m) = (read(numbers(1, rows * columns)), vec![vec![0.0; columns]; rows]);
@@ -208,7 +264,11 @@ fn assert_follows(rule: impl Rule + Clone, mut step: impl FnMut(&mut Matrix, &Ma
         for ((engine, x), state) in engines().into_iter().zip(&xs).zip(&mut states) {
             Update::new(state).engine(engine).apply(x, &grads([Some(gradient.clone())])).expect("an update");
             for (got, expected) in values(&x["0"]).into_iter().zip(expected.iter().flatten()) {
-                assert!((got - expected).abs() <= 1e-11 * expected.abs().max(1e-2), "{}, step {t}: {got} for {expected}", rule.name());
+                assert!(
+                    (got - expected).abs() <= 1e-11 * expected.abs().max(1e-2),
+                    "{}, step {t}: {got} for {expected}",
+                    rule.name()
+                );
             }
         }
     }
@@ -238,7 +298,8 @@ fn muon_follows_its_recurrence() {
     ] {
         for nesterov in [true, false] {
             let ns_steps = steps.len() as u64;
-            let rule = Muon { rho: 0.8, lambda: 0.3, nesterov, coefficients, ns_steps, scale, ..Muon::new(0.05) };
+            let rule =
+                Muon { rho: 0.8, lambda: 0.3, nesterov, coefficients, ns_steps, scale, ..Muon::new(0.05) };
             assert_follows(rule, |x, g, m, t| {
                 let mut u = newton_schulz(&momentum(m, g, 0.8, nesterov, t), norm, &steps);
                 u.iter_mut().flatten().for_each(|u| *u *= factor);
@@ -270,7 +331,8 @@ fn normuon_follows_its_recurrence() {
 fn adamuon_follows_its_recurrence() {
     let mut v = vec![vec![0.0; 5]; 3];
     assert_follows(AdaMuon { beta: (0.8, 0.7), lambda: 0.3, ..AdaMuon::new(0.05) }, |x, g, m, t| {
-        let signs: Matrix = momentum(m, g, 0.8, true, t).iter().map(|row| row.iter().map(|u| u.signum()).collect()).collect();
+        let signs: Matrix =
+            momentum(m, g, 0.8, true, t).iter().map(|row| row.iter().map(|u| u.signum()).collect()).collect();
         let mut u = newton_schulz(&signs, 1.0, &[JORDAN; 5]);
         for (u, v) in u.iter_mut().flatten().zip(v.iter_mut().flatten()) {
             *v = 0.7 * *v + 0.3 * *u * *u;
@@ -296,7 +358,9 @@ fn polynomials_lead_to_orthogonal_matrices() {
     let error = |coefficients, ns_steps| {
         let u = first_step(Muon { coefficients, ns_steps, ..Muon::new(1.0) }, DType::F64);
         let square = product(&u, &transposed(&u));
-        let off = |(i, row): (usize, &Vec<f64>)| row.iter().enumerate().map(|(j, x)| (x - f64::from(i == j)).abs()).fold(0.0, f64::max);
+        let off = |(i, row): (usize, &Vec<f64>)| {
+            row.iter().enumerate().map(|(j, x)| (x - f64::from(i == j)).abs()).fold(0.0, f64::max)
+        };
         square.iter().enumerate().map(off).fold(0.0, f64::max)
     };
     assert!(error(NewtonSchulz::Cubic, 20) < 1e-12);
@@ -310,7 +374,8 @@ fn products_in_16_bits_are_near() {
     let exact = first_step(Muon::new(1.0), DType::F32);
     for (products, tolerance) in [(Products::BF16, 0.1), (Products::F16, 0.02)] {
         let got = first_step(Muon { products, ..Muon::new(1.0) }, DType::F32);
-        let difference: Matrix = got.iter().zip(&exact).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a - b).collect()).collect();
+        let difference: Matrix =
+            got.iter().zip(&exact).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a - b).collect()).collect();
         let relative = frobenius(&difference) / frobenius(&exact);
         assert!(relative > 1e-6 && relative < tolerance, "{products:?}: {relative}");
     }
@@ -322,7 +387,8 @@ fn coefficients_have_more_digits_than_products_of_16_bits() {
     let step = |products| {
         let x = model(&[Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("zeros")]);
         let mut state = setup(Muon { ns_steps: 1, products, ..Muon::new(1.0) }, &x).expect("a state");
-        update(&mut state, &x, &grads([Tensor::ones((1, 1), DType::F32, &Device::Cpu).ok()])).expect("an update");
+        update(&mut state, &x, &grads([Tensor::ones((1, 1), DType::F32, &Device::Cpu).ok()]))
+            .expect("an update");
         -values(&x["0"])[0]
     };
     let rounded = |x: f64| half::bf16::from_f64(x).to_f64();
@@ -332,12 +398,21 @@ fn coefficients_have_more_digits_than_products_of_16_bits() {
 }
 
 fn network(dtype: DType) -> Vars {
-    let shapes: [(&str, &[usize]); 4] = [("embedding.weight", &[10, 4]), ("layer.bias", &[4]), ("layer.weight", &[4, 4]), ("scale", &[])];
-    shapes.iter().zip(1..).map(|((path, shape), seed)| (path.to_string(), var(&tensor(seed, shape, dtype)))).collect()
+    let shapes: [(&str, &[usize]); 4] =
+        [("embedding.weight", &[10, 4]), ("layer.bias", &[4]), ("layer.weight", &[4, 4]), ("scale", &[])];
+    shapes
+        .iter()
+        .zip(1..)
+        .map(|((path, shape), seed)| (path.to_string(), var(&tensor(seed, shape, dtype))))
+        .collect()
 }
 
 fn gradients(model: &Vars, seed: u64) -> Grads {
-    model.iter().zip(seed..).map(|((path, x), seed)| (path.clone(), tensor(seed, x.dims(), DType::F32))).collect()
+    model
+        .iter()
+        .zip(seed..)
+        .map(|((path, x), seed)| (path.clone(), tensor(seed, x.dims(), DType::F32)))
+        .collect()
 }
 
 fn fallback() -> Fallback<Muon, AdamW> {
@@ -349,14 +424,17 @@ fn fallback() -> Fallback<Muon, AdamW> {
 fn a_fallback_is_a_choice_by_hand() {
     let by_hand = |path: &str, x: Parameter<'_>| -> Option<Boxed> {
         let matrix = x.rank() > 1 && path != "embedding.weight";
-        let chain = |rule: Box<dyn Rule>| OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, rule)));
+        let chain =
+            |rule: Box<dyn Rule>| OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, rule)));
         let rule: Box<dyn Rule> = if matrix { Box::new(Muon::new(0.1)) } else { Box::new(AdamW::new(0.01)) };
         Some(Box::new(MixedPrecision::new(DType::F32, chain(rule))))
     };
     let models = [network(DType::BF16), network(DType::BF16)];
     let chain = OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, fallback())));
-    let mut states =
-        [setup(MixedPrecision::new(DType::F32, chain), &models[0]).expect("a state"), setup_with(&models[1], by_hand).expect("a state")];
+    let mut states = [
+        setup(MixedPrecision::new(DType::F32, chain), &models[0]).expect("a state"),
+        setup_with(&models[1], by_hand).expect("a state"),
+    ];
     for seed in [10, 20, 30] {
         for (state, model) in states.iter_mut().zip(&models) {
             update(state, model, &gradients(model, seed)).expect("an update");
@@ -366,7 +444,10 @@ fn a_fallback_is_a_choice_by_hand() {
         assert_eq!(bits(&models[0][path]), bits(&models[1][path]), "{path}");
         let [leaf, expected] = states.each_ref().map(|state| state.leaf(path).expect("the leaf"));
         assert_eq!(leaf.optimiser().name(), expected.optimiser().name());
-        assert_eq!((leaf.optimiser().fields(), leaf.tensor_names()), (expected.optimiser().fields(), expected.tensor_names()));
+        assert_eq!(
+            (leaf.optimiser().fields(), leaf.tensor_names()),
+            (expected.optimiser().fields(), expected.tensor_names())
+        );
     }
     // A checkpoint of one is one of the other.
     let folder = tempfile::tempdir().expect("a folder");
@@ -378,17 +459,26 @@ fn a_fallback_is_a_choice_by_hand() {
 #[test]
 fn a_fallback_goes_wherever_rules_go() {
     let model = network(DType::F32);
-    let names = |state: &StateTree| -> Vec<String> { state.leaves().map(|leaf| leaf.optimiser().name()).collect() };
+    let names =
+        |state: &StateTree| -> Vec<String> { state.leaves().map(|leaf| leaf.optimiser().name()).collect() };
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let replaced = state.all().replace(fallback(), &model).expect("another rule");
     assert_eq!(names(&state), ["AdamW", "AdamW", "Muon", "AdamW"]);
-    assert_eq!((&replaced[0].kept[..], &replaced[2].dropped[..]), (&["m", "v", "t"].map(String::from)[..], &["v".to_string()][..]));
-    let mut state = setup_with(&model, |path, _| (path == "scale").then(|| Momentum::new(0.1))).expect("a state");
+    assert_eq!(
+        (&replaced[0].kept[..], &replaced[2].dropped[..]),
+        (&["m", "v", "t"].map(String::from)[..], &["v".to_string()][..])
+    );
+    let mut state =
+        setup_with(&model, |path, _| (path == "scale").then(|| Momentum::new(0.1))).expect("a state");
     state.add_with(&model, |_, _| Some(fallback())).expect("more parameters");
     assert_eq!(names(&state), ["AdamW", "AdamW", "Muon", "Momentum"]);
     // Fallbacks of fallbacks, in boxes and options.
-    let nested = Fallback::new(Some(Box::new(fallback()) as Box<dyn Rule>), Momentum::new(0.1)).except(["layer.*"]);
-    assert_eq!(names(&setup(nested, &model).expect("a state")), ["AdamW", "Momentum", "Momentum", "Momentum"]);
+    let nested =
+        Fallback::new(Some(Box::new(fallback()) as Box<dyn Rule>), Momentum::new(0.1)).except(["layer.*"]);
+    assert_eq!(
+        names(&setup(nested, &model).expect("a state")),
+        ["AdamW", "Momentum", "Momentum", "Momentum"]
+    );
     let wrapped: [Boxed; 7] = [
         Box::new(DecoupledDecay::new(0.1, fallback())),
         Box::new(StochasticRounding::new(1, fallback())),
@@ -401,11 +491,18 @@ fn a_fallback_goes_wherever_rules_go() {
     for optimiser in wrapped {
         let (name, state) = (optimiser.name(), setup(optimiser, &model).expect("a state"));
         let has = |rule: &str| names(&state).iter().map(|name| name.contains(rule)).collect::<Vec<_>>();
-        assert_eq!((has("AdamW"), has("Muon")), (vec![true, true, false, true], vec![false, false, true, false]), "{name}");
+        assert_eq!(
+            (has("AdamW"), has("Muon")),
+            (vec![true, true, false, true], vec![false, false, true, false]),
+            "{name}"
+        );
     }
     // Over ranks, where matrices stay whole and the rest is cut.
     for world in ranks(1) {
-        assert_eq!(names(&Setup::over(&world).setup(fallback(), &model).expect("a state")), ["AdamW", "AdamW", "Muon", "AdamW"]);
+        assert_eq!(
+            names(&Setup::over(&world).setup(fallback(), &model).expect("a state")),
+            ["AdamW", "AdamW", "Muon", "AdamW"]
+        );
     }
     let config: optimisers::config::OptimiserConfig = serde_json::from_str(
         r#"[{"ClipNorm": {"omega": 1.0}}, {"Fallback": {"inner": "Muon", "fallback": {"AdamW": {"eta": 0.5}}, "except": ["embed*"]}}]"#,
@@ -414,7 +511,10 @@ fn a_fallback_goes_wherever_rules_go() {
     let state = config.setup(&model).expect("a state");
     assert_eq!(names(&state)[1..3], ["OptimiserChain(ClipNorm, AdamW)", "OptimiserChain(ClipNorm, Muon)"]);
     assert_eq!(
-        serde_json::from_str::<optimisers::config::OptimiserConfig>(&serde_json::to_string(&config).expect("text")).ok(),
+        serde_json::from_str::<optimisers::config::OptimiserConfig>(
+            &serde_json::to_string(&config).expect("text")
+        )
+        .ok(),
         Some(config)
     );
 }
@@ -451,8 +551,12 @@ fn what_is_decided_on_is_checked() {
 fn a_pattern_that_matches_nothing_is_refused() {
     let model = network(DType::F32);
     let rule = || Muon::new(0.1).with_fallback(AdamW::new(0.1)).except(["embed*", "haed*"]);
-    says(&setup(rule(), &model).expect_err("a mistyped pattern"), &["\"haed*\" matches no parameter", "embedding.weight"]);
-    let inside = MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Some(rule()))));
+    says(
+        &setup(rule(), &model).expect_err("a mistyped pattern"),
+        &["\"haed*\" matches no parameter", "embedding.weight"],
+    );
+    let inside =
+        MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), Some(rule()))));
     says(&setup(inside, &model).expect_err("a mistyped pattern"), &["haed*"]);
     let config = r#"{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": "embed*"}}"#;
     let config: optimisers::config::OptimiserConfig = serde_json::from_str(config).expect("a configuration");

@@ -1,7 +1,10 @@
 //! Micro-batches on any number of ranks: with pairwise sums the same bits.
 
 use candle_core::DType;
-use optimisers::{AccumGrad, AdamW, ClipGlobalNorm, Communicator, MixedPrecision, OptimiserChain, Setup, Status, Summation, Update};
+use optimisers::{
+    AccumGrad, AdamW, ClipGlobalNorm, Communicator, MixedPrecision, OptimiserChain, Setup, Status, Summation,
+    Update,
+};
 
 use support::common::{bits, model, pairwise};
 use support::reports::{gradients, parameters};
@@ -14,13 +17,16 @@ const MICRO_BATCHES: u64 = 8;
 fn trained(size: u64, dtype: DType, collect: fn(u64) -> AccumGrad) -> Vec<Vec<Vec<u64>>> {
     on(size as usize, move |world| {
         let model = model(&parameters(dtype));
-        let rule = OptimiserChain::new((collect(MICRO_BATCHES / size), ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
-        let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, rule), &model).expect("a state");
+        let rule =
+            OptimiserChain::new((collect(MICRO_BATCHES / size), ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
+        let mut state =
+            Setup::over(&world).setup(MixedPrecision::new(DType::F32, rule), &model).expect("a state");
         for step in 0..3 {
             for micro_batch in (world.rank() as u64..MICRO_BATCHES).step_by(size as usize) {
                 // Those of even calls have a gradient for every parameter.
                 let gradients = gradients(2 * (MICRO_BATCHES * step + micro_batch), 0, DType::F32);
-                let outcome = Update::new(&mut state).finite_only().apply(&model, &gradients).expect("an update");
+                let outcome =
+                    Update::new(&mut state).finite_only().apply(&model, &gradients).expect("an update");
                 let is_last = micro_batch + size >= MICRO_BATCHES;
                 assert_eq!(outcome.status, if is_last { Status::Stepped } else { Status::Accumulated });
             }

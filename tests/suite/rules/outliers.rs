@@ -3,12 +3,15 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipGrad, Communicator, Descent, DynamicScale, ErrorKind, LossScaler, MixedPrecision,
-    Optimiser, OptimiserChain, Outcome, Outlier, Parameter, Rule, Scale, Setup, SkipOutliers, SkipReason, StateTree, Status, Update,
-    WeightDecay, setup, setup_with, trainables, update,
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipGrad, Communicator, Descent, DynamicScale, ErrorKind,
+    LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Outlier, Parameter, Rule, Scale, Setup,
+    SkipOutliers, SkipReason, StateTree, Status, Update, WeightDecay, setup, setup_with, trainables, update,
 };
 
-use support::common::{Vars, bits, constant, engines, good_steps, grads, is_kind, model, not_finite, says, snapshot, tensor, values};
+use support::common::{
+    Vars, bits, constant, engines, good_steps, grads, is_kind, model, not_finite, says, snapshot, tensor,
+    values,
+};
 use support::crafted_checkpoints::{Pieces, file_of, open};
 use support::threads::on;
 
@@ -90,15 +93,34 @@ fn the_same_calls_are_skipped_as_by_olmo() {
             32,
             3.0,
             120,
-            &[(18, 9.0), (19, 9.0), (20, 9.0), (40, 4.0), (60, 3.2), (80, 1e3), (81, 1e3), (82, 1e3), (83, 1e3), (84, 1e3)],
+            &[
+                (18, 9.0),
+                (19, 9.0),
+                (20, 9.0),
+                (40, 4.0),
+                (60, 3.2),
+                (80, 1e3),
+                (81, 1e3),
+                (82, 1e3),
+                (83, 1e3),
+                (84, 1e3),
+            ],
             110,
             &[19, 60, 80, 81, 82, 83],
         ),
-        (20, 2.0, 90, &[(19, 2.4), (40, 2.6), (41, 2.6), (42, 2.6), (70, 1e9)], u64::MAX, &[19, 40, 41, 42, 70]),
+        (
+            20,
+            2.0,
+            90,
+            &[(19, 2.4), (40, 2.6), (41, 2.6), (42, 2.6), (70, 1e9)],
+            u64::MAX,
+            &[19, 40, 41, 42, 70],
+        ),
     ];
     for (window, sigma, calls, unusual, regime, expected) in runs {
         let x = parameter();
-        let mut state = setup(chain(SkipOutliers { window, ..SkipOutliers::new(sigma) }), &x).expect("a state");
+        let mut state =
+            setup(chain(SkipOutliers { window, ..SkipOutliers::new(sigma) }), &x).expect("a state");
         let mut skipped = Vec::new();
         for index in 0..calls {
             let spike = unusual.iter().find(|(at, _)| *at == index).map_or(usual(index), |(_, norm)| *norm);
@@ -125,7 +147,9 @@ fn the_same_calls_are_skipped_as_by_olmo() {
 /// Norms that are equal but for rounding say nothing of the next, and neither do norms of zero.
 #[test]
 fn norms_without_a_deviation_make_no_outliers() {
-    for (usual, next, is_outlier) in [(1.0, 1.000_001, false), (1.0, 1.0001, true), (0.0, 1.0, false), (0.5, 0.0, false)] {
+    for (usual, next, is_outlier) in
+        [(1.0, 1.000_001, false), (1.0, 1.0001, true), (0.0, 1.0, false), (0.5, 0.0, false)]
+    {
         let x = parameter();
         let mut state = setup(chain(small(6.0)), &x).expect("a state");
         (0..40).for_each(|_| assert_eq!(call(&mut state, &x, usual).status, Status::Stepped));
@@ -155,9 +179,22 @@ fn a_short_window_judges_when_it_is_full() {
 fn clipping_behind_does_not_matter() {
     let optimisers: [Box<dyn Optimiser>; 4] = [
         Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
-        Box::new(OptimiserChain::new((small(6.0), Scale::new(1.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
-        Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm { group: 3, ..ClipGlobalNorm::new(0.5) }, Descent::new(0.5)))),
-        Box::new(OptimiserChain::new((OptimiserChain::new((small(6.0),)), Some(ClipGlobalNorm::new(0.5)), Descent::new(0.5)))),
+        Box::new(OptimiserChain::new((
+            small(6.0),
+            Scale::new(1.0),
+            ClipGlobalNorm::new(0.5),
+            Descent::new(0.5),
+        ))),
+        Box::new(OptimiserChain::new((
+            small(6.0),
+            ClipGlobalNorm { group: 3, ..ClipGlobalNorm::new(0.5) },
+            Descent::new(0.5),
+        ))),
+        Box::new(OptimiserChain::new((
+            OptimiserChain::new((small(6.0),)),
+            Some(ClipGlobalNorm::new(0.5)),
+            Descent::new(0.5),
+        ))),
     ];
     let run = |engine, optimiser: Box<dyn Optimiser>| {
         let x = model(&[tensor(1, &[5], DType::F32), tensor(2, &[70], DType::F32)]);
@@ -170,20 +207,37 @@ fn clipping_behind_does_not_matter() {
             let outcome = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
             said.push((outcome.status, outcome.global_norm));
         }
-        (said, [bits(&x["0"]), bits(&x["1"])], norms_seen(&state, 0).into_iter().map(f64::to_bits).collect::<Vec<_>>())
+        (
+            said,
+            [bits(&x["0"]), bits(&x["1"])],
+            norms_seen(&state, 0).into_iter().map(f64::to_bits).collect::<Vec<_>>(),
+        )
     };
     let expected = run(engines()[0], optimisers[0].clone());
     let is_outlier = |status: &Status| matches!(status, Status::Skipped(SkipReason::Outlier(_)));
-    assert_eq!(expected.0.iter().filter(|(status, _)| is_outlier(status)).count(), 1, "the first of two: {:?}", expected.0);
+    assert_eq!(
+        expected.0.iter().filter(|(status, _)| is_outlier(status)).count(),
+        1,
+        "the first of two: {:?}",
+        expected.0
+    );
     for engine in engines() {
         for optimiser in &optimisers {
             let (said, parameters, norms) = run(engine, optimiser.clone());
             let is_emulated = format!("{engine:?}") == "Emulated";
-            let skipped =
-                |said: &[(Status, _)]| said.iter().map(|(status, _)| (is_outlier(status), *status == Status::Stepped)).collect::<Vec<_>>();
+            let skipped = |said: &[(Status, _)]| {
+                said.iter()
+                    .map(|(status, _)| (is_outlier(status), *status == Status::Stepped))
+                    .collect::<Vec<_>>()
+            };
             assert_eq!(skipped(&said), skipped(&expected.0), "{engine:?} {}", optimiser.name());
             if !is_emulated {
-                assert_eq!((parameters, norms), (expected.1.clone(), expected.2.clone()), "{engine:?} {}", optimiser.name());
+                assert_eq!(
+                    (parameters, norms),
+                    (expected.1.clone(), expected.2.clone()),
+                    "{engine:?} {}",
+                    optimiser.name()
+                );
             }
         }
     }
@@ -251,7 +305,8 @@ fn an_outlier_ends_the_window_that_it_is_of() {
     assert!(outlier(&call(&mut state, &x, 50.0)).is_some());
 
     let x = parameter();
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), small(6.0), Descent::new(1.0))), &x).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(2), small(6.0), Descent::new(1.0))), &x).expect("a state");
     for index in 0..80 {
         call(&mut state, &x, usual(index / 2));
     }
@@ -266,7 +321,8 @@ fn an_outlier_ends_the_window_that_it_is_of() {
     assert_eq!(values(&x["0"])[0], before.0[0] - 1.5);
 
     let x = parameter();
-    let mut state = setup(OptimiserChain::new((small(6.0), AccumGrad::new(2), Descent::new(1.0))), &x).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((small(6.0), AccumGrad::new(2), Descent::new(1.0))), &x).expect("a state");
     for index in 0..40 {
         call(&mut state, &x, usual(index));
     }
@@ -288,7 +344,10 @@ fn groups_are_judged_each_by_its_own_norms() {
         Some(match path {
             "0" => Box::new(skip(7)),
             "1" => Box::new(skip(2)),
-            _ => Box::new(OptimiserChain::new((ClipGlobalNorm { group: 5, ..ClipGlobalNorm::new(1.0) }, Descent::new(0.5)))),
+            _ => Box::new(OptimiserChain::new((
+                ClipGlobalNorm { group: 5, ..ClipGlobalNorm::new(1.0) },
+                Descent::new(0.5),
+            ))),
         })
     };
     let mut state = setup_with(&x, choose).expect("a state");
@@ -302,7 +361,11 @@ fn groups_are_judged_each_by_its_own_norms() {
         assert_eq!(outlier(&step(&mut state, [Some(usual(index)), second, Some(1e9)])), None);
     }
     assert_eq!(step(&mut state, [Some(1.5), Some(150.0), Some(1.0)]).status, Status::Stepped);
-    for (norms, group) in [([Some(50.0), Some(150.0), None], 7), ([Some(1.0), Some(5000.0), None], 2), ([Some(9e9), Some(9e9), None], 2)] {
+    for (norms, group) in [
+        ([Some(50.0), Some(150.0), None], 7),
+        ([Some(1.0), Some(5000.0), None], 2),
+        ([Some(9e9), Some(9e9), None], 2),
+    ] {
         let outcome = step(&mut state, norms);
         assert_eq!(outlier(&outcome).map(|outlier| outlier.group), Some(group), "{norms:?}");
         assert_eq!(outcome.group_norms.len(), 2);
@@ -318,7 +381,9 @@ fn groups_are_judged_each_by_its_own_norms() {
     // A leaf that comes later is judged by the norms there are.
     let mut grown = x.clone();
     grown.insert("new".to_string(), support::common::var(&one()));
-    state.add(OptimiserChain::new((SkipOutliers { group: 2, ..small(6.0) }, Descent::new(0.5))), &grown).expect("a new leaf");
+    state
+        .add(OptimiserChain::new((SkipOutliers { group: 2, ..small(6.0) }, Descent::new(0.5))), &grown)
+        .expect("a new leaf");
     assert_eq!(norms_seen(&state, 2).len(), 25);
 }
 
@@ -373,7 +438,9 @@ fn ranks_judge_the_norm_of_all() {
             Some(tensor(100 * index + rank + 50, &[2, 3], DType::F32)),
         ])
     };
-    let optimiser = || OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), WeightDecay::new(0.1), AdamW::new(0.01)));
+    let optimiser = || {
+        OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), WeightDecay::new(0.1), AdamW::new(0.01)))
+    };
     let parameters = || model(&[tensor(1, &[33], DType::F32), tensor(2, &[2, 3], DType::F32)]);
     let folder = tempfile::tempdir().expect("a folder");
     let run = move |state: &mut StateTree, x: &Vars, rank: u64| {
@@ -383,7 +450,11 @@ fn ranks_judge_the_norm_of_all() {
     let whole = parameters();
     let mut state = setup(optimiser(), &whole).expect("a state");
     let expected = run(&mut state, &whole, 0);
-    assert!(expected.iter().filter(|status| matches!(status, Status::Skipped(SkipReason::Outlier(_)))).count() > 1, "{expected:?}");
+    assert!(
+        expected.iter().filter(|status| matches!(status, Status::Skipped(SkipReason::Outlier(_)))).count()
+            > 1,
+        "{expected:?}"
+    );
     state.save(folder.path().join("whole")).expect("a file");
 
     let path = folder.path().join("ranks");
@@ -418,7 +489,10 @@ fn ranks_with_other_norms_before_are_refused() {
         assert!(outlier(&call(&mut state, &x, 50.0)).is_some());
         let mut mine = if world.rank() == 1 { before } else { state };
         let gradients = grads([Some(constant(1.5, 1, DType::F64))]);
-        [mine.save(&path).expect_err("two histories"), update(&mut mine, &x, &gradients).expect_err("two histories")]
+        [
+            mine.save(&path).expect_err("two histories"),
+            update(&mut mine, &x, &gradients).expect_err("two histories"),
+        ]
     });
     for error in refused.iter().flatten() {
         is_kind(error, ErrorKind::Ranks, &["rank 1 differs in the history of norms"]);
@@ -447,20 +521,33 @@ fn clipping_and_limits_are_of_the_parameters_that_have_them() {
         let x = model(&[gradient(0.0), gradient(0.0), gradient(0.0)]);
         let rules = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
             Some(match path {
-                "0" => Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(5.0), Descent::new(1.0)))),
-                "1" => Box::new(OptimiserChain::new((small(6.0), Scale::new(2.0), ClipGlobalNorm::new(5.0), Descent::new(1.0)))),
+                "0" => {
+                    Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(5.0), Descent::new(1.0))))
+                }
+                "1" => Box::new(OptimiserChain::new((
+                    small(6.0),
+                    Scale::new(2.0),
+                    ClipGlobalNorm::new(5.0),
+                    Descent::new(1.0),
+                ))),
                 _ => Box::new(OptimiserChain::new((small(6.0), Descent::new(1.0)))),
             })
         };
         let mut state = setup_with(&x, rules).expect("a state");
-        let outcome =
-            Update::new(&mut state).engine(engine).apply(&x, &grads([3.0, 4.0, 12.0].map(|g| Some(gradient(g))))).expect("a step");
+        let outcome = Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &grads([3.0, 4.0, 12.0].map(|g| Some(gradient(g)))))
+            .expect("a step");
         // √(3² + 4² + 12²), and √(3² + 8²) where it clips.
         assert_eq!(norms_seen(&state, 0), [13.0], "{engine:?}");
         let clipped = 5.0 / 73f64.sqrt();
         assert!((outcome.global_norm.expect("a norm") - 73f64.sqrt()).abs() < 1e-6, "{outcome:?}");
         for (path, expected) in [("0", -3.0 * clipped), ("1", -8.0 * clipped), ("2", -12.0)] {
-            assert!((values(&x[path])[0] - expected).abs() < 1e-5, "{path} on {engine:?}: {:?} for {expected}", values(&x[path]));
+            assert!(
+                (values(&x[path])[0] - expected).abs() < 1e-5,
+                "{path} on {engine:?}: {:?} for {expected}",
+                values(&x[path])
+            );
         }
     }
 }

@@ -1,10 +1,14 @@
 //! Rules of matrices: `SOAP`, `Shampoo`, `GaLore` and `APOLLO`. Their trajectories are in `goldens`.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::{APOLLO, AdamW, Adjust, Engine, ErrorKind, GaLore, MatrixForm, Optimiser, Rule, SOAP, Shampoo, StateTree, setup, update};
+use optimisers::{
+    APOLLO, AdamW, Adjust, Engine, ErrorKind, GaLore, MatrixForm, Optimiser, Rule, SOAP, Shampoo, StateTree,
+    setup, update,
+};
 
 use support::common::{
-    Snapshot, assert_same, bits, engines, grads, model, numbers, rounding_to_nearest, says, snapshot, tensor, trajectory, values, var,
+    Snapshot, assert_same, bits, engines, grads, model, numbers, rounding_to_nearest, says, snapshot, tensor,
+    trajectory, values, var,
 };
 
 /// One of each, which acts on the smallest matrices and changes bases, roots and projections in every second
@@ -14,7 +18,13 @@ fn all() -> Vec<Box<dyn Rule>> {
         Box::new(SOAP { interval: 2, lambda: 0.1, ..SOAP::new(0.05) }),
         Box::new(SOAP { interval: 2, max_size: 3, ..SOAP::new(0.05) }),
         Box::new(Shampoo { interval: 2, lambda: 0.1, ..Shampoo::new(0.05) }),
-        Box::new(Shampoo { interval: 1, graft: false, beta: (0.5, 1.0), epsilon: (1e-4, 1e-8), ..Shampoo::new(0.05) }),
+        Box::new(Shampoo {
+            interval: 1,
+            graft: false,
+            beta: (0.5, 1.0),
+            epsilon: (1e-4, 1e-8),
+            ..Shampoo::new(0.05)
+        }),
         Box::new(Shampoo { interval: 2, max_size: 3, ..Shampoo::new(0.05) }),
         Box::new(GaLore { rank: 2, interval: 2, lambda: 0.1, ..GaLore::new(0.05) }),
         Box::new(APOLLO { rank: 2, interval: 2, lambda: 0.1, ..APOLLO::new(0.05) }),
@@ -29,7 +39,8 @@ fn tensors(seed: u64, shapes: &[&[usize]], dtype: DType) -> Vec<Tensor> {
 }
 
 fn run(engine: Engine, optimiser: impl Optimiser, dtype: DType) -> Vec<Snapshot> {
-    let steps: Vec<_> = (1..=6).map(|call| grads(tensors(call, &SHAPES, dtype).into_iter().map(Some))).collect();
+    let steps: Vec<_> =
+        (1..=6).map(|call| grads(tensors(call, &SHAPES, dtype).into_iter().map(Some))).collect();
     trajectory(engine, optimiser, &tensors(0, &SHAPES, dtype), &steps)
 }
 
@@ -40,7 +51,11 @@ fn every_engine_has_the_same_bits() {
             for optimiser in rounding_to_nearest(dtype, rule) {
                 let expected = run(Engine::Fused, optimiser.clone(), dtype);
                 for engine in engines() {
-                    assert_same(&run(engine, optimiser.clone(), dtype), &expected, (&optimiser, engine, dtype));
+                    assert_same(
+                        &run(engine, optimiser.clone(), dtype),
+                        &expected,
+                        (&optimiser, engine, dtype),
+                    );
                 }
             }
         }
@@ -62,7 +77,10 @@ fn path_of(optimiser: impl Optimiser, x0: &Tensor, gradients: &[Tensor]) -> Vec<
 /// matrix is compared.
 #[test]
 fn a_stack_is_its_matrices() {
-    let (x, gradients) = (tensor(0, &[3, 4, 4], DType::F64), (1..6).map(|seed| tensor(seed, &[3, 4, 4], DType::F64)).collect::<Vec<_>>());
+    let (x, gradients) = (
+        tensor(0, &[3, 4, 4], DType::F64),
+        (1..6).map(|seed| tensor(seed, &[3, 4, 4], DType::F64)).collect::<Vec<_>>(),
+    );
     for rule in all() {
         let projected = rule.field("rank").is_some();
         let whole = path_of(rule.clone(), &x, &gradients);
@@ -86,7 +104,10 @@ fn steps_turn_with_the_axes() {
     let turn = vec![cosine, -sine, 0.0, 0.0, sine, cosine, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1.0];
     let turn = Tensor::from_vec(turn, (n, n), &Device::Cpu).expect("a turn");
     let turned = |x: &Tensor| turn.matmul(x).expect("a product");
-    let (x, gradients) = (tensor(0, &[n, n], DType::F64), (1..9).map(|seed| tensor(seed, &[n, n], DType::F64)).collect::<Vec<_>>());
+    let (x, gradients) = (
+        tensor(0, &[n, n], DType::F64),
+        (1..9).map(|seed| tensor(seed, &[n, n], DType::F64)).collect::<Vec<_>>(),
+    );
     let rules: [Box<dyn Rule>; 2] = [
         Box::new(SOAP { interval: 2, ..SOAP::new(0.05) }),
         Box::new(Shampoo { interval: 2, graft: false, epsilon: (1e-3, 0.0), ..Shampoo::new(0.05) }),
@@ -97,7 +118,8 @@ fn steps_turn_with_the_axes() {
         // The first step is none, or Adam's, which is one of the axes: what follows is compared.
         let moved = |path: &[Tensor], t: usize| (&path[t] - &path[t - 1]).expect("a step");
         for t in 1..gradients.len() {
-            for (got, expected) in values(&moved(&other, t)).iter().zip(values(&turned(&moved(&straight, t)))) {
+            for (got, expected) in values(&moved(&other, t)).iter().zip(values(&turned(&moved(&straight, t))))
+            {
                 assert!((got - expected).abs() < 1e-12, "{}, step {t}: {got} for {expected}", rule.name());
             }
         }
@@ -107,9 +129,16 @@ fn steps_turn_with_the_axes() {
 /// What the state takes, as the documentation of the rules has it.
 #[test]
 fn state_has_the_size_that_is_said() {
-    let bytes = |rule: Box<dyn Rule>, shape: &[usize]| setup(rule, &model(&[tensor(1, shape, DType::F32)])).expect("a state").bytes();
-    let (soap, shampoo) = (|max_size| SOAP { max_size, ..SOAP::default() }, |max_size| Shampoo { max_size, ..Shampoo::default() });
-    for (max_size, expected) in [(1024, 4 * (2 * 48 + 2 * (36 + 64))), (6, 4 * (2 * 48 + 2 * 36)), (5, 8 * 48)] {
+    let bytes = |rule: Box<dyn Rule>, shape: &[usize]| {
+        setup(rule, &model(&[tensor(1, shape, DType::F32)])).expect("a state").bytes()
+    };
+    let (soap, shampoo) = (
+        |max_size| SOAP { max_size, ..SOAP::default() },
+        |max_size| Shampoo { max_size, ..Shampoo::default() },
+    );
+    for (max_size, expected) in
+        [(1024, 4 * (2 * 48 + 2 * (36 + 64))), (6, 4 * (2 * 48 + 2 * 36)), (5, 8 * 48)]
+    {
         assert_eq!(bytes(Box::new(soap(max_size)), &[6, 8]), expected);
         assert_eq!(bytes(Box::new(shampoo(max_size)), &[6, 8]), expected);
     }
@@ -126,8 +155,11 @@ fn state_has_the_size_that_is_said() {
 #[test]
 fn names_of_tensors_follow_from_the_number_of_dimensions() {
     for rule in all() {
-        for shapes in [[&[4, 4][..], &[9, 2], &[0, 0]], [&[2, 3, 4], &[1, 9, 9], &[0, 0, 0]], [&[5], &[100], &[0]]] {
-            let state = setup(rule.clone(), &model(&shapes.map(|shape| tensor(1, shape, DType::F32)))).expect("a state");
+        for shapes in
+            [[&[4, 4][..], &[9, 2], &[0, 0]], [&[2, 3, 4], &[1, 9, 9], &[0, 0, 0]], [&[5], &[100], &[0]]]
+        {
+            let state = setup(rule.clone(), &model(&shapes.map(|shape| tensor(1, shape, DType::F32))))
+                .expect("a state");
             let names: Vec<_> = state.leaves().map(|leaf| leaf.tensor_names()).collect();
             assert!(names.iter().all(|other| *other == names[0]), "{names:?} of {rule:?}");
         }
@@ -141,14 +173,21 @@ fn another_form_is_refused() {
     for rule in all() {
         let x = model(&[tensor(1, &[3, 4, 5], DType::F32)]);
         let mut state = setup(rule.clone(), &x).expect("a state");
-        let step = |state: &mut StateTree| update(state, &x, &grads([Some(tensor(2, &[3, 4, 5], DType::F32))])).expect("an update");
+        let step = |state: &mut StateTree| {
+            update(state, &x, &grads([Some(tensor(2, &[3, 4, 5], DType::F32))])).expect("an update")
+        };
         step(&mut state);
         let before = snapshot(&x, &state);
         let is_of_matrices = |name: &str| {
-            let dims = state.leaf("0").and_then(|leaf| leaf.tensor(name).ok()?).map(|tensor| tensor.dims().to_vec()).unwrap_or_default();
+            let dims = state
+                .leaf("0")
+                .and_then(|leaf| leaf.tensor(name).ok()?)
+                .map(|tensor| tensor.dims().to_vec())
+                .unwrap_or_default();
             dims != [3, 4, 5] && dims.iter().product::<usize>() > 0
         };
-        let has_matrices = state.leaf("0").expect("the leaf").tensor_names().iter().any(|name| is_of_matrices(name));
+        let has_matrices =
+            state.leaf("0").expect("the leaf").tensor_names().iter().any(|name| is_of_matrices(name));
         match state.adjust_field("matrix", MatrixForm::Flat) {
             Ok(()) => assert!(!has_matrices, "{rule:?}"),
             Err(error) => {
@@ -163,7 +202,8 @@ fn another_form_is_refused() {
 /// Without matrices these rules are AdamW, SOAP from the second gradient on.
 #[test]
 fn vectors_have_adams_step() {
-    let (x, gradients) = (tensor(0, &[5], DType::F64), (1..6).map(|seed| tensor(seed, &[5], DType::F64)).collect::<Vec<_>>());
+    let (x, gradients) =
+        (tensor(0, &[5], DType::F64), (1..6).map(|seed| tensor(seed, &[5], DType::F64)).collect::<Vec<_>>());
     let adam = |beta| AdamW { beta, lambda: 0.1, ..AdamW::new(0.05) };
     let rules: [(Box<dyn Rule>, _, usize); 4] = [
         (Box::new(SOAP { lambda: 0.1, ..SOAP::new(0.05) }), (0.95, 0.95), 1),
@@ -176,7 +216,13 @@ fn vectors_have_adams_step() {
         let expected = path_of(adam(beta), &x, &gradients[skipped..]);
         assert!(skipped == 0 || bits(&got[0]) == bits(&x));
         for (got, expected) in got[skipped..].iter().zip(&expected) {
-            assert!(values(got).iter().zip(values(expected)).all(|(got, expected)| (got - expected).abs() < 1e-14), "{rule:?}");
+            assert!(
+                values(got)
+                    .iter()
+                    .zip(values(expected))
+                    .all(|(got, expected)| (got - expected).abs() < 1e-14),
+                "{rule:?}"
+            );
         }
     }
 }
@@ -192,8 +238,11 @@ fn any_gradient_is_borne() {
     };
     let of = |scale: f64| (tensor(9, &shape, DType::F32) * scale).expect("a gradient");
     let zeros = Tensor::zeros(&shape, DType::F32, &Device::Cpu).expect("zeros");
-    let one_row = Tensor::cat(&[&of(1.0).narrow(0, 0, 1).expect("a row"), &zeros.narrow(0, 1, 3).expect("rows")], 0).expect("rows");
-    let gradients = [zeros.clone(), zeros, outer(), one_row, of(1e-15), of(1e15), of(1.0), of(1e-12), of(1e12), of(1.0)];
+    let one_row =
+        Tensor::cat(&[&of(1.0).narrow(0, 0, 1).expect("a row"), &zeros.narrow(0, 1, 3).expect("rows")], 0)
+            .expect("rows");
+    let gradients =
+        [zeros.clone(), zeros, outer(), one_row, of(1e-15), of(1e15), of(1.0), of(1e-12), of(1e12), of(1.0)];
     for rule in all() {
         let x = tensor(0, &shape, DType::F32);
         for first in 0..gradients.len() {
@@ -204,7 +253,10 @@ fn any_gradient_is_borne() {
                 update(&mut state, &model, &grads([Some(gradient)])).expect("an update");
             }
             for (name, numbers) in snapshot(&model, &state) {
-                assert!(numbers.iter().all(|&bits| f64::from_bits(bits).is_finite()), "{name} of {rule:?} from gradient {first} on");
+                assert!(
+                    numbers.iter().all(|&bits| f64::from_bits(bits).is_finite()),
+                    "{name} of {rule:?} from gradient {first} on"
+                );
             }
         }
         for bad in [f32::NAN, f32::INFINITY] {
@@ -229,7 +281,9 @@ fn apollo_goes_on_after_zeros() {
     let x = gradient(0);
     let rule = APOLLO { beta: (0.0, 0.0), rank: 2, ..APOLLO::new(0.1) };
     let path = path_of(rule, &x, &[gradient(1), zeros, gradient(2), gradient(3)]);
-    let moved = |t: usize| values(&(&path[t] - &path[t - 1]).expect("a step")).iter().map(|x| x * x).sum::<f64>().sqrt();
+    let moved = |t: usize| {
+        values(&(&path[t] - &path[t - 1]).expect("a step")).iter().map(|x| x * x).sum::<f64>().sqrt()
+    };
     assert_eq!(moved(1), 0.0);
     assert!(moved(2) > 0.1 && moved(3) < moved(2) * 1.01001, "{} {}", moved(2), moved(3));
 }
@@ -239,7 +293,9 @@ fn apollo_goes_on_after_zeros() {
 #[test]
 fn apollo_has_the_steps_of_its_authors_size() {
     let gradient = tensor(1, &[256, 300], DType::F32);
-    for (rule, rank) in [(APOLLO::mini(0.01), 1.0), (APOLLO { rank: 16, tensor_wise: true, ..APOLLO::new(0.01) }, 16.0)] {
+    for (rule, rank) in
+        [(APOLLO::mini(0.01), 1.0), (APOLLO { rank: 16, tensor_wise: true, ..APOLLO::new(0.01) }, 16.0)]
+    {
         let expected = rule.eta * rule.alpha * f64::sqrt(rank * 300.0);
         let path = path_of(rule, &gradient.zeros_like().expect("zeros"), std::slice::from_ref(&gradient));
         let length = values(&path[0]).iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -252,7 +308,9 @@ fn apollo_has_the_steps_of_its_authors_size() {
 fn projections_follow_from_seed_path_and_interval() {
     let gradient = tensor(1, &[4, 6], DType::F64);
     let zeros = Tensor::zeros((4, 6), DType::F64, &Device::Cpu).expect("zeros");
-    let moved = |rule: GaLore, steps: usize| path_of(GaLore { rank: 2, beta: (0.0, 0.0), ..rule }, &zeros, &vec![gradient.clone(); steps]);
+    let moved = |rule: GaLore, steps: usize| {
+        path_of(GaLore { rank: 2, beta: (0.0, 0.0), ..rule }, &zeros, &vec![gradient.clone(); steps])
+    };
     let first = |rule: GaLore| values(&moved(rule, 1)[0]);
     assert_eq!(first(GaLore::new(0.1)), first(GaLore::new(0.1)));
     assert_ne!(first(GaLore::new(0.1)), first(GaLore { seed: 1, ..GaLore::new(0.1) }));
@@ -271,7 +329,10 @@ fn projections_follow_from_seed_path_and_interval() {
 fn numbers_out_of_range_are_refused() {
     let x = var(&Tensor::from_vec(numbers(1, 6), (2, 3), &Device::Cpu).expect("a tensor"));
     for (rule, words) in [
-        (Box::new(SOAP { interval: 0, ..SOAP::default() }) as Box<dyn Rule>, ["SOAP", "interval", "1 or more"]),
+        (
+            Box::new(SOAP { interval: 0, ..SOAP::default() }) as Box<dyn Rule>,
+            ["SOAP", "interval", "1 or more"],
+        ),
         (Box::new(Shampoo { beta: (0.9, 1.5), ..Shampoo::default() }), ["Shampoo", "beta", "one in [0, 1]"]),
         (Box::new(Shampoo { beta: (1.0, 0.9), ..Shampoo::default() }), ["Shampoo", "beta", "one in [0, 1]"]),
         (Box::new(Shampoo { exponent: 0.0, ..Shampoo::default() }), ["Shampoo", "exponent", "above 0"]),
@@ -288,12 +349,21 @@ fn numbers_out_of_range_are_refused() {
 fn precision_is_that_of_the_arithmetic() {
     for rule in all() {
         let path = |dtype: DType| {
-            let gradients: Vec<Tensor> =
-                (1..6).map(|seed| tensor(seed, &[4, 4], DType::F32).to_dtype(dtype).expect("a gradient")).collect();
-            path_of(rule.clone(), &tensor(0, &[4, 4], DType::F32).to_dtype(dtype).expect("a parameter"), &gradients)
+            let gradients: Vec<Tensor> = (1..6)
+                .map(|seed| tensor(seed, &[4, 4], DType::F32).to_dtype(dtype).expect("a gradient"))
+                .collect();
+            path_of(
+                rule.clone(),
+                &tensor(0, &[4, 4], DType::F32).to_dtype(dtype).expect("a parameter"),
+                &gradients,
+            )
         };
         for (got, expected) in path(DType::F32).iter().zip(&path(DType::F64)) {
-            let error = values(got).iter().zip(values(expected)).map(|(got, expected)| (got - expected).abs()).fold(0.0, f64::max);
+            let error = values(got)
+                .iter()
+                .zip(values(expected))
+                .map(|(got, expected)| (got - expected).abs())
+                .fold(0.0, f64::max);
             assert!(error < 1e-4, "{rule:?}: {error:e}");
         }
     }

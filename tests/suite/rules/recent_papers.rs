@@ -4,13 +4,17 @@
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, ErrorKind, FieldValue, Kahan, Kind, Lion, MarsAdamW,
-    MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, RMSProp, Rule, Schedule, ScheduleFreeSGD, Scheduler, SignDecay,
-    SplitMaster, StableAdamW, StochasticRounding, WeightDecay, rules, setup, update,
+    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, ErrorKind, FieldValue,
+    Kahan, Kind, Lion, MarsAdamW, MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, RMSProp, Rule,
+    Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW, StochasticRounding,
+    WeightDecay, rules, setup, update,
 };
 
 use crate::rules::recurrences::assert_follows;
-use support::common::{assert_same, bits, constant, engines, grads, is_kind, model, numbers, says, tensor, trajectory, unnamed, values};
+use support::common::{
+    assert_same, bits, constant, engines, grads, is_kind, model, numbers, says, tensor, trajectory, unnamed,
+    values,
+};
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -20,11 +24,16 @@ fn assert_same_steps(rule: impl Rule, expected: impl Rule) {
     for dtype in DTYPES {
         let steps: Vec<_> = (1..=5).map(|call| grads([Some(tensor(call, &[70], dtype))])).collect();
         let run = |engine, rule: Box<dyn Rule>| {
-            let numbers = trajectory(engine, rule, &[tensor(0, &[70], dtype)], &steps).into_iter().map(unnamed);
+            let numbers =
+                trajectory(engine, rule, &[tensor(0, &[70], dtype)], &steps).into_iter().map(unnamed);
             numbers.collect::<Vec<_>>()
         };
         for engine in engines() {
-            assert_same(&run(engine, rule.clone()), &run(Engine::Fused, expected.clone()), format!("{rule:?} in {dtype:?} on {engine:?}"));
+            assert_same(
+                &run(engine, rule.clone()),
+                &run(Engine::Fused, expected.clone()),
+                format!("{rule:?} in {dtype:?} on {engine:?}"),
+            );
         }
     }
 }
@@ -96,7 +105,8 @@ fn cautious_decay_spares_what_moves_away_from_zero() {
     // A step of zero lets the parameter decay, also one of which the product with it would underflow.
     let x = model(&[Tensor::new(&[2f32, 1e-30, 1e-30], &Device::Cpu).expect("a tensor")]);
     let mut state = setup(DecoupledDecay::new(0.5, Descent::new(1.0)).cautious(), &x).expect("a state");
-    update(&mut state, &x, &grads([Tensor::new(&[0f32, 1e-30, -1e-30], &Device::Cpu).ok()])).expect("an update");
+    update(&mut state, &x, &grads([Tensor::new(&[0f32, 1e-30, -1e-30], &Device::Cpu).ok()]))
+        .expect("an update");
     assert_eq!(values(&x["0"]).iter().map(|x| *x as f32).collect::<Vec<_>>(), [1.0, -0.5e-30, 2e-30]);
 }
 
@@ -105,7 +115,8 @@ fn cautious_decay_spares_what_moves_away_from_zero() {
 fn a_corrected_decay_follows_a_schedule() {
     let (peak, lambda) = (0.2, 0.5);
     let x = model(&[tensor(1, &[5], DType::F64)]);
-    let rule = DecoupledDecay::new(lambda, Adam { beta: (0.0, 0.0), epsilon: 0.0, ..Adam::new(peak) }).corrected(peak);
+    let rule = DecoupledDecay::new(lambda, Adam { beta: (0.0, 0.0), epsilon: 0.0, ..Adam::new(peak) })
+        .corrected(peak);
     let mut state = setup(rule, &x).expect("a state");
     let mut scheduler = Scheduler::new(Schedule::linear(peak, 0.0, 10), &mut state).expect("a scheduler");
     let mut expected = values(&x["0"]);
@@ -125,10 +136,32 @@ fn a_corrected_decay_follows_a_schedule() {
 
 #[test]
 fn the_fields_of_a_decay_have_names_of_their_own() {
-    let mut rule = OptimiserChain::new((WeightDecay::new(0.1), DecoupledDecay::new(0.2, AdamW::new(0.3)).corrected(0.4)));
-    assert_eq!(rule.places(), ["0.lambda", "1.decay_lambda", "1.decay_eta_max", "1.eta", "1.beta", "1.lambda", "1.epsilon", "1.couple"]);
-    rule.adjust_fields([("decay_lambda", 0.5.into()), ("1.decay_eta_max", 0.6.into()), ("eta", 0.7.into())]).expect("fields");
-    assert_eq!(rule, OptimiserChain::new((WeightDecay::new(0.1), DecoupledDecay::new(0.5, AdamW::new(0.7)).corrected(0.6))));
+    let mut rule = OptimiserChain::new((
+        WeightDecay::new(0.1),
+        DecoupledDecay::new(0.2, AdamW::new(0.3)).corrected(0.4),
+    ));
+    assert_eq!(
+        rule.places(),
+        [
+            "0.lambda",
+            "1.decay_lambda",
+            "1.decay_eta_max",
+            "1.eta",
+            "1.beta",
+            "1.lambda",
+            "1.epsilon",
+            "1.couple"
+        ]
+    );
+    rule.adjust_fields([("decay_lambda", 0.5.into()), ("1.decay_eta_max", 0.6.into()), ("eta", 0.7.into())])
+        .expect("fields");
+    assert_eq!(
+        rule,
+        OptimiserChain::new((
+            WeightDecay::new(0.1),
+            DecoupledDecay::new(0.5, AdamW::new(0.7)).corrected(0.6)
+        ))
+    );
 
     let values: Vec<FieldValue> = rule.fields().into_iter().map(|(_, value)| value).collect();
     let mut other = OptimiserChain::new((WeightDecay::new(0.0), DecoupledDecay::new(0.0, AdamW::new(0.0))));
@@ -136,7 +169,8 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
     assert_eq!(other, rule);
 
     let x = model(&[tensor(1, &[2], DType::F32)]);
-    let error = setup(DecoupledDecay::new(0.1, SignDecay::new(0.1)), &x).expect_err("a rule without a learning rate");
+    let error =
+        setup(DecoupledDecay::new(0.1, SignDecay::new(0.1)), &x).expect_err("a rule without a learning rate");
     says(&error, &["\"eta\"", "lambda"]);
     let error = setup(DecoupledDecay::new(-0.1, Lion::new(0.1)), &x).expect_err("a decay that grows");
     says(&error, &["DecoupledDecay", "decay_lambda", "-0.1", "0 or more"]);
@@ -164,8 +198,11 @@ fn stable_adamw_looks_at_one_parameter() {
 #[test]
 fn schedule_free_descent_warms_up_once() {
     let x = model(&[tensor(1, &[3], DType::F32)]);
-    let mut state = setup(ScheduleFreeSGD { warmup_steps: 2, ..ScheduleFreeSGD::new(0.1) }, &x).expect("a state");
-    let step = |state: &mut _, seed| update(state, &x, &grads([Some(tensor(seed, &[3], DType::F32))])).map(drop).expect("an update");
+    let mut state =
+        setup(ScheduleFreeSGD { warmup_steps: 2, ..ScheduleFreeSGD::new(0.1) }, &x).expect("a state");
+    let step = |state: &mut _, seed| {
+        update(state, &x, &grads([Some(tensor(seed, &[3], DType::F32))])).map(drop).expect("an update")
+    };
     (2..5).for_each(|seed| step(&mut state, seed));
     state.set_masters(&x, &grads([Some(tensor(9, &[3], DType::F32))])).expect("new weights");
     let new = bits(&x["0"]);
@@ -197,10 +234,16 @@ fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Box<dyn Optimiser>) -> 
         let mut state = setup(store(Box::new(rule)), &x).expect("a state");
         let mut has_moved = false;
         for call in 0..12 {
-            let sizes = numbers(5 + call, 300).into_iter().enumerate().map(|(i, g)| g * 10f64.powi(i as i32 % 9 - 5));
-            let gradient = Tensor::from_iter(sizes, &Device::Cpu).and_then(|gradient| gradient.to_dtype(dtype)).expect("a gradient");
+            let sizes =
+                numbers(5 + call, 300).into_iter().enumerate().map(|(i, g)| g * 10f64.powi(i as i32 % 9 - 5));
+            let gradient = Tensor::from_iter(sizes, &Device::Cpu)
+                .and_then(|gradient| gradient.to_dtype(dtype))
+                .expect("a gradient");
             let before = bits(&x["0"]);
-            optimisers::Update::new(&mut state).engine(engine).apply(&x, &grads([Some(gradient)])).expect("an update");
+            optimisers::Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &grads([Some(gradient)]))
+                .expect("an update");
             has_moved |= bits(&x["0"]) != before;
             let precise = state.masters(&x).expect("masters")["0"].clone();
             for (largest, tensor) in largest.iter_mut().zip([x["0"].as_tensor(), &precise]) {
@@ -220,7 +263,10 @@ fn a_parameter_ends_within_its_bounds() {
         assert_eq!(beyond(dtype, |rule| Box::new(StochasticRounding::new(3, rule))), [0.0; 2], "{dtype:?}");
         for master in [DType::F32, DType::F64] {
             let [parameter, precise] = beyond(dtype, |rule| Box::new(MixedPrecision::new(master, rule)));
-            assert!(precise == 0.0 && parameter <= half_unit(dtype), "{dtype:?} {master:?}: {parameter:e} {precise:e}");
+            assert!(
+                precise == 0.0 && parameter <= half_unit(dtype),
+                "{dtype:?} {master:?}: {parameter:e} {precise:e}"
+            );
         }
         if dtype != DType::F16 {
             assert_eq!(beyond(dtype, |rule| Box::new(SplitMaster::new(rule))), [0.0; 2], "{dtype:?}");
@@ -228,7 +274,10 @@ fn a_parameter_ends_within_its_bounds() {
         }
         let [parameter, _] = beyond(dtype, |rule| Box::new(Kahan::new(rule)));
         let is_compensated = dtype.size_in_bytes() == 2;
-        assert!(parameter <= if is_compensated { 2.0 * half_unit(dtype) } else { 0.0 }, "{dtype:?}: {parameter:e}");
+        assert!(
+            parameter <= if is_compensated { 2.0 * half_unit(dtype) } else { 0.0 },
+            "{dtype:?}: {parameter:e}"
+        );
     }
 }
 
@@ -247,7 +296,10 @@ fn a_parameter_outside_of_its_bounds_is_moved_in() {
 fn bounds_without_a_number_between_them_are_refused() {
     let x = |dtype| model(&[tensor(1, &[2], dtype)]);
     for bounds in [(1.0, 0.0), (f64::NAN, 1.0)] {
-        says(&setup(Clamp::new(bounds), &x(DType::F32)).expect_err("bounds out of order"), &["bounds", "not above"]);
+        says(
+            &setup(Clamp::new(bounds), &x(DType::F32)).expect_err("bounds out of order"),
+            &["bounds", "not above"],
+        );
     }
     for (dtype, bounds) in [(DType::BF16, (0.3, 0.3)), (DType::F16, (1e5, 2e5)), (DType::F32, (0.1, 0.1))] {
         let x = x(dtype);
@@ -257,7 +309,11 @@ fn bounds_without_a_number_between_them_are_refused() {
         is_kind(&error, ErrorKind::Argument, &["parameter \"0\"", "Clamp", "bounds", &format!("{dtype:?}")]);
         assert_eq!(bits(&x["0"]), before);
     }
-    let exact = [(DType::BF16, (0.5, 0.5)), (DType::F16, (f16::MAX.to_f64(), 1e9)), (DType::BF16, (bf16::MIN.to_f64(), 0.0))];
+    let exact = [
+        (DType::BF16, (0.5, 0.5)),
+        (DType::F16, (f16::MAX.to_f64(), 1e9)),
+        (DType::BF16, (bf16::MIN.to_f64(), 0.0)),
+    ];
     for (dtype, bounds) in exact {
         let x = x(dtype);
         let mut state = setup(Clamp::new(bounds), &x).expect("a state");
@@ -269,7 +325,18 @@ fn bounds_without_a_number_between_them_are_refused() {
 /// Every rule with a decoupled decay multiplies it by its learning rate.
 #[test]
 fn new_rules_do_not_move_without_a_learning_rate() {
-    let names = ["ADOPT", "LaProp", "Grams", "MADGRAD", "StableAdamW", "MarsAdamW", "MarsLion", "NAdamW", "AMSGradW", "ScheduleFreeSGD"];
+    let names = [
+        "ADOPT",
+        "LaProp",
+        "Grams",
+        "MADGRAD",
+        "StableAdamW",
+        "MarsAdamW",
+        "MarsLion",
+        "NAdamW",
+        "AMSGradW",
+        "ScheduleFreeSGD",
+    ];
     for listing in rules::catalogue().into_iter().filter(|listing| names.contains(&listing.name)) {
         let mut rule = listing.rule;
         rule.set_field("eta", FieldValue::Real(0.0)).expect("a learning rate");
@@ -290,7 +357,8 @@ fn nadamw_takes_over_from_adam() {
     let gradient = || grads([Some(constant(0.5, 3, DType::F64))]);
     let run = |late: bool| {
         let x = model(&[constant(0.0, 3, DType::F64)]);
-        let rules: [Box<dyn Rule>; 2] = [Box::new(Adam::new(0.01)), Box::new(NAdamW { lambda: 0.0, ..NAdamW::new(0.01) })];
+        let rules: [Box<dyn Rule>; 2] =
+            [Box::new(Adam::new(0.01)), Box::new(NAdamW { lambda: 0.0, ..NAdamW::new(0.01) })];
         let mut state = setup(rules[usize::from(!late)].clone(), &x).expect("a state");
         for call in 0..60 {
             if late && call == 50 {

@@ -3,15 +3,20 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, Engine, GradNoise, LAMB, LARS, Lion,
-    MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, StateTree, Update, setup, update,
+    AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, Engine, GradNoise,
+    LAMB, LARS, Lion, MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, StateTree,
+    Update, setup, update,
 };
 
 use support::common::{Grads, bits, grads, model, numbers, random, values, var};
 
 /// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number
 /// of the step.
-pub fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand: impl FnMut(&mut [f64], &[f64], i32)) {
+pub fn assert_follows(
+    rule: impl Optimiser + Clone,
+    shape: &[usize],
+    mut by_hand: impl FnMut(&mut [f64], &[f64], i32),
+) {
     let count = shape.iter().product();
     let tensor = |values: Vec<f64>| Tensor::from_vec(values, shape, &Device::Cpu).expect("a tensor");
     let xs = [Engine::Fused, Engine::Tensors].map(|_| var(&tensor(numbers(1, count))));
@@ -24,7 +29,11 @@ pub fn assert_follows(rule: impl Optimiser + Clone, shape: &[usize], mut by_hand
         for ((engine, x), state) in [Engine::Fused, Engine::Tensors].into_iter().zip(&xs).zip(&mut states) {
             Update::new(state).engine(engine).apply(x, &given).expect("an update");
             for (got, expected) in values(x).into_iter().zip(&expected) {
-                assert!((got - expected).abs() <= 1e-11 * expected.abs().max(1e-2), "{}, step {t}: {got} for {expected}", rule.name());
+                assert!(
+                    (got - expected).abs() <= 1e-11 * expected.abs().max(1e-2),
+                    "{}, step {t}: {got} for {expected}",
+                    rule.name()
+                );
             }
         }
     }
@@ -40,14 +49,16 @@ fn adan() {
     let (eta, (b1, b2, b3), lambda, epsilon) = (0.05, (0.9, 0.8, 0.95), 0.1, 1e-8);
     let mut state: Option<[Vec<f64>; 4]> = None;
     assert_follows(Adan { eta, beta: (b1, b2, b3), lambda, epsilon }, &[7], |x, g, t| {
-        let [m, d, n, last] = state.get_or_insert_with(|| [vec![0.0; 7], vec![0.0; 7], vec![0.0; 7], g.to_vec()]);
+        let [m, d, n, last] =
+            state.get_or_insert_with(|| [vec![0.0; 7], vec![0.0; 7], vec![0.0; 7], g.to_vec()]);
         for i in 0..x.len() {
             let change = g[i] - last[i];
             m[i] = b1 * m[i] + (1.0 - b1) * g[i];
             d[i] = b2 * d[i] + (1.0 - b2) * change;
             n[i] = b3 * n[i] + (1.0 - b3) * (g[i] + b2 * change).powi(2);
             let denominator = n[i].sqrt() / (1.0 - b3.powi(t)).sqrt() + epsilon;
-            let step = eta / (1.0 - b1.powi(t)) * m[i] / denominator + eta * b2 / (1.0 - b2.powi(t)) * d[i] / denominator;
+            let step = eta / (1.0 - b1.powi(t)) * m[i] / denominator
+                + eta * b2 / (1.0 - b2.powi(t)) * d[i] / denominator;
             x[i] = (x[i] - step) / (1.0 + eta * lambda);
             last[i] = g[i];
         }
@@ -69,7 +80,8 @@ fn signum() {
 /// The half-life of the slow mean, in steps, grows in proportion to t.
 #[test]
 fn the_warm_up_of_ademamix() {
-    let rule = AdEMAMix { beta: (0.8, 0.95, 0.99), alpha: 4.0, lambda: 0.2, warmup: 8, ..AdEMAMix::new(0.05) };
+    let rule =
+        AdEMAMix { beta: (0.8, 0.95, 0.99), alpha: 4.0, lambda: 0.2, warmup: 8, ..AdEMAMix::new(0.05) };
     let half_life = |beta: f64| 0.5f64.ln() / beta.ln() - 1.0;
     let [mut m, mut v, mut slow] = [(); 3].map(|()| vec![0.0; 5]);
     assert_follows(rule, &[5], |x, g, t| {
@@ -112,7 +124,8 @@ fn cautious_steps() {
 fn cautious_steps_at_the_edges() {
     let run = |gradients: &[[f32; 2]]| {
         let x = var(&Tensor::zeros(2, DType::F32, &Device::Cpu).expect("zeros"));
-        let mut state = setup(Cautious::new(Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x).expect("a state");
+        let mut state =
+            setup(Cautious::new(Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x).expect("a state");
         for gradient in gradients {
             let gradient = Tensor::new(gradient, &Device::Cpu).expect("a gradient");
             update(&mut state, &x, &Grads::from([(String::new(), gradient)])).expect("an update");
@@ -141,7 +154,9 @@ fn centralised_gradients() {
 
 #[test]
 fn adaptive_clipping() {
-    let rule = |omega| OptimiserChain::new((AdaptiveClip { epsilon: 0.5, ..AdaptiveClip::new(omega) }, Descent::new(0.1)));
+    let rule = |omega| {
+        OptimiserChain::new((AdaptiveClip { epsilon: 0.5, ..AdaptiveClip::new(omega) }, Descent::new(0.1)))
+    };
     for (shape, unit) in [(&[4, 3, 2][..], 6), (&[5, 1], 1), (&[7], 7), (&[], 1)] {
         assert_follows(rule(0.8), shape, |x, g, _| {
             for (x, g) in x.chunks_mut(unit).zip(g.chunks(unit)) {
@@ -152,13 +167,21 @@ fn adaptive_clipping() {
     }
     // Squares of these leave the range of f32.
     for size in [1e-25f32, 1e25] {
-        let x = var(&(Tensor::new(&[[3f32, 4.0], [0.0, 0.0]], &Device::Cpu).expect("a tensor") * f64::from(size)).expect("a product"));
+        let x = var(&(Tensor::new(&[[3f32, 4.0], [0.0, 0.0]], &Device::Cpu).expect("a tensor")
+            * f64::from(size))
+        .expect("a product"));
         let before = values(&x);
-        let mut state =
-            setup(OptimiserChain::new((AdaptiveClip { epsilon: 0.0, ..AdaptiveClip::new(0.5) }, Descent::new(1.0))), &x).expect("a state");
-        let gradient = (Tensor::new(&[[0f32, 10.0], [1.0, 0.0]], &Device::Cpu).expect("a tensor") * f64::from(size)).expect("a product");
+        let mut state = setup(
+            OptimiserChain::new((AdaptiveClip { epsilon: 0.0, ..AdaptiveClip::new(0.5) }, Descent::new(1.0))),
+            &x,
+        )
+        .expect("a state");
+        let gradient = (Tensor::new(&[[0f32, 10.0], [1.0, 0.0]], &Device::Cpu).expect("a tensor")
+            * f64::from(size))
+        .expect("a product");
         update(&mut state, &x, &Grads::from([(String::new(), gradient)])).expect("an update");
-        let moved: Vec<f64> = before.iter().zip(values(&x)).map(|(before, x)| (before - x) / f64::from(size)).collect();
+        let moved: Vec<f64> =
+            before.iter().zip(values(&x)).map(|(before, x)| (before - x) / f64::from(size)).collect();
         assert!(moved[0] == 0.0 && (moved[1] - 2.5).abs() < 1e-6 && moved[2..] == [0.0, 0.0], "{moved:?}");
     }
 }
@@ -172,8 +195,11 @@ fn noise(rule: GradNoise, threads: usize) -> Vec<[Vec<f64>; 2]> {
     let mut state = setup(rule, &model).expect("a state");
     let step = |_| {
         let before = ["0", "1"].map(|path| values(&model[path]));
-        pool.install(|| update(&mut state, &model, &grads([Some(zeros()), Some(zeros())]))).expect("an update");
-        [0, 1].map(|i| before[i].iter().zip(values(&model[["0", "1"][i]])).map(|(before, x)| before - x).collect())
+        pool.install(|| update(&mut state, &model, &grads([Some(zeros()), Some(zeros())])))
+            .expect("an update");
+        [0, 1].map(|i| {
+            before[i].iter().zip(values(&model[["0", "1"][i]])).map(|(before, x)| before - x).collect()
+        })
     };
     (0..4).map(step).collect()
 }
@@ -187,7 +213,10 @@ fn gradient_noise_is_normal_and_fades() {
             let mean = |f: &dyn Fn(f64) -> f64| noise.iter().map(|&z| f(z)).sum::<f64>() / noise.len() as f64;
             let variance = 0.25 / f64::from(t).powf(0.55);
             let (got_mean, got_variance) = (mean(&|z| z), mean(&|z| z * z));
-            assert!(got_mean.abs() < 0.02 && (got_variance / variance - 1.0).abs() < 0.05, "step {t}: {got_mean}, {got_variance}");
+            assert!(
+                got_mean.abs() < 0.02 && (got_variance / variance - 1.0).abs() < 0.05,
+                "step {t}: {got_mean}, {got_variance}"
+            );
             let within = mean(&|z| f64::from(u8::from(z.abs() < variance.sqrt())));
             assert!((within - 0.6827).abs() < 0.02, "step {t}: {within} within a standard deviation");
         }
@@ -222,7 +251,11 @@ fn muon_orthogonalises() {
         let step = first_step(Muon { ns_steps: 8, ..Muon::new(1.0) }, &matrix(rows, columns));
         let step = (step / (rows as f64 / columns as f64).max(1.0).sqrt()).expect("the orthogonal part");
         let wide = if rows > columns { step.t().expect("transposed") } else { step };
-        let square = wide.matmul(&wide.t().expect("transposed")).expect("a product").to_vec2::<f64>().expect("numbers");
+        let square = wide
+            .matmul(&wide.t().expect("transposed"))
+            .expect("a product")
+            .to_vec2::<f64>()
+            .expect("numbers");
         for (i, row) in square.iter().enumerate() {
             for (j, &value) in row.iter().enumerate() {
                 let expected = if i == j { 0.4..1.5 } else { -0.4..0.4 };
@@ -237,13 +270,15 @@ fn muon_takes_a_matrix_either_way() {
     let rule = Muon::new(0.1);
     let wide = matrix(4, 6);
     let tall = wide.t().and_then(|tall| tall.contiguous()).expect("transposed");
-    let longer = (first_step(rule.clone(), &wide).t().expect("transposed") * 1.5f64.sqrt()).expect("a product");
+    let longer =
+        (first_step(rule.clone(), &wide).t().expect("transposed") * 1.5f64.sqrt()).expect("a product");
     assert!(close(&first_step(rule.clone(), &tall), &longer.contiguous().expect("a copy")));
     // The decay is apart from the rest.
     let decaying = MixedPrecision::new(DType::F64, Muon { lambda: 0.5, ..Muon::new(0.1) });
     let x = var(&Tensor::ones((2, 2), DType::F64, &Device::Cpu).expect("ones"));
     let mut state = setup(decaying, &x).expect("a state");
-    update(&mut state, &x, &Grads::from([(String::new(), x.zeros_like().expect("zeros"))])).expect("an update");
+    update(&mut state, &x, &Grads::from([(String::new(), x.zeros_like().expect("zeros"))]))
+        .expect("an update");
     assert_eq!(values(&x), [0.95; 4]);
 }
 
@@ -252,16 +287,20 @@ fn muon_takes_a_matrix_either_way() {
 fn adafactor_of_a_vector() {
     let rms = |x: &[f64]| norm(x) / (x.len() as f64).sqrt();
     let mut v = [0.0; 6];
-    assert_follows(Adafactor { eta: 0.3, lambda: 0.1, d: 0.9, epsilon: (1e-15, 2.0), ..Adafactor::default() }, &[6], |x, g, t| {
-        let t = f64::from(t);
-        let (weight, alpha) = (t.powf(-0.8), rms(x).max(2.0) * t.sqrt().recip().min(0.3));
-        for (v, g) in v.iter_mut().zip(g) {
-            *v = (1.0 - weight) * *v + weight * g * g;
-        }
-        let u: Vec<f64> = v.iter().zip(g).map(|(v, g)| g / v.sqrt()).collect();
-        let clip = (rms(&u) / 0.9).max(1.0);
-        x.iter_mut().zip(&u).for_each(|(x, u)| *x = *x * (1.0 - 0.3 * 0.1) - alpha / clip * u);
-    });
+    assert_follows(
+        Adafactor { eta: 0.3, lambda: 0.1, d: 0.9, epsilon: (1e-15, 2.0), ..Adafactor::default() },
+        &[6],
+        |x, g, t| {
+            let t = f64::from(t);
+            let (weight, alpha) = (t.powf(-0.8), rms(x).max(2.0) * t.sqrt().recip().min(0.3));
+            for (v, g) in v.iter_mut().zip(g) {
+                *v = (1.0 - weight) * *v + weight * g * g;
+            }
+            let u: Vec<f64> = v.iter().zip(g).map(|(v, g)| g / v.sqrt()).collect();
+            let clip = (rms(&u) / 0.9).max(1.0);
+            x.iter_mut().zip(&u).for_each(|(x, u)| *x = *x * (1.0 - 0.3 * 0.1) - alpha / clip * u);
+        },
+    );
 }
 
 /// More than two dimensions are a stack of matrices, each with rows and columns of its own.
@@ -286,7 +325,10 @@ fn adafactor_of_a_stack() {
         let alpha = 5.0 * 0.2f64.min(f64::from(t).sqrt().recip());
         x.iter_mut().zip(u).for_each(|(x, u)| *x -= alpha / clip * u);
     });
-    let state = setup(Adafactor::default(), &var(&Tensor::zeros((100, 50, 40), DType::BF16, &Device::Cpu).expect("zeros")));
+    let state = setup(
+        Adafactor::default(),
+        &var(&Tensor::zeros((100, 50, 40), DType::BF16, &Device::Cpu).expect("zeros")),
+    );
     assert_eq!(state.expect("a state").bytes(), 100 * 4 * (50 + 40));
 }
 
@@ -300,7 +342,8 @@ fn trust_ratios_of_nothing() {
     for rule in [Box::new(LAMB::new(0.1)) as Box<dyn Optimiser>, Box::new(LARS::new(0.1))] {
         let x = var(&gradient);
         let mut state = setup(rule, &x).expect("a state");
-        update(&mut state, &x, &Grads::from([(String::new(), gradient.zeros_like().expect("zeros"))])).expect("an update");
+        update(&mut state, &x, &Grads::from([(String::new(), gradient.zeros_like().expect("zeros"))]))
+            .expect("an update");
         assert_eq!(bits(&x), bits(&gradient));
     }
 }
@@ -308,11 +351,17 @@ fn trust_ratios_of_nothing() {
 /// Norms are those of the master, and of what the chain before made of the gradient.
 #[test]
 fn trust_ratios_inside_mixed_precision_and_chains() {
-    let x = var(&Tensor::new(&[3f32, 4.0], &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a parameter"));
+    let x = var(&Tensor::new(&[3f32, 4.0], &Device::Cpu)
+        .and_then(|x| x.to_dtype(DType::BF16))
+        .expect("a parameter"));
     let chain = OptimiserChain::new((Momentum::new(1.0), LARS { trust: 0.5, rho: 0.0, ..LARS::new(1.0) }));
     let mut state = setup(MixedPrecision::new(DType::F64, chain), &x).expect("a state");
-    update(&mut state, &x, &Grads::from([(String::new(), Tensor::new(&[0.0, 10.0], &Device::Cpu).expect("a gradient"))]))
-        .expect("an update");
+    update(
+        &mut state,
+        &x,
+        &Grads::from([(String::new(), Tensor::new(&[0.0, 10.0], &Device::Cpu).expect("a gradient"))]),
+    )
+    .expect("an update");
     let master = state.leaf("").and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
     assert_eq!(values(&master), [3.0, 1.5]);
 }
@@ -358,10 +407,12 @@ fn decoupled_decays_are_alike() {
 fn an_estimate_is_of_the_whole_model() {
     let rule = Prodigy { estimate: 1e-2, ..Prodigy::default() };
     let whole = |seed| random(seed, &[11], DType::F64, &Device::Cpu);
-    let halves = |seed| [whole(seed).narrow(0, 0, 4), whole(seed).narrow(0, 4, 7)].map(|half| half.expect("a half"));
+    let halves =
+        |seed| [whole(seed).narrow(0, 0, 4), whole(seed).narrow(0, 4, 7)].map(|half| half.expect("a half"));
     let (one, two) = (model(&[whole(0)]), model(&halves(0)));
     let mut states = [&one, &two].map(|model| setup(rule.clone(), model).expect("a state"));
-    let estimate = |state: &StateTree| -> Vec<f64> { state.leaves().map(|leaf| leaf.numbers()[0].1).collect() };
+    let estimate =
+        |state: &StateTree| -> Vec<f64> { state.leaves().map(|leaf| leaf.numbers()[0].1).collect() };
     for call in 1..=20 {
         update(&mut states[0], &one, &grads([Some(whole(call))])).expect("an update");
         update(&mut states[1], &two, &grads(halves(call).map(Some))).expect("an update");
@@ -370,7 +421,10 @@ fn an_estimate_is_of_the_whole_model() {
             assert!((whole - part).abs() <= 1e-12 * whole.abs().max(1e-3), "call {call}: {whole} and {part}");
         }
         let [of_whole, of_parts] = [estimate(&states[0]), estimate(&states[1])];
-        assert!(of_parts.iter().all(|d| (d / of_whole[0] - 1.0).abs() < 1e-12), "{of_parts:?} for {of_whole:?}");
+        assert!(
+            of_parts.iter().all(|d| (d / of_whole[0] - 1.0).abs() < 1e-12),
+            "{of_parts:?} for {of_whole:?}"
+        );
     }
     let before = bits(&two["1"]);
     update(&mut states[1], &two, &grads([Some(halves(30)[0].clone()), None])).expect("an update");

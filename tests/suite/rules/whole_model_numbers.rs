@@ -1,7 +1,11 @@
-//! Numbers of the whole model that leaves remember: Prodigy's estimate is one for all, whoever joins late or was away.
+//! Numbers of the whole model that leaves remember: Prodigy's estimate is one for all, whoever joins late or
+//! was away.
 
 use candle_core::{DType, Var};
-use optimisers::{AccumGrad, Adam, Checkpoint, Descent, OptimiserChain, Prodigy, Rule, Setup, StateTree, setup, setup_with, update};
+use optimisers::{
+    AccumGrad, Adam, Checkpoint, Descent, OptimiserChain, Prodigy, Rule, Setup, StateTree, setup, setup_with,
+    update,
+};
 
 use support::common::{Grads, Vars, constant, model, snapshot, values};
 use support::crafted_checkpoints::{file_of, open};
@@ -15,8 +19,12 @@ fn two() -> Vars {
 /// Calls with the gradient of Σ(x - 3)², for the leaves there are.
 fn calls(count: usize, state: &mut StateTree, x: &Vars) {
     for _ in 0..count {
-        let gradients: Grads =
-            x.iter().map(|(path, x)| (path.clone(), ((x.as_tensor() - 3.0).expect("a difference") * 2.0).expect("a gradient"))).collect();
+        let gradients: Grads = x
+            .iter()
+            .map(|(path, x)| {
+                (path.clone(), ((x.as_tensor() - 3.0).expect("a difference") * 2.0).expect("a gradient"))
+            })
+            .collect();
         update(state, x, &gradients).expect("an update");
     }
 }
@@ -31,7 +39,11 @@ fn are_shared(state: &StateTree) -> bool {
 }
 
 /// Where the second of two parameters is after it was away for 200 calls and there for 100 more.
-fn joined(join: impl FnOnce(&mut StateTree, &mut Vars), away: impl FnOnce(&Vars) -> StateTree, mut x: Vars) -> (f64, StateTree) {
+fn joined(
+    join: impl FnOnce(&mut StateTree, &mut Vars),
+    away: impl FnOnce(&Vars) -> StateTree,
+    mut x: Vars,
+) -> (f64, StateTree) {
     let mut state = away(&x);
     calls(200, &mut state, &x);
     join(&mut state, &mut x);
@@ -76,7 +88,9 @@ fn a_leaf_that_joins_late_has_the_estimate_of_the_model() {
         (
             "of another rule before",
             joined(
-                |state, x| drop(state.at("1").expect("a leaf").replace(Prodigy::default(), x).expect("a rule")),
+                |state, x| {
+                    drop(state.at("1").expect("a leaf").replace(Prodigy::default(), x).expect("a rule"))
+                },
                 |x| {
                     let rule = |path: &str| -> Box<dyn Rule> {
                         if path == "0" { Box::new(Prodigy::default()) } else { Box::new(Descent::new(0.0)) }
@@ -106,7 +120,8 @@ fn a_leaf_that_joins_late_has_the_estimate_of_the_model() {
     }
 }
 
-/// Of leaves that go away and come back in turns, and one that waits in its window, none has an estimate of old.
+/// Of leaves that go away and come back in turns, and one that waits in its window, none has an estimate of
+/// old.
 #[test]
 fn who_was_away_does_not_lead() {
     let x = two();
@@ -123,13 +138,16 @@ fn who_was_away_does_not_lead() {
         }
         // Of a frozen leaf nothing else moves.
         let rest = |snapshot: Vec<(String, Vec<u64>)>| {
-            let is_rest = |name: &str| name.starts_with(away) && !name.ends_with("/d") && !name.ends_with("/r");
+            let is_rest =
+                |name: &str| name.starts_with(away) && !name.ends_with("/d") && !name.ends_with("/r");
             snapshot.into_iter().filter(|(name, _)| is_rest(name)).collect::<Vec<_>>()
         };
         assert_eq!(rest(snapshot(&x, &state)), rest(before));
     }
 
-    let rule = |path: &str| OptimiserChain::new((AccumGrad::new(if path == "0" { 4 } else { 1 }), Prodigy::default()));
+    let rule = |path: &str| {
+        OptimiserChain::new((AccumGrad::new(if path == "0" { 4 } else { 1 }), Prodigy::default()))
+    };
     let mut state = setup_with(&x, |path, _| Some(rule(path))).expect("a state");
     for _ in 0..30 {
         let known = numbers(&state)[0][0];

@@ -51,10 +51,13 @@ fn at_ends(value: FieldValue) -> Vec<FieldValue> {
     let ends = ENDS.into_iter();
     match value {
         FieldValue::Real(_) => ends.map(FieldValue::Real).collect(),
-        FieldValue::Pair(a, b) => ends.flat_map(|x| [(x, b), (a, x), (x, x)]).map(|(a, b)| FieldValue::Pair(a, b)).collect(),
-        FieldValue::Triple(a, b, c) => {
-            ends.flat_map(|x| [(x, b, c), (a, x, c), (a, b, x), (x, x, x)]).map(|(a, b, c)| FieldValue::Triple(a, b, c)).collect()
+        FieldValue::Pair(a, b) => {
+            ends.flat_map(|x| [(x, b), (a, x), (x, x)]).map(|(a, b)| FieldValue::Pair(a, b)).collect()
         }
+        FieldValue::Triple(a, b, c) => ends
+            .flat_map(|x| [(x, b, c), (a, x, c), (a, b, x), (x, x, x)])
+            .map(|(a, b, c)| FieldValue::Triple(a, b, c))
+            .collect(),
         FieldValue::Count(_) => [0, 1, 2, 100, u64::MAX].map(FieldValue::Count).to_vec(),
         FieldValue::Flag(_) => [false, true].map(FieldValue::Flag).to_vec(),
         _ => Vec::new(),
@@ -70,7 +73,9 @@ fn with(rule: &dyn Rule, field: &str, value: FieldValue) -> Option<Box<dyn Rule>
 
 /// Where three gradients of zeros leave NaN, in the state of a matrix or a vector or in these.
 pub fn nan_in(rule: &dyn Rule) -> Option<String> {
-    for (dtype, engine) in [(DType::F32, Engine::Fused), (DType::F32, Engine::Tensors), (DType::F64, Engine::Fused)] {
+    for (dtype, engine) in
+        [(DType::F32, Engine::Fused), (DType::F32, Engine::Tensors), (DType::F64, Engine::Fused)]
+    {
         for shape in [&[3, 4][..], &[5]] {
             let x = random(1, shape, dtype, &Device::Cpu);
             if rule.init((&x).into()).is_err() {
@@ -85,7 +90,9 @@ pub fn nan_in(rule: &dyn Rule) -> Option<String> {
                 }
                 for (name, numbers) in snapshot(&model, &state) {
                     if numbers.iter().any(|&bits| f64::from_bits(bits).is_nan()) {
-                        return Some(format!("step {step} on {engine:?} in {dtype:?} of {shape:?}: {name} of {rule:?}"));
+                        return Some(format!(
+                            "step {step} on {engine:?} in {dtype:?} of {shape:?}: {name} of {rule:?}"
+                        ));
                     }
                 }
             }

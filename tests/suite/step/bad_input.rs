@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Error, ErrorKind, Flow, Gradient, MixedPrecision,
-    Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Parameter, Result, Rule, Slot, State, StateTree, Status, TensorProblem, Update,
-    WeightDecay, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Error, ErrorKind, Flow,
+    Gradient, MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Parameter, Result, Rule,
+    Slot, State, StateTree, Status, TensorProblem, Update, WeightDecay, setup, setup_with, update,
 };
 
-use support::common::{Grads, Vars, bits, devices, engines, is_kind, not_finite, random, snapshot, values, var};
+use support::common::{
+    Grads, Vars, bits, devices, engines, is_kind, not_finite, random, snapshot, values, var,
+};
 
 const SHAPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Shape);
 const DTYPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Dtype);
@@ -22,7 +24,9 @@ fn model(leaves: usize) -> Vars {
 }
 
 fn gradients(model: &Vars, seed: u64) -> Grads {
-    let leaf = |(i, (path, var)): (usize, (&String, &Var))| (path.clone(), random(seed + i as u64, var.dims(), DType::F32, CPU));
+    let leaf = |(i, (path, var)): (usize, (&String, &Var))| {
+        (path.clone(), random(seed + i as u64, var.dims(), DType::F32, CPU))
+    };
     model.iter().enumerate().map(leaf).collect()
 }
 
@@ -48,14 +52,20 @@ fn gradients_that_do_not_fit() {
     let model = model(3);
     let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, CPU).unwrap();
     let shape = |got: &str| format!("parameter \"layer.02\": the gradient has shape {got}, expected [2, 3]");
-    let dtype = |got: &str| format!("parameter \"layer.02\": the gradient is {got}, expected F16, BF16, F32 or F64");
+    let dtype =
+        |got: &str| format!("parameter \"layer.02\": the gradient is {got}, expected F16, BF16, F32 or F64");
     let cases: [(&str, Tensor, ErrorKind, [&str; 2]); 6] = [
         ("layer.02", zeros(&[3, 2], DType::F32), SHAPE, [&shape("[3, 2]"), ""]),
         ("layer.02", zeros(&[6], DType::F32), SHAPE, [&shape("[6]"), ""]),
         ("layer.02", zeros(&[], DType::F32), SHAPE, [&shape("[]"), ""]),
         ("layer.02", zeros(&[2, 3], DType::U32), DTYPE, [&dtype("U32"), ""]),
         ("layer.02", zeros(&[2, 3], DType::I64), DTYPE, [&dtype("I64"), ""]),
-        ("layer.03", zeros(&[2, 3], DType::F32), ErrorKind::UnknownName, ["gradient of \"layer.03\"", "layer.00, layer.01, layer.02"]),
+        (
+            "layer.03",
+            zeros(&[2, 3], DType::F32),
+            ErrorKind::UnknownName,
+            ["gradient of \"layer.03\"", "layer.00, layer.01, layer.02"],
+        ),
     ];
     for (path, gradient, kind, words) in cases {
         for rule in support::common::optimisers() {
@@ -105,9 +115,18 @@ fn clipping(non_finite: NonFinite) -> Vec<(bool, Box<dyn Optimiser>)> {
     vec![
         (false, Box::new(OptimiserChain::new((global.clone(), Adam::new(0.1))))),
         (false, Box::new(OptimiserChain::new((leaf(2.0), Adam::new(0.1))))),
-        (false, Box::new(OptimiserChain::new((Momentum::new(0.1), leaf(1.0), WeightDecay::new(0.1), leaf(3.0))))),
+        (
+            false,
+            Box::new(OptimiserChain::new((Momentum::new(0.1), leaf(1.0), WeightDecay::new(0.1), leaf(3.0)))),
+        ),
         (true, Box::new(OptimiserChain::new((AccumGrad::new(2), global.clone(), Adam::new(0.1))))),
-        (true, Box::new(MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(2), leaf(f64::INFINITY), Adam::new(0.1)))))),
+        (
+            true,
+            Box::new(MixedPrecision::new(
+                DType::F64,
+                OptimiserChain::new((AccumGrad::new(2), leaf(f64::INFINITY), Adam::new(0.1))),
+            )),
+        ),
     ]
 }
 
@@ -116,11 +135,18 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
     let model = model(40);
     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut bad = gradients(&model, 3);
-        bad.insert("layer.39".to_string(), Tensor::new(&[[0f32, 1.0, 2.0], [3.0, 4.0, poison]], CPU).unwrap());
+        bad.insert(
+            "layer.39".to_string(),
+            Tensor::new(&[[0f32, 1.0, 2.0], [3.0, 4.0, poison]], CPU).unwrap(),
+        );
         for (_, optimiser) in clipping(NonFinite::Error) {
             let mut state = started(optimiser, &model);
-            let words =
-                ["parameter \"layer.39\"", "-norm of its gradient is", "this call has changed nothing", "`non_finite` to Pass or Skip"];
+            let words = [
+                "parameter \"layer.39\"",
+                "-norm of its gradient is",
+                "this call has changed nothing",
+                "`non_finite` to Pass or Skip",
+            ];
             refused(&model, &mut state, &bad, ErrorKind::Tensor(TensorProblem::NotFinite), &words);
         }
         for (windowed, optimiser) in clipping(NonFinite::Skip) {
@@ -128,7 +154,10 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
             for engine in engines() {
                 let before = snapshot(&model, &state);
                 let outcome = Update::new(&mut state).engine(engine).apply(&model, &bad).unwrap();
-                assert_eq!((outcome.status, outcome.applied, outcome.accumulated), (not_finite("layer.39"), 0, 0));
+                assert_eq!(
+                    (outcome.status, outcome.applied, outcome.accumulated),
+                    (not_finite("layer.39"), 0, 0)
+                );
                 assert!(snapshot(&model, &state) == before);
             }
             // The window is where it was: this call ends it.
@@ -145,7 +174,10 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
         for ((path, x), before) in model.iter().zip(before) {
             for (index, (now, before)) in values(x).into_iter().zip(before).enumerate() {
                 let stays = poison.is_infinite() && (path != "layer.39" || index < 5);
-                assert!(if stays { now == before } else { now.is_nan() }, "{path}[{index}]: {now} after {before}");
+                assert!(
+                    if stays { now == before } else { now.is_nan() },
+                    "{path}[{index}]: {now} after {before}"
+                );
             }
         }
     }
@@ -165,7 +197,10 @@ fn the_state_of_another_model() {
     let mut fewer = mine.clone();
     fewer.remove("layer.01");
     let cases: [(Vars, &[&str]); 3] = [
-        (model_copy(&mine), &["parameter \"layer.00\": it is not in this state", "another model", "set up a state"]),
+        (
+            model_copy(&mine),
+            &["parameter \"layer.00\": it is not in this state", "another model", "set up a state"],
+        ),
         (more, &["parameter \"layer.03\": it is not in this state", "added after `setup`"]),
         (fewer, &["parameter \"layer.01\"", "that the model lacks", "pass the model that `setup` saw"]),
     ];
@@ -183,26 +218,54 @@ fn hyper_parameters_out_of_range() {
         (Box::new(Descent::new(-0.1)), &["Descent: eta is -0.1, expected a finite number of 0 or more"]),
         (Box::new(Adam::new(f64::NAN)), &["Adam: eta is NaN"]),
         (Box::new(AdamW::new(f64::INFINITY)), &["AdamW: eta is inf"]),
-        (Box::new(Adam { beta: (0.9, 1.0), ..Adam::default() }), &["Adam: beta is (0.9, 1), expected two numbers in [0, 1)"]),
+        (
+            Box::new(Adam { beta: (0.9, 1.0), ..Adam::default() }),
+            &["Adam: beta is (0.9, 1), expected two numbers in [0, 1)"],
+        ),
         (Box::new(Adam { beta: (-0.1, 0.9), ..Adam::default() }), &["Adam: beta is (-0.1, 0.9)"]),
         (Box::new(Adam { epsilon: -1.0, ..Adam::default() }), &["Adam: epsilon is -1"]),
-        (Box::new(Momentum { rho: 1.0, ..Momentum::default() }), &["Momentum: rho is 1, expected a number in [0, 1)"]),
+        (
+            Box::new(Momentum { rho: 1.0, ..Momentum::default() }),
+            &["Momentum: rho is 1, expected a number in [0, 1)"],
+        ),
         (Box::new(AccumGrad::new(0)), &["AccumGrad: n is 0, expected 1 or more"]),
-        (Box::new(Muon { ns_steps: 101, ..Muon::default() }), &["Muon: ns_steps is 101, expected 100 or less"]),
+        (
+            Box::new(Muon { ns_steps: 101, ..Muon::default() }),
+            &["Muon: ns_steps is 101, expected 100 or less"],
+        ),
         (Box::new(ClipGrad::new(0.0)), &["ClipGrad: delta is 0, expected a number above 0"]),
         (Box::new(ClipNorm::new(0.0)), &["ClipNorm: omega is 0"]),
         (Box::new(ClipNorm { p: -1.0, ..ClipNorm::default() }), &["ClipNorm: p is -1"]),
         (Box::new(ClipGlobalNorm::new(f64::NAN)), &["ClipGlobalNorm: omega is NaN"]),
-        (Box::new(OptimiserChain::new((Some(ClipGrad::new(1.0)), WeightDecay::new(-1.0)))), &["WeightDecay: lambda is -1"]),
-        (Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(0), Adam::new(0.1))))), &["AccumGrad: n is 0"]),
-        (Box::new(MixedPrecision::new(DType::F16, Adam::new(0.1))), &["MixedPrecision is to keep its copy in F16, expected F32 or F64"]),
-        (Box::new(MixedPrecision::new(DType::BF16, Adam::new(0.1))), &["MixedPrecision is to keep its copy in BF16"]),
-        (Box::new(MixedPrecision::new(DType::U32, Adam::new(0.1))), &["MixedPrecision is to keep its copy in U32"]),
+        (
+            Box::new(OptimiserChain::new((Some(ClipGrad::new(1.0)), WeightDecay::new(-1.0)))),
+            &["WeightDecay: lambda is -1"],
+        ),
+        (
+            Box::new(MixedPrecision::new(
+                DType::F32,
+                OptimiserChain::new((AccumGrad::new(0), Adam::new(0.1))),
+            )),
+            &["AccumGrad: n is 0"],
+        ),
+        (
+            Box::new(MixedPrecision::new(DType::F16, Adam::new(0.1))),
+            &["MixedPrecision is to keep its copy in F16, expected F32 or F64"],
+        ),
+        (
+            Box::new(MixedPrecision::new(DType::BF16, Adam::new(0.1))),
+            &["MixedPrecision is to keep its copy in BF16"],
+        ),
+        (
+            Box::new(MixedPrecision::new(DType::U32, Adam::new(0.1))),
+            &["MixedPrecision is to keep its copy in U32"],
+        ),
     ];
     let model = model(2);
     for (optimiser, words) in optimisers {
         is_kind(&setup(optimiser.clone(), &model).unwrap_err(), ErrorKind::Argument, words);
-        let error = setup_with(&model, |path, _| (path == "layer.01").then(|| optimiser.clone())).unwrap_err();
+        let error =
+            setup_with(&model, |path, _| (path == "layer.01").then(|| optimiser.clone())).unwrap_err();
         is_kind(&error, ErrorKind::Argument, words);
         is_kind(&error, ErrorKind::Argument, &["parameter \"layer.01\""]);
     }
@@ -217,15 +280,27 @@ fn models_without_parameters() {
         setup(Adam::new(0.1), &Tensor::ones(2, DType::F32, CPU).unwrap()).unwrap_err(),
         setup_with(&model(2), |_, _| None::<Adam>).unwrap_err(),
     ] {
-        is_kind(&error, ErrorKind::Model, &["no trainable floating-point variable", "`Var`", "choose fewer to leave out"]);
+        is_kind(
+            &error,
+            ErrorKind::Model,
+            &["no trainable floating-point variable", "`Var`", "choose fewer to leave out"],
+        );
     }
 }
 
 #[test]
 fn variables_that_no_rule_can_train() {
-    let eight = Var::from_tensor(&Tensor::ones(2, DType::F32, CPU).unwrap().to_dtype(DType::F8E4M3).unwrap()).unwrap();
-    let model = Vars::from([("half".to_string(), eight), ("whole".to_string(), var(&random(1, &[2], DType::F32, CPU)))]);
-    is_kind(&setup(Adam::new(0.1), &model).unwrap_err(), DTYPE, &["parameter \"half\": it is F8E4M3", "setup_with"]);
+    let eight = Var::from_tensor(&Tensor::ones(2, DType::F32, CPU).unwrap().to_dtype(DType::F8E4M3).unwrap())
+        .unwrap();
+    let model = Vars::from([
+        ("half".to_string(), eight),
+        ("whole".to_string(), var(&random(1, &[2], DType::F32, CPU))),
+    ]);
+    is_kind(
+        &setup(Adam::new(0.1), &model).unwrap_err(),
+        DTYPE,
+        &["parameter \"half\": it is F8E4M3", "setup_with"],
+    );
     assert_eq!(setup_with(&model, |path, _| (path == "whole").then(Adam::default)).unwrap().len(), 1);
 }
 
@@ -239,9 +314,17 @@ fn two_variables_with_one_path() {
         ])
     };
     let error = setup(Adam::new(0.1), &twice(&b)).unwrap_err();
-    is_kind(&error, ErrorKind::Model, &["parameter \"a.b\": two variables of the model have this path", "rename one"]);
+    is_kind(
+        &error,
+        ErrorKind::Model,
+        &["parameter \"a.b\": two variables of the model have this path", "rename one"],
+    );
     let state = setup(Adam::new(0.1), &twice(&a)).unwrap();
-    assert_eq!(state.leaves().map(|leaf| leaf.paths().count()).collect::<Vec<_>>(), [1], "the same variable twice is one leaf");
+    assert_eq!(
+        state.leaves().map(|leaf| leaf.paths().count()).collect::<Vec<_>>(),
+        [1],
+        "the same variable twice is one leaf"
+    );
 }
 
 /// What goes wrong, on the leaf with 4 elements.
@@ -268,7 +351,11 @@ impl Rule for Faulty {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         match self.0 {
             Fault::Init if x.elem_count() == 4 => Err(Error::other("no init")),
-            _ => State::empty().with_counter("t").with_slot(Slot::zeros("kept").stored_as(x.dtype()), x, x.shape()),
+            _ => State::empty().with_counter("t").with_slot(
+                Slot::zeros("kept").stored_as(x.dtype()),
+                x,
+                x.shape(),
+            ),
         }
     }
 
@@ -295,8 +382,13 @@ impl Rule for Faulty {
 fn a_failing_rule_of_the_user() {
     let mut model = model(6);
     model.insert("layer.04".to_string(), var(&random(9, &[2, 2], DType::F32, CPU)));
-    let chain = |fault| OptimiserChain::new((Momentum::new(0.1), Faulty(fault), AccumGrad::new(1), Adam::new(0.1)));
-    is_kind(&setup(chain(Fault::Init), &model).unwrap_err(), ErrorKind::Other, &["parameter \"layer.04\": no init"]);
+    let chain =
+        |fault| OptimiserChain::new((Momentum::new(0.1), Faulty(fault), AccumGrad::new(1), Adam::new(0.1)));
+    is_kind(
+        &setup(chain(Fault::Init), &model).unwrap_err(),
+        ErrorKind::Other,
+        &["parameter \"layer.04\": no init"],
+    );
     use ErrorKind::{Contract, Other};
     let cases: [(Fault, ErrorKind, &[&str]); 5] = [
         (Fault::Apply, Other, &["\"layer.04\"", "no apply"]),
@@ -318,14 +410,21 @@ fn empty_and_scalar_tensors_train() {
     for engine in engines() {
         for optimiser in support::common::optimisers() {
             let shapes: [&[usize]; 4] = [&[3, 0], &[0], &[], &[1, 2]];
-            let model: Vars =
-                shapes.iter().enumerate().map(|(i, shape)| (i.to_string(), var(&random(i as u64 + 1, shape, DType::BF16, CPU)))).collect();
+            let model: Vars = shapes
+                .iter()
+                .enumerate()
+                .map(|(i, shape)| (i.to_string(), var(&random(i as u64 + 1, shape, DType::BF16, CPU))))
+                .collect();
             let mut state = setup(optimiser.clone(), &model).unwrap();
             for seed in 0..6 {
                 Update::new(&mut state).engine(engine).apply(&model, &gradients(&model, seed)).unwrap();
             }
             let steps: Vec<u64> = state.leaves().map(|leaf| leaf.steps()).collect();
-            assert!(steps[0] > 0 && steps.iter().all(|&count| count == steps[0]), "{}: {steps:?}", optimiser.name());
+            assert!(
+                steps[0] > 0 && steps.iter().all(|&count| count == steps[0]),
+                "{}: {steps:?}",
+                optimiser.name()
+            );
         }
     }
 }

@@ -6,8 +6,8 @@
 use candle_core::{DType, Device, Result as Candle, Tensor};
 use candle_nn::{BatchNorm, Linear, Module, ModuleT, VarBuilder, VarMap, batch_norm, linear};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain,
-    SplitMaster, StateTree, StochasticRounding, Twin, setup, update,
+    AccumGrad, Adam, Checkpoint, CheckpointFile, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload,
+    Optimiser, OptimiserChain, SplitMaster, StateTree, StochasticRounding, Twin, setup, update,
 };
 
 use support::common::{Vars, assert_same, bits, grads, is_kind, model, random, snapshot, values};
@@ -39,20 +39,31 @@ impl Net {
     }
 
     fn loss(&self, call: u64) -> Candle<Tensor> {
-        (self.forward(&batch(call, self.first.weight().dtype()), true)?.to_dtype(DType::F32)? - 1.0)?.sqr()?.mean_all()
+        (self.forward(&batch(call, self.first.weight().dtype()), true)?.to_dtype(DType::F32)? - 1.0)?
+            .sqr()?
+            .mean_all()
     }
 }
 
 /// Inputs that are not centred, so that the statistics have somewhere to go.
 pub fn batch(call: u64, dtype: DType) -> Tensor {
-    random(call, &[16, 3], DType::F32, &Device::Cpu).affine(0.7, 2.0).and_then(|x| x.to_dtype(dtype)).expect("a batch")
+    random(call, &[16, 3], DType::F32, &Device::Cpu)
+        .affine(0.7, 2.0)
+        .and_then(|x| x.to_dtype(dtype))
+        .expect("a batch")
 }
 
 /// A network with the same weights in each call, and its variables.
 pub fn network(dtype: DType) -> (Vars, Net) {
     let variables = VarMap::new();
     let net = Net::new(&variables, dtype).expect("a network");
-    let mut all: Vars = variables.data().lock().expect("variables").iter().map(|(path, x)| (path.clone(), x.clone())).collect();
+    let mut all: Vars = variables
+        .data()
+        .lock()
+        .expect("variables")
+        .iter()
+        .map(|(path, x)| (path.clone(), x.clone()))
+        .collect();
     for (seed, (path, x)) in all.iter_mut().enumerate() {
         if !STATISTICS.contains(&path.as_str()) {
             x.set(&random(seed as u64, x.dims(), x.dtype(), &Device::Cpu)).expect("weights");
@@ -63,7 +74,9 @@ pub fn network(dtype: DType) -> (Vars, Net) {
 
 pub fn train(net: &Net, variables: &Vars, state: &mut StateTree, calls: std::ops::Range<u64>) {
     for call in calls {
-        let outcome = update(state, variables, &net.loss(call).and_then(|loss| loss.backward()).expect("gradients")).expect("an update");
+        let outcome =
+            update(state, variables, &net.loss(call).and_then(|loss| loss.backward()).expect("gradients"))
+                .expect("an update");
         assert_eq!((outcome.applied, outcome.without_gradient.len()), (6, 2));
     }
 }
@@ -103,7 +116,9 @@ fn running_statistics_are_not_exchanged_for_their_initial_values() {
         assert!(values(&variables[STATISTICS[0]]).iter().all(|mean| *mean != 0.0));
         let averages = state.averages(&variables).expect("averages");
         assert_eq!(averages.len(), 6, "{averages:?}");
-        let inside = state.with_averages(&variables, || Ok::<_, optimisers::Error>(statistics(&variables))).expect("averages");
+        let inside = state
+            .with_averages(&variables, || Ok::<_, optimisers::Error>(statistics(&variables)))
+            .expect("averages");
         assert_eq!(inside, moved, "{}", optimiser.name());
         assert_same(&[snapshot(&variables, &state)], &[before], optimiser.name());
     }
@@ -136,7 +151,9 @@ fn a_network_with_batch_norm_is_trained_and_saved() {
 
         let (other, other_net) = network(dtype);
         let mut resumed = setup(optimiser, &other).expect("a state");
-        CheckpointFile::open(&path).and_then(|file| file.restore_with_model(&mut resumed, &other)).expect("a restored run");
+        CheckpointFile::open(&path)
+            .and_then(|file| file.restore_with_model(&mut resumed, &other))
+            .expect("a restored run");
         resumed.check_masters(&other).expect("statistics are nobody's master");
         assert_eq!(statistics(&other), statistics(&variables), "{what:?}");
         train(&net, &variables, &mut state, 10..15);
@@ -170,7 +187,11 @@ fn statistics_survive_a_conversion() {
             file.restore_with_model(&mut resumed, &other).expect("a restored run");
             assert_eq!(statistics(&other), statistics(&variables), "{what:?}");
             for path in STATISTICS {
-                assert_eq!(values(&resumed.masters(&other).expect("masters")[path]), values(&other[path]), "{what:?}");
+                assert_eq!(
+                    values(&resumed.masters(&other).expect("masters")[path]),
+                    values(&other[path]),
+                    "{what:?}"
+                );
             }
             train(&other_net, &other, &mut resumed, 5..8);
         }
@@ -221,7 +242,12 @@ fn what_has_never_had_a_gradient_follows_its_variable() {
             update(&mut state, &x, &only_first).expect("an update");
             x["1"].set(&tensor(seed, dtype)).expect("moved by others");
             state.check_masters(&x).expect("it has no master to be checked");
-            assert_eq!(values(&state.masters(&x).expect("masters")["1"]), values(&x["1"]), "{}", optimiser.name());
+            assert_eq!(
+                values(&state.masters(&x).expect("masters")["1"]),
+                values(&x["1"]),
+                "{}",
+                optimiser.name()
+            );
         }
         let y = model(&[tensor(22, dtype)]);
         let mut fresh = setup(optimiser.clone(), &y).expect("a state");
@@ -250,8 +276,16 @@ fn what_has_had_a_gradient_keeps_its_master() {
         x["1"].set(&tensor(5, dtype)).expect("a change");
         update(&mut state, &x, &grads([Some(tensor(3, dtype)), None])).expect("an update of the other");
         assert_eq!(bits(&state.masters(&x).expect("masters")["1"]), master);
-        is_kind(&state.check_masters(&x).expect_err("noticed"), ErrorKind::Changed, &["parameter \"1\"", "of its master"]);
-        is_kind(&update(&mut state, &x, &both).expect_err("noticed"), ErrorKind::Changed, &["parameter \"1\"", "of its master"]);
+        is_kind(
+            &state.check_masters(&x).expect_err("noticed"),
+            ErrorKind::Changed,
+            &["parameter \"1\"", "of its master"],
+        );
+        is_kind(
+            &update(&mut state, &x, &both).expect_err("noticed"),
+            ErrorKind::Changed,
+            &["parameter \"1\"", "of its master"],
+        );
         state.refresh_masters(&x).expect("masters");
         update(&mut state, &x, &both).expect("an update");
     }
@@ -263,7 +297,8 @@ fn a_step_out_of_an_accumulator_is_not_taken_over_a_changed_parameter() {
     let x = model(&[tensor(1, DType::BF16), tensor(2, DType::BF16)]);
     let rule = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1)));
     let mut state = setup(MixedPrecision::new(DType::F32, rule), &x).expect("a state");
-    update(&mut state, &x, &grads([Some(tensor(3, DType::BF16)), Some(tensor(4, DType::BF16))])).expect("the first half");
+    update(&mut state, &x, &grads([Some(tensor(3, DType::BF16)), Some(tensor(4, DType::BF16))]))
+        .expect("the first half");
     x["1"].set(&tensor(5, DType::BF16)).expect("a change");
     let before = snapshot(&x, &state);
     let error = update(&mut state, &x, &grads([Some(tensor(3, DType::BF16)), None])).expect_err("noticed");

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, Average, ClipGlobalNorm, Descent, ErrorKind, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Prodigy,
-    Rule, SkipReason, StateTree, Status, Update, setup, update,
+    AccumGrad, Adam, Average, ClipGlobalNorm, Descent, ErrorKind, LossScaler, MixedPrecision, Optimiser,
+    OptimiserChain, Outcome, Prodigy, Rule, SkipReason, StateTree, Status, Update, setup, update,
 };
 
 use support::common::{Grads, Vars, engines, grads, is_kind, model, random, snapshot, values};
@@ -13,7 +13,10 @@ fn variables() -> Vars {
 }
 
 fn gradients(seed: u64) -> Grads {
-    grads([Some(random(seed, &[3], DType::F32, &Device::Cpu)), Some(random(seed + 1, &[2, 2], DType::F32, &Device::Cpu))])
+    grads([
+        Some(random(seed, &[3], DType::F32, &Device::Cpu)),
+        Some(random(seed + 1, &[2, 2], DType::F32, &Device::Cpu)),
+    ])
 }
 
 fn empty(state: &mut StateTree, model: &Vars) -> Outcome {
@@ -27,22 +30,33 @@ fn window(n: u64, rule: impl Rule + Clone) -> impl Optimiser + Clone {
 #[test]
 fn a_window_counts_a_call_without_any_gradient() {
     let (model, twin) = (variables(), variables());
-    let (mut state, mut expected) =
-        (setup(window(3, Adam::new(0.1)), &model).expect("a state"), setup(window(3, Adam::new(0.1)), &twin).expect("a state"));
+    let (mut state, mut expected) = (
+        setup(window(3, Adam::new(0.1)), &model).expect("a state"),
+        setup(window(3, Adam::new(0.1)), &twin).expect("a state"),
+    );
     // As if the gradients had been zeros.
-    let zeros: Grads = gradients(1).into_iter().map(|(path, gradient)| (path, gradient.zeros_like().expect("zeros"))).collect();
+    let zeros: Grads = gradients(1)
+        .into_iter()
+        .map(|(path, gradient)| (path, gradient.zeros_like().expect("zeros")))
+        .collect();
     for call in 0..2 {
         let outcome = update(&mut state, &model, &gradients(10 * call)).expect("an update");
         assert_eq!(outcome, update(&mut expected, &twin, &gradients(10 * call)).expect("an update"));
 
         let outcome = empty(&mut state, &model);
-        assert_eq!((outcome.status, outcome.accumulated, outcome.without_gradient.len()), (Status::Accumulated, 0, 2));
+        assert_eq!(
+            (outcome.status, outcome.accumulated, outcome.without_gradient.len()),
+            (Status::Accumulated, 0, 2)
+        );
         update(&mut expected, &twin, &zeros).expect("an update");
         assert_eq!(state.leaf("0").map(|leaf| leaf.counters()[0].clone()), Some(("0.calls".to_string(), 2)));
 
         // The last call of the window makes the step of what was collected.
         let outcome = empty(&mut state, &model);
-        assert_eq!((outcome.status, outcome.applied, outcome.without_gradient.len()), (Status::Stepped, 2, 0));
+        assert_eq!(
+            (outcome.status, outcome.applied, outcome.without_gradient.len()),
+            (Status::Stepped, 2, 0)
+        );
         update(&mut expected, &twin, &zeros).expect("an update");
         let parameters = |model: &Vars| model.values().map(|x| values(x)).collect::<Vec<_>>();
         assert_eq!(parameters(&model), parameters(&twin));
@@ -56,11 +70,19 @@ fn a_window_of_nothing_ends_without_a_step() {
         let mut state = setup(window(2, Adam::new(0.1)), &model).expect("a state");
         let before = snapshot(&model, &state);
         for status in [Status::Accumulated, Status::Accumulated, Status::Accumulated, Status::Accumulated] {
-            let outcome = Update::new(&mut state).engine(engine).allow_no_gradients().apply(&model, &Grads::new()).expect("an update");
+            let outcome = Update::new(&mut state)
+                .engine(engine)
+                .allow_no_gradients()
+                .apply(&model, &Grads::new())
+                .expect("an update");
             assert_eq!((outcome.status, outcome.applied), (status, 0));
         }
         assert_eq!(snapshot(&model, &state), before, "two windows have begun and ended");
-        assert_eq!(update(&mut state, &model, &gradients(1)).expect("an update").status, Status::Accumulated, "the first call of a window");
+        assert_eq!(
+            update(&mut state, &model, &gradients(1)).expect("an update").status,
+            Status::Accumulated,
+            "the first call of a window"
+        );
     }
 }
 
@@ -80,7 +102,10 @@ fn nothing_changes_where_no_window_counts() {
         }
         let before = snapshot(&model, &state);
         let outcome = empty(&mut state, &model);
-        assert_eq!((outcome.status, outcome.without_gradient.len()), (Status::Skipped(SkipReason::NothingToMove), 2));
+        assert_eq!(
+            (outcome.status, outcome.without_gradient.len()),
+            (Status::Skipped(SkipReason::NothingToMove), 2)
+        );
         assert_eq!(snapshot(&model, &state), before);
     }
 }
@@ -88,7 +113,8 @@ fn nothing_changes_where_no_window_counts() {
 #[test]
 fn prodigy_stays_where_it_is_in_a_window_of_nothing() {
     let model = variables();
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(1), Prodigy::new(1.0))), &model).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(1), Prodigy::new(1.0))), &model).expect("a state");
     for seed in 0..3 {
         update(&mut state, &model, &gradients(seed)).expect("an update");
     }
@@ -134,7 +160,8 @@ fn the_functional_form_takes_an_empty_call() {
     let start = optimisers::trainables(&model).expect("parameters");
     let error = Update::functional(&state).apply(&start, &Grads::new()).expect_err("refused");
     is_kind(&error, ErrorKind::NoGradient, &["no gradient for any"]);
-    let (state, next, outcome) = Update::functional(&state).allow_no_gradients().apply(&start, &Grads::new()).expect("an update");
+    let (state, next, outcome) =
+        Update::functional(&state).allow_no_gradients().apply(&start, &Grads::new()).expect("an update");
     assert_eq!(outcome.status, Status::Accumulated);
     let (_, _, outcome) = Update::functional(&state).apply(&next, &gradients(1)).expect("an update");
     assert_eq!(outcome.status, Status::Stepped);
@@ -147,14 +174,16 @@ fn gradients_of_frozen_parameters_alone_move_nothing_but_windows() {
     let model = variables();
     let only_frozen = grads([Some(random(9, &[3], DType::F32, &Device::Cpu))]);
     for window in [None, Some(AccumGrad::new(3))] {
-        let mut state = setup(OptimiserChain::new((window.clone(), Prodigy::new(1.0))), &model).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((window.clone(), Prodigy::new(1.0))), &model).expect("a state");
         for seed in 0..3 {
             update(&mut state, &model, &gradients(seed)).expect("an update");
         }
         state.at("0").expect("a leaf").freeze();
         let before = (values(&model["1"]), state.leaf("1").map(|leaf| leaf.numbers()));
         let outcome = update(&mut state, &model, &only_frozen).expect("an update");
-        let status = if window.is_some() { Status::Accumulated } else { Status::Skipped(SkipReason::NothingToMove) };
+        let status =
+            if window.is_some() { Status::Accumulated } else { Status::Skipped(SkipReason::NothingToMove) };
         assert_eq!((outcome.status, outcome.frozen, outcome.without_gradient.len()), (status, 1, 1));
         assert_eq!((values(&model["1"]), state.leaf("1").map(|leaf| leaf.numbers())), before);
     }

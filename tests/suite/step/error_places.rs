@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    Accumulator, Arithmetic, Descent, ErrorKind, Flow, Gradient, Parameter, Parts, Resolved, Result, Rule, Setup, State, Sums,
-    TensorProblem, Twin, Update, hyper_parameters, range, setup, value::Value,
+    Accumulator, Arithmetic, Descent, ErrorKind, Flow, Gradient, Parameter, Parts, Resolved, Result, Rule,
+    Setup, State, Sums, TensorProblem, Twin, Update, hyper_parameters, range, setup, value::Value,
 };
 
 use support::common::{assert_same, devices, engines, grads, model, snapshot, tensor};
@@ -12,9 +12,14 @@ use support::threads::on;
 #[test]
 fn a_twin_on_another_device_is_called_a_twin() {
     let [_, other] = &devices()[..] else { return };
-    let [precise, low] = [tensor(1, &[2], DType::F32), tensor(1, &[2], DType::BF16).to_device(other).expect("a tensor")];
+    let [precise, low] =
+        [tensor(1, &[2], DType::F32), tensor(1, &[2], DType::BF16).to_device(other).expect("a tensor")];
     let error = Twin::new(&model(&[precise]), &model(&[low])).expect_err("two devices");
-    assert_eq!((error.kind(), error.path()), (ErrorKind::Tensor(TensorProblem::Device), Some("0")), "{error}");
+    assert_eq!(
+        (error.kind(), error.path()),
+        (ErrorKind::Tensor(TensorProblem::Device), Some("0")),
+        "{error}"
+    );
     assert!(error.to_string().contains("its twin") && !error.to_string().contains("gradient"), "{error}");
 }
 
@@ -30,13 +35,20 @@ fn a_dtype_for_sums_is_not_the_parameters() {
 fn a_dtype_for_the_wire_is_not_the_parameters() {
     let texts = on(2, |world| {
         let model = model(&[tensor(1, &[2], DType::F32)]);
-        let error = Setup::over(&world).wire(|_, _| Some(DType::U8)).setup(Descent::new(0.1), &model).expect_err("no bytes on the wire");
+        let error = Setup::over(&world)
+            .wire(|_, _| Some(DType::U8))
+            .setup(Descent::new(0.1), &model)
+            .expect_err("no bytes on the wire");
         if error.kind() != ErrorKind::Ranks {
-            assert_eq!((error.kind(), error.path(), error.got()), (ErrorKind::Argument, Some("0"), Some("U8")));
+            assert_eq!(
+                (error.kind(), error.path(), error.got()),
+                (ErrorKind::Argument, Some("0"), Some("U8"))
+            );
         }
         error.to_string()
     });
-    let expected = "parameter \"0\": `Setup::wire` for its gradient asks for U8, expected F16, BF16, F32 or F64";
+    let expected =
+        "parameter \"0\": `Setup::wire` for its gradient asks for U8, expected F16, BF16, F32 or F64";
     assert!(texts.iter().all(|text| text.contains(expected) && !text.contains("leave it out")), "{texts:?}");
 }
 
@@ -63,19 +75,28 @@ impl Rule for Returns {
 
 #[test]
 fn what_a_rules_function_returns_is_not_the_gradient() {
-    for (engine, (shape, late)) in
-        engines().into_iter().flat_map(|engine| [(true, false), (false, false), (true, true)].map(|how| (engine, how)))
+    for (engine, (shape, late)) in engines()
+        .into_iter()
+        .flat_map(|engine| [(true, false), (false, false), (true, true)].map(|how| (engine, how)))
     {
         let model = model(&[tensor(1, &[4], DType::F32)]);
         let mut state = setup(Returns { shape, late }, &model).expect("a state");
         let before = snapshot(&model, &state);
-        let error =
-            Update::new(&mut state).engine(engine).apply(&model, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("no gradient");
+        let error = Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &grads([Some(tensor(2, &[4], DType::F32))]))
+            .expect_err("no gradient");
         assert_eq!((error.kind(), error.path()), (ErrorKind::Contract, Some("0")), "{error}");
         let [got, expected] = [error.got(), error.expected()].map(|fact| fact.expect("a tensor"));
-        assert!(got.starts_with(if shape { "F32 of [1]" } else { "U32 of [4]" }) && expected.contains("of [4]"), "{error}");
+        assert!(
+            got.starts_with(if shape { "F32 of [1]" } else { "U32 of [4]" }) && expected.contains("of [4]"),
+            "{error}"
+        );
         let text = error.to_string();
-        assert!(text.contains("the function of its rule returned") && !text.contains("gradient of"), "{text}");
+        assert!(
+            text.contains("the function of its rule returned") && !text.contains("gradient of"),
+            "{text}"
+        );
         assert_same(&[snapshot(&model, &state)], &[before], engine);
     }
 }
@@ -115,7 +136,8 @@ fn sums_that_do_not_match_are_the_rules_and_no_defect_of_the_library() {
         let mut state = setup(Uneven::default(), &model).expect("a state");
         let before = snapshot(&model, &state);
         let dx = grads([Some(tensor(3, &[4], DType::F32)), Some(tensor(4, &[2, 2], DType::F32))]);
-        let error = Update::new(&mut state).engine(engine).apply(&model, &dx).expect_err("another number of sums");
+        let error =
+            Update::new(&mut state).engine(engine).apply(&model, &dx).expect_err("another number of sums");
         let facts = (error.kind(), error.path(), error.expected(), error.got());
         assert_eq!(facts, (ErrorKind::Contract, Some("1"), Some("1"), Some("2")), "{engine:?}");
         assert!(!error.to_string().contains("defect"), "{error}");

@@ -2,13 +2,14 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, ErrorKind, LAMB, LeafFigures, LossScaler, MixedPrecision,
-    Optimiser, OptimiserChain, Outcome, Setup, SplitMaster, StateTree, Status, Update, setup, trainables, update,
+    AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, ErrorKind, LAMB, LeafFigures,
+    LossScaler, MixedPrecision, Optimiser, OptimiserChain, Outcome, Setup, SplitMaster, StateTree, Status,
+    Update, setup, trainables, update,
 };
 
 use support::common::{
-    Grads, Vars, assert_same, constant, engines, grads, is_kind, model, muon, not_finite, optimisers_for, pairwise, rules_and_chains,
-    snapshot, tensor, values,
+    Grads, Vars, assert_same, constant, engines, grads, is_kind, model, muon, not_finite, optimisers_for,
+    pairwise, rules_and_chains, snapshot, tensor, values,
 };
 use support::reports::{gradients, parameters};
 use support::threads::on;
@@ -44,7 +45,11 @@ fn norms_are_those_of_what_moves() {
                 is_first &= outcome.status == Status::Stepped;
                 for (leaf, figures) in outcome.figures.iter().enumerate() {
                     let LeafFigures { path, gradient, parameter, update, .. } = figures;
-                    let moved: Vec<f64> = before[leaf].iter().zip(values(&model[path])).map(|(before, after)| before - after).collect();
+                    let moved: Vec<f64> = before[leaf]
+                        .iter()
+                        .zip(values(&model[path]))
+                        .map(|(before, after)| before - after)
+                        .collect();
                     assert_near(*parameter, norm(&before[leaf]), *parameter, &format!("{rule:?}"));
                     assert_near(*update, norm(&moved), parameter + update, &format!("{rule:?}"));
                     if is_first {
@@ -58,7 +63,8 @@ fn norms_are_those_of_what_moves() {
 
 #[test]
 fn a_step_has_the_same_bits_with_figures() {
-    for (dtype, gradient) in [(DType::BF16, DType::F32), (DType::F32, DType::BF16), (DType::F16, DType::F16)] {
+    for (dtype, gradient) in [(DType::BF16, DType::F32), (DType::F32, DType::BF16), (DType::F16, DType::F16)]
+    {
         for optimiser in optimisers_for(dtype) {
             let x = [tensor(1, &[4, 5], dtype), tensor(2, &[3], dtype)];
             let models = [model(&x), model(&x)];
@@ -66,8 +72,13 @@ fn a_step_has_the_same_bits_with_figures() {
             for call in 0..CALLS {
                 let second = (call % 3 != 1).then(|| tensor(20 + call, &[3], gradient));
                 let dx = grads([Some(tensor(10 + call, &[4, 5], gradient)), second]);
-                let without = Update::new(&mut states[0]).finite_only().apply(&models[0], &dx).expect("an update");
-                let mut with = Update::new(&mut states[1]).finite_only().with_figures().apply(&models[1], &dx).expect("an update");
+                let without =
+                    Update::new(&mut states[0]).finite_only().apply(&models[0], &dx).expect("an update");
+                let mut with = Update::new(&mut states[1])
+                    .finite_only()
+                    .with_figures()
+                    .apply(&models[1], &dx)
+                    .expect("an update");
                 assert!(without.figures.is_empty());
                 with.figures = Vec::new();
                 assert_eq!(with, without, "{}", optimiser.name());
@@ -81,8 +92,15 @@ fn a_step_has_the_same_bits_with_figures() {
 fn several() -> Vec<Box<dyn Optimiser>> {
     vec![
         Box::new(AdamW::new(0.1)),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))))),
-        Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(0.3), LAMB::new(0.1))))),
+        Box::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))),
+        )),
+        Box::new(SplitMaster::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            ClipNorm::new(0.3),
+            LAMB::new(0.1),
+        )))),
         Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((pairwise(4), muon())))),
     ]
 }
@@ -91,7 +109,9 @@ fn several() -> Vec<Box<dyn Optimiser>> {
 fn figures(setup: Setup, engine: Engine, optimiser: &dyn Optimiser, dtype: DType) -> Vec<Vec<LeafFigures>> {
     let model = model(&parameters(dtype));
     let mut state = setup.setup(dyn_clone::clone_box(optimiser), &model).expect("a state");
-    (0..4).map(|call| with_figures(engine, &mut state, &model, &gradients(call, 0, DType::F32)).figures).collect()
+    (0..4)
+        .map(|call| with_figures(engine, &mut state, &model, &gradients(call, 0, DType::F32)).figures)
+        .collect()
 }
 
 #[test]
@@ -109,12 +129,19 @@ fn figures_are_the_same_on_any_threads_ranks_and_engines() {
         assert_eq!(of_ranks, [expected.clone(), expected.clone()], "{} on 2 ranks", optimiser.name());
         for engine in engines() {
             let got = figures(Setup::default(), engine, &*optimiser, DType::BF16);
-            for (got, expected) in got.iter().flat_map(|call| call.iter()).zip(expected.iter().flat_map(|call| call.iter())) {
+            for (got, expected) in
+                got.iter().flat_map(|call| call.iter()).zip(expected.iter().flat_map(|call| call.iter()))
+            {
                 assert_eq!(got.path, expected.path);
-                let pairs = [(got.gradient, expected.gradient), (got.parameter, expected.parameter), (got.update, expected.update)];
+                let pairs = [
+                    (got.gradient, expected.gradient),
+                    (got.parameter, expected.parameter),
+                    (got.update, expected.update),
+                ];
                 // The emulated device adds up in another order.
                 let allowed = if matches!(engine, Engine::Fused | Engine::Tensors) { 0.0 } else { 1e-6 };
-                let is_near = pairs.iter().all(|(got, expected)| (got - expected).abs() <= allowed * expected);
+                let is_near =
+                    pairs.iter().all(|(got, expected)| (got - expected).abs() <= allowed * expected);
                 assert!(is_near, "{} on {engine:?}: {got:?} for {expected:?}", optimiser.name());
             }
         }
@@ -152,7 +179,10 @@ fn the_gradient_is_the_one_that_makes_the_step() {
             let step = |state: &mut StateTree, scaler: &mut LossScaler| {
                 let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
                 let update = Update::new(state).weight(weight).with_figures();
-                update.scaler(scaler).apply(&model, &grads([Some(constant(1024.0 * number, 4, DType::F32))])).expect("an update")
+                update
+                    .scaler(scaler)
+                    .apply(&model, &grads([Some(constant(1024.0 * number, 4, DType::F32))]))
+                    .expect("an update")
             };
             let outcome = step(&mut state, &mut scaler);
             if number < 6.0 {
@@ -168,7 +198,8 @@ fn the_gradient_is_the_one_that_makes_the_step() {
 
 #[test]
 fn only_what_moves_has_figures() {
-    let model = model(&[constant(1.0, 2, DType::F32), constant(2.0, 2, DType::F32), constant(0.0, 2, DType::F32)]);
+    let model =
+        model(&[constant(1.0, 2, DType::F32), constant(2.0, 2, DType::F32), constant(0.0, 2, DType::F32)]);
     let mut state = setup(Descent::new(0.5), &model).expect("a state");
     state.at("0").expect("the leaf").freeze();
     let one = || Some(constant(1.0, 2, DType::F32));
@@ -178,10 +209,19 @@ fn only_what_moves_has_figures() {
 
     let infinite = Some(constant(f64::INFINITY, 2, DType::F32));
     let bad = grads([None, infinite.clone(), one()]);
-    let skipped = Update::new(&mut state).finite_only().with_figures().apply(&model, &bad).expect("a skipped call");
+    let skipped =
+        Update::new(&mut state).finite_only().with_figures().apply(&model, &bad).expect("a skipped call");
     assert_eq!((skipped.status, skipped.figures.len()), (not_finite("1"), 0));
     let moved = with_figures(Engine::Fused, &mut state, &model, &grads([None, infinite, one()]));
-    assert_eq!(moved.figures.iter().filter(|leaf| leaf.ratio() > 10.0).map(|leaf| leaf.path.as_str()).collect::<Vec<_>>(), ["1"]);
+    assert_eq!(
+        moved
+            .figures
+            .iter()
+            .filter(|leaf| leaf.ratio() > 10.0)
+            .map(|leaf| leaf.path.as_str())
+            .collect::<Vec<_>>(),
+        ["1"]
+    );
 }
 
 #[test]
@@ -207,7 +247,8 @@ fn the_functional_form_has_the_same_figures() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let dx = grads([Some(tensor(2, &[7], DType::F32))]);
     let parameters = trainables(&model).expect("the parameters");
-    let (_, _, functional) = Update::functional(&state).with_figures().apply(&parameters, &dx).expect("an update");
+    let (_, _, functional) =
+        Update::functional(&state).with_figures().apply(&parameters, &dx).expect("an update");
     let outcome = with_figures(Engine::Fused, &mut state, &model, &dx);
     assert_eq!(functional, outcome);
     assert_eq!(outcome.figures.len(), 1);

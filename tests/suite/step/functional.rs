@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    Adam, Adjust, Descent, ErrorKind, MixedPrecision, Model, StateTree, TensorProblem, Update, Visitor, setup, setup_with, update,
+    Adam, Adjust, Descent, ErrorKind, MixedPrecision, Model, StateTree, TensorProblem, Update, Visitor,
+    setup, setup_with, update,
 };
 
-use support::common::{Vars, assert_same, bits, devices, grads, is_kind, model, optimisers_for, random, snapshot, unnamed, var};
+use support::common::{
+    Vars, assert_same, bits, devices, grads, is_kind, model, optimisers_for, random, snapshot, unnamed, var,
+};
 
 fn tensors(seed: u64, dtype: DType) -> [Tensor; 4] {
     let shapes: [&[usize]; 4] = [&[3, 5], &[], &[3, 0], &[7]];
@@ -20,7 +23,10 @@ fn parameters(model: &Vars) -> BTreeMap<String, Tensor> {
 }
 
 fn as_vars(parameters: &BTreeMap<String, Tensor>) -> Vars {
-    parameters.iter().map(|(path, tensor)| (path.clone(), Var::from_tensor(tensor).expect("a variable"))).collect()
+    parameters
+        .iter()
+        .map(|(path, tensor)| (path.clone(), Var::from_tensor(tensor).expect("a variable")))
+        .collect()
 }
 
 #[test]
@@ -31,7 +37,8 @@ fn it_gives_the_bits_of_update_and_leaves_its_arguments() {
             let mut state = setup(optimiser.clone(), &in_place).expect("a state");
 
             let start = model(&tensors(0, dtype));
-            let mut functional: (StateTree, _) = (setup(optimiser.clone(), &start).expect("a state"), parameters(&start));
+            let mut functional: (StateTree, _) =
+                (setup(optimiser.clone(), &start).expect("a state"), parameters(&start));
             for call in 1..=6 {
                 let gradients = grads(tensors(call, DType::F32).map(Some));
                 let outcome = update(&mut state, &in_place, &gradients).expect("an update");
@@ -42,7 +49,11 @@ fn it_gives_the_bits_of_update_and_leaves_its_arguments() {
                 assert_same(&[snapshot(&as_vars(&functional.1), &functional.0)], &[before], optimiser.name());
                 assert_eq!(functional_outcome, outcome);
                 functional = (next_state, next);
-                assert_same(&[snapshot(&as_vars(&functional.1), &functional.0)], &[snapshot(&in_place, &state)], optimiser.name());
+                assert_same(
+                    &[snapshot(&as_vars(&functional.1), &functional.0)],
+                    &[snapshot(&in_place, &state)],
+                    optimiser.name(),
+                );
             }
         }
     }
@@ -52,10 +63,13 @@ fn it_gives_the_bits_of_update_and_leaves_its_arguments() {
 fn it_takes_a_grad_store_and_its_results_can_be_updated_in_place() {
     let start = model(&[random(1, &[4], DType::F32, &Device::Cpu)]);
     let state = setup(Adam::new(0.1), &start).expect("a state");
-    let grads_of = |parameters: &BTreeMap<String, Tensor>| parameters["0"].sqr().and_then(|x| x.sum_all()?.backward()).expect("gradients");
+    let grads_of = |parameters: &BTreeMap<String, Tensor>| {
+        parameters["0"].sqr().and_then(|x| x.sum_all()?.backward()).expect("gradients")
+    };
 
-    let (mut state, next, outcome) =
-        Update::functional(&state).apply(&parameters(&start), &grads_of(&parameters(&start))).expect("an update");
+    let (mut state, next, outcome) = Update::functional(&state)
+        .apply(&parameters(&start), &grads_of(&parameters(&start)))
+        .expect("an update");
     assert_eq!(outcome.applied, 1);
     let grads = grads_of(&next);
     let (_, functional, _) = Update::functional(&state).apply(&next, &grads).expect("an update");
@@ -68,7 +82,8 @@ const ANOTHER: &str = "pass the model that `setup` saw, or set up a state for th
 
 #[test]
 fn it_refuses_parameters_that_are_not_the_states() {
-    let start = model(&[random(1, &[4], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)]);
+    let start =
+        model(&[random(1, &[4], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)]);
     let state = setup(Adam::new(0.1), &start).expect("a state");
     let gradients = grads([Some(random(3, &[4], DType::F32, &Device::Cpu))]);
     let attempt = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
@@ -79,14 +94,25 @@ fn it_refuses_parameters_that_are_not_the_states() {
     let missing = attempt(&|parameters| drop(parameters.remove("1")));
     assert_eq!(missing.path(), Some("1"), "{missing}");
     is_kind(&missing, ErrorKind::Model, &["the state has a leaf for it that the model lacks"]);
-    let unknown = attempt(&|parameters| drop(parameters.insert("2".into(), random(4, &[1], DType::F32, &Device::Cpu))));
+    let unknown =
+        attempt(&|parameters| drop(parameters.insert("2".into(), random(4, &[1], DType::F32, &Device::Cpu))));
     assert_eq!(unknown.path(), Some("2"), "{unknown}");
     is_kind(&unknown, ErrorKind::Model, &["it is not in this state"]);
-    let misshapen = attempt(&|parameters| drop(parameters.insert("1".into(), random(4, &[3], DType::F32, &Device::Cpu))));
+    let misshapen =
+        attempt(&|parameters| drop(parameters.insert("1".into(), random(4, &[3], DType::F32, &Device::Cpu))));
     assert_eq!(misshapen.kind(), ErrorKind::Tensor(TensorProblem::Shape), "{misshapen}");
-    assert_eq!(misshapen.to_string(), format!(r#"parameter "1": its variable in the model has shape [3], expected [2]; {ANOTHER}"#));
-    let converted = attempt(&|parameters| drop(parameters.insert("1".into(), random(2, &[2], DType::BF16, &Device::Cpu))));
-    assert_eq!((converted.kind(), converted.path()), (ErrorKind::Tensor(TensorProblem::Dtype), Some("1")), "{converted}");
+    assert_eq!(
+        misshapen.to_string(),
+        format!(r#"parameter "1": its variable in the model has shape [3], expected [2]; {ANOTHER}"#)
+    );
+    let converted = attempt(&|parameters| {
+        drop(parameters.insert("1".into(), random(2, &[2], DType::BF16, &Device::Cpu)))
+    });
+    assert_eq!(
+        (converted.kind(), converted.path()),
+        (ErrorKind::Tensor(TensorProblem::Dtype), Some("1")),
+        "{converted}"
+    );
     assert_eq!((converted.got(), converted.expected()), (Some("BF16"), Some("F32")), "{converted}");
     let stranger = grads([None, None, Some(random(3, &[4], DType::F32, &Device::Cpu))]);
     let error = Update::functional(&state).apply(&parameters(&start), &stranger).expect_err("refused");
@@ -98,7 +124,10 @@ fn it_refuses_parameters_that_are_not_the_states() {
 fn what_was_left_out_stays_left_out() {
     let all = model(&[random(1, &[4], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)]);
     let state = setup_with(&all, |path, _| (path == "0").then(|| Descent::new(0.1))).expect("a state");
-    let gradients = grads([Some(random(3, &[4], DType::F32, &Device::Cpu)), Some(random(4, &[2], DType::F32, &Device::Cpu))]);
+    let gradients = grads([
+        Some(random(3, &[4], DType::F32, &Device::Cpu)),
+        Some(random(4, &[2], DType::F32, &Device::Cpu)),
+    ]);
     let trained = BTreeMap::from([("0".to_string(), all["0"].as_tensor().clone())]);
     let (state, next, _) = Update::functional(&state).apply(&trained, &gradients).expect("an update");
     let (_, after, _) = Update::functional(&state).apply(&next, &gradients).expect("another");
@@ -121,8 +150,12 @@ fn a_clone_has_storage_of_its_own() {
             let (first, second) = (model(&tensors(0, dtype)), model(&tensors(0, dtype)));
             let mut state = setup(optimiser.clone(), &first).expect("a state");
             update(&mut state, &first, &grads(tensors(1, dtype).map(Some))).expect("an update");
-            update(&mut setup(optimiser.clone(), &second).expect("a state"), &second, &grads(tensors(1, dtype).map(Some)))
-                .expect("an update");
+            update(
+                &mut setup(optimiser.clone(), &second).expect("a state"),
+                &second,
+                &grads(tensors(1, dtype).map(Some)),
+            )
+            .expect("an update");
 
             let mut copy = state.clone();
             copy.rebind(&second).expect("the same paths");
@@ -143,14 +176,18 @@ fn a_clone_has_storage_of_its_own() {
 fn a_state_moves_to_the_device_of_its_new_model() {
     for device in devices() {
         let here = model(&tensors(0, DType::BF16));
-        let there: Vars = here.iter().map(|(path, x)| (path.clone(), var(&x.to_device(&device).expect("a copy")))).collect();
+        let there: Vars = here
+            .iter()
+            .map(|(path, x)| (path.clone(), var(&x.to_device(&device).expect("a copy"))))
+            .collect();
         let rule = MixedPrecision::new(DType::F32, Adam::new(0.1));
         let mut state = setup(rule, &here).expect("a state");
         update(&mut state, &here, &grads(tensors(1, DType::F32).map(Some))).expect("an update");
         let expected = snapshot(&here, &state);
         for (path, x) in &there {
             if x.elem_count() > 0 {
-                x.set(&here[path].to_device(&device).expect("a copy")).expect("the parameters of the moved model");
+                x.set(&here[path].to_device(&device).expect("a copy"))
+                    .expect("the parameters of the moved model");
             }
         }
         let mut moved = state.clone();
@@ -181,13 +218,21 @@ fn rebinding_refuses_another_model_and_changes_nothing() {
     let fresh = |seed, shape: &[usize], dtype| var(&random(seed, shape, dtype, &Device::Cpu));
     let x = Named(vec![("a", fresh(1, &[2], DType::F32)), ("b", fresh(2, &[3], DType::F32))]);
     let mut state = setup(Adam::new(0.1), &x).expect("a state");
-    let mut refused = |other: Vec<(&'static str, Var)>| state.rebind(&Named(other)).expect_err("refused").to_string();
+    let mut refused =
+        |other: Vec<(&'static str, Var)>| state.rebind(&Named(other)).expect_err("refused").to_string();
     let lacks = refused(vec![("a", fresh(3, &[2], DType::F32))]);
     assert!(lacks.contains(r#"parameter "b": the state has a leaf for it"#), "{lacks}");
-    let more = refused(vec![("a", fresh(3, &[2], DType::F32)), ("b", fresh(4, &[3], DType::F32)), ("c", fresh(5, &[1], DType::F32))]);
+    let more = refused(vec![
+        ("a", fresh(3, &[2], DType::F32)),
+        ("b", fresh(4, &[3], DType::F32)),
+        ("c", fresh(5, &[1], DType::F32)),
+    ]);
     assert!(more.contains(r#"parameter "c": it is not in this state"#), "{more}");
     let dtype = refused(vec![("a", fresh(3, &[2], DType::BF16)), ("b", fresh(4, &[3], DType::F32))]);
-    assert_eq!(dtype, format!(r#"parameter "a": its variable in the model is BF16, expected F32; {ANOTHER}"#));
+    assert_eq!(
+        dtype,
+        format!(r#"parameter "a": its variable in the model is BF16, expected F32; {ANOTHER}"#)
+    );
     let gradients = BTreeMap::from([("a", random(9, &[2], DType::F32, &Device::Cpu))]);
     assert_eq!(update(&mut state, &x, &gradients).expect("still the old model's").applied, 1);
 }

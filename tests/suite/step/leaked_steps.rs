@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::config::OptimiserConfig;
 use optimisers::torch::TorchState;
 use optimisers::{
-    AdamW, Checkpoint, CheckpointFile, CheckpointSaver, Descent, Error, ErrorKind, LossScaler, ReduceOnPlateau, Result, Sam, Schedule,
-    Scheduler, StateTree, Update, Weights, setup, trainables, update,
+    AdamW, Checkpoint, CheckpointFile, CheckpointSaver, Descent, Error, ErrorKind, LossScaler,
+    ReduceOnPlateau, Result, Sam, Schedule, Scheduler, StateTree, Update, Weights, setup, trainables, update,
 };
 
 use support::common::{Vars, constant, is_kind, model};
@@ -27,7 +27,8 @@ type Verb<'v> = (&'static str, Box<dyn FnOnce(&mut StateTree) -> Result<()> + 'v
 #[test]
 fn what_needs_the_leaves_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let [file, torch, weights] = ["run.safetensors", "torch.safetensors", "weights.safetensors"].map(|name| folder.path().join(name));
+    let [file, torch, weights] =
+        ["run.safetensors", "torch.safetensors", "weights.safetensors"].map(|name| folder.path().join(name));
     let (model, grads, mut scaler) = (variables(), gradients(&variables()), LossScaler::dynamic());
     let mut state = setup(AdamW::new(0.1), &model).expect("a state");
     update(&mut state, &model, &grads).expect("an update");
@@ -40,8 +41,10 @@ fn what_needs_the_leaves_is_refused() {
     let parameters = trainables(&model).expect("parameters");
     let open = || CheckpointFile::open(&file);
     let schedule = || Schedule::linear(0.1, 0.0, 10);
-    let mut scheduler = Scheduler::new(schedule(), &mut setup(AdamW::new(0.1), &model).expect("a state")).expect("a scheduler");
-    let outcome = update(&mut setup(AdamW::new(0.1), &model).expect("a state"), &model, &grads).expect("an outcome");
+    let mut scheduler = Scheduler::new(schedule(), &mut setup(AdamW::new(0.1), &model).expect("a state"))
+        .expect("a scheduler");
+    let outcome =
+        update(&mut setup(AdamW::new(0.1), &model).expect("a state"), &model, &grads).expect("an outcome");
 
     let step = Update::new(&mut state).begin(&model).expect("a step");
     step.push("0", grads["0"].clone()).expect("a push");
@@ -64,13 +67,19 @@ fn what_needs_the_leaves_is_refused() {
         ("with_averages", Box::new(|state| state.with_averages(&model, || Ok::<_, Error>(())))),
         ("masters", Box::new(|state| state.masters(&model).map(drop))),
         ("set_masters", Box::new(|state| state.set_masters(&model, &grads).map(drop))),
-        ("set_masters of a file", Box::new(|state| state.set_masters(&model, &Weights::open([&weights])?).map(drop))),
+        (
+            "set_masters of a file",
+            Box::new(|state| state.set_masters(&model, &Weights::open([&weights])?).map(drop)),
+        ),
         ("refresh_masters", Box::new(|state| state.refresh_masters(&model))),
         ("check_masters", Box::new(|state| state.check_masters(&model))),
         ("save_masters", Box::new(|state| state.save_masters(&model, &file).map(drop))),
         ("save", Box::new(|state| state.save(&file).map(drop))),
         ("save of a model", Box::new(|state| Checkpoint::new(state).model(&model).save(&file).map(drop))),
-        ("saver", Box::new(|state| saver.save(2, Checkpoint::new(state)).and_then(|_| saver.wait()).map(drop))),
+        (
+            "saver",
+            Box::new(|state| saver.save(2, Checkpoint::new(state)).and_then(|_| saver.wait()).map(drop)),
+        ),
         ("save_torch", Box::new(|state| state.save_torch(&file).map(drop))),
         ("load", Box::new(|state| state.load(&file).map(drop))),
         ("restore", Box::new(|state| open()?.restore(state).map(drop))),
@@ -92,18 +101,28 @@ fn what_needs_the_leaves_is_refused() {
         ("of_state", Box::new(|state| OptimiserConfig::of_state(state).map(drop))),
         ("Scheduler::new", Box::new(|state| Scheduler::new(schedule(), state).map(drop))),
         ("Scheduler::resume", Box::new(|state| Scheduler::resume(schedule(), 1, state).map(drop))),
-        ("advance and go_to", Box::new(|state| scheduler.advance(&outcome, state).and(scheduler.go_to(3, state)))),
+        (
+            "advance and go_to",
+            Box::new(|state| scheduler.advance(&outcome, state).and(scheduler.go_to(3, state))),
+        ),
         ("plateau", Box::new(|state| ReduceOnPlateau::new().observe(1.0, state).map(drop))),
     ];
     for (verb, run) in verbs {
         let error = run(&mut state).expect_err(verb);
-        is_kind(&error, ErrorKind::Unsupported, &["leaked", "`StreamedStep`", "set up a state, and restore a checkpoint"]);
+        is_kind(
+            &error,
+            ErrorKind::Unsupported,
+            &["leaked", "`StreamedStep`", "set up a state, and restore a checkpoint"],
+        );
     }
     assert!(fs::read(&file).expect("the file") == good, "the file");
     assert_eq!(saver_files(folder.path()), 1);
 
     // What has no error to return has no leaves.
-    assert_eq!((state.len(), state.is_empty(), state.bytes(), state.elements(), state.leaves().len()), (0, true, 0, 0, 0));
+    assert_eq!(
+        (state.len(), state.is_empty(), state.bytes(), state.elements(), state.leaves().len()),
+        (0, true, 0, 0, 0)
+    );
     assert!(state.leaf("0").is_none());
     assert!(state.to_string().contains("leaked"), "{state}");
     assert!(format!("{state:?}").starts_with("StateTree"));

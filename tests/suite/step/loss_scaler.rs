@@ -2,14 +2,15 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, DynamicScale, Engine, ErrorKind,
-    LossScaler, MixedPrecision, OnOverflow, Optimiser, OptimiserChain, Outcome, StateTree, Status, TensorProblem, Update, setup,
-    setup_with, update,
+    AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Descent,
+    DynamicScale, Engine, ErrorKind, LossScaler, MixedPrecision, OnOverflow, Optimiser, OptimiserChain,
+    Outcome, StateTree, Status, TensorProblem, Update, setup, setup_with, update,
 };
 use serde::Deserialize;
 
 use support::common::{
-    Grads, Snapshot, Vars, assert_same, bits, engines, grads, is_kind, model, not_finite, optimisers_for, snapshot, tensor, values,
+    Grads, Snapshot, Vars, assert_same, bits, engines, grads, is_kind, model, not_finite, optimisers_for,
+    snapshot, tensor, values,
 };
 
 fn of(values: &[f64], dtype: DType) -> Tensor {
@@ -53,8 +54,16 @@ struct GoldenStep {
 fn the_scale_moves_as_torchs_grad_scaler_does() {
     let golden: Golden = serde_json::from_str(include_str!("../../golden/mixed.json")).expect("golden data");
     assert_eq!(golden.loss_scaler.len(), 3);
-    for Sequence { args: Arguments { init_scale, growth_factor, backoff_factor, growth_interval }, steps } in golden.loss_scaler {
-        let dynamic = DynamicScale { initial: init_scale, growth_factor, backoff_factor, growth_interval, ..DynamicScale::default() };
+    for Sequence { args: Arguments { init_scale, growth_factor, backoff_factor, growth_interval }, steps } in
+        golden.loss_scaler
+    {
+        let dynamic = DynamicScale {
+            initial: init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            ..DynamicScale::default()
+        };
         let mut scaler = LossScaler::with(dynamic);
         let model = model(&[tensor(1, &[3], DType::F16)]);
         let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(1e-3)), &model).expect("a state");
@@ -64,19 +73,29 @@ fn the_scale_moves_as_torchs_grad_scaler_does() {
             let gradient = of(&[0.5, if overflow { f64::INFINITY } else { 0.25 }, -1.0], DType::F16);
             let outcome = scaler.update(&mut state, &model, &grads([Some(gradient)])).expect("an update");
             assert_eq!(outcome.status == Status::Stepped, stepped);
-            assert_eq!((outcome.status == not_finite("0"), outcome.loss_scale), (overflow, Some(scale_before)));
+            assert_eq!(
+                (outcome.status == not_finite("0"), outcome.loss_scale),
+                (overflow, Some(scale_before))
+            );
             assert_eq!(scaler.current(), scale_after);
         }
     }
 }
 
-fn run(optimiser: &(impl Optimiser + Clone), dtype: DType, engine: Engine, scale: Option<f64>) -> (Vec<Snapshot>, Vec<Outcome>) {
+fn run(
+    optimiser: &(impl Optimiser + Clone),
+    dtype: DType,
+    engine: Engine,
+    scale: Option<f64>,
+) -> (Vec<Snapshot>, Vec<Outcome>) {
     let model = model(&[tensor(1, &[4, 5], dtype), tensor(2, &[7], dtype), tensor(3, &[3, 0], dtype)]);
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     let mut scaler = LossScaler::fixed(scale.unwrap_or(1.0));
     let (mut snapshots, mut outcomes) = (Vec::new(), Vec::new());
     for call in 0..6u64 {
-        let gradient = |seed: u64, shape: &[usize]| (tensor(seed + 10 * call, shape, DType::F32) * scale.unwrap_or(1.0)).ok();
+        let gradient = |seed: u64, shape: &[usize]| {
+            (tensor(seed + 10 * call, shape, DType::F32) * scale.unwrap_or(1.0)).ok()
+        };
         let gradients = grads([gradient(5, &[4, 5]), gradient(6, &[7]), gradient(7, &[3, 0])]);
         let update = Update::new(&mut state).engine(engine);
         let outcome = match scale {
@@ -114,9 +133,16 @@ fn scaling_by_a_power_of_two_changes_no_bit() {
 #[test]
 fn an_overflow_leaves_everything_as_it_is() {
     for optimiser in optimisers_for(DType::F16) {
-        let model = model(&[tensor(1, &[4], DType::F16), tensor(2, &[9], DType::F16), tensor(3, &[5], DType::F16)]);
+        let model =
+            model(&[tensor(1, &[4], DType::F16), tensor(2, &[9], DType::F16), tensor(3, &[5], DType::F16)]);
         let mut state = setup(optimiser.clone(), &model).expect("a state");
-        let gradients = |seed| [tensor(seed, &[4], DType::F16), tensor(seed + 1, &[9], DType::F16), tensor(seed + 2, &[5], DType::F16)];
+        let gradients = |seed| {
+            [
+                tensor(seed, &[4], DType::F16),
+                tensor(seed + 1, &[9], DType::F16),
+                tensor(seed + 2, &[5], DType::F16),
+            ]
+        };
         update(&mut state, &model, &grads(gradients(10).map(Some))).expect("an update");
         let before = snapshot(&model, &state);
         for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
@@ -125,8 +151,11 @@ fn an_overflow_leaves_everything_as_it_is() {
                 scaled(&mut scaler);
                 let mut with_bad = grads(gradients(20).map(Some));
                 with_bad.insert("1".into(), of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, bad], DType::F16));
-                let outcome =
-                    Update::new(&mut state).engine(engine).scaler(&mut scaler).apply(&model, &with_bad).expect("a skipped update");
+                let outcome = Update::new(&mut state)
+                    .engine(engine)
+                    .scaler(&mut scaler)
+                    .apply(&model, &with_bad)
+                    .expect("a skipped update");
                 assert_eq!(outcome.status, not_finite("1"), "{optimiser:?}");
                 assert_eq!((outcome.applied, outcome.accumulated, scaler.current()), (0, 0, 32768.0));
                 assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), &optimiser);
@@ -144,14 +173,22 @@ fn the_check_sees_the_gradients_themselves() {
         let mut state = setup(rule, &x).expect("a state");
         Update::new(&mut state).finite_only().apply(&x, &grads([Some(of(&gradient, DType::F64))]))
     };
-    let clamped = || Box::new(OptimiserChain::new((ClipGrad::new(1.0), ClipGlobalNorm::new(1.0), Descent::new(0.1))));
+    let clamped =
+        || Box::new(OptimiserChain::new((ClipGrad::new(1.0), ClipGlobalNorm::new(1.0), Descent::new(0.1))));
     assert_eq!(step(clamped(), [f64::INFINITY, 1.0]).expect("skipped").status, not_finite("0"));
     assert_eq!(step(clamped(), [1e300, 1.0]).expect("clamped").status, Status::Stepped);
     let global = || Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(0.1))));
     assert_eq!(step(global(), [f64::NAN, 1.0]).expect("skipped").status, not_finite("0"));
     let error = step(global(), [1e300, 1.0]).expect_err("a norm that is not finite");
-    is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["\"0\": the 2-norm of its gradient is inf"]);
-    let largest = Box::new(OptimiserChain::new((ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) }, Descent::new(0.1))));
+    is_kind(
+        &error,
+        ErrorKind::Tensor(TensorProblem::NotFinite),
+        &["\"0\": the 2-norm of its gradient is inf"],
+    );
+    let largest = Box::new(OptimiserChain::new((
+        ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) },
+        Descent::new(0.1),
+    )));
     assert_eq!(step(largest, [1e300, 1.0]).expect("clipped").status, Status::Stepped);
 }
 
@@ -171,9 +208,13 @@ fn t8_a_half_precision_loss_is_widened_before_it_is_scaled() {
 #[test]
 fn t10_t12_gradients_are_unscaled_by_their_own_scale_and_then_clipped() {
     let x = model(&[of(&[0.0, 0.0], DType::F32)]);
-    let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x).expect("a state");
-    let mut scaler = LossScaler::with(DynamicScale { initial: 8.0, growth_interval: 1, ..DynamicScale::default() });
-    for (scale, gradient, norm, moved) in [(8.0, [3.0, 4.0], 5.0, [-0.6, -0.8]), (16.0, [0.3, 0.4], 0.5, [-0.3, -0.4])] {
+    let mut state =
+        setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x).expect("a state");
+    let mut scaler =
+        LossScaler::with(DynamicScale { initial: 8.0, growth_interval: 1, ..DynamicScale::default() });
+    for (scale, gradient, norm, moved) in
+        [(8.0, [3.0, 4.0], 5.0, [-0.6, -0.8]), (16.0, [0.3, 0.4], 0.5, [-0.3, -0.4])]
+    {
         let before = values(&x["0"]);
         assert_eq!(scaled(&mut scaler), scale);
         let gradient = of(&gradient.map(|g| g * scale), DType::F32);
@@ -201,7 +242,8 @@ fn micro(scaler: &mut LossScaler, state: &mut StateTree, x: &Vars, gradient: f64
 fn t11_t16_a_window_takes_each_gradient_by_its_own_scale_and_does_not_count_an_overflow() {
     let x = model(&[of(&[0.0], DType::F32)]);
     let mut state = setup(collecting(3), &x).expect("a state");
-    let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, growth_interval: 1, ..DynamicScale::default() });
+    let mut scaler =
+        LossScaler::with(DynamicScale { initial: 1024.0, growth_interval: 1, ..DynamicScale::default() });
     assert_eq!(micro(&mut scaler, &mut state, &x, 3.0), Status::Accumulated);
     assert_eq!(scaler.current(), 1024.0, "the scale grows only with steps");
     assert_eq!(micro(&mut scaler, &mut state, &x, f64::INFINITY), not_finite("0"));
@@ -237,7 +279,13 @@ fn an_overflow_can_end_the_window() {
 fn t24_t25_hysteresis_and_floor() {
     let x = model(&[of(&[0.0], DType::F32)]);
     let mut state = setup(Descent::new(1.0), &x).expect("a state");
-    let dynamic = DynamicScale { initial: 4.0, growth_interval: 2, hysteresis: 2, floor: 2.0, ..DynamicScale::default() };
+    let dynamic = DynamicScale {
+        initial: 4.0,
+        growth_interval: 2,
+        hysteresis: 2,
+        floor: 2.0,
+        ..DynamicScale::default()
+    };
     let mut scaler = LossScaler::with(dynamic);
     let mut scales = Vec::new();
     for good in [false, false, true, true, false, false] {
@@ -255,7 +303,8 @@ fn an_overflow_at_the_floor_is_an_error() {
     let mut scaler = LossScaler::with(DynamicScale { initial: 2.0, floor: 1.0, ..DynamicScale::default() });
     assert_eq!(micro(&mut scaler, &mut state, &x, f64::NAN), not_finite("0"));
     scaled(&mut scaler);
-    let error = scaler.update(&mut state, &x, &grads([Some(of(&[f64::NAN], DType::F32))])).expect_err("at the floor");
+    let error =
+        scaler.update(&mut state, &x, &grads([Some(of(&[f64::NAN], DType::F32))])).expect_err("at the floor");
     is_kind(&error, ErrorKind::LossScale, &["at its floor of 1"]);
     assert_eq!((error.path(), error.got()), (Some("0"), Some("1")), "{error}");
     assert_eq!((values(&x["0"]), scaler.current()), (vec![1.0], 1.0));
@@ -289,10 +338,18 @@ fn bad_scales_and_unscaled_losses_are_refused() {
     }
     let mut scaler = LossScaler::fixed(2.0);
     let unscaled = ["a loss that was not scaled"];
-    is_kind(&scaler.update(&mut state, &x, &gradient()).expect_err("no loss"), ErrorKind::LossScale, &unscaled);
+    is_kind(
+        &scaler.update(&mut state, &x, &gradient()).expect_err("no loss"),
+        ErrorKind::LossScale,
+        &unscaled,
+    );
     scaled(&mut scaler);
     scaler.update(&mut state, &x, &gradient()).expect("an update");
-    is_kind(&scaler.update(&mut state, &x, &gradient()).expect_err("one loss, one update"), ErrorKind::LossScale, &unscaled);
+    is_kind(
+        &scaler.update(&mut state, &x, &gradient()).expect_err("one loss, one update"),
+        ErrorKind::LossScale,
+        &unscaled,
+    );
     assert_eq!(values(&x["0"]), [0.5]);
 }
 
@@ -320,7 +377,10 @@ fn accumulated_gradients_become_a_mean_a_sum_or_a_weighted_mean() {
 #[test]
 fn a_missing_gradient_has_no_weight() {
     let x = model(&[of(&[0.0], DType::F64), of(&[0.0], DType::F64)]);
-    let rule = OptimiserChain::new((AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) }, Descent::new(1.0)));
+    let rule = OptimiserChain::new((
+        AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+        Descent::new(1.0),
+    ));
     let mut state = setup(rule, &x).expect("a state");
     let both = grads([Some(of(&[1.0], DType::F64)), Some(of(&[5.0], DType::F64))]);
     let one: Grads = grads([Some(of(&[4.0], DType::F64))]);
@@ -333,8 +393,11 @@ fn a_missing_gradient_has_no_weight() {
 #[test]
 fn groups_are_clipped_apart() {
     let x = model(&[of(&[0.0], DType::F64), of(&[0.0], DType::F64), of(&[0.0], DType::F64)]);
-    let rule = |group, omega| OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(omega) }, Descent::new(1.0)));
-    let mut state = setup_with(&x, |path, _| Some(if path == "2" { rule(7, 1.0) } else { rule(3, 2.5) })).expect("a state");
+    let rule = |group, omega| {
+        OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(omega) }, Descent::new(1.0)))
+    };
+    let mut state = setup_with(&x, |path, _| Some(if path == "2" { rule(7, 1.0) } else { rule(3, 2.5) }))
+        .expect("a state");
     let gradients = grads([3.0, 4.0, 10.0].map(|g| Some(of(&[g], DType::F64))));
     let outcome = update(&mut state, &x, &gradients).expect("an update");
     assert_eq!((outcome.global_norm, outcome.group_norms), (Some(5.0), vec![(3, 5.0), (7, 10.0)]));
@@ -345,7 +408,9 @@ fn groups_are_clipped_apart() {
 #[test]
 fn the_norm_of_the_mean_is_clipped() {
     let x = model(&[of(&[0.0, 0.0], DType::F32)]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x)
+            .expect("a state");
     let mut scaler = LossScaler::fixed(64.0);
     for (gradient, norm) in [([6.0, 0.0], None), ([0.0, 8.0], Some(5.0))] {
         scaled(&mut scaler);
@@ -361,7 +426,12 @@ fn the_norm_of_the_mean_is_clipped() {
 fn a_scaler_is_saved_with_the_state() {
     let x = model(&[of(&[1.0], DType::F32)]);
     let mut state = setup(Descent::new(0.01), &x).expect("a state");
-    let mut scaler = LossScaler::with(DynamicScale { initial: 64.0, growth_interval: 3, hysteresis: 2, ..DynamicScale::default() });
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 64.0,
+        growth_interval: 3,
+        hysteresis: 2,
+        ..DynamicScale::default()
+    });
     let outcomes = [1.0, f64::NAN, 1.0, f64::NAN, 1.0];
     for gradient in outcomes {
         micro(&mut scaler, &mut state, &x, gradient);
@@ -370,7 +440,8 @@ fn a_scaler_is_saved_with_the_state() {
     let path = folder.path().join("run.safetensors");
     Checkpoint::new(&state).model(&x).scaler(&scaler).save(&path).expect("a file");
 
-    let mut restored = CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file").expect("a scaler");
+    let mut restored =
+        CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file").expect("a scaler");
     assert_eq!(restored, scaler);
     let go_on = |scaler: &mut LossScaler| {
         let x = model(&[of(&[1.0], DType::F32)]);

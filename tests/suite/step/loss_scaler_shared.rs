@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Accumulator, Descent, DynamicScale, ErrorKind, Gradients, LossScaler, MixedPrecision, OnOverflow, OptimiserChain, Outcome,
-    Result, Sam, StateTree, Status, Update, setup, update,
+    AccumGrad, Accumulator, Descent, DynamicScale, ErrorKind, Gradients, LossScaler, MixedPrecision,
+    OnOverflow, OptimiserChain, Outcome, Result, Sam, StateTree, Status, Update, setup, update,
 };
 use serde_json::json;
 
@@ -22,7 +22,8 @@ struct Player {
 impl Player {
     fn new(window: u64) -> Self {
         let model = model(&[of(0.0)]);
-        let state = setup(OptimiserChain::new((AccumGrad::new(window), Descent::new(1.0))), &model).expect("a state");
+        let state =
+            setup(OptimiserChain::new((AccumGrad::new(window), Descent::new(1.0))), &model).expect("a state");
         Player { model, state }
     }
 
@@ -71,7 +72,10 @@ fn the_scale_stands_still_in_an_iteration_and_moves_once_at_its_end() {
             })
             .expect("an iteration");
         for ((outcome, gradient), x) in outcomes.iter().zip([a, b]).zip(&mut expected) {
-            assert_eq!((outcome.loss_scale, outcome.status == not_finite("0")), (Some(before), !gradient.is_finite()));
+            assert_eq!(
+                (outcome.loss_scale, outcome.status == not_finite("0")),
+                (Some(before), !gradient.is_finite())
+            );
             *x -= if gradient.is_finite() { gradient } else { 0.0 };
         }
         assert_eq!(
@@ -96,7 +100,8 @@ fn a_loss_of_two_models_is_scaled_once() {
         })
         .expect("an iteration");
     assert_eq!(([first.x(), second.x()], good_steps(&scaler)), ([-1.0, -2.0], 1));
-    let unscaled = scaler.iteration(|scaler| first.step(scaler, 1.0, 8.0)).expect_err("no loss in this iteration");
+    let unscaled =
+        scaler.iteration(|scaler| first.step(scaler, 1.0, 8.0)).expect_err("no loss in this iteration");
     let outside = first.step(&mut scaler, 1.0, 8.0).expect_err("nor outside of it");
     for error in [unscaled, outside] {
         is_kind(&error, ErrorKind::LossScale, &["a loss that was not scaled", "LossScaler::iteration"]);
@@ -147,7 +152,11 @@ fn iterations_and_windows_go_together() {
     };
     assert_eq!(run(2.0, 2.0), ([Status::Accumulated, Status::Accumulated], 0, 8.0));
     assert_eq!(run(f64::NAN, 2.0), ([not_finite("0"), Status::Stepped], 0, 4.0));
-    assert_eq!(run(4.0, 4.0), ([Status::Accumulated, Status::Accumulated], 0, 4.0), "the first window began anew");
+    assert_eq!(
+        run(4.0, 4.0),
+        ([Status::Accumulated, Status::Accumulated], 0, 4.0),
+        "the first window began anew"
+    );
     assert_eq!(run(4.0, 4.0), ([Status::Stepped, Status::Stepped], 1, 4.0));
     assert_eq!([first.x(), second.x()], [-4.0, -6.0]);
 }
@@ -170,9 +179,14 @@ fn a_scaler_that_is_off_changes_nothing() {
         assert_eq!(outcome, optimisers::update(&mut expected, &y, &gradient).expect("an update"));
         assert_eq!(snapshot(&x, &state), snapshot(&y, &expected), "also where a gradient is infinite");
     }
-    scaler.iteration(|scaler| scaler.update(&mut state, &x, &grads([Some(of(1.0))])).map(|_| ())).expect("an iteration without a loss");
-    let checked =
-        Update::new(&mut state).finite_only().scaler(&mut scaler).apply(&x, &grads([Some(of(f64::NAN))])).expect("a skipped update");
+    scaler
+        .iteration(|scaler| scaler.update(&mut state, &x, &grads([Some(of(1.0))])).map(|_| ()))
+        .expect("an iteration without a loss");
+    let checked = Update::new(&mut state)
+        .finite_only()
+        .scaler(&mut scaler)
+        .apply(&x, &grads([Some(of(f64::NAN))]))
+        .expect("a skipped update");
     assert_eq!(checked.status, not_finite("0"), "what the update says itself stays");
     assert_eq!(scaler, before);
     assert_eq!(scaler.enabled(true).current(), 8.0);
@@ -183,7 +197,10 @@ fn everything_about_a_scaler_can_be_read() {
     let dynamic = DynamicScale { hysteresis: 3, ..quick() };
     let mut scaler = LossScaler::with(dynamic).on_overflow(OnOverflow::EndWindow);
     let read = |scaler: &LossScaler| serde_json::to_value(scaler).expect("a text");
-    assert_eq!((&read(&scaler)["dynamic"]["hysteresis"], &read(&scaler)["on_overflow"]), (&json!(3), &json!("EndWindow")));
+    assert_eq!(
+        (&read(&scaler)["dynamic"]["hysteresis"], &read(&scaler)["on_overflow"]),
+        (&json!(3), &json!("EndWindow"))
+    );
     let mut player = Player::new(1);
     let mut seen = Vec::new();
     for gradient in [1.0, f64::NAN, f64::NAN, 1.0] {
@@ -192,7 +209,10 @@ fn everything_about_a_scaler_can_be_read() {
         seen.push((good_steps(&scaler), read(&scaler)["tolerance"].clone(), scaler.current()));
     }
     assert_eq!(seen, [(1, json!(2), 8.0), (0, json!(1), 8.0), (0, json!(0), 8.0), (1, json!(0), 8.0)]);
-    assert_eq!((&read(&LossScaler::fixed(2.0))["dynamic"], LossScaler::fixed(2.0).current()), (&json!(null), 2.0));
+    assert_eq!(
+        (&read(&LossScaler::fixed(2.0))["dynamic"], LossScaler::fixed(2.0).current()),
+        (&json!(null), 2.0)
+    );
 }
 
 /// What a damaged or edited text can say.
@@ -217,7 +237,9 @@ fn counts_that_no_scaler_has_are_refused_and_overflow_nothing() {
     // A scale that never grows counts for ever.
     let mut scaler = read("\"growth_interval\":2", &format!("\"growth_interval\":{largest}"));
     scaler = serde_json::from_str(
-        &serde_json::to_string(&scaler).expect("a text").replace("\"good_steps\":0", &format!("\"good_steps\":{}", u64::MAX - 1)),
+        &serde_json::to_string(&scaler)
+            .expect("a text")
+            .replace("\"good_steps\":0", &format!("\"good_steps\":{}", u64::MAX - 1)),
     )
     .expect("a scaler");
     let mut player = Player::new(1);
@@ -248,21 +270,35 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
         let scale = scale(&mut scaler).expect("a scaled loss");
         let before = (parameters["0"].id(), state.leaf("0").map(|leaf| leaf.counters()));
         let gradients = [("0", of(gradient * scale))];
-        let (next_state, next, outcome) = Update::functional(&state).scaler(&mut scaler).apply(&parameters, &gradients).expect("an update");
-        assert_eq!((outcome.loss_scale, state.leaf("0").map(|leaf| leaf.counters())), (Some(scale), before.1), "the old state stays");
+        let (next_state, next, outcome) =
+            Update::functional(&state).scaler(&mut scaler).apply(&parameters, &gradients).expect("an update");
+        assert_eq!(
+            (outcome.loss_scale, state.leaf("0").map(|leaf| leaf.counters())),
+            (Some(scale), before.1),
+            "the old state stays"
+        );
         statuses.push(outcome.status);
         (state, parameters) = (next_state, next);
     }
     assert_eq!(statuses, [Status::Accumulated, not_finite("0"), Status::Accumulated, Status::Stepped]);
-    assert_eq!((values(&parameters["0"]), scaler.current()), (vec![-3.0], 4.0), "the window was given up in the new state");
-    let unscaled = Update::functional(&state).scaler(&mut scaler).apply(&parameters, &[("0", of(1.0))]).expect_err("no loss");
+    assert_eq!(
+        (values(&parameters["0"]), scaler.current()),
+        (vec![-3.0], 4.0),
+        "the window was given up in the new state"
+    );
+    let unscaled = Update::functional(&state)
+        .scaler(&mut scaler)
+        .apply(&parameters, &[("0", of(1.0))])
+        .expect_err("no loss");
     is_kind(&unscaled, ErrorKind::LossScale, &["a loss that was not scaled"]);
 
     // The same bits as in place, with every option.
     for engine in support::common::engines() {
         let (in_place, start) = (model(&[of(1.0)]), model(&[of(1.0)]));
-        let rule = || MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))));
-        let (mut left, mut right) = (setup(rule(), &in_place).expect("a state"), setup(rule(), &start).expect("a state"));
+        let rule =
+            || MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))));
+        let (mut left, mut right) =
+            (setup(rule(), &in_place).expect("a state"), setup(rule(), &start).expect("a state"));
         let mut parameters = optimisers::trainables(&start).expect("parameters");
         let (mut scaler, mut twin) = (LossScaler::with(quick()), LossScaler::with(quick()));
         for (weight, gradient) in [(3, 0.5), (1, f64::NAN), (5, 0.25)] {
@@ -272,7 +308,8 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
             let update = Update::new(&mut left).engine(engine).weight(weight).keep_masters();
             let expected = update.scaler(&mut scaler).apply(&in_place, &gradients).expect("an update");
             let update = Update::functional(&right).engine(engine).weight(weight).keep_masters();
-            let (state, next, outcome) = update.scaler(&mut twin).apply(&parameters, &gradients).expect("an update");
+            let (state, next, outcome) =
+                update.scaler(&mut twin).apply(&parameters, &gradients).expect("an update");
             assert_eq!((outcome, &twin), (expected, &scaler));
             (right, parameters) = (state, next);
             assert_eq!(values(&parameters["0"]), values(&in_place["0"]), "{engine:?}");
@@ -286,14 +323,16 @@ fn the_functional_form_skips_what_is_not_finite_and_keeps_masters() {
     let state = setup(MixedPrecision::new(DType::F32, Descent::new(0.5)), &x).expect("a state");
     let parameters = optimisers::trainables(&x).expect("parameters");
     let infinite = [("0", of(f64::INFINITY))];
-    let (_, next, outcome) = Update::functional(&state).finite_only().apply(&parameters, &infinite).expect("a skipped update");
+    let (_, next, outcome) =
+        Update::functional(&state).finite_only().apply(&parameters, &infinite).expect("a skipped update");
     assert_eq!((outcome.status, values(&next["0"])), (not_finite("0"), vec![1.0]));
 
     x["0"].set(&of(3.0).to_dtype(DType::BF16).expect("a tensor")).expect("another parameter");
     let changed = optimisers::trainables(&x).expect("parameters");
     let error = Update::functional(&state).apply(&changed, &[("0", of(1.0))]).expect_err("changed");
     is_kind(&error, ErrorKind::Changed, &["its master"]);
-    let (_, next, _) = Update::functional(&state).keep_masters().apply(&changed, &[("0", of(1.0))]).expect("an update");
+    let (_, next, _) =
+        Update::functional(&state).keep_masters().apply(&changed, &[("0", of(1.0))]).expect("an update");
     assert_eq!(values(&next["0"]), [0.5], "from the master");
 }
 
@@ -303,7 +342,9 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     let loss = || x.sqr().expect("a loss");
     let mut state = setup(Descent::new(0.25), &x).expect("a state");
     let mut scaler = LossScaler::with(quick());
-    let gradients = |scaler: &mut LossScaler| scaler.scale(&loss()).and_then(|loss| Ok(loss.backward()?)).expect("gradients");
+    let gradients = |scaler: &mut LossScaler| {
+        scaler.scale(&loss()).and_then(|loss| Ok(loss.backward()?)).expect("gradients")
+    };
 
     let scaled = gradients(&mut scaler);
     assert_eq!((scaled.get(&x).map(values), scaled.loss_scale()), (Some(vec![32.0]), Some(8.0)));
@@ -312,7 +353,9 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     let refused = [
         update(&mut state, &x, &scaled),
         Update::new(&mut state).finite_only().apply(&x, &scaled),
-        Update::functional(&state).apply(&optimisers::trainables(&x).expect("parameters"), &scaled).map(|(.., outcome)| outcome),
+        Update::functional(&state)
+            .apply(&optimisers::trainables(&x).expect("parameters"), &scaled)
+            .map(|(.., outcome)| outcome),
         off.update(&mut state, &x, &scaled),
     ];
     for refused in refused {
@@ -320,9 +363,16 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
         is_kind(&error, ErrorKind::LossScale, &["multiplied by 8", "`Update::scaler`"]);
         assert_eq!(error.got(), Some("8"));
     }
-    assert_eq!((values(&x), state.leaf("").map(|leaf| leaf.steps())), (vec![2.0], Some(0)), "nothing has moved");
+    assert_eq!(
+        (values(&x), state.leaf("").map(|leaf| leaf.steps())),
+        (vec![2.0], Some(0)),
+        "nothing has moved"
+    );
     // An ascent and a sum do not mind.
-    Sam::new(0.5).ascend(Update::new(&mut state), &x, &scaled).and_then(|climbed| climbed.restore()).expect("an ascent");
+    Sam::new(0.5)
+        .ascend(Update::new(&mut state), &x, &scaled)
+        .and_then(|climbed| climbed.restore())
+        .expect("an ascent");
     let mut sum = Accumulator::new(DType::F32, &x).expect("an accumulator");
     sum.add(&scaled).expect("a sum");
     assert_eq!(values(&sum.take().expect("a mean")[""]), [32.0]);

@@ -3,8 +3,9 @@
 use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
-    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, Descent, Error, ErrorKind, LossScaler, MixedPrecision, Offload, Optimiser,
-    OptimiserChain, Outcome, StateTree, Status, Twin, Update, Warning, setup, setup_with, trainables, update,
+    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, Descent, Error, ErrorKind, LossScaler,
+    MixedPrecision, Offload, Optimiser, OptimiserChain, Outcome, StateTree, Status, Twin, Update, Warning,
+    setup, setup_with, trainables, update,
 };
 
 use crate::training::audit::names_what_cuts;
@@ -46,7 +47,10 @@ fn refused(state: &mut StateTree, model: &Vars, received: impl IntoIterator<Item
 
 #[track_caller]
 fn names(error: &Error, missing: usize, leaves: usize, expected: &[&str]) {
-    let text = format!("{missing} of {leaves} parameters have no gradient, and the state requires all: {}; ", expected.join(", "));
+    let text = format!(
+        "{missing} of {leaves} parameters have no gradient, and the state requires all: {}; ",
+        expected.join(", ")
+    );
     assert!(error.to_string().starts_with(&text), "{error}");
     assert_eq!((error.kind(), error.got()), (ErrorKind::NoGradient, Some(&*expected.join(", "))), "{error}");
 }
@@ -64,7 +68,10 @@ fn an_outcome_names_the_parameters_without_a_gradient() {
     assert!(outcome != all && outcome.without_gradient != ["1"]);
     // The names of an outcome stay, whatever becomes of the state.
     state.rename("1", "one").expect("a new name");
-    let model: Vars = model.into_iter().map(|(path, var)| (if path == "1" { "one".to_string() } else { path }, var)).collect();
+    let model: Vars = model
+        .into_iter()
+        .map(|(path, var)| (if path == "1" { "one".to_string() } else { path }, var))
+        .collect();
     assert_eq!(step(&mut state, &model, [true]).without_gradient, ["2", "one"]);
     assert_eq!(outcome.without_gradient, ["1", "2"]);
 }
@@ -118,7 +125,8 @@ fn waiting_is_kept_by_copies_and_checkpoints() {
     assert_eq!(waiting(&state.clone()), expected);
 
     let parameters = trainables(&model).expect("variables");
-    let (next, ..) = Update::functional(&state).apply(&parameters, &some([false, false, true])).expect("an update");
+    let (next, ..) =
+        Update::functional(&state).apply(&parameters, &some([false, false, true])).expect("an update");
     assert_eq!(waiting(&next), [(1, true), (2, false), (0, true)]);
     assert_eq!(waiting(&state), expected);
 
@@ -130,7 +138,8 @@ fn waiting_is_kept_by_copies_and_checkpoints() {
     // A count that the next call would overflow is refused.
     let mut edited = saved;
     edited.description["leaves"]["1"]["waited"] = u64::MAX.into();
-    let error = open(&edited.bytes()).and_then(|file| file.restore(&mut resumed)).expect_err("too many calls");
+    let error =
+        open(&edited.bytes()).and_then(|file| file.restore(&mut resumed)).expect_err("too many calls");
     is_kind(&error, ErrorKind::File, &["the description of the state is damaged", "\"1\"", "waited"]);
     assert_eq!(waiting(&resumed), expected);
 }
@@ -141,7 +150,8 @@ fn the_log_names_them_once_in_the_life_of_a_state() {
     let (_, lines) = logged(|| step(&mut state, &model, [true; 3]));
     assert_eq!(lines, [""; 0]);
     let skip = grads([Some(tensor(f32::INFINITY)), None]);
-    let (_, lines) = logged(|| Update::new(&mut state).finite_only().apply(&model, &skip).expect("an outcome"));
+    let (_, lines) =
+        logged(|| Update::new(&mut state).finite_only().apply(&model, &skip).expect("an outcome"));
     assert_eq!(lines, [""; 0]);
     let (_, lines) = logged(|| {
         step(&mut state, &model, [false, true]);
@@ -164,8 +174,11 @@ fn the_log_names_them_once_in_the_life_of_a_state() {
 fn a_call_that_may_have_no_gradient_does_not_warn_of_none() {
     let (model, mut state) = started(OptimiserChain::new((AccumGrad::new(4), Descent::new(0.1))), 3);
     step(&mut state, &model, [true; 3]);
-    let (outcomes, lines) =
-        logged(|| [(); 3].map(|()| Update::new(&mut state).allow_no_gradients().apply(&model, &Grads::new()).expect("an update")));
+    let (outcomes, lines) = logged(|| {
+        [(); 3].map(|()| {
+            Update::new(&mut state).allow_no_gradients().apply(&model, &Grads::new()).expect("an update")
+        })
+    });
     assert_eq!(outcomes.map(|outcome| (outcome.applied, outcome.warnings.len())), [(0, 0), (0, 0), (3, 0)]);
     assert_eq!((lines, state.warnings().len()), (vec![], 0));
     // Of some the call may not lack, one is missing.
@@ -199,7 +212,19 @@ fn a_state_that_requires_all_refuses_a_missing_gradient() {
     state.require_all();
     let error = refused(&mut state, &model, [true, false, false, true]);
     names(&error, 2, 4, &["1", "2"]);
-    says(&error, &["2 of 4", "1, 2", "nothing was changed", "ops::layer_norm_slow", "setup_with", "allow_missing", "freeze", "audit"]);
+    says(
+        &error,
+        &[
+            "2 of 4",
+            "1, 2",
+            "nothing was changed",
+            "ops::layer_norm_slow",
+            "setup_with",
+            "allow_missing",
+            "freeze",
+            "audit",
+        ],
+    );
     step(&mut state, &model, [true; 4]);
 
     // What is frozen or declared needs none.
@@ -211,7 +236,10 @@ fn a_state_that_requires_all_refuses_a_missing_gradient() {
     state.all().disallow_missing();
     names(&refused(&mut state, &model, [true]), 3, 4, &["1", "2", "3"]);
     // A call that a number would skip is refused as well: another call would not be better.
-    let error = Update::new(&mut state).finite_only().apply(&model, &grads([Some(tensor(f32::NAN))])).expect_err("missing gradients");
+    let error = Update::new(&mut state)
+        .finite_only()
+        .apply(&model, &grads([Some(tensor(f32::NAN))]))
+        .expect_err("missing gradients");
     names(&error, 3, 4, &["1", "2", "3"]);
 }
 
@@ -233,7 +261,12 @@ fn the_requirement_stays_whatever_becomes_of_the_state() {
     let mut copy = state.clone();
     names(&refused(&mut copy, &model, [true]), 1, 2, &["1"]);
     let parameters = trainables(&model).expect("variables");
-    names(&Update::functional(&state).apply(&parameters, &some([true])).expect_err("a missing gradient"), 1, 2, &["1"]);
+    names(
+        &Update::functional(&state).apply(&parameters, &some([true])).expect_err("a missing gradient"),
+        1,
+        2,
+        &["1"],
+    );
     let (next, ..) = Update::functional(&state).apply(&parameters, &some([false, true])).expect("an update");
     assert!(next.requires_all());
     let _ = Update::functional(&next).apply(&parameters, &some([false, true])).expect("an update");
@@ -248,7 +281,10 @@ fn the_requirement_stays_whatever_becomes_of_the_state() {
     model.remove("1");
     state.remove("1").expect("the leaf");
     state.rename("2", "20").expect("a name");
-    let model: Vars = model.into_iter().map(|(path, var)| (if path == "2" { "20".to_string() } else { path }, var)).collect();
+    let model: Vars = model
+        .into_iter()
+        .map(|(path, var)| (if path == "2" { "20".to_string() } else { path }, var))
+        .collect();
     names(&refused(&mut state, &model, [true]), 1, 2, &["20"]);
 
     // A checkpoint neither brings it nor takes it away.
@@ -330,12 +366,14 @@ fn batch_norm_needs_gradients_for_its_weight_and_bias_alone() {
     let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
     let norm = batch_norm(4, BatchNormConfig::default(), builder.pp("norm")).expect("a norm");
     let input = random(1, &[5, 4], DType::F32, CPU);
-    let mut of_map = setup_with(&variables, |path, _| (!path.contains("running_")).then(|| Adam::new(0.1))).expect("a state");
+    let mut of_map = setup_with(&variables, |path, _| (!path.contains("running_")).then(|| Adam::new(0.1)))
+        .expect("a state");
     let mut of_layer = setup(Adam::new(0.1), &norm).expect("a state");
     of_map.require_all();
     of_layer.require_all();
     for _ in 0..3 {
-        let gradients = norm.forward_t(&input, true).and_then(|x| x.powf(3.0)?.sum_all()?.backward()).expect("gradients");
+        let gradients =
+            norm.forward_t(&input, true).and_then(|x| x.powf(3.0)?.sum_all()?.backward()).expect("gradients");
         assert_eq!(update(&mut of_map, &variables, &gradients).expect("an update").applied, 2);
         assert_eq!(update(&mut of_layer, &norm, &gradients).expect("an update").applied, 2);
     }

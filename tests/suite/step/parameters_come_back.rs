@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AdamW, ClipGlobalNorm, Communicator, Ema, MixedPrecision, OptimiserChain, Result, Rule, Sam, Setup, StateTree, Update, update,
+    AdamW, ClipGlobalNorm, Communicator, Ema, MixedPrecision, OptimiserChain, Result, Rule, Sam, Setup,
+    StateTree, Update, update,
 };
 
 use support::common::{Grads, Snapshot, Vars, grads, model, says, snapshot, tensor};
@@ -92,7 +93,10 @@ fn parameters_come_back_after_every_failure_of_a_rank() {
                     let leaver = words % 3;
                     let seen = run(phase, is_mixed, [leaver, words], failure);
                     for (rank, (seen, whole)) in seen.iter().zip(&whole).enumerate() {
-                        let what = format!("{name}, rank {rank}: rank {leaver} fails at word {words}, {failure:?}, mixed: {is_mixed}");
+                        let what = format!(
+                            "{name}, rank {rank}: rank {leaver} fails at word {words}, {failure:?}, mixed: \
+                             {is_mixed}"
+                        );
                         assert!(seen.before == whole.before, "{what}");
                         // New weights are there once all ranks have them; each has all of them, or none.
                         assert!(seen.after == seen.before || seen.after == whole.after, "{what}");

@@ -5,14 +5,15 @@ use std::thread;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient, Kind, LossScaler, MixedPrecision,
-    Model, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule, Setup, SkipOutliers, SkipReason, State, StateTree, Status,
-    StepNorms, StreamedStep, TensorProblem, Twin, Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
+    AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient, Kind,
+    LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule,
+    Setup, SkipOutliers, SkipReason, State, StateTree, Status, StepNorms, StreamedStep, TensorProblem, Twin,
+    Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
 };
 
 use support::common::{
-    Grads, Vars, assert_same, bits, constant, engines, forget_ascent, grads, is_kind, model, optimisers_for, says, snapshot, tensor,
-    values, var,
+    Grads, Vars, assert_same, bits, constant, engines, forget_ascent, grads, is_kind, model, optimisers_for,
+    says, snapshot, tensor, values, var,
 };
 
 const NOT_FINITE: ErrorKind = ErrorKind::Tensor(TensorProblem::NotFinite);
@@ -33,7 +34,10 @@ fn streamed(step: StreamedStep<'_>, call: u64, grads: Grads) -> Result<Outcome> 
     if call.is_multiple_of(7) {
         let step = &step;
         thread::scope(|scope| {
-            let threads: Vec<_> = grads.into_iter().map(|(path, gradient)| scope.spawn(move || step.push(&path, gradient))).collect();
+            let threads: Vec<_> = grads
+                .into_iter()
+                .map(|(path, gradient)| scope.spawn(move || step.push(&path, gradient)))
+                .collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("a thread"))
         })?;
     } else {
@@ -42,14 +46,15 @@ fn streamed(step: StreamedStep<'_>, call: u64, grads: Grads) -> Result<Outcome> 
     step.finish()
 }
 
-/// A step whose gradients come in another order has the bits and the outcome of an update. Without norms a rule
-/// of the whole model is refused, and with them one that needs more than norms.
+/// A step whose gradients come in another order has the bits and the outcome of an update. Without norms a
+/// rule of the whole model is refused, and with them one that needs more than norms.
 ///
 /// Returns whether the rule was taken.
 pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps: u64) -> bool {
     let is_of_model = optimiser.rule().kind() == Kind::WholeModel;
     let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, dtype)));
-    let [mut expected, mut state] = [&whole, &parts].map(|model| setup(optimiser.clone(), model).expect("a state"));
+    let [mut expected, mut state] =
+        [&whole, &parts].map(|model| setup(optimiser.clone(), model).expect("a state"));
     for call in 1..=steps {
         if call % 20 == 10 {
             let toggle = |state: &mut StateTree| {
@@ -59,7 +64,14 @@ pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps:
             [&mut expected, &mut state].into_iter().for_each(toggle);
         }
         // A leaf without a gradient in every fifth call.
-        let of_call = || grads(tensors(call, DType::F32).into_iter().enumerate().map(|(i, x)| (call % 5 > 0 || i > 0).then_some(x)));
+        let of_call = || {
+            grads(
+                tensors(call, DType::F32)
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, x)| (call % 5 > 0 || i > 0).then_some(x)),
+            )
+        };
         let outcome = Update::new(&mut expected).weight(call).apply(&whole, &of_call()).expect("an update");
         let what = || format!("{} of {dtype:?} in call {call}", optimiser.name());
         let before = if call == 1 { snapshot(&parts, &state) } else { Vec::new() };
@@ -70,7 +82,9 @@ pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps:
         let norms = StepNorms::Exact(&outcome.group_norms);
         let next = Update::new(&mut state).weight(call);
         let got = match if is_of_model { next.begin_with_norms(&parts, norms) } else { next.begin(&parts) } {
-            Ok(step) => Ok(streamed(step, call, of_call()).unwrap_or_else(|error| panic!("{}: {error}", what()))),
+            Ok(step) => {
+                Ok(streamed(step, call, of_call()).unwrap_or_else(|error| panic!("{}: {error}", what())))
+            }
             Err(error) => Err(error),
         };
         match got {
@@ -93,7 +107,11 @@ fn they_give_the_bits_of_update() {
         for optimiser in optimisers_for(dtype) {
             let name = optimiser.name();
             let is_taken = assert_streams(optimiser, dtype, steps);
-            assert_eq!(is_taken, !["Prodigy", "SkipOutliers"].iter().any(|refused| name.contains(refused)), "{name}");
+            assert_eq!(
+                is_taken,
+                !["Prodigy", "SkipOutliers"].iter().any(|refused| name.contains(refused)),
+                "{name}"
+            );
         }
     }
 }
@@ -104,12 +122,15 @@ fn any_engine_takes_them() {
     for engine in engines() {
         let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::BF16)));
         let rule = MixedPrecision::new(DType::F32, chain.clone());
-        let [mut expected, mut state] = [&whole, &parts].map(|model| setup(rule.clone(), model).expect("a state"));
+        let [mut expected, mut state] =
+            [&whole, &parts].map(|model| setup(rule.clone(), model).expect("a state"));
         for call in 0..6 {
             let of_call = || grads(tensors(call, DType::F32).map(Some));
-            let outcome = Update::new(&mut expected).engine(engine).apply(&whole, &of_call()).expect("an update");
+            let outcome =
+                Update::new(&mut expected).engine(engine).apply(&whole, &of_call()).expect("an update");
             let norms = StepNorms::Exact(&outcome.group_norms);
-            let step = Update::new(&mut state).engine(engine).begin_with_norms(&parts, norms).expect("a step");
+            let step =
+                Update::new(&mut state).engine(engine).begin_with_norms(&parts, norms).expect("a step");
             assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome, "{engine:?}");
         }
         assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], engine);
@@ -150,7 +171,11 @@ fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() {
     // It can be pushed after all; others cannot come twice.
     step.push_slice("1", &[1f32, 1.0, 1.0]).expect("a push");
     for path in ["0", "1"] {
-        is_kind(&step.push(path, of(1.0, 2)).unwrap_err(), ErrorKind::Contract, &[path, "in this step already"]);
+        is_kind(
+            &step.push(path, of(1.0, 2)).unwrap_err(),
+            ErrorKind::Contract,
+            &[path, "in this step already"],
+        );
     }
     let outcome = step.finish().expect("an outcome");
     assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 2));
@@ -201,7 +226,12 @@ fn what_is_not_pushed_is_missing_at_the_end() {
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
     let step = Update::new(&mut state).begin(&model).expect("a step");
     is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["for any of the 2"]);
-    let outcome = Update::new(&mut state).allow_no_gradients().begin(&model).expect("a step").finish().expect("an outcome");
+    let outcome = Update::new(&mut state)
+        .allow_no_gradients()
+        .begin(&model)
+        .expect("a step")
+        .finish()
+        .expect("an outcome");
     assert_eq!(outcome.status, Status::Skipped(SkipReason::NothingToMove));
     state.at("1").expect("the leaf").allow_missing();
     let step = Update::new(&mut state).begin(&model).expect("a step");
@@ -245,7 +275,11 @@ fn a_scaler_divides_and_learns_of_overflows() {
     let (model, mut state) = started(Descent::new(1.0));
     let mut scaler = LossScaler::dynamic();
     let first = scaler.current();
-    is_kind(&Update::new(&mut state).scaler(&mut scaler).begin(&model).unwrap_err(), ErrorKind::LossScale, &["was not scaled"]);
+    is_kind(
+        &Update::new(&mut state).scaler(&mut scaler).begin(&model).unwrap_err(),
+        ErrorKind::LossScale,
+        &["was not scaled"],
+    );
     let mut step = |gradients: [f64; 2], is_finished: bool| {
         let scale = scaler.factor().expect("a factor");
         let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
@@ -256,10 +290,15 @@ fn a_scaler_divides_and_learns_of_overflows() {
             }
         }
         let outcome = is_finished.then(|| step.finish().expect("an outcome"));
-        (outcome.map(|outcome| (outcome.status, outcome.loss_scale == Some(scale))), scaler.current() / first, numbers(&model))
+        (
+            outcome.map(|outcome| (outcome.status, outcome.loss_scale == Some(scale))),
+            scaler.current() / first,
+            numbers(&model),
+        )
     };
-    let (stepped, skipped) =
-        (Some((Status::Stepped, true)), |path: &str| Some((Status::Skipped(SkipReason::NotFinite { path: path.to_string() }), true)));
+    let (stepped, skipped) = (Some((Status::Stepped, true)), |path: &str| {
+        Some((Status::Skipped(SkipReason::NotFinite { path: path.to_string() }), true))
+    });
     assert_eq!(step([0.5, 0.5], true), (stepped.clone(), 1.0, vec![vec![0.5; 2], vec![0.5; 3]]));
     // One has moved.
     assert_eq!(step([0.5, f64::NAN], true), (stepped, 0.5, vec![vec![0.0; 2], vec![0.5; 3]]));
@@ -288,7 +327,11 @@ fn an_overflow_at_the_floor_does_not_deny_what_has_moved() {
         let error = step.finish().unwrap_err();
         is_kind(&error, ErrorKind::LossScale, &["at its floor of 2", "make the floor lower"]);
         let text = error.to_string();
-        assert_eq!((text.contains("other parameters have moved"), text.contains("nothing")), (has_moved, false), "{error}");
+        assert_eq!(
+            (text.contains("other parameters have moved"), text.contains("nothing")),
+            (has_moved, false),
+            "{error}"
+        );
         assert_eq!(numbers(&model)[0][0] != 1.0, has_moved);
     }
     // So do the updates of an iteration.
@@ -296,18 +339,24 @@ fn an_overflow_at_the_floor_does_not_deny_what_has_moved() {
     let ended = scaler.iteration(|scaler| {
         let scale = scaler.factor()?;
         for (first, second) in [(2.0, 2.0), (2.0, f64::NAN)] {
-            scaler.update(&mut state, &model, &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]))?;
+            scaler.update(
+                &mut state,
+                &model,
+                &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]),
+            )?;
         }
         Ok(())
     });
     is_kind(&ended.unwrap_err(), ErrorKind::LossScale, &["at its floor of 2", "other parameters have moved"]);
 }
 
-/// A scaled loss is for one step, whether that is finished or not; a step in which nothing has moved may be begun
-/// again.
+/// A scaled loss is for one step, whether that is finished or not; a step in which nothing has moved may be
+/// begun again.
 #[test]
 fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
-    for (is_required, is_pushed, is_finished) in [(false, true, false), (false, false, false), (true, true, true)] {
+    for (is_required, is_pushed, is_finished) in
+        [(false, true, false), (false, false, false), (true, true, true)]
+    {
         let ((model, mut state), mut scaler) = (started(Descent::new(1.0)), LossScaler::fixed(4.0));
         if is_required {
             state.require_all();
@@ -318,17 +367,25 @@ fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
             step.push("0", of(4.0, 2)).expect("a push");
         }
         match is_finished {
-            true => is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["what was pushed has moved"]),
+            true => {
+                is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["what was pushed has moved"])
+            }
             false => drop(step),
         }
         let again = Update::new(&mut state).scaler(&mut scaler).begin(&model).map(drop);
-        assert_eq!(again.map_err(|error| error.kind()), if is_pushed { Err(ErrorKind::LossScale) } else { Ok(()) });
+        assert_eq!(
+            again.map_err(|error| error.kind()),
+            if is_pushed { Err(ErrorKind::LossScale) } else { Ok(()) }
+        );
     }
 }
 
 #[test]
 fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
-    let (model, mut state) = started(OptimiserChain::new((AccumGrad { average: Average::Sum, ..AccumGrad::new(2) }, AdamW::new(0.1))));
+    let (model, mut state) = started(OptimiserChain::new((
+        AccumGrad { average: Average::Sum, ..AccumGrad::new(2) },
+        AdamW::new(0.1),
+    )));
     let mut push = |path: &'static str, gradient: f64| {
         let step = Update::new(&mut state).begin(&model).expect("a step");
         let pushed = step.push(path, of(gradient, if path == "0" { 2 } else { 3 }));
@@ -346,7 +403,10 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
     assert_eq!((outcome.expect("an outcome").status, calls), (Status::Stepped, vec![0, 0]));
 
     // A sum that is not finite without a gradient of the call that ends the window.
-    let (model, mut state) = started(OptimiserChain::new((AccumGrad { average: Average::Sum, ..AccumGrad::new(3) }, AdamW::new(0.1))));
+    let (model, mut state) = started(OptimiserChain::new((
+        AccumGrad { average: Average::Sum, ..AccumGrad::new(3) },
+        AdamW::new(0.1),
+    )));
     for call in 0..3 {
         let step = Update::new(&mut state).begin(&model).expect("a step");
         step.push("1", of(1.0, 3)).expect("a push");
@@ -355,7 +415,11 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
         }
         let outcome = step.finish().expect("an outcome");
         let lost = [Warning::WindowsGivenUp { path: "0".to_string() }];
-        let warnings: Vec<_> = outcome.warnings.into_iter().filter(|met| matches!(met, Warning::WindowsGivenUp { .. })).collect();
+        let warnings: Vec<_> = outcome
+            .warnings
+            .into_iter()
+            .filter(|met| matches!(met, Warning::WindowsGivenUp { .. }))
+            .collect();
         assert_eq!((warnings, outcome.applied), if call < 2 { (vec![], 0) } else { (lost.to_vec(), 1) });
     }
     assert_eq!(numbers(&model)[0], [1.0; 2]);
@@ -364,7 +428,9 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
 
 #[test]
 fn norms_are_given_or_the_rule_is_refused() {
-    let clipped = |group: u64| OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(0.5) }, Descent::new(1.0)));
+    let clipped = |group: u64| {
+        OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(0.5) }, Descent::new(1.0)))
+    };
     let (model, mut state) = started(clipped(3));
     for (norms, kind, words) in [
         (StepNorms::Exact(&[]), ErrorKind::Unsupported, &["group 3", "not given"][..]),
@@ -375,21 +441,29 @@ fn norms_are_given_or_the_rule_is_refused() {
     ] {
         is_kind(&Update::new(&mut state).begin_with_norms(&model, norms).unwrap_err(), kind, words);
     }
-    is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Unsupported, &["begin_with_norms", "\"0\""]);
+    is_kind(
+        &Update::new(&mut state).begin(&model).unwrap_err(),
+        ErrorKind::Unsupported,
+        &["begin_with_norms", "\"0\""],
+    );
     let mut step = |norms: StepNorms<'_>| {
         let step = Update::new(&mut state).begin_with_norms(&model, norms).expect("a step");
         step.push("1", of(1.0, 3)).expect("a push");
         step.push("0", of(0.5, 2)).expect("a push");
         let outcome = step.finish().expect("an outcome");
-        assert_eq!((outcome.global_norm, &outcome.group_norms[..]), (Some(3.5f64.sqrt()), &[(3, 3.5f64.sqrt())][..]));
+        assert_eq!(
+            (outcome.global_norm, &outcome.group_norms[..]),
+            (Some(3.5f64.sqrt()), &[(3, 3.5f64.sqrt())][..])
+        );
         numbers(&model)
     };
     // The first step is not clipped, the second by half.
     assert_eq!(step(StepNorms::OfLastStep(&[])), [vec![0.5; 2], vec![0.0; 3]]);
     assert_eq!(step(StepNorms::OfLastStep(&[(3, 1.0)])), [vec![0.25; 2], vec![-0.5; 3]]);
-    for (rule, word) in
-        [(Box::new(Prodigy::default()) as Box<dyn Rule>, "sums"), (Box::new(SkipOutliers::default()), "skip the whole call")]
-    {
+    for (rule, word) in [
+        (Box::new(Prodigy::default()) as Box<dyn Rule>, "sums"),
+        (Box::new(SkipOutliers::default()), "skip the whole call"),
+    ] {
         let (model, mut state) = started(rule);
         let error = Update::new(&mut state).begin_with_norms(&model, StepNorms::OfLastStep(&[])).unwrap_err();
         is_kind(&error, ErrorKind::Unsupported, &[word, "Update::apply_owned"]);
@@ -407,7 +481,11 @@ fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
     let refuses = |world| {
         let (model, _) = started(Descent::new(1.0));
         let mut state = Setup::over(&world).setup(Descent::new(1.0), &model).expect("a state");
-        is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Unsupported, &["come one at a time", "2 ranks"]);
+        is_kind(
+            &Update::new(&mut state).begin(&model).unwrap_err(),
+            ErrorKind::Unsupported,
+            &["come one at a time", "2 ranks"],
+        );
     };
     thread::scope(|scope| ranks(2).into_iter().for_each(|world| _ = scope.spawn(move || refuses(world))));
     // A parameter that was changed is met by its push.
@@ -426,7 +504,8 @@ fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
 fn figures_averages_and_twins_are_those_of_update() {
     let chain = OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)));
     let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::F32)));
-    let [mut expected, mut state] = [&whole, &parts].map(|model| setup(chain.clone(), model).expect("a state"));
+    let [mut expected, mut state] =
+        [&whole, &parts].map(|model| setup(chain.clone(), model).expect("a state"));
     for call in 0..3 {
         let of_call = || grads(tensors(call, DType::F32).map(Some));
         let outcome = Update::new(&mut expected).with_figures().apply(&whole, &of_call()).expect("an update");
@@ -436,19 +515,22 @@ fn figures_averages_and_twins_are_those_of_update() {
         assert_eq!(outcome.figures.len(), 4);
     }
     let [expected, averages] = [(&mut expected, &whole), (&mut state, &parts)].map(|(state, model)| {
-        state.with_averages(model, || Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect::<Vec<_>>()))
+        state.with_averages(model, || {
+            Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect::<Vec<_>>())
+        })
     });
     assert_eq!(averages.expect("averages"), expected.expect("averages"));
 
     let train = |is_streamed: bool| {
-        let [precise, low] =
-            [DType::F32, DType::BF16].map(|dtype| model(&tensors(1, DType::BF16).map(|x| x.to_dtype(dtype).expect("a tensor"))));
+        let [precise, low] = [DType::F32, DType::BF16]
+            .map(|dtype| model(&tensors(1, DType::BF16).map(|x| x.to_dtype(dtype).expect("a tensor"))));
         let twin = Twin::new(&precise, &low).expect("a twin");
         let mut state = setup(AdamW::new(0.1), &twin).expect("a state");
         for call in 2..5 {
             let of_call = grads(tensors(call, DType::BF16).map(Some));
             if is_streamed {
-                streamed(Update::new(&mut state).begin(&twin).expect("a step"), call, of_call).expect("an outcome");
+                streamed(Update::new(&mut state).begin(&twin).expect("a step"), call, of_call)
+                    .expect("an outcome");
             } else {
                 update(&mut state, &twin, &of_call).expect("an update");
             }
@@ -480,7 +562,10 @@ fn a_rule_that_panics_takes_no_leaf_with_it() {
     step.push("0", of(1.0, 2)).expect("a push");
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step.push("1", of(1.0, 3)))).unwrap_err();
     drop(step);
-    assert_eq!(state.leaves().map(|leaf| (leaf.path().to_string(), leaf.steps())).collect::<Vec<_>>(), [("0".into(), 1), ("1".into(), 0)]);
+    assert_eq!(
+        state.leaves().map(|leaf| (leaf.path().to_string(), leaf.steps())).collect::<Vec<_>>(),
+        [("0".into(), 1), ("1".into(), 0)]
+    );
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
 }
 
@@ -502,10 +587,14 @@ fn threads_push_large_and_small_leaves_at_once() {
             // Each thread pushes all, beginning elsewhere: every leaf is taken once.
             let push_all = |first: usize| {
                 let (end, start) = grads.split_at(first);
-                let pushed = start.iter().chain(end).map(|(path, gradient)| step.push(path, gradient.clone()));
-                pushed.filter(|pushed| pushed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Contract)).count()
+                let pushed =
+                    start.iter().chain(end).map(|(path, gradient)| step.push(path, gradient.clone()));
+                pushed
+                    .filter(|pushed| pushed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Contract))
+                    .count()
             };
-            let threads: Vec<_> = [0, 10, 20, 39].into_iter().map(|first| scope.spawn(move || push_all(first))).collect();
+            let threads: Vec<_> =
+                [0, 10, 20, 39].into_iter().map(|first| scope.spawn(move || push_all(first))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
         });
         assert_eq!((refused, step.finish().expect("an outcome").applied), (120, 40));

@@ -6,16 +6,19 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
 use optimisers::{
-    AdamW, Descent, ErrorKind, Kahan, MixedPrecision, Momentum, Offload, Optimiser, Rule, SplitMaster, StateTree, StochasticRounding,
-    setup, update,
+    AdamW, Descent, ErrorKind, Kahan, MixedPrecision, Momentum, Offload, Optimiser, Rule, SplitMaster,
+    StateTree, StochasticRounding, setup, update,
 };
 
-use support::common::{Vars, assert_same, bits, grads, is_kind, model, rounding_to_nearest, snapshot, tensor, values};
+use support::common::{
+    Vars, assert_same, bits, grads, is_kind, model, rounding_to_nearest, snapshot, tensor, values,
+};
 
 /// Numbers whose upper halves are those of bf16s, around all places where roundings change sides.
 fn near_ties() -> Vec<f32> {
     let upper = [0.341_796_88f32, 0.34375, 1.0, 1.007_812_5, -3.0, -2.984_375, 2.0, 1e-3, 6e-39, 0.0];
-    let lower = [0, 1, 0x7f, 0x80, 0x81, 0x180, 0x7f7f, 0x7f80, 0x7fff, 0x8000, 0x8001, 0x8080, 0xff80, 0xffff];
+    let lower =
+        [0, 1, 0x7f, 0x80, 0x81, 0x180, 0x7f7f, 0x7f80, 0x7fff, 0x8000, 0x8001, 0x8080, 0xff80, 0xffff];
     let bits = |upper: f32| u32::from(bf16::from_f32(upper).to_bits()) << 16;
     upper.into_iter().flat_map(|upper| lower.map(|lower| f32::from_bits(bits(upper) + lower))).collect()
 }
@@ -58,7 +61,8 @@ fn keeps_precise(optimiser: &dyn Optimiser) -> bool {
 /// What may be lost of a precise value beside its parameter, in a store.
 fn bound(to: &dyn Optimiser, dtype: DType, value: f64, x: f64) -> f64 {
     let name = to.name();
-    let last_place = |number: f64, digits: i32| 2f64.powi((number.abs().log2().floor().max(-126.0)) as i32 - digits);
+    let last_place =
+        |number: f64, digits: i32| 2f64.powi((number.abs().log2().floor().max(-126.0)) as i32 - digits);
     if name.contains("Kahan") {
         // Half a digit of the distance, or of the smallest number, and the sum is an f32.
         let (digits, least) = if dtype == DType::F16 { (11, 25) } else { (8, 134) };
@@ -75,26 +79,53 @@ fn bound(to: &dyn Optimiser, dtype: DType, value: f64, x: f64) -> f64 {
 #[test]
 fn precise_values_go_on_in_every_other_store() {
     for dtype in [DType::BF16, DType::F16] {
-        for (from, to) in stores(dtype).into_iter().flat_map(|from| stores(dtype).into_iter().map(move |to| (from.clone(), to))) {
+        for (from, to) in stores(dtype)
+            .into_iter()
+            .flat_map(|from| stores(dtype).into_iter().map(move |to| (from.clone(), to)))
+        {
             for steps in [0, 3] {
                 let (x, mut state) = prepared(from.clone(), dtype, steps);
-                let what = |i: usize| format!("{} to {} of {dtype:?} after {steps} steps, element {i}", from.name(), to.name());
+                let what = |i: usize| {
+                    format!("{} to {} of {dtype:?} after {steps} steps, element {i}", from.name(), to.name())
+                };
                 let (before, parameter) = (values(&masters(&state, &x)), values(&x["0"]));
-                let answer = state.all().replace(to.clone(), &x).unwrap_or_else(|error| panic!("{}: {error}", what(0)));
-                assert_eq!(bits(&x["0"]), parameter.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "{}", what(0));
+                let answer = state
+                    .all()
+                    .replace(to.clone(), &x)
+                    .unwrap_or_else(|error| panic!("{}: {error}", what(0)));
+                assert_eq!(
+                    bits(&x["0"]),
+                    parameter.iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
+                    "{}",
+                    what(0)
+                );
                 let after = values(&masters(&state, &x));
                 if !keeps_precise(&*from) || !keeps_precise(&*to) {
                     assert_eq!(after, parameter, "{}", what(0));
                     continue;
                 }
-                assert_eq!((&answer[0].fresh, &answer[0].dropped), (&copies(&*to, &*from), &copies(&*from, &*to)), "{}", what(0));
+                assert_eq!(
+                    (&answer[0].fresh, &answer[0].dropped),
+                    (&copies(&*to, &*from), &copies(&*from, &*to)),
+                    "{}",
+                    what(0)
+                );
                 for (i, ((before, after), x)) in before.iter().zip(&after).zip(&parameter).enumerate() {
                     let lost = (after - before).abs();
-                    assert!(lost <= bound(&*to, dtype, *before, *x), "{}: {after} for {before} beside {x}", what(i));
-                    let (narrow, is_whole) = (*before as f32, to.name().contains("Mixed") || to.name().contains("SplitMaster(A"));
+                    assert!(
+                        lost <= bound(&*to, dtype, *before, *x),
+                        "{}: {after} for {before} beside {x}",
+                        what(i)
+                    );
+                    let (narrow, is_whole) =
+                        (*before as f32, to.name().contains("Mixed") || to.name().contains("SplitMaster(A"));
                     let is_f32 = is_whole && f64::from(narrow) == *before;
                     // A tie is rounded to the other side where it was one of another store.
-                    assert!(lost == 0.0 || !is_f32 || is_tie(narrow, dtype), "{}: {after} for {before} beside {x}", what(i));
+                    assert!(
+                        lost == 0.0 || !is_f32 || is_tie(narrow, dtype),
+                        "{}: {after} for {before} beside {x}",
+                        what(i)
+                    );
                 }
                 state.check_masters(&x).unwrap_or_else(|error| panic!("{}: {error}", what(0)));
                 step(&mut state, &x, 9);
@@ -105,13 +136,16 @@ fn precise_values_go_on_in_every_other_store() {
 
 /// The copy of the parameter that `Offload` alone has besides.
 fn copies(of: &dyn Optimiser, other: &dyn Optimiser) -> Vec<String> {
-    let has_copy = |optimiser: &dyn Optimiser| optimiser.name().contains("Offload") && !optimiser.name().contains("Mixed");
+    let has_copy = |optimiser: &dyn Optimiser| {
+        optimiser.name().contains("Offload") && !optimiser.name().contains("Mixed")
+    };
     if has_copy(of) && !has_copy(other) { vec!["master".to_string()] } else { Vec::new() }
 }
 
 fn is_tie(number: f32, dtype: DType) -> bool {
     let round = |number: f32| {
-        let number = Tensor::new(number, &Device::Cpu).and_then(|number| number.to_dtype(dtype)).expect("a number");
+        let number =
+            Tensor::new(number, &Device::Cpu).and_then(|number| number.to_dtype(dtype)).expect("a number");
         values(&number)[0]
     };
     round(number.next_up()) != round(number.next_down())
@@ -122,16 +156,23 @@ fn is_tie(number: f32, dtype: DType) -> bool {
 fn a_run_with_other_masters_in_between_has_the_same_bits() {
     let mixed = || MixedPrecision::new(DType::F32, Momentum::new(1e-3));
     let (x, y) = (model(&[tensor(1, &[700], DType::BF16)]), model(&[tensor(1, &[700], DType::BF16)]));
-    let (mut left, mut replaced) = (setup(mixed(), &x).expect("a state"), setup(mixed(), &y).expect("a state"));
+    let (mut left, mut replaced) =
+        (setup(mixed(), &x).expect("a state"), setup(mixed(), &y).expect("a state"));
     for call in 0..12 {
         match call % 4 {
-            1 => drop(replaced.all().replace(SplitMaster::new(Momentum::new(1e-3)), &y).expect("a split master")),
+            1 => drop(
+                replaced.all().replace(SplitMaster::new(Momentum::new(1e-3)), &y).expect("a split master"),
+            ),
             3 => drop(replaced.all().replace(mixed(), &y).expect("a master")),
             _ => {}
         }
         step(&mut left, &x, call);
         step(&mut replaced, &y, call);
-        assert_eq!((bits(&x["0"]), bits(&masters(&left, &x))), (bits(&y["0"]), bits(&masters(&replaced, &y))), "call {call}");
+        assert_eq!(
+            (bits(&x["0"]), bits(&masters(&left, &x))),
+            (bits(&y["0"]), bits(&masters(&replaced, &y))),
+            "call {call}"
+        );
     }
 }
 
@@ -169,7 +210,9 @@ fn masters_that_were_read_are_put_back() {
         }
     }
     // The compensation is rounded up to half a unit, so that the sum lies between two numbers.
-    let x = model(&[Tensor::new(&[0.341_796_875f64, -3.0], &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")]);
+    let x = model(&[Tensor::new(&[0.341_796_875f64, -3.0], &Device::Cpu)
+        .and_then(|x| x.to_dtype(DType::BF16))
+        .expect("a tensor")]);
     let mut state = setup(Kahan::new(Descent::new(1.0)), &x).expect("a state");
     let gradient = Tensor::new(&[-9.764e-4f32, 7.811e-3], &Device::Cpu).expect("a tensor");
     update(&mut state, &x, &grads([Some(gradient)])).expect("an update");

@@ -13,7 +13,9 @@ fn kahan_follows_f32_where_plain_rounding_stands_still() {
         let x = model(&[constant(1.0, 4, dtype)]);
         let mut state = setup(optimiser, &x).expect("a state");
         for _ in 0..10_000 {
-            let gradient = Tensor::new(&[1.0, 0.3, -0.7, 0.01f64], &Device::Cpu).and_then(|g| g.to_dtype(DType::F32)).ok();
+            let gradient = Tensor::new(&[1.0, 0.3, -0.7, 0.01f64], &Device::Cpu)
+                .and_then(|g| g.to_dtype(DType::F32))
+                .ok();
             update(&mut state, &x, &grads([gradient])).expect("an update");
         }
         values(&x["0"])
@@ -37,13 +39,19 @@ fn kahan_follows_f32_where_plain_rounding_stands_still() {
 fn an_infinite_parameter_under_kahan_stays_infinite() {
     for engine in engines() {
         for (dtype, largest) in [(DType::F16, 65504.0), (DType::BF16, 3.3895e38)] {
-            let x = Tensor::new(&[largest, -largest, 1.0], &Device::Cpu).and_then(|x| x.to_dtype(dtype)).unwrap();
+            let x =
+                Tensor::new(&[largest, -largest, 1.0], &Device::Cpu).and_then(|x| x.to_dtype(dtype)).unwrap();
             let model = model(&[x]);
             let mut state = setup(Kahan::new(Descent::new(1.0)), &model).unwrap();
-            let up = Tensor::new(&[-largest, largest, 0.5], &Device::Cpu).and_then(|dx| dx.to_dtype(DType::F64)).unwrap();
+            let up = Tensor::new(&[-largest, largest, 0.5], &Device::Cpu)
+                .and_then(|dx| dx.to_dtype(DType::F64))
+                .unwrap();
             let down = up.neg().unwrap();
             for gradient in [&up, &down, &down] {
-                Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient.clone())])).unwrap();
+                Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &grads([Some(gradient.clone())]))
+                    .unwrap();
                 let now = values(&model["0"]);
                 assert_eq!(now[..2], [f64::INFINITY, f64::NEG_INFINITY], "{dtype:?} {engine:?}");
                 assert!(now[2].is_finite());

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use optimisers::{
-    Adam, AdamW, Checkpoint, CheckpointFile, Descent, Error, ErrorKind, Kahan, MixedPrecision, Optimiser, SplitMaster, TensorProblem,
-    Update, setup, update,
+    Adam, AdamW, Checkpoint, CheckpointFile, Descent, Error, ErrorKind, Kahan, MixedPrecision, Optimiser,
+    SplitMaster, TensorProblem, Update, setup, update,
 };
 
-use support::common::{Vars, assert_same, bits, bits16, engines, grads, is_kind, model, nearest16, snapshot, tensor, values, var};
+use support::common::{
+    Vars, assert_same, bits, bits16, engines, grads, is_kind, model, nearest16, snapshot, tensor, values, var,
+};
 
 /// T27: masters that start from an f32 checkpoint keep what the parameters cannot.
 #[test]
@@ -25,7 +27,9 @@ fn t27_masters_can_be_initialised_from_a_wider_checkpoint() {
         let x = model(&[tensor(2, &[50], DType::BF16)]);
         let mut state = setup(optimiser.clone(), &x).expect("a state");
         update(&mut state, &x, &grads([Some(tensor(3, &[50], DType::BF16))])).expect("an update");
-        let moment = |state: &optimisers::StateTree| state.leaf("0").and_then(|leaf| leaf.tensor("m").ok()?).map(|m| bits(&m));
+        let moment = |state: &optimisers::StateTree| {
+            state.leaf("0").and_then(|leaf| leaf.tensor("m").ok()?).map(|m| bits(&m))
+        };
         let before = moment(&state);
         state.set_masters(&x, &BTreeMap::from([("0".to_string(), wide.clone())])).expect("new masters");
         assert_eq!(moment(&state), before, "the rest of the state stays");
@@ -40,8 +44,12 @@ fn t27_masters_can_be_initialised_from_a_wider_checkpoint() {
         } else {
             8
         };
-        for ((master, exact), x) in values(&masters["0"]).into_iter().zip(values(&wide)).zip(bits16(&x["0"])) {
-            assert!((master - exact).abs() <= exact.abs() * 2f64.powi(-digits), "{name}: {master} for {exact}");
+        for ((master, exact), x) in values(&masters["0"]).into_iter().zip(values(&wide)).zip(bits16(&x["0"]))
+        {
+            assert!(
+                (master - exact).abs() <= exact.abs() * 2f64.powi(-digits),
+                "{name}: {master} for {exact}"
+            );
             let rounded = nearest16(DType::BF16, exact);
             assert!(x == rounded || (name.contains("Split") && x == rounded + 1), "{name}");
         }
@@ -55,9 +63,12 @@ fn masters_are_refused_without_a_trace() {
         .map(|(path, shape, dtype)| (path.to_string(), var(&tensor(1, shape, dtype))))
         .into();
     let rule = MixedPrecision::new(DType::F32, Adam::new(0.1));
-    let mut state = optimisers::setup_with(&x, |path, _| (path != "left").then(|| rule.clone())).expect("a state");
+    let mut state =
+        optimisers::setup_with(&x, |path, _| (path != "left").then(|| rule.clone())).expect("a state");
     let good = || -> BTreeMap<String, Tensor> {
-        [("a", tensor(5, &[3], DType::F64)), ("b", tensor(6, &[2], DType::BF16))].map(|(path, value)| (path.to_string(), value)).into()
+        [("a", tensor(5, &[3], DType::F64)), ("b", tensor(6, &[2], DType::BF16))]
+            .map(|(path, value)| (path.to_string(), value))
+            .into()
     };
     let before = snapshot(&x, &state);
     let mut attempt = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
@@ -71,7 +82,12 @@ fn masters_are_refused_without_a_trace() {
         is_kind(error, ErrorKind::Tensor(problem), words);
         assert_eq!(error.path(), Some(path), "{error}");
     };
-    of_tensor(TensorProblem::Missing, &attempt(&|values| drop(values.remove("b"))), "b", &["no value for it"]);
+    of_tensor(
+        TensorProblem::Missing,
+        &attempt(&|values| drop(values.remove("b"))),
+        "b",
+        &["no value for it"],
+    );
     let unknown = attempt(&|values| drop(values.insert("c".into(), tensor(1, &[1], DType::F32))));
     is_kind(&unknown, ErrorKind::UnknownName, &[r#"a value for "c""#]);
     let longer = attempt(&|values| drop(values.insert("b".into(), tensor(1, &[3], DType::F32))));
@@ -89,8 +105,14 @@ fn masters_are_refused_without_a_trace() {
     // A number that its parameter can only hold as an infinity.
     let large = |number: f64| Tensor::new(&[0.0, number, 1.0], &Device::Cpu).expect("a tensor");
     let beyond = attempt(&|values| drop(values.insert("a".into(), large(3.4e38))));
-    of_tensor(TensorProblem::TooLarge, &beyond, "a", &[&3.4e38.to_string(), "at element 1, expected a number that BF16 can hold"]);
-    let beyond = attempt(&|values| drop(values.insert("b".into(), large(-1e300).narrow(0, 1, 2).expect("a view"))));
+    of_tensor(
+        TensorProblem::TooLarge,
+        &beyond,
+        "a",
+        &[&3.4e38.to_string(), "at element 1, expected a number that BF16 can hold"],
+    );
+    let beyond =
+        attempt(&|values| drop(values.insert("b".into(), large(-1e300).narrow(0, 1, 2).expect("a view"))));
     of_tensor(TensorProblem::TooLarge, &beyond, "b", &["a number that F32 can hold"]);
 
     let mut with_left = good();
@@ -102,11 +124,13 @@ fn masters_are_refused_without_a_trace() {
 /// T26: new weights are not silently overwritten by old masters.
 #[test]
 fn t26_a_changed_parameter_is_noticed() {
-    for (parameter, master) in [(DType::BF16, DType::F32), (DType::F16, DType::F64), (DType::F32, DType::F64)] {
+    for (parameter, master) in [(DType::BF16, DType::F32), (DType::F16, DType::F64), (DType::F32, DType::F64)]
+    {
         for engine in engines() {
             let x = model(&[tensor(1, &[7], parameter), tensor(2, &[100, 50], parameter)]);
             let mut state = setup(MixedPrecision::new(master, Adam::new(0.1)), &x).expect("a state");
-            let gradients = grads([Some(tensor(3, &[7], DType::F32)), Some(tensor(5, &[100, 50], DType::F32))]);
+            let gradients =
+                grads([Some(tensor(3, &[7], DType::F32)), Some(tensor(5, &[100, 50], DType::F32))]);
             let step = |state: &mut _| Update::new(state).engine(engine).apply(&x, &gradients);
             step(&mut state).expect("an update");
             x["1"].set(&tensor(4, &[100, 50], parameter)).expect("new weights");
@@ -138,7 +162,9 @@ fn the_whole_check_sees_every_element() {
     update(&mut state, &x, &gradient).expect("the first update, which looks at every element");
     let mut numbers = values(&x["0"]);
     numbers[99_000] += 1.0;
-    let changed = Tensor::from_vec(numbers, 100_000, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
+    let changed = Tensor::from_vec(numbers, 100_000, &Device::Cpu)
+        .and_then(|x| x.to_dtype(DType::BF16))
+        .expect("a tensor");
     x["0"].set(&changed).expect("one other weight");
     update(&mut state, &x, &gradient).expect("not in the sample");
     x["0"].set(&changed).expect("again");
@@ -153,9 +179,11 @@ fn the_whole_check_sees_every_element() {
 fn extreme_numbers_are_no_difference() {
     let numbers = [f64::NAN, f64::INFINITY, -f64::INFINITY, 0.0, -0.0, 1e-40, -1e-45, 3.3e38, 65519.0, 1e-7];
     for dtype in [DType::F16, DType::BF16] {
-        let x = model(&[Tensor::new(&numbers, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")]);
+        let x =
+            model(&[Tensor::new(&numbers, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")]);
         let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &x).expect("a state");
-        let gradient = Tensor::new(&[0.0, 0.0, 0.0, 0.0, 0.0, 1e-42, 0.0, 1e38, -1.0, 1e-9], &Device::Cpu).expect("a gradient");
+        let gradient = Tensor::new(&[0.0, 0.0, 0.0, 0.0, 0.0, 1e-42, 0.0, 1e38, -1.0, 1e-9], &Device::Cpu)
+            .expect("a gradient");
         for _ in 0..3 {
             update(&mut state, &x, &grads([Some(gradient.clone())])).expect("an update");
             state.check_masters(&x).expect("rounded");
@@ -172,7 +200,10 @@ fn mixed_precision_can_be_added_and_taken_off() {
     update(&mut state, &x, &gradient(2)).expect("an update");
     state.all().replace(MixedPrecision::new(DType::F32, AdamW::new(0.01)), &x).expect("masters");
     update(&mut state, &x, &gradient(3)).expect("an update");
-    assert_eq!(state.leaf("0").map(|leaf| (leaf.steps(), leaf.counters())), Some((2, vec![("t".to_string(), 2)])));
+    assert_eq!(
+        state.leaf("0").map(|leaf| (leaf.steps(), leaf.counters())),
+        Some((2, vec![("t".to_string(), 2)]))
+    );
     let master = values(&state.masters(&x).expect("masters")["0"]);
     assert_ne!(master, values(&x["0"]));
     state.all().replace(AdamW::new(0.01), &x).expect("no masters");
@@ -187,16 +218,17 @@ fn masters_are_read_by_a_var_map() {
     let precise = Var::from_tensor(&tensor(1, &[3, 2], DType::F32)).expect("a variable");
     let x: Vars = [("layer.weight".to_string(), var(&precise.to_dtype(DType::BF16).expect("a copy")))].into();
     let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &x).expect("a state");
-    update(&mut state, &x, &BTreeMap::from([("layer.weight", tensor(2, &[3, 2], DType::BF16))])).expect("an update");
+    update(&mut state, &x, &BTreeMap::from([("layer.weight", tensor(2, &[3, 2], DType::BF16))]))
+        .expect("an update");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("masters.safetensors");
     state.save_masters(&x, &file).expect("a file");
 
     let mut map = VarMap::new();
-    map.data()
-        .lock()
-        .expect("variables")
-        .insert("layer.weight".to_string(), Var::zeros((3, 2), DType::F32, &Device::Cpu).expect("a variable"));
+    map.data().lock().expect("variables").insert(
+        "layer.weight".to_string(),
+        Var::zeros((3, 2), DType::F32, &Device::Cpu).expect("a variable"),
+    );
     map.load(&file).expect("weights");
     let loaded = map.data().lock().expect("variables")["layer.weight"].clone();
     assert_eq!(bits(&loaded), bits(&state.masters(&x).expect("masters")["layer.weight"]));

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, ErrorKind, Kahan, LossScaler,
-    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Parameter, Rule, SplitMaster, StateTree, StochasticRounding,
-    TensorProblem, Twin, Update, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, ErrorKind,
+    Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Parameter, Rule,
+    SplitMaster, StateTree, StochasticRounding, TensorProblem, Twin, Update, setup, setup_with, update,
 };
 
 use support::common::{
-    Vars, assert_same, bits, devices, grads, is_kind, model, not_finite, random, rules_and_chains, says, snapshot, tensor, unnamed,
+    Vars, assert_same, bits, devices, grads, is_kind, model, not_finite, random, rules_and_chains, says,
+    snapshot, tensor, unnamed,
 };
 
 pub type Boxed = Box<dyn Optimiser>;
@@ -39,7 +40,13 @@ pub fn kept(rule: Box<dyn Rule>, dtype: DType) -> Vec<Boxed> {
 /// parameters.
 pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
     let mut all: Vec<(String, Vec<u64>)> = model.iter().map(|(path, x)| (path.clone(), bits(x))).collect();
-    all.extend(state.masters(model).expect("masters").into_iter().map(|(path, master)| (format!("{path}/master"), bits(&master))));
+    all.extend(
+        state
+            .masters(model)
+            .expect("masters")
+            .into_iter()
+            .map(|(path, master)| (format!("{path}/master"), bits(&master))),
+    );
     for leaf in state.leaves() {
         for name in leaf.tensor_names().into_iter().filter(|name| name != "master") {
             let tensor = leaf.tensor(&name).expect("a copy").expect("a listed name");
@@ -48,14 +55,25 @@ pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
         }
         let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
         all.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
-        all.extend(leaf.numbers().into_iter().map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number.to_bits()])));
+        all.extend(
+            leaf.numbers()
+                .into_iter()
+                .map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number.to_bits()])),
+        );
     }
     all
 }
 
 /// Runs an optimiser on the CPU, and offloaded for parameters on a device, and compares every bit after every
 /// call.
-fn assert_same_as_on_cpu(inner: Boxed, device: &Device, engine: Engine, shapes: &[&[usize]], dtypes: [DType; 2], calls: u64) {
+fn assert_same_as_on_cpu(
+    inner: Boxed,
+    device: &Device,
+    engine: Engine,
+    shapes: &[&[usize]],
+    dtypes: [DType; 2],
+    calls: u64,
+) {
     let on = |device: &Device, seed: u64, dtype: DType| -> Vec<Tensor> {
         (seed..).zip(shapes).map(|(seed, shape)| random(seed, shape, dtype, device)).collect()
     };
@@ -68,8 +86,12 @@ fn assert_same_as_on_cpu(inner: Boxed, device: &Device, engine: Engine, shapes: 
             let all = on(device, 100 * (1 + call), dtypes[1]).into_iter().enumerate();
             grads(all.map(|(i, gradient)| (call != 1 || i != 0).then_some(gradient)))
         };
-        let expected = Update::new(&mut inside).engine(engine).apply(&here, &gradients(&Device::Cpu)).expect("an update");
-        let outcome = Update::new(&mut outside).engine(engine).apply(&there, &gradients(device)).expect("an update");
+        let expected = Update::new(&mut inside)
+            .engine(engine)
+            .apply(&here, &gradients(&Device::Cpu))
+            .expect("an update");
+        let outcome =
+            Update::new(&mut outside).engine(engine).apply(&there, &gradients(device)).expect("an update");
         assert_eq!(outcome, expected, "{}", inner.name());
         assert_same(&[numbers(&there, &outside)], &[numbers(&here, &inside)], (inner.name(), dtypes, call));
     }
@@ -79,7 +101,12 @@ fn assert_same_as_on_cpu(inner: Boxed, device: &Device, engine: Engine, shapes: 
 #[test]
 fn every_optimiser_has_the_bits_that_it_has_on_the_cpu() {
     for device in devices() {
-        for dtypes in [[DType::F16, DType::F16], [DType::BF16, DType::F32], [DType::F32, DType::BF16], [DType::F64, DType::F64]] {
+        for dtypes in [
+            [DType::F16, DType::F16],
+            [DType::BF16, DType::F32],
+            [DType::F32, DType::BF16],
+            [DType::F64, DType::F64],
+        ] {
             for rule in rules_and_chains() {
                 for inner in kept(rule, dtypes[0]) {
                     assert_same_as_on_cpu(inner, &device, Engine::Fused, &[&[4, 5], &[3], &[]], dtypes, 6);
@@ -94,7 +121,14 @@ fn every_engine_can_be_asked() {
     let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
     for inner in kept(Box::new(rule), DType::BF16) {
         for engine in [Engine::Tensors, Engine::FusedWith(optimisers::Isa::PORTABLE)] {
-            assert_same_as_on_cpu(inner.clone(), &Device::Cpu, engine, &[&[4, 5], &[3, 0], &[7]], [DType::BF16, DType::F32], 4);
+            assert_same_as_on_cpu(
+                inner.clone(),
+                &Device::Cpu,
+                engine,
+                &[&[4, 5], &[3, 0], &[7]],
+                [DType::BF16, DType::F32],
+                4,
+            );
         }
     }
 }
@@ -105,8 +139,12 @@ fn every_engine_can_be_asked() {
 fn large_leaves_come_in_parts_without_a_trace() {
     let shapes: [&[usize]; 2] = [&[1025, 1024], &[10]];
     let rule = || Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.01)))) as Box<dyn Rule>;
-    let clipped = || Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), Momentum::new(0.01)))) as Box<dyn Rule>;
-    let centred = || Box::new(OptimiserChain::new((Momentum::new(0.01), Centralise::default(), Descent::new(0.1)))) as Box<dyn Rule>;
+    let clipped =
+        || Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), Momentum::new(0.01)))) as Box<dyn Rule>;
+    let centred = || {
+        Box::new(OptimiserChain::new((Momentum::new(0.01), Centralise::default(), Descent::new(0.1))))
+            as Box<dyn Rule>
+    };
     let inner: [Boxed; 5] = [
         Box::new(MixedPrecision::new(DType::F32, clipped())),
         Box::new(SplitMaster::new(rule())),
@@ -143,7 +181,10 @@ fn batches_overlap_without_a_trace() {
     let shapes: [&[usize]; 6] = [&[300], &[1 << 20], &[7], &[0], &[1000, 1049], &[5, 4]];
     let clipped = OptimiserChain::new((ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
     for device in devices() {
-        for inner in [Box::new(MixedPrecision::new(DType::F32, clipped.clone())) as Boxed, Box::new(Momentum::new(0.01))] {
+        for inner in [
+            Box::new(MixedPrecision::new(DType::F32, clipped.clone())) as Boxed,
+            Box::new(Momentum::new(0.01)),
+        ] {
             assert_same_as_on_cpu(inner, &device, Engine::Fused, &shapes, [DType::BF16, DType::BF16], 2);
         }
     }
@@ -157,18 +198,24 @@ fn leaves_that_are_offloaded_and_others_are_one_model() {
     let run = |some: bool| {
         let x = model(&[1, 2, 3].map(|seed| tensor(seed, &[6], DType::BF16)));
         let mixed = || MixedPrecision::new(DType::F32, rule());
-        let choose = |path: &str, _: Parameter<'_>| Some(if some && path != "1" { offloaded(mixed()) } else { Box::new(mixed()) as Boxed });
+        let choose = |path: &str, _: Parameter<'_>| {
+            Some(if some && path != "1" { offloaded(mixed()) } else { Box::new(mixed()) as Boxed })
+        };
         let mut state = setup_with(&x, choose).expect("a state");
         let outcomes: Vec<_> = (0..6)
             .map(|call| {
-                let gradients = grads([1, 2, 3].map(|seed| Some(tensor(10 * call + seed, &[6], DType::BF16))));
+                let gradients =
+                    grads([1, 2, 3].map(|seed| Some(tensor(10 * call + seed, &[6], DType::BF16))));
                 update(&mut state, &x, &gradients).expect("an update")
             })
             .collect();
         (outcomes, numbers(&x, &state))
     };
     let (outcomes, all) = run(true);
-    assert!(outcomes.iter().any(|outcome| outcome.global_norm.is_some_and(|norm| norm > 0.3)), "{outcomes:?}");
+    assert!(
+        outcomes.iter().any(|outcome| outcome.global_norm.is_some_and(|norm| norm > 0.3)),
+        "{outcomes:?}"
+    );
     assert_eq!((outcomes, all), run(false));
 }
 
@@ -185,9 +232,13 @@ fn a_skipped_call_changes_nothing() {
         let mut scaler = LossScaler::with(DynamicScale { initial: 8.0, ..DynamicScale::default() });
         for call in 0..6 {
             let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
-            let scale: f64 = scaler.scale(&loss).and_then(|loss| Ok(loss.to_scalar::<f32>()?.into())).expect("a scaled loss");
+            let scale: f64 = scaler
+                .scale(&loss)
+                .and_then(|loss| Ok(loss.to_scalar::<f32>()?.into()))
+                .expect("a scaled loss");
             let second = if call % 3 == 1 { f64::INFINITY } else { scale };
-            let gradients = [(1, scale), (2, second)].map(|(seed, scale)| (tensor(10 * call + seed, &[6], DType::F16) * scale).ok());
+            let gradients = [(1, scale), (2, second)]
+                .map(|(seed, scale)| (tensor(10 * call + seed, &[6], DType::F16) * scale).ok());
             let before = numbers(&x, &state);
             let outcome = scaler.update(&mut state, &x, &grads(gradients)).expect("an update");
             let skipped = outcome.status == not_finite("1");
@@ -201,7 +252,10 @@ fn a_skipped_call_changes_nothing() {
 #[test]
 fn only_applied_leaves_go_up() {
     for inner in [
-        offloaded(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), Descent::new(0.5))))),
+        offloaded(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((AccumGrad::new(2), Descent::new(0.5))),
+        )),
         offloaded(OptimiserChain::new((AccumGrad::new(2), Descent::new(0.5)))),
     ] {
         let x = model(&[tensor(1, &[4], DType::BF16)]);
@@ -228,7 +282,10 @@ fn a_changed_parameter_is_noticed_and_can_be_taken_over() {
             update(&mut state, &x, &gradient).expect("an update");
             x["0"].set(&tensor(3, &[5000], dtype)).expect("a change");
             let before = numbers(&x, &state);
-            for error in [update(&mut state, &x, &gradient).expect_err("stale"), state.check_masters(&x).expect_err("stale")] {
+            for error in [
+                update(&mut state, &x, &gradient).expect_err("stale"),
+                state.check_masters(&x).expect_err("stale"),
+            ] {
                 let found = (error.kind(), error.path(), error.element());
                 assert_eq!(found, (ErrorKind::Changed, Some("0"), Some(0)), "{}: {error}", inner.name());
                 assert!(error.to_string().contains("its master"), "{}: {error}", inner.name());
@@ -261,12 +318,14 @@ fn masters_are_set_as_on_the_cpu() {
 
 #[test]
 fn on_the_cpu_there_is_only_the_inner_optimiser() {
-    for inner in kept(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)))), DType::BF16) {
+    for inner in kept(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)))), DType::BF16)
+    {
         let [expected, got] = [inner.clone(), Box::new(Offload::new(inner))].map(|optimiser| {
             let x = model(&[tensor(1, &[9], DType::BF16)]);
             let mut state = setup(optimiser, &x).expect("a state");
             for call in 0..3 {
-                update(&mut state, &x, &grads([Some(tensor(2 + call, &[9], DType::BF16))])).expect("an update");
+                update(&mut state, &x, &grads([Some(tensor(2 + call, &[9], DType::BF16))]))
+                    .expect("an update");
             }
             (state.bytes(), state.leaf("0").map(|leaf| leaf.tensor_names()), unnamed(snapshot(&x, &state)))
         });
@@ -276,7 +335,9 @@ fn on_the_cpu_there_is_only_the_inner_optimiser() {
 
 #[test]
 fn hyper_parameters_reach_the_rule() {
-    let mut rule = Offload::new(StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))).everywhere();
+    let mut rule =
+        Offload::new(StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))))
+            .everywhere();
     rule.adjust(0.5).expect("a learning rate");
     rule.adjust_field("seed", 9u64).expect("a seed");
     let chain = OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)));
@@ -293,14 +354,20 @@ fn hyper_parameters_reach_the_rule() {
         assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.25));
     }
     let mut mixed = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
-    is_kind(&mixed.adjust_field("dtype", 1.0).expect_err("fixed"), ErrorKind::Argument, &["dtype decides the layout"]);
+    is_kind(
+        &mixed.adjust_field("dtype", 1.0).expect_err("fixed"),
+        ErrorKind::Argument,
+        &["dtype decides the layout"],
+    );
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let nested = setup(Offload::new(Offload::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F32)])).expect_err("nested");
+    let nested = setup(Offload::new(Offload::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F32)]))
+        .expect_err("nested");
     says(&nested, &["an Offload is inside of another"]);
-    let half = setup(offloaded(SplitMaster::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F16)])).expect_err("half");
+    let half = setup(offloaded(SplitMaster::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F16)]))
+        .expect_err("half");
     is_kind(&half, ErrorKind::Tensor(TensorProblem::Dtype), &["F16, expected BF16", "SplitMaster"]);
     let negative = setup(Offload::new(Adam::new(-1.0)), &model(&[])).expect_err("out of range");
     is_kind(&negative, ErrorKind::Argument, &["Adam: eta is -1"]);
@@ -309,8 +376,13 @@ fn what_does_not_fit_is_refused() {
     let mut state = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
     let before = numbers(&x, &state);
     let fine = Some(tensor(3, &[4], DType::BF16));
-    let shape = update(&mut state, &x, &grads([fine.clone(), Some(tensor(3, &[4], DType::BF16))])).expect_err("another shape");
-    is_kind(&shape, ErrorKind::Tensor(TensorProblem::Shape), &["\"1\": the gradient has shape [4], expected [3]"]);
+    let shape = update(&mut state, &x, &grads([fine.clone(), Some(tensor(3, &[4], DType::BF16))]))
+        .expect_err("another shape");
+    is_kind(
+        &shape,
+        ErrorKind::Tensor(TensorProblem::Shape),
+        &["\"1\": the gradient has shape [4], expected [3]"],
+    );
     let integers = Tensor::zeros(3, DType::U32, &Device::Cpu).ok();
     let integers = update(&mut state, &x, &grads([fine, integers])).expect_err("integers");
     is_kind(&integers, ErrorKind::Tensor(TensorProblem::Dtype), &["\"1\": the gradient is U32"]);
@@ -321,7 +393,8 @@ fn what_does_not_fit_is_refused() {
     for inner in kept(Box::new(Adam::new(0.1)), DType::F32) {
         let mut state = setup(offloaded(inner.clone()), &twin).expect("a state");
         let before = numbers(&precise, &state);
-        let error = update(&mut state, &twin, &grads([Some(tensor(3, &[4], DType::BF16))])).expect_err("two copies");
+        let error =
+            update(&mut state, &twin, &grads([Some(tensor(3, &[4], DType::BF16))])).expect_err("two copies");
         is_kind(&error, ErrorKind::Unsupported, &["it has a twin, and Offload(", "keeps a copy of its own"]);
         assert_eq!(numbers(&precise, &state), before);
     }

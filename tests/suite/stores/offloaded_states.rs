@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Ema, ErrorKind, MixedPrecision, Offload, OptimiserChain,
-    SplitMaster, Update, setup, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Ema, ErrorKind, MixedPrecision,
+    Offload, OptimiserChain, SplitMaster, Update, setup, update,
 };
 
 use crate::stores::offload::{Boxed, kept, numbers, offloaded};
@@ -41,7 +41,8 @@ fn checkpoints_go_from_device_to_device() {
     let rule = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
     for dtype in [DType::BF16, DType::F32] {
         for inner in kept(Box::new(rule()), dtype) {
-            let ways: [Boxed; 3] = [offloaded(inner.clone()), Box::new(Offload::new(inner.clone())), inner.clone()];
+            let ways: [Boxed; 3] =
+                [offloaded(inner.clone()), Box::new(Offload::new(inner.clone())), inner.clone()];
             for saved in &ways {
                 let x = model(&[tensor(1, &[4, 5], dtype)]);
                 let mut state = setup(saved.clone(), &x).expect("a state");
@@ -55,7 +56,11 @@ fn checkpoints_go_from_device_to_device() {
                     if saved.name() != loaded.name() {
                         let before = numbers(&y, &resumed);
                         let error = file.restore_with_model(&mut resumed, &y).expect_err("another optimiser");
-                        is_kind(&error, ErrorKind::OtherRule, &["the file is of another rule", &saved.name(), &loaded.name()]);
+                        is_kind(
+                            &error,
+                            ErrorKind::OtherRule,
+                            &["the file is of another rule", &saved.name(), &loaded.name()],
+                        );
                         assert_eq!(numbers(&y, &resumed), before, "{}", what());
                         if !inner.name().starts_with("Mixed") && inner.name() != inner.rule().name() {
                             continue;
@@ -111,7 +116,11 @@ fn averages_go_up_and_down() {
                 let mut seen = Vec::new();
                 for call in 0..3 {
                     update(&mut state, &x, &grads([Some(tensor(2 + call, &[4], dtype))])).expect("an update");
-                    seen.push(state.with_averages(&x, || Ok::<_, optimisers::Error>(bits(&x["0"]))).expect("averages"));
+                    seen.push(
+                        state
+                            .with_averages(&x, || Ok::<_, optimisers::Error>(bits(&x["0"])))
+                            .expect("averages"),
+                    );
                     seen.push(bits(&x["0"]));
                 }
                 (seen, bits(&state.averages(&x).expect("averages")["0"]), numbers(&x, &state))
@@ -140,8 +149,9 @@ fn the_functional_form_has_the_same_bits() {
 
 #[test]
 fn bytes_are_those_of_the_documentation() {
-    let bytes =
-        |optimiser: Boxed, dtype: DType| setup(optimiser, &model(&[tensor(1, &[128], dtype)])).expect("a state").bytes() as f64 / 128.0;
+    let bytes = |optimiser: Boxed, dtype: DType| {
+        setup(optimiser, &model(&[tensor(1, &[128], dtype)])).expect("a state").bytes() as f64 / 128.0
+    };
     assert_eq!(bytes(offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))), DType::BF16), 12.0);
     assert_eq!(bytes(offloaded(SplitMaster::new(AdamW::new(0.1))), DType::BF16), 2.0 + 10.125);
     assert_eq!(bytes(offloaded(AdamW::new(0.1)), DType::BF16), 2.0 + 8.0);

@@ -3,8 +3,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, ErrorKind, LossScaler, MixedPrecision, OptimiserChain,
-    Parameter, StateTree, Status, TensorProblem, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, ErrorKind, LossScaler,
+    MixedPrecision, OptimiserChain, Parameter, StateTree, Status, TensorProblem, setup, setup_with, update,
 };
 
 use support::common::{Vars, grads, model, not_finite, values};
@@ -25,7 +25,9 @@ fn moment(state: &StateTree, name: &str) -> f64 {
 fn t4_epsilon_is_not_lost_in_f16() {
     for dtype in HALVES {
         let x = model(&[full(1.0, 2, dtype)]);
-        let mut state = setup(OptimiserChain::new((Adam::default(), AdamW { lambda: 0.0, ..AdamW::default() })), &x).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((Adam::default(), AdamW { lambda: 0.0, ..AdamW::default() })), &x)
+                .expect("a state");
         update(&mut state, &x, &grads([Some(full(0.0, 2, dtype))])).expect("an update");
         assert_eq!(values(&x["0"]), [1.0; 2]);
     }
@@ -54,7 +56,11 @@ fn t7_bias_corrections_are_taken_in_f64() {
         for step in 1..=3 {
             update(&mut state, &x, &grads([Some(full(0.5, 1, dtype))])).expect("an update");
             // With a constant gradient both moments, corrected, give a step of η.
-            assert!((moment(&state, "master") - (1.0 - 0.25 * f64::from(step))).abs() < 1e-4, "{}", moment(&state, "master"));
+            assert!(
+                (moment(&state, "master") - (1.0 - 0.25 * f64::from(step))).abs() < 1e-4,
+                "{}",
+                moment(&state, "master")
+            );
         }
     }
 }
@@ -62,9 +68,12 @@ fn t7_bias_corrections_are_taken_in_f64() {
 /// A sum of ones stands still at 256 in bf16 and at 2048 in f16; squares of 300 are infinite in f16.
 #[test]
 fn t9_norms_are_taken_in_f64() {
-    for (dtype, value, count) in [(DType::BF16, 1.0, 10_000), (DType::F16, 1.0, 10_000), (DType::F16, 300.0, 400)] {
+    for (dtype, value, count) in
+        [(DType::BF16, 1.0, 10_000), (DType::F16, 1.0, 10_000), (DType::F16, 300.0, 400)]
+    {
         let x = model(&[full(0.0, count, dtype)]);
-        let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1e9), Descent::new(0.0))), &x).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((ClipGlobalNorm::new(1e9), Descent::new(0.0))), &x).expect("a state");
         let outcome = update(&mut state, &x, &grads([Some(full(value, count, dtype))])).expect("an update");
         assert_eq!(outcome.global_norm, Some(value * (count as f64).sqrt()));
     }
@@ -75,7 +84,9 @@ fn t9_norms_are_taken_in_f64() {
 #[test]
 fn t13_groups_of_parameters_step_or_skip_together() {
     let x = model(&[full(1.0, 2, DType::F16), full(1.0, 3, DType::F16)]);
-    let choose = |path: &str, _: Parameter<'_>| Some(MixedPrecision::new(DType::F32, Descent::new(if path == "0" { 0.5 } else { 0.25 })));
+    let choose = |path: &str, _: Parameter<'_>| {
+        Some(MixedPrecision::new(DType::F32, Descent::new(if path == "0" { 0.5 } else { 0.25 })))
+    };
     let mut state = setup_with(&x, choose).expect("a state");
     let mut scaler = LossScaler::dynamic();
     let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
@@ -93,7 +104,9 @@ fn t13_groups_of_parameters_step_or_skip_together() {
 #[test]
 fn t15_the_mean_is_clipped_and_not_its_parts() {
     let x = model(&[full(0.0, 1, DType::F32)]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(4), ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(4), ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x)
+            .expect("a state");
     for gradient in [100.0, -100.0, 2.0, 0.0] {
         update(&mut state, &x, &grads([Some(full(gradient, 1, DType::F32))])).expect("an update");
     }
@@ -115,8 +128,16 @@ fn t28_dtypes_do_not_drift_on_load() {
     let mut other = setup(Adam::default(), &wide).expect("a state");
     let refused = CheckpointFile::open(&path).and_then(|file| file.restore_with_model(&mut other, &wide));
     let refused = refused.expect_err("another dtype");
-    assert_eq!((refused.kind(), refused.path()), (ErrorKind::Tensor(TensorProblem::Dtype), Some("0")), "{refused}");
-    assert_eq!((refused.got(), refused.expected(), refused.file()), (Some("BF16"), Some("F32"), Some(&*path)), "{refused}");
+    assert_eq!(
+        (refused.kind(), refused.path()),
+        (ErrorKind::Tensor(TensorProblem::Dtype), Some("0")),
+        "{refused}"
+    );
+    assert_eq!(
+        (refused.got(), refused.expected(), refused.file()),
+        (Some("BF16"), Some("F32"), Some(&*path)),
+        "{refused}"
+    );
 }
 
 /// Moments have digits that the parameter's dtype has no room for.

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    Adam, ClipGlobalNorm, Descent, ErrorKind, MixedPrecision, Optimiser, OptimiserChain, SplitMaster, StateTree, TensorProblem,
-    WeightDecay, setup, update,
+    Adam, ClipGlobalNorm, Descent, ErrorKind, MixedPrecision, Optimiser, OptimiserChain, SplitMaster,
+    StateTree, TensorProblem, WeightDecay, setup, update,
 };
 
 use support::common::{bits, bits16, constant, grads, is_kind, model, rules_and_chains, tensor, values};
@@ -12,7 +12,8 @@ use support::common::{bits, bits16, constant, grads, is_kind, model, rules_and_c
 fn joined(x: &Tensor, state: &StateTree) -> Vec<u64> {
     let rest = state.leaf("0").and_then(|leaf| leaf.tensor("rest").ok()?).expect("a rest");
     let rest: Vec<f32> = rest.flatten_all().and_then(|rest| rest.to_vec1()).expect("distances");
-    let join = |(high, rest): (u16, f32)| f32::from_bits((u32::from(high) << 16).wrapping_add_signed(rest as i32));
+    let join =
+        |(high, rest): (u16, f32)| f32::from_bits((u32::from(high) << 16).wrapping_add_signed(rest as i32));
     bits16(x).into_iter().zip(rest).map(|pair| f64::from(join(pair)).to_bits()).collect()
 }
 
@@ -36,16 +37,25 @@ fn t33_split_masters_are_the_masters_of_mixed_precision() {
     assert_eq!(split_state.bytes() - 2 * 272, mixed_state.bytes() - 4 * 203);
 }
 
-/// Masters half-way between two bf16s, below and above the even one, and their neighbours: the next step starts
-/// from the very number.
+/// Masters half-way between two bf16s, below and above the even one, and their neighbours: the next step
+/// starts from the very number.
 #[test]
 fn ties_are_those_of_mixed_precision_and_come_back() {
-    let masters: Vec<f32> = [0x3f80_8000u32, 0x3f81_8000, 0x3f7f_8000, 0x3f80_8001, 0x3f80_7fff, 0x0000_8000, 0x0001_8000, 0x7f7f_7fff]
-        .iter()
-        .flat_map(|bits| [f32::from_bits(*bits), -f32::from_bits(*bits)])
-        .cycle()
-        .take(700)
-        .collect();
+    let masters: Vec<f32> = [
+        0x3f80_8000u32,
+        0x3f81_8000,
+        0x3f7f_8000,
+        0x3f80_8001,
+        0x3f80_7fff,
+        0x0000_8000,
+        0x0001_8000,
+        0x7f7f_7fff,
+    ]
+    .iter()
+    .flat_map(|bits| [f32::from_bits(*bits), -f32::from_bits(*bits)])
+    .cycle()
+    .take(700)
+    .collect();
     let tensor = |values: &[f32]| Tensor::new(values, &candle_core::Device::Cpu).expect("a tensor");
     // Some ties come and others go in the second step.
     let steps = [masters.iter().map(|master| -master).collect::<Vec<f32>>(), vec![2f32.powi(-9); 700]];
@@ -57,7 +67,11 @@ fn ties_are_those_of_mixed_precision_and_come_back() {
         }
         (bits16(&x["0"]), bits(&state.masters(&x).expect("masters")["0"]))
     };
-    for steps in [&steps[..1], &steps, &[steps[0].clone(), steps[1].clone(), steps[1].iter().map(|step| -step).collect()]] {
+    for steps in [
+        &steps[..1],
+        &steps,
+        &[steps[0].clone(), steps[1].clone(), steps[1].iter().map(|step| -step).collect()],
+    ] {
         let mixed = run(Box::new(MixedPrecision::new(DType::F32, Descent::new(1.0))), steps);
         assert_eq!(run(Box::new(SplitMaster::new(Descent::new(1.0))), steps), mixed);
     }
@@ -119,7 +133,8 @@ fn split_masters_agree_for_every_rule() {
             let gradient = grads([Some(tensor(2 + step, &[37], DType::F32))]);
             update(&mut split_state, &split, &gradient).expect("an update");
             update(&mut mixed_state, &mixed, &gradient).expect("an update");
-            let master = mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
+            let master =
+                mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
             assert_eq!(joined(&split["0"], &split_state), bits(&master), "{}", rule.name());
             assert_eq!(bits16(&split["0"]), bits16(&mixed["0"]), "{}", rule.name());
         }
@@ -128,7 +143,8 @@ fn split_masters_agree_for_every_rule() {
 
 #[test]
 fn a_half_precision_parameter_cannot_be_split() {
-    let error = setup(SplitMaster::new(Adam::default()), &model(&[tensor(1, &[3], DType::F16)])).expect_err("refused");
+    let error = setup(SplitMaster::new(Adam::default()), &model(&[tensor(1, &[3], DType::F16)]))
+        .expect_err("refused");
     is_kind(&error, ErrorKind::Tensor(TensorProblem::Dtype), &["SplitMaster"]);
     assert_eq!((error.path(), error.got()), (Some("0"), Some("F16")), "{error}");
     assert!(error.expected().is_some_and(|expected| expected.starts_with("BF16")), "{error}");

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use candle_core::DType;
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGrad, Descent, Elementwise, ErrorKind, MixedPrecision, Optimiser, OptimiserChain, Rule, Slot, StoreAs,
-    hyper_parameters, range, rules, setup, update,
+    AccumGrad, Adam, AdamW, ClipGrad, Descent, Elementwise, ErrorKind, MixedPrecision, Optimiser,
+    OptimiserChain, Rule, Slot, StoreAs, hyper_parameters, range, rules, setup, update,
 };
 
 use support::common::{bits16, constant, grads, is_kind, model, nearest16, tensor, values};
@@ -18,10 +18,13 @@ fn the_accumulation_dtype_is_the_users() {
         let x = model(&[constant(0.0, 1, DType::BF16)]);
         let collect = AccumGrad { average: optimisers::Average::Sum, ..AccumGrad::new(1000) };
         let chain: Box<dyn Rule> = match dtype {
-            Some(dtype) => Box::new(StoreAs::new([("acc", dtype)], OptimiserChain::new((collect, Descent::new(1.0))))),
+            Some(dtype) => {
+                Box::new(StoreAs::new([("acc", dtype)], OptimiserChain::new((collect, Descent::new(1.0)))))
+            }
             None => Box::new(OptimiserChain::new((collect, Descent::new(1.0)))),
         };
-        let optimiser: Box<dyn Optimiser> = if mixed { Box::new(MixedPrecision::new(DType::F32, chain)) } else { Box::new(chain) };
+        let optimiser: Box<dyn Optimiser> =
+            if mixed { Box::new(MixedPrecision::new(DType::F32, chain)) } else { Box::new(chain) };
         let mut state = setup(optimiser, &x).expect("a state");
         for _ in 0..1000 {
             update(&mut state, &x, &grads([Some(constant(1e-3, 1, DType::BF16))])).expect("an update");
@@ -44,10 +47,16 @@ fn moments_are_stored_as_asked_and_nothing_else_is() {
     let mut state = setup(MixedPrecision::new(DType::F32, stored.clone()), &x).expect("a state");
     update(&mut state, &x, &grads([Some(tensor(2, &[5], DType::BF16))])).expect("an update");
     let leaf = state.leaf("0").expect("the leaf");
-    let dtypes: Vec<_> = leaf.tensor_names().iter().map(|name| leaf.tensor(name).ok().flatten().map(|tensor| tensor.dtype())).collect();
+    let dtypes: Vec<_> = leaf
+        .tensor_names()
+        .iter()
+        .map(|name| leaf.tensor(name).ok().flatten().map(|tensor| tensor.dtype()))
+        .collect();
     assert_eq!(dtypes, [Some(DType::F32), Some(DType::BF16), Some(DType::F32)]);
     let m = leaf.tensor("m").expect("a copy").expect("a moment");
-    let exact = values(&tensor(2, &[5], DType::BF16)).into_iter().map(|g| f64::from(g as f32 * (1.0 - 0.9f64) as f32));
+    let exact = values(&tensor(2, &[5], DType::BF16))
+        .into_iter()
+        .map(|g| f64::from(g as f32 * (1.0 - 0.9f64) as f32));
     assert_eq!(bits16(&m), exact.map(|m| nearest16(DType::BF16, m)).collect::<Vec<_>>());
 
     let unknown = setup(StoreAs::new([("n", DType::BF16)], Adam::default()), &x).expect_err("no such tensor");

@@ -23,13 +23,17 @@ fn every_kind_of_gradient_is_told() {
     let weights = Tensor::new(&[3f32, 0.0, -4.0, 0.0], CPU).expect("a tensor");
     let poison = Tensor::new(&[f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY], CPU).expect("a tensor");
     let zeros = weights.zeros_like().expect("zeros");
-    let terms = [("0", &weights), ("1", &zeros), ("2", &poison)].map(|(path, weights)| model[path].mul(weights).expect("a term"));
+    let terms = [("0", &weights), ("1", &zeros), ("2", &poison)]
+        .map(|(path, weights)| model[path].mul(weights).expect("a term"));
     let empty = model["4"].sum_all().expect("a sum");
     let loss = Tensor::cat(&terms, 0).and_then(|x| x.sum_all()? + empty).expect("a loss");
     let before: Vec<_> = model.values().map(|var| values(var)).collect();
     let found = audit(&model, &loss).expect("an audit");
     let gradient = |norm| Reach::Gradient { norm };
-    assert_eq!(reaches(&found), [gradient(5.0), Reach::Zero, Reach::NonFinite { count: 3 }, Reach::Unreached, gradient(0.0)]);
+    assert_eq!(
+        reaches(&found),
+        [gradient(5.0), Reach::Zero, Reach::NonFinite { count: 3 }, Reach::Unreached, gradient(0.0)]
+    );
     assert_eq!(found.unreached().collect::<Vec<_>>(), ["3"]);
     assert_eq!(found.variables()[0].shape, [4]);
     assert_eq!(found.variables()[0].dtype, DType::F32);
@@ -43,8 +47,13 @@ fn every_kind_of_gradient_is_told() {
 fn norms_of_very_small_and_very_large_gradients_are_right() {
     for size in [1e-200f64, 1e200] {
         let x = Var::zeros(2, DType::F64, CPU).expect("a variable");
-        let loss = x.mul(&Tensor::new(&[3.0 * size, 4.0 * size], CPU).expect("a tensor")).and_then(|x| x.sum_all()).expect("a loss");
-        let [Reach::Gradient { norm }] = reaches(&audit(&x, &loss).expect("an audit"))[..] else { panic!("a gradient") };
+        let loss = x
+            .mul(&Tensor::new(&[3.0 * size, 4.0 * size], CPU).expect("a tensor"))
+            .and_then(|x| x.sum_all())
+            .expect("a loss");
+        let [Reach::Gradient { norm }] = reaches(&audit(&x, &loss).expect("an audit"))[..] else {
+            panic!("a gradient")
+        };
         assert!((norm / (5.0 * size) - 1.0).abs() < 1e-12, "{norm}");
     }
 }
@@ -66,13 +75,23 @@ fn the_table_has_a_line_for_each_variable_and_names_what_cuts() {
     assert_eq!(words(lines[2]), ["first.weight", "[8,", "4]", "BF16", "none"]);
     assert_eq!(words(lines[3]), ["last.bias", "[1]", "BF16", "norm", "2.000e0"]);
     assert_eq!(lines[1].find("none"), lines[6].find("none"), "columns:\n{text}");
-    assert_eq!(lines[7], "The loss does not reach 4 of 6 variables. If it should depend on them, something cuts the graph.");
+    assert_eq!(
+        lines[7],
+        "The loss does not reach 4 of 6 variables. If it should depend on them, something cuts the graph."
+    );
     names_what_cuts(lines[8]);
     assert_eq!(lines.len(), 9);
 
-    let whole = audit(&variables, &first.forward(&x).and_then(|x| last.forward(&x)?.sum_all()).expect("a loss")).expect("an audit");
+    let whole =
+        audit(&variables, &first.forward(&x).and_then(|x| last.forward(&x)?.sum_all()).expect("a loss"))
+            .expect("an audit");
     assert_eq!(whole.unreached().collect::<Vec<_>>(), ["norm.bias", "norm.weight"]);
-    assert!(!audit(&vec![first, last], &output.sum_all().expect("a loss")).expect("an audit").to_string().contains("not show"));
+    assert!(
+        !audit(&vec![first, last], &output.sum_all().expect("a loss"))
+            .expect("an audit")
+            .to_string()
+            .contains("not show")
+    );
 }
 
 /// candle's `VarMap` makes zeros of what has no initialiser, and `require_all` is content with the gradients.
@@ -82,14 +101,23 @@ fn variables_with_a_gradient_of_exactly_zero_are_told() {
     let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
     let layer = linear(4, 8, builder.pp("layer")).expect("a layer");
     let scale = builder.get(8, "norm.scale").expect("a variable");
-    let loss = layer.forward(&random(1, &[2, 4], DType::F32, CPU)).and_then(|x| x.broadcast_mul(&scale)?.sum_all()).expect("a loss");
+    let loss = layer
+        .forward(&random(1, &[2, 4], DType::F32, CPU))
+        .and_then(|x| x.broadcast_mul(&scale)?.sum_all())
+        .expect("a loss");
     let text = audit(&variables, &loss).expect("an audit").to_string();
     let last = text.lines().last().expect("a line");
-    assert!(last.starts_with("2 of 3 variables have a gradient of exactly zero: layer.bias, layer.weight. "), "{text}");
+    assert!(
+        last.starts_with("2 of 3 variables have a gradient of exactly zero: layer.bias, layer.weight. "),
+        "{text}"
+    );
     assert!(last.contains("LoRA") && last.contains("`VarBuilder::get`") && !text.contains("cuts"), "{text}");
 
     let scale = scale.ones_like().expect("ones");
-    let loss = layer.forward(&random(1, &[2, 4], DType::F32, CPU)).and_then(|x| x.broadcast_mul(&scale)?.sum_all()).expect("a loss");
+    let loss = layer
+        .forward(&random(1, &[2, 4], DType::F32, CPU))
+        .and_then(|x| x.broadcast_mul(&scale)?.sum_all())
+        .expect("a loss");
     assert!(!audit(&layer, &loss).expect("an audit").to_string().contains("exactly zero"));
 }
 
@@ -98,7 +126,8 @@ fn variables_with_a_gradient_of_exactly_zero_are_told() {
 fn of_batch_norms_statistics_no_operation_is_accused() {
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
-    let (first, norm) = (linear(4, 4, builder.pp("a")), batch_norm(4, BatchNormConfig::default(), builder.pp("norm")));
+    let (first, norm) =
+        (linear(4, 4, builder.pp("a")), batch_norm(4, BatchNormConfig::default(), builder.pp("norm")));
     let (first, norm) = (first.expect("a layer"), norm.expect("a norm"));
     let input = random(1, &[5, 4], DType::F32, CPU);
     let loss = |x: &Tensor| norm.forward_t(x, true).and_then(|x| x.powf(3.0)?.sum_all()).expect("a loss");
@@ -106,13 +135,19 @@ fn of_batch_norms_statistics_no_operation_is_accused() {
         let text = audit(&variables, &loss).expect("an audit").to_string();
         let mut state = setup(AdamW::new(0.1), &variables).expect("a state");
         let gradients = loss.backward().expect("gradients");
-        let warning = update(&mut state, &variables, &gradients).expect("an update").warnings.remove(0).to_string();
+        let warning =
+            update(&mut state, &variables, &gradients).expect("an update").warnings.remove(0).to_string();
         state.require_all();
         let error = update(&mut state, &variables, &gradients).expect_err("a missing gradient").to_string();
         [text, warning, error]
     };
     for text in told(loss(&first.forward(&input).expect("an output"))) {
-        assert!(text.contains("BatchNorm") && text.contains("with `None` for them in `setup_with`") && !text.contains("cut"), "{text}");
+        assert!(
+            text.contains("BatchNorm")
+                && text.contains("with `None` for them in `setup_with`")
+                && !text.contains("cut"),
+            "{text}"
+        );
     }
     // With another one missing, that one is named first.
     const NAMES: &str = "a.bias, a.weight, norm.running_mean, norm.running_var";
@@ -132,9 +167,17 @@ pub(crate) fn names_what_cuts(text: &str) {
     ];
     for (operation, instead) in usual {
         assert!(text.contains(&format!("`{operation}` (use `{instead}`)")), "{text}");
-        assert!(listed().iter().any(|(cuts, replacement)| cuts.contains(operation) && replacement.contains(instead)), "{operation}");
+        assert!(
+            listed()
+                .iter()
+                .any(|(cuts, replacement)| cuts.contains(operation) && replacement.contains(instead)),
+            "{operation}"
+        );
     }
-    assert!(text.contains("`optimisers::guide::cuts`") && text.matches("(use ").count() == 3 && text.len() < 1000, "{text}");
+    assert!(
+        text.contains("`optimisers::guide::cuts`") && text.matches("(use ").count() == 3 && text.len() < 1000,
+        "{text}"
+    );
 }
 
 /// A field that was forgotten in `model!`.
@@ -179,7 +222,10 @@ fn what_cannot_be_audited_is_an_error() {
     let error = audit(&Vec::<Var>::new(), &loss).expect_err("no variables");
     is_kind(&error, ErrorKind::Model, &["no trainable floating-point variable"]);
     let kernel = Tensor::ones((1, 1, 2), DType::F32, CPU).expect("a kernel");
-    let loss = x.reshape((1, 1, 2)).and_then(|x| x.conv_transpose1d(&kernel, 0, 0, 1, 1, 1)?.sum_all()).expect("a loss");
+    let loss = x
+        .reshape((1, 1, 2))
+        .and_then(|x| x.conv_transpose1d(&kernel, 0, 0, 1, 1, 1)?.sum_all())
+        .expect("a loss");
     let error = audit(&x, &loss).expect_err("no backward pass");
     assert!(error.to_string().contains("conv-transpose1d"), "{error}");
     // A loss that depends on nothing.

@@ -8,8 +8,9 @@ use candle_nn::{Optimizer, ParamsAdamW, SGD, VarMap, loss::mse};
 use optimisers::config::OptimiserConfig;
 use optimisers::torch::TorchState;
 use optimisers::{
-    Adam, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ClipNorm, Descent, Error, ErrorKind, FieldValue,
-    MixedPrecision, Momentum, OptimiserChain, SkipReason, StateTree, Status, Warning, model, setup, update,
+    Adam, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ClipNorm, Descent,
+    Error, ErrorKind, FieldValue, MixedPrecision, Momentum, OptimiserChain, SkipReason, StateTree, Status,
+    Warning, model, setup, update,
 };
 
 use crate::model::models::{CPU, integers, of, plain, squares, var_map};
@@ -17,9 +18,16 @@ use support::common::{Vars, bits, is_kind, random, snapshot, values, var};
 
 /// A loop as it stands in candle programs: an MLP on made-up data with a learning rate that decays. All
 /// losses, and the variables at last.
-fn train<Opt: Optimizer>(dtype: DType, steps: usize, optimizer: impl FnOnce(Vec<Var>) -> candle_core::Result<Opt>) -> (Vec<f64>, Vec<Var>) {
+fn train<Opt: Optimizer>(
+    dtype: DType,
+    steps: usize,
+    optimizer: impl FnOnce(Vec<Var>) -> candle_core::Result<Opt>,
+) -> (Vec<f64>, Vec<Var>) {
     let tensor = |seed, shape: &[usize]| random(seed, shape, dtype, CPU);
-    let vars: Vec<Var> = (0..).zip([&[3, 16][..], &[16], &[16, 1], &[1]]).map(|(seed, shape)| var(&tensor(seed, shape))).collect();
+    let vars: Vec<Var> = (0..)
+        .zip([&[3, 16][..], &[16], &[16, 1], &[1]])
+        .map(|(seed, shape)| var(&tensor(seed, shape)))
+        .collect();
     let (inputs, targets) = (tensor(10, &[32, 3]), tensor(11, &[32, 1]));
     let run = || {
         let mut optimizer = optimizer(vars.clone())?;
@@ -38,8 +46,8 @@ fn train<Opt: Optimizer>(dtype: DType, steps: usize, optimizer: impl FnOnce(Vec<
     (losses, vars)
 }
 
-/// Both compute AdamW with roundings in other places, because candle-nn scales both moments before it divides,
-/// and shrinks the parameter before it subtracts.
+/// Both compute AdamW with roundings in other places, because candle-nn scales both moments before it
+/// divides, and shrinks the parameter before it subtracts.
 #[test]
 fn adamw_has_the_losses_of_candle_nn() {
     let lr = 0.02;
@@ -49,7 +57,8 @@ fn adamw_has_the_losses_of_candle_nn() {
         let worst = losses.iter().zip(&expected).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
         assert!(worst < of_losses, "{dtype:?}: {worst:e}");
         for (a, b) in ours.iter().zip(&theirs) {
-            let difference = values(a).into_iter().zip(values(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let difference =
+                values(a).into_iter().zip(values(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(difference < of_parameters, "{dtype:?}: {difference:e}");
         }
     }
@@ -60,7 +69,10 @@ fn descent_is_candle_nns_sgd_bit_for_bit() {
     let (expected, theirs) = train(DType::F32, 50, |vars| SGD::new(vars, 0.05));
     let (losses, ours) = train(DType::F32, 50, |vars| CandleOptimizer::new(vars, Descent::new(0.05)));
     assert_eq!(losses, expected);
-    assert_eq!(ours.iter().map(|x| bits(x)).collect::<Vec<_>>(), theirs.iter().map(|x| bits(x)).collect::<Vec<_>>());
+    assert_eq!(
+        ours.iter().map(|x| bits(x)).collect::<Vec<_>>(),
+        theirs.iter().map(|x| bits(x)).collect::<Vec<_>>()
+    );
 }
 
 /// An error's message without the backtrace that candle adds where backtraces are on.
@@ -77,19 +89,31 @@ fn lists_of_variables_as_candle_nn_takes_them() {
     let (a, b) = (var(&plain(&[2])), var(&plain(&[3])));
     let listed = [&a, &integers(), &b, &a];
     let mut optimizer = CandleOptimizer::from_slice(&listed, Descent::new(0.25)).unwrap();
-    assert_eq!(paths(&optimizer), ["0", "2"], "integers are passed over, a variable that is listed twice is one leaf");
+    assert_eq!(
+        paths(&optimizer),
+        ["0", "2"],
+        "integers are passed over, a variable that is listed twice is one leaf"
+    );
     let (old_a, old_b) = (a.copy().unwrap(), b.copy().unwrap());
     optimizer.step(&squares([&a, &b])).unwrap();
     assert_eq!((bits(&a), bits(&b)), (bits(&(old_a * 0.5).unwrap()), bits(&(old_b * 0.5).unwrap())));
-    assert_eq!(optimizer.outcome().map(|outcome| (&outcome.status, outcome.applied)), Some((&Status::Stepped, 2)));
+    assert_eq!(
+        optimizer.outcome().map(|outcome| (&outcome.status, outcome.applied)),
+        Some((&Status::Stepped, 2))
+    );
 
-    for mut optimizer in [CandleOptimizer::empty(Adam::new(0.1)).unwrap(), CandleOptimizer::new(vec![integers()], Adam::new(0.1)).unwrap()]
-    {
+    for mut optimizer in [
+        CandleOptimizer::empty(Adam::new(0.1)).unwrap(),
+        CandleOptimizer::new(vec![integers()], Adam::new(0.1)).unwrap(),
+    ] {
         assert!(optimizer.learning_rate().is_nan() && optimizer.state().is_empty());
         optimizer.set_learning_rate(0.5);
         optimizer.step(&squares([&a])).unwrap();
         let nothing = Status::Skipped(SkipReason::NothingToMove);
-        assert_eq!(optimizer.outcome().map(|outcome| (&outcome.status, outcome.applied)), Some((&nothing, 0)));
+        assert_eq!(
+            optimizer.outcome().map(|outcome| (&outcome.status, outcome.applied)),
+            Some((&nothing, 0))
+        );
     }
     let refused = |vars, config| message(&CandleOptimizer::<ClipNorm>::new(vars, config).unwrap_err());
     assert_eq!(refused(Vec::new(), ClipNorm::new(-1.0)), "ClipNorm: omega is -1, expected a number above 0");
@@ -102,7 +126,8 @@ fn an_invalid_learning_rate_comes_out_of_the_next_step() {
     let x = var(&of(&[1.0, -2.0], DType::F32));
     let mut optimizer = CandleOptimizer::new(vec![x.clone()], Descent::new(0.25)).unwrap();
     optimizer.step(&squares([&x])).unwrap();
-    for (bad, after) in [(f64::NAN, None), (-0.5, None), (f64::INFINITY, Some(0.125)), (-1.0, Some(f64::NAN))] {
+    for (bad, after) in [(f64::NAN, None), (-0.5, None), (f64::INFINITY, Some(0.125)), (-1.0, Some(f64::NAN))]
+    {
         let before = bits(&x);
         let rate = optimizer.learning_rate();
         optimizer.set_learning_rate(bad);
@@ -110,7 +135,10 @@ fn an_invalid_learning_rate_comes_out_of_the_next_step() {
         after.into_iter().for_each(|next| optimizer.set_learning_rate(next));
         let error = message(&optimizer.step(&squares([&x])).unwrap_err());
         let first = FieldValue::from(bad);
-        assert_eq!(error, format!("parameter \"0\": Descent: eta is {first}, expected a finite number of 0 or more"));
+        assert_eq!(
+            error,
+            format!("parameter \"0\": Descent: eta is {first}, expected a finite number of 0 or more")
+        );
         assert_eq!((bits(&x), optimizer.outcome()), (before, None));
         optimizer.step(&squares([&x])).unwrap();
         assert_eq!(optimizer.outcome().map(|outcome| outcome.applied), Some(1));
@@ -130,7 +158,10 @@ fn an_invalid_learning_rate_comes_out_of_the_next_step() {
     optimizer.set_learning_rate(0.01);
     let before = bits(&x);
     let error = message(&optimizer.step(&squares([&x])).unwrap_err());
-    assert!(error.contains("0.eta = 0, 1.eta = 0.1") && error.contains("no 1.eta makes their product 0.01"), "{error}");
+    assert!(
+        error.contains("0.eta = 0, 1.eta = 0.1") && error.contains("no 1.eta makes their product 0.01"),
+        "{error}"
+    );
     assert_eq!((bits(&x), optimizer.learning_rate()), (before, 0.0));
     optimizer.state_mut().adjust_field("0.eta", 0.5).unwrap();
     optimizer.set_learning_rate(0.01);
@@ -175,7 +206,8 @@ fn for_model_keeps_the_paths() {
         let weight = var(&random(1, &[4, 2], DType::BF16, CPU)).as_tensor().clone();
         Tied { head: weight.clone(), embedding: weight, bias: var(&plain(&[2])) }
     };
-    let grads = |model: &Tied| -> GradStore { squares([&Var::from_tensor(&model.head).unwrap(), &model.bias]) };
+    let grads =
+        |model: &Tied| -> GradStore { squares([&Var::from_tensor(&model.head).unwrap(), &model.bias]) };
     let (ours, other) = (model(), model());
     let mut optimizer = CandleOptimizer::for_model(&ours, rule()).unwrap();
     assert_eq!(paths(&optimizer), ["bias", "embedding"]);
@@ -194,7 +226,10 @@ fn for_model_keeps_the_paths() {
         update(&mut expected, &other, &grads(&other)).unwrap();
     }
     assert_eq!((bits(&ours.head), bits(&ours.bias)), (bits(&other.head), bits(&other.bias)));
-    assert_eq!(state.leaf("bias").map(|leaf| leaf.counters()), expected.leaf("bias").map(|leaf| leaf.counters()));
+    assert_eq!(
+        state.leaf("bias").map(|leaf| leaf.counters()),
+        expected.leaf("bias").map(|leaf| leaf.counters())
+    );
 
     let variables = var_map([("z".to_string(), ours.bias.clone()), ("a".to_string(), other.bias.clone())]);
     assert_eq!(paths(&CandleOptimizer::for_model(&variables, rule()).unwrap()), ["a", "z"]);
@@ -216,7 +251,9 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
         ("save_masters", |state, model, _, path| state.save_masters(model, path).map(drop)),
         ("save_torch", |state, _, _, path| state.save_torch(path).map(drop)),
         ("restore", |state, _, _, path| CheckpointFile::open(path)?.restore(state).map(drop)),
-        ("restore_with_model", |state, model, _, path| CheckpointFile::open(path)?.restore_with_model(state, model).map(drop)),
+        ("restore_with_model", |state, model, _, path| {
+            CheckpointFile::open(path)?.restore_with_model(state, model).map(drop)
+        }),
         ("torch's restore", |state, _, _, path| TorchState::open(path)?.restore(state).map(drop)),
         ("rebind", |state, _, copy, _| state.rebind(copy)),
     ];
@@ -242,10 +279,15 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
         let mut clone = optimizer.state().clone();
         for state in [optimizer.state_mut(), &mut clone] {
             let error = call(state, &permuted, &copy, &path).expect_err(name);
-            let words = ["parameter \"0\"", "`VarMap::all_vars`", "`CandleOptimizer::for_model(&variables, rule)`"];
+            let words =
+                ["parameter \"0\"", "`VarMap::all_vars`", "`CandleOptimizer::for_model(&variables, rule)`"];
             is_kind(&error, ErrorKind::Unsupported, &words);
         }
-        assert_eq!((snapshot(&model, optimizer.state()), std::fs::read(&path).ok()), (before, file), "{name}");
+        assert_eq!(
+            (snapshot(&model, optimizer.state()), std::fs::read(&path).ok()),
+            (before, file),
+            "{name}"
+        );
         call(named.state_mut(), &vars, &copy, &path).unwrap_or_else(|error| panic!("{name}: {error}"));
 
         // A place that was renamed is a name.
@@ -270,7 +312,11 @@ fn an_optimiser_by_place_is_not_written_as_one_by_path() {
 
 #[test]
 fn warnings_and_errors_name_the_shape_of_a_place_in_a_list() {
-    let tensors = [random(1, &[64, 10], DType::BF16, CPU), random(2, &[3], DType::F32, CPU), random(3, &[2], DType::F32, CPU)];
+    let tensors = [
+        random(1, &[64, 10], DType::BF16, CPU),
+        random(2, &[3], DType::F32, CPU),
+        random(3, &[2], DType::F32, CPU),
+    ];
     let vars = tensors.map(|x| var(&x));
     let mut optimizer = CandleOptimizer::new(vars.to_vec(), AdamW::new(0.1)).expect("an optimiser");
     optimizer.step(&squares([&vars[1]])).expect("a step");
@@ -281,7 +327,12 @@ fn warnings_and_errors_name_the_shape_of_a_place_in_a_list() {
     assert_eq!(*low, Warning::LowPrecision { bf16: 1, f16: 0, paths: paths(&["0 [64, 10]"]) });
     optimizer.state_mut().require_all();
     let error = optimizer.step(&squares([&vars[1]])).expect_err("missing gradients");
-    assert!(message(&error).starts_with("2 of 3 parameters have no gradient, and the state requires all: 0 [64, 10], 2 [2]; "), "{error}");
+    assert!(
+        message(&error).starts_with(
+            "2 of 3 parameters have no gradient, and the state requires all: 0 [64, 10], 2 [2]; "
+        ),
+        "{error}"
+    );
 }
 
 #[test]

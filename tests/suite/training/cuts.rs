@@ -28,7 +28,10 @@ struct Pair {
     tolerance: f64,
 }
 
-fn pair(cuts: impl Fn(&Tensor) -> Result<Tensor> + 'static, replacement: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Pair {
+fn pair(
+    cuts: impl Fn(&Tensor) -> Result<Tensor> + 'static,
+    replacement: impl Fn(&Tensor) -> Result<Tensor> + 'static,
+) -> Pair {
     Pair { cuts: Box::new(cuts), replacement: Box::new(replacement), tolerance: 1e-5 }
 }
 
@@ -109,7 +112,9 @@ fn attentions() -> Vec<Pair> {
         pair(
             move |x| {
                 let x = rows(x)?;
-                let y = flash_attn_varlen_cpu(&x, &x, &x, None, &lengths, &lengths, n, n, scale, false, None, None)?;
+                let y = flash_attn_varlen_cpu(
+                    &x, &x, &x, None, &lengths, &lengths, n, n, scale, false, None, None,
+                )?;
                 y.transpose(0, 1)?.unsqueeze(0)
             },
             |x| by_hand(x, x),
@@ -117,7 +122,9 @@ fn attentions() -> Vec<Pair> {
         pair(
             move |x| {
                 let (x, v) = (rows(x)?, rows(&v)?);
-                let y = flash_attn_varlen_unfused(&x, &x, &v, None, &same, &same, n, n, scale, false, None, None)?;
+                let y = flash_attn_varlen_unfused(
+                    &x, &x, &v, None, &same, &same, n, n, scale, false, None, None,
+                )?;
                 y.transpose(0, 1)?.unsqueeze(0)
             },
             move |x| by_hand(x, &other),
@@ -182,12 +189,16 @@ fn every_entry_of_the_list_cuts_and_its_replacement_does_not() {
             }
             let gradient = |y: &Tensor, x: &Var| {
                 let weights = constant(7, y.dims());
-                let store = y.mul(&weights).and_then(|y| y.sum_all()?.backward()).expect("no error from candle");
+                let store =
+                    y.mul(&weights).and_then(|y| y.sum_all()?.backward()).expect("no error from candle");
                 store.get(x).map(values)
             };
             assert_eq!(gradient(&cut, &x), None, "{what}");
             let gradient = gradient(&whole, &x).unwrap_or_else(|| panic!("{what}: no gradient"));
-            assert!(gradient.iter().all(|g| g.is_finite()) && gradient.iter().any(|g| g.abs() > 1e-3), "{what}: {gradient:?}");
+            assert!(
+                gradient.iter().all(|g| g.is_finite()) && gradient.iter().any(|g| g.abs() > 1e-3),
+                "{what}: {gradient:?}"
+            );
         }
     }
 }
@@ -199,17 +210,22 @@ fn what_cuts_in_some_cases_does_not_in_others() {
     let layer = LayerNorm::new(vector(1), vector(2), 1e-5);
     let rms = RmsNorm::new(vector(1), 1e-5);
     let x = var(&constant(3, &[3, 4]));
-    let reaches = |y: Result<Tensor>| y.and_then(|y| Ok(y.sqr()?.sum_all()?.backward()?.get(&x).is_some())).expect("gradients");
+    let reaches = |y: Result<Tensor>| {
+        y.and_then(|y| Ok(y.sqr()?.sum_all()?.backward()?.get(&x).is_some())).expect("gradients")
+    };
     let (strided, contiguous) = (x.t().expect("a view"), x.t().and_then(|x| x.contiguous()).expect("a copy"));
     assert_eq!([reaches(layer.forward(&strided)), reaches(layer.forward(&contiguous))], [true, false]);
     assert_eq!([reaches(rms.forward(&strided)), reaches(rms.forward(&contiguous))], [true, false]);
     assert!(reaches(LayerNorm::new_no_bias(vector(1), 1e-5).forward(&contiguous)));
     assert!(reaches(LayerNorm::rms_norm(vector(1), 1e-5).forward(&contiguous)));
-    let cached = |length| RotatingKvCache::new(0, length).append(&contiguous, &contiguous).map(|(keys, _)| keys);
+    let cached =
+        |length| RotatingKvCache::new(0, length).append(&contiguous, &contiguous).map(|(keys, _)| keys);
     assert_eq!([3, 4, 5].map(|length| reaches(cached(length))), [true, true, false]);
     let (q, lengths) = (constant(4, &[4, 1, 3]), Tensor::new(&[4u32], CPU).expect("lengths"));
     let v = contiguous.unsqueeze(1).expect("values");
-    assert!(reaches(flash_attn_varlen_unfused(&q, &q, &v, None, &lengths, &lengths, 4, 4, 1.0, false, None, None)));
+    assert!(reaches(flash_attn_varlen_unfused(
+        &q, &q, &v, None, &lengths, &lengths, 4, 4, 1.0, false, None, None
+    )));
 }
 
 /// What the page says below the list: the forward pass fails in one dtype, and a layer in F32 trains.

@@ -6,8 +6,8 @@ use candle_core::{DType, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use half::{bf16, f16};
 use optimisers::{
-    Adam, Adjust, Descent, Error, ErrorKind, Lookahead, MixedPrecision, Model, Optimiser, OptimiserChain, ScheduleFree, SplitMaster,
-    Structure, TensorProblem, destructure, model, setup, trainables, update,
+    Adam, Adjust, Descent, Error, ErrorKind, Lookahead, MixedPrecision, Model, Optimiser, OptimiserChain,
+    ScheduleFree, SplitMaster, Structure, TensorProblem, destructure, model, setup, trainables, update,
 };
 use proptest::prelude::*;
 
@@ -60,12 +60,16 @@ fn trainables_are_the_variables_in_path_order() {
     let mut state = setup(Descent::new(0.5), &parameters).unwrap();
     let variables = [weight, model.head.bias().unwrap()].map(|x| Var::from_tensor(x).unwrap());
     update(&mut state, &parameters, &squares(&variables)).unwrap();
-    assert!(values(weight).into_iter().chain(values(&parameters["head.bias"])).all(|x| x == 0.0), "no copies, and themselves a model");
+    assert!(
+        values(weight).into_iter().chain(values(&parameters["head.bias"])).all(|x| x == 0.0),
+        "no copies, and themselves a model"
+    );
 
     assert!(trainables(&VarMap::new()).unwrap().is_empty());
     assert_eq!(trainables(&trained(&[2])).unwrap().into_keys().collect::<Vec<_>>(), [""]);
     let twice = [("a.b".to_string(), var(&plain(&[2])))];
-    let clash = (var_map(twice.clone()), BTreeMap::from([("0.a", BTreeMap::from([("b", var(&plain(&[2])))]))]));
+    let clash =
+        (var_map(twice.clone()), BTreeMap::from([("0.a", BTreeMap::from([("b", var(&plain(&[2])))]))]));
     assert_eq!(trainables(&clash).unwrap().into_keys().collect::<Vec<_>>(), ["0.a.b", "1.0.a.b"]);
     struct Clash(Vars, Vars);
     impl Model for Clash {
@@ -93,7 +97,8 @@ fn the_vector_has_the_widest_dtype() {
         (&DTYPES, DType::F64),
     ];
     for (dtypes, expected) in cases {
-        let model: Vec<Var> = (0..).zip(dtypes).map(|(seed, dtype)| var(&random(seed, &[2, 3], *dtype, CPU))).collect();
+        let model: Vec<Var> =
+            (0..).zip(dtypes).map(|(seed, dtype)| var(&random(seed, &[2, 3], *dtype, CPU))).collect();
         let (flat, structure) = destructure(&model).unwrap();
         assert_eq!((flat.dtype(), structure.dtype()), (expected, expected.into()), "{dtypes:?}");
         assert_eq!((flat.dims(), structure.elements()), (&[6 * dtypes.len()][..], 6 * dtypes.len()));
@@ -161,7 +166,11 @@ fn gradients_reach_the_variables() {
     let expected = structure.rebuild(&weights).unwrap();
     for (path, x) in &model {
         let gradient = gradients.get(x).unwrap();
-        assert_eq!((gradient.dtype(), gradient.shape(), bits(gradient)), (x.dtype(), x.shape(), bits(&expected[path])), "{path}");
+        assert_eq!(
+            (gradient.dtype(), gradient.shape(), bits(gradient)),
+            (x.dtype(), x.shape(), bits(&expected[path])),
+            "{path}"
+        );
     }
 }
 
@@ -171,13 +180,17 @@ fn gradients_reach_the_variables() {
 fn gradients_reach_the_vector() {
     let shapes: [&[usize]; 6] = [&[2, 2], &[0], &[3], &[], &[1, 5], &[2, 0]];
     let dtypes = [DType::F32, DType::F32, DType::F16, DType::F64, DType::BF16, DType::F16];
-    let model: Vec<Var> = (0..).zip(shapes.iter().zip(dtypes)).map(|(i, (shape, dtype))| var(&random(i, shape, dtype, CPU))).collect();
+    let model: Vec<Var> = (0..)
+        .zip(shapes.iter().zip(dtypes))
+        .map(|(i, (shape, dtype))| var(&random(i, shape, dtype, CPU)))
+        .collect();
     let (start, structure) = destructure(&model).unwrap();
     let used = ["0", "1", "3", "4"];
     for flat in [var(&start), var(&(start.detach() + 0.1).unwrap())] {
         let tensors = structure.rebuild(&flat).unwrap();
         let square = |path: &str| tensors[path].to_dtype(DType::F64)?.sqr()?.sum_all();
-        let total = used.into_iter().map(|path| square(path).unwrap()).reduce(|a, b| (a + b).unwrap()).unwrap();
+        let total =
+            used.into_iter().map(|path| square(path).unwrap()).reduce(|a, b| (a + b).unwrap()).unwrap();
         let gradient = total.backward().unwrap().get(&flat).unwrap().clone();
         let expected = |(path, tensor): (&String, &Tensor)| {
             let factor = if used.contains(&path.as_str()) { 2.0 } else { 0.0 };
@@ -220,13 +233,41 @@ fn odd_sizes_and_layouts() {
 
 #[test]
 fn special_values_go_round() {
-    let halves: [f16; 7] = [f16::NAN, f16::INFINITY, f16::NEG_ZERO, f16::MIN_POSITIVE_SUBNORMAL, f16::MAX, f16::EPSILON, -f16::NAN];
-    let brains: [bf16; 7] = [bf16::NAN, bf16::NEG_INFINITY, bf16::NEG_ZERO, bf16::MIN_POSITIVE_SUBNORMAL, bf16::MAX, bf16::MIN, -bf16::NAN];
-    let singles = [f32::NAN, f32::INFINITY, -0.0, f32::from_bits(1), f32::MAX, f32::EPSILON, f32::from_bits(0x7fc0_1234)];
+    let halves: [f16; 7] = [
+        f16::NAN,
+        f16::INFINITY,
+        f16::NEG_ZERO,
+        f16::MIN_POSITIVE_SUBNORMAL,
+        f16::MAX,
+        f16::EPSILON,
+        -f16::NAN,
+    ];
+    let brains: [bf16; 7] = [
+        bf16::NAN,
+        bf16::NEG_INFINITY,
+        bf16::NEG_ZERO,
+        bf16::MIN_POSITIVE_SUBNORMAL,
+        bf16::MAX,
+        bf16::MIN,
+        -bf16::NAN,
+    ];
+    let singles = [
+        f32::NAN,
+        f32::INFINITY,
+        -0.0,
+        f32::from_bits(1),
+        f32::MAX,
+        f32::EPSILON,
+        f32::from_bits(0x7fc0_1234),
+    ];
     let of_16 = || [("f", Tensor::new(&halves, CPU).unwrap()), ("b", Tensor::new(&brains, CPU).unwrap())];
     let [f, b] = of_16();
     let s = ("s", Tensor::new(&singles, CPU).unwrap());
-    for model in [named(of_16()), named([f.clone(), b.clone(), s.clone()]), named([f, b, s, ("d", of(&[f64::NAN, -0.0], DType::F64))])] {
+    for model in [
+        named(of_16()),
+        named([f.clone(), b.clone(), s.clone()]),
+        named([f, b, s, ("d", of(&[f64::NAN, -0.0], DType::F64))]),
+    ] {
         let before: Vec<_> = model.values().map(|x| exact(x)).collect();
         let (flat, structure) = destructure(&model).unwrap();
         assert_eq!(structure.rebuild(&flat).unwrap().values().map(exact).collect::<Vec<_>>(), before);
@@ -254,7 +295,12 @@ fn vectors_that_do_not_fit() {
         for error in [refused(&structure, &wrong, &model), structure.rebuild(&wrong).unwrap_err()] {
             assert_eq!(error.kind(), ErrorKind::Tensor(TensorProblem::Shape), "{error}");
             assert_eq!((error.got(), error.expected()), (Some(&*format!("{shape:?}")), Some("[7]")));
-            assert!(error.to_string().starts_with(&format!("the flat vector has shape {shape:?}, expected [7]; ")), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .starts_with(&format!("the flat vector has shape {shape:?}, expected [7]; ")),
+                "{error}"
+            );
         }
     }
     for dtype in [DType::F64, DType::BF16, DType::U32] {
@@ -284,7 +330,13 @@ fn models_that_are_not_the_structures() {
     }
     let cases = [
         ("a", TensorProblem::Shape, "[4]", "[2, 2]", named([("a", plain(&[4])), ("b", plain(&[2, 2]))])),
-        ("b", TensorProblem::Dtype, "F16", "F32", named([("a", plain(&[2, 2])), ("b", random(1, &[4], DType::F16, CPU))])),
+        (
+            "b",
+            TensorProblem::Dtype,
+            "F16",
+            "F32",
+            named([("a", plain(&[2, 2])), ("b", random(1, &[4], DType::F16, CPU))]),
+        ),
     ];
     for (path, problem, got, expected, other) in cases {
         let error = refused(&structure, &flat, &other);
@@ -295,7 +347,8 @@ fn models_that_are_not_the_structures() {
     let (flat_of_tied, structure_of_tied) = destructure(&tied).unwrap();
     let untied = LanguageModel { embedding: Embedding::new(trained(&[5, 3]), 3), ..language_model() };
     let error = structure_of_tied.assign(&flat_of_tied, &untied).unwrap_err().to_string();
-    let text = r#"its paths in the model are ["embedding.weight"], expected ["embedding.weight", "head.weight"]; "#;
+    let text =
+        r#"its paths in the model are ["embedding.weight"], expected ["embedding.weight", "head.weight"]; "#;
     assert!(error.contains(text), "{error}");
 
     // Another model that is built alike is welcome.
@@ -313,7 +366,9 @@ fn parameters_on_several_devices() {
     assert!(flat.device().same_device(cpu));
     let gradients = flat.sqr().unwrap().sum_all().unwrap().backward().unwrap();
     let tensors = structure.rebuild(&flat.to_device(other).unwrap()).unwrap();
-    for ((x, tensor), gradient) in model.iter().zip(tensors.values()).zip(model.iter().map(|x| gradients.get(x).unwrap())) {
+    for ((x, tensor), gradient) in
+        model.iter().zip(tensors.values()).zip(model.iter().map(|x| gradients.get(x).unwrap()))
+    {
         assert!(tensor.device().same_device(x.device()) && gradient.device().same_device(x.device()));
         assert_eq!((bits(tensor), bits(gradient)), (bits(x), bits(&(x.as_tensor() * 2.0).unwrap())));
     }
@@ -368,16 +423,22 @@ fn assigning_to_a_model_with_a_state() {
     ];
     for rule in rules {
         let wide = named([("a", random(1, &[40], DType::F32, CPU)), ("b", random(2, &[3], DType::F32, CPU))]);
-        let narrow: Vars = wide.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).unwrap()))).collect();
-        let gradients =
-            || wide.keys().map(|path| (path.clone(), random(3, narrow[path].dims(), DType::BF16, CPU))).collect::<BTreeMap<_, _>>();
+        let narrow: Vars =
+            wide.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).unwrap()))).collect();
+        let gradients = || {
+            wide.keys()
+                .map(|path| (path.clone(), random(3, narrow[path].dims(), DType::BF16, CPU)))
+                .collect::<BTreeMap<_, _>>()
+        };
         // One more parameter makes the vector f32.
-        let model: Vars = narrow.clone().into_iter().chain([("c".to_string(), var(&scalar(1.0, DType::F32)))]).collect();
+        let model: Vars =
+            narrow.clone().into_iter().chain([("c".to_string(), var(&scalar(1.0, DType::F32)))]).collect();
         let mut state = setup(rule.clone(), &model).unwrap();
         update(&mut state, &model, &gradients()).unwrap();
         let (_, of_model) = destructure(&model).unwrap();
         // Of the masters, so that nothing is rounded that they can hold.
-        let masters: Vars = state.masters(&model).unwrap().into_iter().map(|(path, x)| (path, var(&x))).collect();
+        let masters: Vars =
+            state.masters(&model).unwrap().into_iter().map(|(path, x)| (path, var(&x))).collect();
         let (flat, structure) = destructure(&masters).unwrap();
         let moved = (flat * 1.0371).unwrap();
         let lengths = [("a", 0, 40), ("b", 40, 3)];
@@ -395,7 +456,11 @@ fn assigning_to_a_model_with_a_state() {
         let digits = if rule.name() == "ScheduleFree" { 8 } else { 24 };
         for (path, expected) in expected {
             let near = |(got, exact): (f64, f64)| (got - exact).abs() <= exact.abs() * 2f64.powi(-digits);
-            assert!(values(&masters[path]).into_iter().zip(values(&expected)).all(near), "{}, {path}", rule.name());
+            assert!(
+                values(&masters[path]).into_iter().zip(values(&expected)).all(near),
+                "{}, {path}",
+                rule.name()
+            );
         }
         state.check_masters(&model).unwrap();
         update(&mut state, &model, &gradients()).unwrap();

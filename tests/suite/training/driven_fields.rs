@@ -4,8 +4,9 @@
 use candle_core::{DType, Device, Var};
 use candle_nn::Optimizer;
 use optimisers::{
-    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, ClipGlobalNorm, Descent, ErrorKind, MixedPrecision, Momentum, OptimiserChain,
-    Outcome, Q8, Schedule, Scheduler, StateTree, StoreAs, Warning, WeightDecay, setup, update,
+    AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, ClipGlobalNorm, Descent, ErrorKind, MixedPrecision,
+    Momentum, OptimiserChain, Outcome, Q8, Schedule, Scheduler, StateTree, StoreAs, Warning, WeightDecay,
+    setup, update,
 };
 
 use support::common::{Vars, grads, is_kind, model, random, says};
@@ -92,10 +93,18 @@ fn what_is_not_driven_comes_with_the_rate_of_its_new_optimiser() {
     // place.
     let _ = Scheduler::new(Schedule::linear(0.5, 0.0, 4).relative(), &mut state).expect("a scheduler");
     state.at("0").and_then(|leaf| leaf.replace(ClipGlobalNorm::new(1.0), &model)).expect("another rule");
-    assert_eq!((state.leaf("0").and_then(|leaf| leaf.base("eta")), state.leaf("1").and_then(|leaf| leaf.base("eta"))), (None, Some(2.0)));
-    let chain = |rate| OptimiserChain::new((WeightDecay::new(rate), AdamW { lambda: rate, ..AdamW::new(1e-3) }));
+    assert_eq!(
+        (
+            state.leaf("0").and_then(|leaf| leaf.base("eta")),
+            state.leaf("1").and_then(|leaf| leaf.base("eta"))
+        ),
+        (None, Some(2.0))
+    );
+    let chain =
+        |rate| OptimiserChain::new((WeightDecay::new(rate), AdamW { lambda: rate, ..AdamW::new(1e-3) }));
     let mut state = setup(chain(0.5), &model).expect("a state");
-    let _ = Scheduler::new(Schedule::linear(0.5, 0.0, 4).relative().field("1.lambda"), &mut state).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(0.5, 0.0, 4).relative().field("1.lambda"), &mut state)
+        .expect("a scheduler");
     state.all().replace(chain(0.25), &model).expect("another rule");
     let lambdas = ["0.lambda", "1.lambda"].map(|place| state.leaf("0").and_then(|leaf| leaf.field(place)));
     assert_eq!(lambdas, [0.25, 0.125].map(|value| Some(value.into())));
@@ -116,7 +125,11 @@ fn a_relative_schedule_that_begins_anew_is_refused() {
         assert_eq!((error.path(), error.got()), (Some("0"), Some(&*before[0].to_string())), "{error}");
         let words = ["would multiply the eta", "`Scheduler::resume(.., steps, ..)`", "20 steps", "`adjust`"];
         is_kind(&error, ErrorKind::Schedule, &words);
-        assert_eq!((rates(state), state.leaf("0").and_then(|leaf| leaf.base("eta"))), (before, Some(0.5)), "nothing has changed");
+        assert_eq!(
+            (rates(state), state.leaf("0").and_then(|leaf| leaf.base("eta"))),
+            (before, Some(0.5)),
+            "nothing has changed"
+        );
 
         let resumed = Scheduler::resume(drive(), 20, state).expect("a scheduler");
         assert_eq!(resumed, scheduler);
@@ -146,12 +159,23 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     let mut elsewhere = state.clone();
     let before = rates(&state)[0];
     let _ = Scheduler::new(schedule(), &mut state).expect("a warning at most");
-    let expected = Warning::ScheduleBegunAnew { path: "0".to_string(), field: "eta".to_string(), before, now: 0.5, steps: 20 };
+    let expected = Warning::ScheduleBegunAnew {
+        path: "0".to_string(),
+        field: "eta".to_string(),
+        before,
+        now: 0.5,
+        steps: 20,
+    };
     assert_eq!(state.warnings(), std::slice::from_ref(&expected));
     let said = state.warnings()[0].to_string();
     assert_eq!(step(&model, &mut state).warnings, [expected], "in the outcome of the next call");
     assert_eq!(state.warnings().len(), 1);
-    assert!(["`Scheduler::resume(.., steps, ..)`", "20 steps", "`adjust` eta"].iter().all(|part| said.contains(part)), "{said}");
+    assert!(
+        ["`Scheduler::resume(.., steps, ..)`", "20 steps", "`adjust` eta"]
+            .iter()
+            .all(|part| said.contains(part)),
+        "{said}"
+    );
 
     meant.adjust(0.5).expect("a rate");
     let _ = Scheduler::new(schedule(), &mut meant).expect("a second phase");
@@ -164,7 +188,8 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     assert_eq!(step(&model, &mut placed).warnings, []);
     // Another field is driven for the first time.
     let _ = Scheduler::resume(schedule(), 20, &mut elsewhere).expect("a scheduler");
-    let _ = Scheduler::new(Schedule::linear(1e-8, 1e-6, 9).field("epsilon"), &mut elsewhere).expect("a scheduler");
+    let _ = Scheduler::new(Schedule::linear(1e-8, 1e-6, 9).field("epsilon"), &mut elsewhere)
+        .expect("a scheduler");
     assert_eq!(elsewhere.warnings(), []);
 }
 
@@ -179,12 +204,16 @@ fn schedulers_of_parts_begin_when_they_like() {
     let mut second = Scheduler::new(part("1"), &mut state).expect("a scheduler of another part");
     for _ in 0..15 {
         let outcome = step(&model, &mut state);
-        first.advance(&outcome, &mut state).and_then(|()| second.advance(&outcome, &mut state)).expect("steps of the schedules");
+        first
+            .advance(&outcome, &mut state)
+            .and_then(|()| second.advance(&outcome, &mut state))
+            .expect("steps of the schedules");
     }
     assert_eq!(state.warnings(), []);
     // The second is forgotten.
     run(&model, &mut state, &mut first, 100);
-    let expected = Warning::ScheduleNotAdvanced { path: "1".to_string(), field: "eta".to_string(), steps: 100 };
+    let expected =
+        Warning::ScheduleNotAdvanced { path: "1".to_string(), field: "eta".to_string(), steps: 100 };
     assert_eq!(state.warnings(), [expected]);
 }
 
@@ -193,16 +222,20 @@ fn a_scheduler_that_is_never_advanced_is_warned_of_once() {
     let model = variables();
     let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.5))), &model).expect("a state");
     let _scheduler = Scheduler::new(warm_up_and_cosine(0.5), &mut state).expect("a scheduler");
-    let met: Vec<(usize, Warning)> =
-        (1..=210).flat_map(|call| step(&model, &mut state).warnings.into_iter().map(move |warning| (call, warning))).collect();
-    let expected = Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "1.eta".to_string(), steps: 100 };
+    let met: Vec<(usize, Warning)> = (1..=210)
+        .flat_map(|call| step(&model, &mut state).warnings.into_iter().map(move |warning| (call, warning)))
+        .collect();
+    let expected =
+        Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "1.eta".to_string(), steps: 100 };
     assert_eq!(met, [(200, expected.clone())], "two calls are a step");
     assert_eq!(state.warnings(), [expected]);
     let said = state.warnings()[0].to_string();
     assert!(said.contains("`scheduler.advance(&outcome, &mut state)`"), "{said}");
 
     // One that says nothing new needs no advance.
-    for schedule in [Schedule::constant(0.25), Schedule::linear(0.5, 0.25, 1).then(1, Schedule::constant(0.25))] {
+    for schedule in
+        [Schedule::constant(0.25), Schedule::linear(0.5, 0.25, 1).then(1, Schedule::constant(0.25))]
+    {
         let mut state = setup(Adam::new(0.5), &model).expect("a state");
         let _ = Scheduler::resume(schedule, 1, &mut state).expect("a scheduler");
         let met: usize = (0..30).map(|_| step(&model, &mut state).warnings.len()).sum();
@@ -223,7 +256,8 @@ fn steps_after_the_end_at_a_rate_of_0_are_warned_of_once() {
     let said = expected.to_string();
     assert!(["\"0\"", "ended at 0", "more steps"].iter().all(|part| said.contains(part)), "{said}");
 
-    let mut scheduler = Scheduler::resume(Schedule::cosine(0.5, 0.0, 10), 10, &mut resumed).expect("a scheduler");
+    let mut scheduler =
+        Scheduler::resume(Schedule::cosine(0.5, 0.0, 10), 10, &mut resumed).expect("a scheduler");
     assert_eq!(run(&model, &mut resumed, &mut scheduler, 1), [expected]);
 
     // No end, an end above 0, a rate that is 0 all the time, and a field that may well be 0.
@@ -245,7 +279,8 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     let model = variables();
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
     let error = Scheduler::new(Schedule::linear(0.5, -0.5, 100), &mut state).expect_err("refused");
-    let words = ["in step 99 the schedule leaves the range", "\"0\"", "eta is -0.49", "a finite number of 0 or more"];
+    let words =
+        ["in step 99 the schedule leaves the range", "\"0\"", "eta is -0.49", "a finite number of 0 or more"];
     is_kind(&error, ErrorKind::Schedule, &words);
     let leaving = [
         Schedule::linear(0.5, -0.5, 100).relative(),
@@ -277,7 +312,8 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     ];
     for schedule in staying {
         let mut state = setup(Adam::new(0.5), &model).expect("a state");
-        let _ = Scheduler::new(schedule.clone(), &mut state).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        let _ = Scheduler::new(schedule.clone(), &mut state)
+            .unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
     }
 }
 
@@ -305,7 +341,10 @@ fn a_file_has_the_marks_and_those_without_load() {
     }
     let mut restored = setup(Adam::new(2.0), &variables()).expect("a state");
     open(&old.bytes()).and_then(|file| file.restore(&mut restored)).expect("a state");
-    assert_eq!((rates(&restored), restored.leaf("0").and_then(|leaf| leaf.base("eta"))), (vec![0.125, 0.125], Some(0.5)));
+    assert_eq!(
+        (rates(&restored), restored.leaf("0").and_then(|leaf| leaf.base("eta"))),
+        (vec![0.125, 0.125], Some(0.5))
+    );
     let _ = Scheduler::new(Schedule::constant(0.5).relative(), &mut restored).expect("a scheduler");
 }
 
@@ -332,16 +371,31 @@ fn marks_stay_with_their_leaves() {
     state.rename("", "layers").expect("new names");
     state.rename("layers", "").expect("the old names");
     let mut state = state.clone();
-    let longer = support::common::model(&[random(1, &[3], DType::F32, &Device::Cpu), random(2, &[5, 3], DType::F32, &Device::Cpu)]);
+    let longer = support::common::model(&[
+        random(1, &[3], DType::F32, &Device::Cpu),
+        random(2, &[5, 3], DType::F32, &Device::Cpu),
+    ]);
     state.resize_rows("1", &longer, &[Some(0), Some(1), Some(2), None, None]).expect("more rows");
     state.remove("0").expect("a leaf less");
     assert_eq!(state.leaf("1").and_then(|leaf| leaf.base("eta")), Some(0.5));
-    is_kind(&Scheduler::new(drive(), &mut state).expect_err("begun anew"), ErrorKind::Schedule, &["would multiply the eta"]);
+    is_kind(
+        &Scheduler::new(drive(), &mut state).expect_err("begun anew"),
+        ErrorKind::Schedule,
+        &["would multiply the eta"],
+    );
 }
 
 /// The warning about a schedule of 40 steps in a state of 20, whose value it finds.
 fn mismatch(found: f64, expected: f64, step: u64, is_factor: bool) -> Warning {
-    Warning::ScheduleMismatch { path: "0".to_string(), field: "eta".to_string(), is_factor, found, expected, step, steps: 20 }
+    Warning::ScheduleMismatch {
+        path: "0".to_string(),
+        field: "eta".to_string(),
+        is_factor,
+        found,
+        expected,
+        step,
+        steps: 20,
+    }
 }
 
 #[test]
@@ -354,7 +408,8 @@ fn a_schedule_that_finds_other_values_than_its_own_is_warned_of() {
         let mut scheduler = Scheduler::new(schedule(), &mut saved).expect("a scheduler");
         run(&model, &mut saved, &mut scheduler, 20);
         let file = file_of(Checkpoint::new(&saved));
-        let restored = |state: &mut StateTree| open(&file).and_then(|file| file.restore(state)).expect("a restore");
+        let restored =
+            |state: &mut StateTree| open(&file).and_then(|file| file.restore(state)).expect("a restore");
         let fresh = || setup(Adam::new(1.0), &model).expect("a state");
 
         // A scheduler that was made before the restore begins at its own step.
@@ -362,7 +417,11 @@ fn a_schedule_that_finds_other_values_than_its_own_is_warned_of() {
         let mut scheduler = Scheduler::new(schedule(), &mut early).expect("a scheduler");
         restored(&mut early);
         let mut moved = early.clone();
-        assert_eq!(run(&model, &mut early.clone(), &mut scheduler.clone(), 1), [], "the call before `advance`");
+        assert_eq!(
+            run(&model, &mut early.clone(), &mut scheduler.clone(), 1),
+            [],
+            "the call before `advance`"
+        );
         let expected = Warning::ScheduleMismatch {
             steps: 21,
             path: "0".to_string(),
@@ -375,7 +434,12 @@ fn a_schedule_that_finds_other_values_than_its_own_is_warned_of() {
         assert_eq!(run(&model, &mut early, &mut scheduler, 2), std::slice::from_ref(&expected));
         assert_eq!(run(&model, &mut early, &mut scheduler, 5), [], "once");
         let said = expected.to_string();
-        assert!(["\"0\"", "in step 0", "`Scheduler::resume`", "21 steps", "`adjust`"].iter().all(|part| said.contains(part)), "{said}");
+        assert!(
+            ["\"0\"", "in step 0", "`Scheduler::resume`", "21 steps", "`adjust`"]
+                .iter()
+                .all(|part| said.contains(part)),
+            "{said}"
+        );
         assert_eq!(said.starts_with("the factor of eta"), is_relative, "{said}");
         // It may be moved to its place.
         let mut scheduler = Scheduler::new(schedule(), &mut fresh()).expect("a scheduler");
@@ -395,7 +459,8 @@ fn a_schedule_that_finds_other_values_than_its_own_is_warned_of() {
         let mut meant = fresh();
         restored(&mut meant);
         meant.adjust(0.125).expect("a rate");
-        let resumed = Scheduler::resume(Schedule::cosine(0.25, 0.0, 400), 20, &mut meant).expect("a scheduler");
+        let resumed =
+            Scheduler::resume(Schedule::cosine(0.25, 0.0, 400), 20, &mut meant).expect("a scheduler");
         assert_eq!((resumed.steps(), meant.warnings()), (20, &[][..]));
     }
 }
@@ -410,7 +475,10 @@ fn a_restored_state_without_a_scheduler_is_warned_of_once() {
     open(&file_of(Checkpoint::new(&saved))).and_then(|file| file.restore(&mut state)).expect("a restore");
     let mut meant = state.clone();
     let met: Vec<Warning> = (0..210).flat_map(|_| step(&model, &mut state).warnings).collect();
-    assert_eq!(met, [Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "eta".to_string(), steps: 100 }]);
+    assert_eq!(
+        met,
+        [Warning::ScheduleNotAdvanced { path: "0".to_string(), field: "eta".to_string(), steps: 100 }]
+    );
     assert!(met[0].to_string().contains("`Scheduler::resume` after a restore"), "{}", met[0]);
     // A rate that was set by hand is meant.
     meant.adjust(0.125).expect("a rate");

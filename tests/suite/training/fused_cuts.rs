@@ -59,12 +59,16 @@ impl Attention {
     /// Queries, keys and values by head, position and number.
     fn split(&self, x: &Tensor) -> Result<[Tensor; 3]> {
         let (positions, heads) = (x.dim(0)?, WIDTH / HEAD);
-        let by_head = |part: Tensor, heads: usize| part.reshape((positions, heads, HEAD))?.transpose(0, 1)?.contiguous();
+        let by_head = |part: Tensor, heads: usize| {
+            part.reshape((positions, heads, HEAD))?.transpose(0, 1)?.contiguous()
+        };
         let part = |start: usize, length: usize| x.narrow(1, start, length);
         Ok(match self.layout {
-            Layout::Parts => {
-                [by_head(part(0, WIDTH)?, heads)?, by_head(part(WIDTH, WIDTH)?, heads)?, by_head(part(2 * WIDTH, WIDTH)?, heads)?]
-            }
+            Layout::Parts => [
+                by_head(part(0, WIDTH)?, heads)?,
+                by_head(part(WIDTH, WIDTH)?, heads)?,
+                by_head(part(2 * WIDTH, WIDTH)?, heads)?,
+            ],
             Layout::Grouped => {
                 let shared = |start| by_head(part(start, HEAD)?, 1)?.repeat((heads, 1, 1));
                 [by_head(part(0, WIDTH)?, heads)?, shared(WIDTH)?, shared(WIDTH + HEAD)?]
@@ -98,13 +102,20 @@ fn queries_and_keys_behind_a_cut_are_named() {
     let cases: [(Layout, &[Range<usize>], &str); 3] = [
         (Layout::Parts, &[0..16], "Rows 0..16 of the 24 of \"qkv.weight\" have no gradient at all."),
         (Layout::Grouped, &[0..12], "Rows 0..12 of the 16 of \"qkv.weight\" have no gradient at all."),
-        (Layout::ByHead, &[0..8, 12..20], "Rows 0..8 (and so on, 2 times) of the 24 of \"qkv.weight\" have no gradient at all."),
+        (
+            Layout::ByHead,
+            &[0..8, 12..20],
+            "Rows 0..8 (and so on, 2 times) of the 24 of \"qkv.weight\" have no gradient at all.",
+        ),
     ];
     let x = random(3, &[5, WIDTH], DType::F32, CPU);
     for (layout, expected, remark) in cases {
         let attention = Attention::new(layout);
         let cut = audited(&attention, attention.forward(&x, ops::softmax_last_dim));
-        assert!(cut.variables().iter().all(|variable| matches!(variable.reach, Reach::Gradient { .. })), "{cut}");
+        assert!(
+            cut.variables().iter().all(|variable| matches!(variable.reach, Reach::Gradient { .. })),
+            "{cut}"
+        );
         assert_eq!(rows(&cut, "qkv.weight"), expected, "{layout:?}\n{cut}");
         assert_eq!(cut.partly_cut().collect::<Vec<_>>(), ["qkv.weight"]);
         let text = cut.to_string();
@@ -112,7 +123,11 @@ fn queries_and_keys_behind_a_cut_are_named() {
         names_what_cuts(text.lines().last().expect("a line"));
 
         let whole = audited(&attention, attention.forward(&x, healthy));
-        assert_eq!((whole.partly_cut().count(), whole.to_string().lines().count()), (0, 3), "{layout:?}\n{whole}");
+        assert_eq!(
+            (whole.partly_cut().count(), whole.to_string().lines().count()),
+            (0, 3),
+            "{layout:?}\n{whole}"
+        );
     }
 }
 
@@ -122,7 +137,8 @@ fn rows_are_found_where_the_weight_is_cast() {
     let x = random(3, &[5, WIDTH], DType::BF16, CPU);
     let attention = Attention::new(Layout::Parts);
     let cast = |softmax| {
-        let narrow = |layer: &Linear| layer.weight().to_dtype(DType::BF16).map(|weight| Linear::new(weight, None));
+        let narrow =
+            |layer: &Linear| layer.weight().to_dtype(DType::BF16).map(|weight| Linear::new(weight, None));
         Attention { qkv: narrow(&attention.qkv)?, output: narrow(&attention.output)?, layout: Layout::Parts }
             .forward(&x, softmax)?
             .to_dtype(DType::F32)
@@ -177,5 +193,9 @@ fn a_variable_that_the_model_leaves_out_is_told_with_what_to_do() {
     let found = audited(&model, model.first.as_tensor() * model.second.as_tensor());
     assert_eq!(found.outside(), [(vec![2], optimisers::DType::F32)]);
     let text = found.to_string();
-    assert!(text.contains("does not show: [2] of F32") && text.contains("name the field in the struct's `model!`"), "{text}");
+    assert!(
+        text.contains("does not show: [2] of F32")
+            && text.contains("name the field in the struct's `model!`"),
+        "{text}"
+    );
 }

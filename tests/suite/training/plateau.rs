@@ -2,16 +2,40 @@
 
 use candle_core::{DType, Device};
 use optimisers::{
-    AccumGrad, Checkpoint, CheckpointFile, Descent, ErrorKind, Momentum, OptimiserChain, Parameter, ReduceOnPlateau, Rule, Schedule,
-    Scheduler, Setup, StateTree, setup, setup_with,
+    AccumGrad, Checkpoint, CheckpointFile, Descent, ErrorKind, Momentum, OptimiserChain, Parameter,
+    ReduceOnPlateau, Rule, Schedule, Scheduler, Setup, StateTree, setup, setup_with,
 };
 
 use support::common::{Vars, is_kind, model, random, says};
 use support::crafted_checkpoints::{Pieces, file_of, open};
 use support::threads::on;
 
-const LOSS: &[f64] =
-    &[2.5, 2.4, 2.41, 2.4, 2.3999, 2.39, 2.4, 2.4, 2.4, 2.4, 2.4, 2.4, 2.4, 1.0, 1.1, 1.2, 0.99, f64::NAN, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5];
+const LOSS: &[f64] = &[
+    2.5,
+    2.4,
+    2.41,
+    2.4,
+    2.3999,
+    2.39,
+    2.4,
+    2.4,
+    2.4,
+    2.4,
+    2.4,
+    2.4,
+    2.4,
+    1.0,
+    1.1,
+    1.2,
+    0.99,
+    f64::NAN,
+    1.5,
+    1.5,
+    1.5,
+    1.5,
+    1.5,
+    1.5,
+];
 
 const ACCURACY: &[f64] = &[
     -0.5,
@@ -83,7 +107,13 @@ fn runs() -> [Run; 6] {
         Run {
             plateau: min().factor(0.5).patience(0).absolute_threshold(0.01).min_eta(0.01),
             metrics: LOSS,
-            changes: &[(2, 0.15, 0.01), (3, 0.075, 0.01), (4, 0.0375, 0.01), (5, 0.01875, 0.01), (6, 0.01, 0.01)],
+            changes: &[
+                (2, 0.15, 0.01),
+                (3, 0.075, 0.01),
+                (4, 0.0375, 0.01),
+                (5, 0.01875, 0.01),
+                (6, 0.01, 0.01),
+            ],
             end: (1.0, 0, 0),
         },
         Run {
@@ -128,7 +158,8 @@ fn variables() -> Vars {
 
 /// Leaves with the rates 0.3 and 0.02, of which the second is frozen.
 fn state(model: &Vars) -> StateTree {
-    let mut state = setup_with(model, |path, _| Some(Descent::new(if path == "0" { 0.3 } else { 0.02 }))).expect("a state");
+    let mut state = setup_with(model, |path, _| Some(Descent::new(if path == "0" { 0.3 } else { 0.02 })))
+        .expect("a state");
     state.at("1").expect("a leaf").freeze();
     state
 }
@@ -147,21 +178,33 @@ fn rates_fall_as_with_torch_bit_for_bit() {
         for (index, metric) in metrics.iter().enumerate() {
             let change = changes.iter().find(|(at, ..)| *at == index);
             expected = change.map_or(expected, |(_, first, second)| [*first, *second]);
-            assert_eq!(reducer.observe(*metric, &mut state).expect("an observation"), change.is_some(), "{plateau:?}, {index}");
+            assert_eq!(
+                reducer.observe(*metric, &mut state).expect("an observation"),
+                change.is_some(),
+                "{plateau:?}, {index}"
+            );
             assert_eq!(rates(&state), expected, "{plateau:?}, {index}");
         }
         let counts = serde_json::to_value(&reducer).expect("JSON");
-        assert_eq!((reducer.best(), &counts["bad"], &counts["cooling"]), (Some(end.0), &end.1.into(), &end.2.into()), "{plateau:?}");
+        assert_eq!(
+            (reducer.best(), &counts["bad"], &counts["cooling"]),
+            (Some(end.0), &end.1.into(), &end.2.into()),
+            "{plateau:?}"
+        );
     }
 }
 
 /// After which observations rates are reduced, and the best metric at the end.
-fn reductions(plateau: &ReduceOnPlateau, metrics: impl IntoIterator<Item = f64>) -> (Vec<usize>, Option<f64>) {
+fn reductions(
+    plateau: &ReduceOnPlateau,
+    metrics: impl IntoIterator<Item = f64>,
+) -> (Vec<usize>, Option<f64>) {
     let model = variables();
     let (mut state, mut plateau) = (state(&model), plateau.clone());
     let reduces = |metric: f64| plateau.observe(metric, &mut state).expect("an observation");
     let reduced = metrics.into_iter().map(reduces).collect::<Vec<_>>();
-    let places = reduced.iter().enumerate().filter(|(_, reduced)| **reduced).map(|(place, _)| place).collect();
+    let places =
+        reduced.iter().enumerate().filter(|(_, reduced)| **reduced).map(|(place, _)| place).collect();
     (places, plateau.best())
 }
 
@@ -172,7 +215,11 @@ fn the_relative_margin_of_a_metric_below_zero_is_as_wide_as_above() {
     let rising = || falling.clone().rising();
     for constant in [1.0, -1.0, 0.0, 1e-300, -1e-300] {
         for plateau in [falling.clone(), rising()] {
-            assert_eq!(reductions(&plateau, [constant; 8]), (vec![3, 6], Some(constant)), "{plateau:?} of {constant}");
+            assert_eq!(
+                reductions(&plateau, [constant; 8]),
+                (vec![3, 6], Some(constant)),
+                "{plateau:?} of {constant}"
+            );
         }
     }
     // Worse by less than the margin, better by less, and better by more.
@@ -222,11 +269,17 @@ fn a_relative_schedule_goes_on_from_what_is_reduced() {
     let drive = || Schedule::linear(0.0, 1.0, 4).relative();
     let mut scheduler = Scheduler::new(drive(), &mut state).expect("a scheduler");
     let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(0).min_eta(0.015);
-    let bases = |state: &StateTree| ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.base("eta")).expect("a base"));
+    let bases = |state: &StateTree| {
+        ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.base("eta")).expect("a base"))
+    };
     for metric in [1.0, 1.0] {
         plateau.observe(metric, &mut state).expect("an observation");
     }
-    assert_eq!((rates(&state), bases(&state)), ([0.0, 0.0], [0.15, 0.015]), "in the first step of the warm-up");
+    assert_eq!(
+        (rates(&state), bases(&state)),
+        ([0.0, 0.0], [0.15, 0.015]),
+        "in the first step of the warm-up"
+    );
     scheduler.go_to(2, &mut state).expect("a step of the schedule");
     assert_eq!(rates(&state), [0.075, 0.0075]);
     assert!(plateau.observe(1.0, &mut state).expect("an observation"));
@@ -252,7 +305,11 @@ fn parts_of_a_model_and_members_of_a_chain_are_chosen() {
     let fresh = ReduceOnPlateau::new().factor(0.5).patience(0);
     let mut plateau = fresh.clone().field("rho");
     let several = plateau.observe(1.0, &mut state).expect_err("two fields");
-    is_kind(&several, ErrorKind::Schedule, &["several members of its chain have rho", "ReduceOnPlateau::field", "0.rho"]);
+    is_kind(
+        &several,
+        ErrorKind::Schedule,
+        &["several members of its chain have rho", "ReduceOnPlateau::field", "0.rho"],
+    );
     assert_eq!(several.path(), Some("0"), "{several}");
     assert_eq!(plateau, fresh.clone().field("rho"), "what is refused does not count");
     let mut plateau = fresh.clone();
@@ -319,6 +376,7 @@ fn ranks_save_one_plateau_and_refuse_two() {
         Checkpoint::new(&state).plateau(&plateau).save(&saved).expect_err("two metrics").to_string()
     });
     assert!(refused.iter().all(|error| error.contains("differs in the plateau")), "{refused:?}");
-    let plateau = CheckpointFile::open(&path).and_then(|file| file.plateau()).expect("a file").expect("a plateau");
+    let plateau =
+        CheckpointFile::open(&path).and_then(|file| file.plateau()).expect("a file").expect("a plateau");
     assert_eq!(plateau.best(), Some(3.0));
 }

@@ -1,9 +1,12 @@
 //! Dtypes by path, and modules that run in a dtype of their own.
 
 use candle_core::{D, DType, Device, Module, Tensor, Var};
-use candle_nn::{Init, LayerNorm, Linear, VarBuilder, VarMap, conv2d, embedding, layer_norm_no_bias, linear, ops::softmax};
+use candle_nn::{
+    Init, LayerNorm, Linear, VarBuilder, VarMap, conv2d, embedding, layer_norm_no_bias, linear, ops::softmax,
+};
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, ErrorKind, InDtype, MixedPrecision, Model, PrecisionPolicy, TensorProblem, setup, trainables,
+    Adam, Checkpoint, CheckpointFile, ErrorKind, InDtype, MixedPrecision, Model, PrecisionPolicy,
+    TensorProblem, setup, trainables,
 };
 
 use crate::model::models::CPU;
@@ -23,12 +26,19 @@ fn named(rows: &[(&str, DType)]) -> Vec<(String, DType)> {
 }
 
 /// What parameters cannot be.
-pub(crate) const REFUSED: [DType; 7] = [DType::U8, DType::U32, DType::I16, DType::I64, DType::F8E4M3, DType::F4, DType::F8E8M0];
+pub(crate) const REFUSED: [DType; 7] =
+    [DType::U8, DType::U32, DType::I16, DType::I64, DType::F8E4M3, DType::F4, DType::F8E8M0];
 
 #[test]
 fn the_first_pattern_that_matches_decides() {
     use DType::{BF16, F16, F32, F64};
-    let policy = policy(&[("*.norm.*", F32), ("head.*", F64), ("?.b*", F16), ("*.weight", BF16), ("head.norm.weight", F64)]);
+    let policy = policy(&[
+        ("*.norm.*", F32),
+        ("head.*", F64),
+        ("?.b*", F16),
+        ("*.weight", BF16),
+        ("head.norm.weight", F64),
+    ]);
     let rows = [
         ("0.norm.weight", F32),
         ("head.norm.weight", F32),
@@ -45,18 +55,31 @@ fn the_first_pattern_that_matches_decides() {
     for path in ["norm", "10.bias", "Head.bias", "0.fc.weights", ""] {
         let error = policy.dtype(path).expect_err(path);
         is_kind(&error, ErrorKind::Configuration, &["no pattern matches it"]);
-        assert_eq!((error.path(), error.got().map(|patterns| patterns.split(", ").count())), (Some(path), Some(5)), "{error}");
+        assert_eq!(
+            (error.path(), error.got().map(|patterns| patterns.split(", ").count())),
+            (Some(path), Some(5)),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn only_dtypes_that_can_be_trained_are_possible() {
     for dtype in REFUSED {
-        let errors =
-            [PrecisionPolicy::new([("a", DType::F32), ("*", dtype)]).expect_err("refused"), InDtype::new(dtype, ()).expect_err("refused")];
+        let errors = [
+            PrecisionPolicy::new([("a", DType::F32), ("*", dtype)]).expect_err("refused"),
+            InDtype::new(dtype, ()).expect_err("refused"),
+        ];
         for (error, asks) in errors.into_iter().zip([r#"the pattern "*""#, "InDtype"]) {
-            assert_eq!((error.kind(), error.got()), (ErrorKind::Argument, Some(&*format!("{dtype:?}"))), "{error}");
-            assert!(error.to_string().starts_with(&format!("{asks} asks for {dtype:?}, expected F16")), "{error}");
+            assert_eq!(
+                (error.kind(), error.got()),
+                (ErrorKind::Argument, Some(&*format!("{dtype:?}"))),
+                "{error}"
+            );
+            assert!(
+                error.to_string().starts_with(&format!("{asks} asks for {dtype:?}, expected F16")),
+                "{error}"
+            );
         }
     }
 }
@@ -97,8 +120,9 @@ fn a_builder_gives_each_variable_its_dtype() {
 /// What is drawn at random is spread as in F32, and constants are exact.
 #[test]
 fn initial_values_are_those_of_f32_rounded() {
-    for (device, dtype) in
-        devices().into_iter().flat_map(|device| [DType::F16, DType::BF16, DType::F32, DType::F64].map(|d| (device.clone(), d)))
+    for (device, dtype) in devices()
+        .into_iter()
+        .flat_map(|device| [DType::F16, DType::BF16, DType::F32, DType::F64].map(|d| (device.clone(), d)))
     {
         let variables = VarMap::new();
         let builder = policy(&[("*", dtype)]).builder(&variables, &device);
@@ -114,7 +138,9 @@ fn initial_values_are_those_of_f32_rounded() {
         assert!(thirds.iter().all(|x| (x - values(&third)[0]).abs() < 1e-7), "{thirds:?}");
         let uniform = get("uniform", Init::Uniform { lo: -0.25, up: 0.5 });
         assert!(
-            uniform.iter().all(|x| (-0.25..=0.5).contains(x)) && uniform.iter().any(|x| *x < -0.2) && uniform.iter().any(|x| *x > 0.45)
+            uniform.iter().all(|x| (-0.25..=0.5).contains(x))
+                && uniform.iter().any(|x| *x < -0.2)
+                && uniform.iter().any(|x| *x > 0.45)
         );
         let normal = get("normal", Init::Randn { mean: 1.0, stdev: 0.5 });
         let mean = normal.iter().sum::<f64>() / 2000.0;
@@ -138,11 +164,25 @@ fn a_builder_refuses_what_the_policy_does_not_say() {
     let weight = builder.get((2, 4), "fc.weight").expect("the variable");
     assert_eq!(builder.pp("fc").get((2, 4), "weight").expect("the same").id(), weight.id());
     let shape = refusal(builder.get((4, 2), "fc.weight"));
-    assert!(shape.contains(r#"parameter "fc.weight": the variable that is there already has shape [2, 4], expected [4, 2]"#), "{shape}");
-    let dtype = refusal(policy(&[("*", DType::F32)]).builder(&variables, CPU).get((2, 4), "fc.weight"));
-    assert!(dtype.contains(r#"parameter "fc.weight": the variable that is there already is BF16, expected F32"#), "{dtype}");
     assert!(
-        refusal(PrecisionPolicy::new([("", DType::F32); 0]).expect("no patterns").builder(&variables, CPU).get(1, "x")).contains("\"x\"")
+        shape.contains(
+            r#"parameter "fc.weight": the variable that is there already has shape [2, 4], expected [4, 2]"#
+        ),
+        "{shape}"
+    );
+    let dtype = refusal(policy(&[("*", DType::F32)]).builder(&variables, CPU).get((2, 4), "fc.weight"));
+    assert!(
+        dtype.contains(r#"parameter "fc.weight": the variable that is there already is BF16, expected F32"#),
+        "{dtype}"
+    );
+    assert!(
+        refusal(
+            PrecisionPolicy::new([("", DType::F32); 0])
+                .expect("no patterns")
+                .builder(&variables, CPU)
+                .get(1, "x")
+        )
+        .contains("\"x\"")
     );
     assert_eq!(dtypes(&variables), named(&[("fc.weight", DType::BF16)]));
 }
@@ -184,7 +224,11 @@ fn a_model_is_checked_against_its_policy() {
     is_kind(&uncovered, ErrorKind::Configuration, &["no pattern matches it"]);
     assert_eq!(uncovered.path(), Some("fc.weight"), "{uncovered}");
     let other = check(&[("*.bias", DType::F32), ("*", DType::BF16)]).expect_err("another dtype");
-    assert_eq!((other.kind(), other.path()), (ErrorKind::Tensor(TensorProblem::Dtype), Some("fc.bias")), "{other}");
+    assert_eq!(
+        (other.kind(), other.path()),
+        (ErrorKind::Tensor(TensorProblem::Dtype), Some("fc.bias")),
+        "{other}"
+    );
     assert_eq!((other.expected(), other.got()), (Some("F32"), Some("BF16")), "{other}");
     let empty = policy(&[("*", DType::F32)]).check(&VarMap::new()).expect_err("nothing to check");
     is_kind(&empty, ErrorKind::Model, &["no trainable"]);
@@ -201,8 +245,12 @@ fn setup_and_checkpoints_see_the_variables() {
         (variables, state)
     };
     let (variables, state) = build();
-    let names: Vec<_> =
-        state.leaves().map(|leaf| (leaf.path(), DType::from(leaf.dtype()), leaf.tensor_names().contains(&"master".to_string()))).collect();
+    let names: Vec<_> = state
+        .leaves()
+        .map(|leaf| {
+            (leaf.path(), DType::from(leaf.dtype()), leaf.tensor_names().contains(&"master".to_string()))
+        })
+        .collect();
     assert_eq!(names, [("fc.bias", DType::F32, false), ("fc.weight", DType::F16, true)]);
     assert_eq!(state.bytes(), 4 * (2 * 2 + 3 * 6));
 
@@ -210,8 +258,11 @@ fn setup_and_checkpoints_see_the_variables() {
     let path = folder.path().join("state.safetensors");
     Checkpoint::new(&state).model(&variables).save(&path).expect("saved");
     let (other, mut resumed) = build();
-    CheckpointFile::open(&path).and_then(|file| file.restore_with_model(&mut resumed, &other)).expect("restored");
-    let values = |variables: &VarMap| trainables(variables).expect("variables").values().map(bits).collect::<Vec<_>>();
+    CheckpointFile::open(&path)
+        .and_then(|file| file.restore_with_model(&mut resumed, &other))
+        .expect("restored");
+    let values =
+        |variables: &VarMap| trainables(variables).expect("variables").values().map(bits).collect::<Vec<_>>();
     assert_eq!(values(&variables), values(&other));
 }
 
@@ -220,14 +271,21 @@ fn setup_and_checkpoints_see_the_variables() {
 #[test]
 fn an_adaptor_has_the_bits_of_conversions_by_hand() {
     for device in devices() {
-        for (inside, outside) in [(DType::F32, DType::F16), (DType::F32, DType::BF16), (DType::BF16, DType::F32), (DType::F16, DType::F32)]
-        {
+        for (inside, outside) in [
+            (DType::F32, DType::F16),
+            (DType::F32, DType::BF16),
+            (DType::BF16, DType::F32),
+            (DType::F16, DType::F32),
+        ] {
             let weight = var(&random(1, &[6, 4], inside, &device));
             let bias = var(&random(2, &[6], inside, &device));
             let norm = var(&random(3, &[4], inside, &device));
             let input = var(&random(4, &[5, 4], outside, &device));
             let modules: [(Box<dyn Module>, &[&Var]); 3] = [
-                (Box::new(Linear::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()))), &[&weight, &bias]),
+                (
+                    Box::new(Linear::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()))),
+                    &[&weight, &bias],
+                ),
                 (Box::new(LayerNorm::new_no_bias(norm.as_tensor().clone(), 1e-5)), &[&norm]),
                 (Box::new(|x: &Tensor| softmax(x, D::Minus1)), &[]),
             ];
@@ -237,9 +295,22 @@ fn an_adaptor_has_the_bits_of_conversions_by_hand() {
                 let adaptor = InDtype::new(inside, |x: &Tensor| module.forward(x)).expect("an adaptor");
                 let run = |module: &dyn Module| {
                     let output = module.forward(input.as_tensor()).expect("an output");
-                    let gradients = output.to_dtype(DType::F32).and_then(|y| y.sqr()?.sum_all()?.backward()).expect("gradients");
-                    let of = |x: &Var| gradients.get(x).map(|gradient| (gradient.dtype(), bits(gradient))).expect("a gradient");
-                    (output.dtype(), bits(&output), of(&input), parameters.iter().map(|x| of(x)).collect::<Vec<_>>())
+                    let gradients = output
+                        .to_dtype(DType::F32)
+                        .and_then(|y| y.sqr()?.sum_all()?.backward())
+                        .expect("gradients");
+                    let of = |x: &Var| {
+                        gradients
+                            .get(x)
+                            .map(|gradient| (gradient.dtype(), bits(gradient)))
+                            .expect("a gradient")
+                    };
+                    (
+                        output.dtype(),
+                        bits(&output),
+                        of(&input),
+                        parameters.iter().map(|x| of(x)).collect::<Vec<_>>(),
+                    )
                 };
                 let got = run(&adaptor);
                 assert_eq!(got, run(&by_hand), "{inside:?} in {outside:?}");
@@ -253,7 +324,8 @@ fn an_adaptor_has_the_bits_of_conversions_by_hand() {
 #[test]
 fn tokens_go_in_as_they_are() {
     let variables = VarMap::new();
-    let tokens = embedding(5, 3, policy(&[("*", DType::BF16)]).builder(&variables, CPU).pp("tokens")).expect("an embedding");
+    let tokens = embedding(5, 3, policy(&[("*", DType::BF16)]).builder(&variables, CPU).pp("tokens"))
+        .expect("an embedding");
     let tokens = InDtype::new(DType::BF16, tokens).expect("an adaptor");
     let output = tokens.forward(&Tensor::new(&[1u32, 4], CPU).expect("tokens")).expect("an output");
     assert_eq!((output.dtype(), output.dims(), tokens.dtype()), (DType::BF16, &[2, 3][..], DType::BF16));

@@ -2,7 +2,8 @@
 
 use candle_core::{D, DType, Device, IndexOp, Module, Tensor};
 use candle_nn::{
-    Embedding, Linear, RmsNorm, VarBuilder, VarMap, embedding, linear, linear_no_bias, loss::cross_entropy, ops::softmax, rms_norm,
+    Embedding, Linear, RmsNorm, VarBuilder, VarMap, embedding, linear, linear_no_bias, loss::cross_entropy,
+    ops::softmax, rms_norm,
 };
 use optimisers::{AdamW, InDtype, LossScaler, MixedPrecision, PrecisionPolicy, Status, setup};
 
@@ -34,10 +35,16 @@ impl Attention {
 impl Module for Attention {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let (batch, length, width) = x.dims3()?;
-        let parts = self.projections.forward(x)?.reshape((batch, length, 3, self.heads, width / self.heads))?.permute((2, 0, 3, 1, 4))?;
-        let (queries, keys, values) = (parts.i(0)?.contiguous()?, parts.i(1)?.contiguous()?, parts.i(2)?.contiguous()?);
+        let parts = self
+            .projections
+            .forward(x)?
+            .reshape((batch, length, 3, self.heads, width / self.heads))?
+            .permute((2, 0, 3, 1, 4))?;
+        let (queries, keys, values) =
+            (parts.i(0)?.contiguous()?, parts.i(1)?.contiguous()?, parts.i(2)?.contiguous()?);
         let scores = (queries.matmul(&keys.t()?)? / (width as f64 / self.heads as f64).sqrt())?;
-        let weights = InDtype::new(DType::F32, |scores: &Tensor| softmax(scores, D::Minus1))?.forward(&scores)?;
+        let weights =
+            InDtype::new(DType::F32, |scores: &Tensor| softmax(scores, D::Minus1))?.forward(&scores)?;
         self.output.forward(&weights.matmul(&values)?.transpose(1, 2)?.reshape((batch, length, width))?)
     }
 }
@@ -90,8 +97,10 @@ impl Module for Transformer {
 /// Sequences, and the same sequences reversed: what the model is to answer.
 fn task(device: &Device) -> (Tensor, Tensor) {
     let sequences: Vec<u32> = (0..16 * LENGTH as u32).map(|i| (i * i + 3 * i) % TOKENS as u32).collect();
-    let reversed = sequences.chunks(LENGTH).flat_map(|sequence| sequence.iter().rev().copied()).collect::<Vec<_>>();
-    let tensor = |numbers: Vec<u32>, shape: &[usize]| Tensor::from_vec(numbers, shape, device).expect("tokens");
+    let reversed =
+        sequences.chunks(LENGTH).flat_map(|sequence| sequence.iter().rev().copied()).collect::<Vec<_>>();
+    let tensor =
+        |numbers: Vec<u32>, shape: &[usize]| Tensor::from_vec(numbers, shape, device).expect("tokens");
     (tensor(sequences, &[16, LENGTH]), tensor(reversed, &[16 * LENGTH]))
 }
 
@@ -106,7 +115,8 @@ fn a_transformer_in_f16_with_norms_in_f32_trains_with_masters_where_they_are_nee
         let model = Transformer::new(policy.builder(&variables, &device)).expect("a model");
         policy.check(&variables).expect("as the policy says");
 
-        let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(1e-2)), &variables).expect("a state");
+        let mut state =
+            setup(MixedPrecision::new(DType::F32, AdamW::new(1e-2)), &variables).expect("a state");
         for leaf in state.leaves() {
             let is_norm = leaf.path().contains(".norm.");
             assert_eq!(leaf.dtype(), if is_norm { DType::F32 } else { DType::F16 }, "{}", leaf.path());
@@ -120,7 +130,10 @@ fn a_transformer_in_f16_with_norms_in_f32_trains_with_masters_where_they_are_nee
         for _ in 0..80 {
             let logits = model.forward(&tokens).expect("logits");
             assert_eq!(logits.dtype(), DType::F16);
-            let loss = logits.flatten_to(1).and_then(|x| cross_entropy(&x.to_dtype(DType::F32)?, &answers)).expect("a loss");
+            let loss = logits
+                .flatten_to(1)
+                .and_then(|x| cross_entropy(&x.to_dtype(DType::F32)?, &answers))
+                .expect("a loss");
             let gradients = scaler.scale(&loss).and_then(|loss| Ok(loss.backward()?)).expect("gradients");
             let outcome = scaler.update(&mut state, &variables, &gradients).expect("an update");
             assert_eq!(outcome.without_gradient, [""; 0]);
@@ -139,7 +152,8 @@ fn fused_norms_leave_parameters_without_gradient() {
     let variables = VarMap::new();
     let builder = norms_in_f32().builder(&variables, &Device::Cpu);
     let first = linear_no_bias(4, 4, builder.pp("first")).expect("a layer");
-    let norm = InDtype::new(DType::F32, rms_norm(4, 1e-5, builder.pp("x.norm")).expect("a norm")).expect("an adaptor");
+    let norm = InDtype::new(DType::F32, rms_norm(4, 1e-5, builder.pp("x.norm")).expect("a norm"))
+        .expect("an adaptor");
     let last = linear_no_bias(4, 4, builder.pp("last")).expect("a layer");
     let input = Tensor::ones((2, 4), DType::F16, &Device::Cpu).expect("an input");
     let output = first.forward(&input).and_then(|x| last.forward(&norm.forward(&x)?)).expect("an output");

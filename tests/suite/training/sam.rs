@@ -4,20 +4,22 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdamW, Communicator, Descent, Ema, Engine, Error, ErrorKind, Kahan, LossScaler, MixedPrecision, Momentum, Offload,
-    Optimiser, OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, TensorProblem, Twin,
-    Update, setup, update,
+    AccumGrad, AdamW, Communicator, Descent, Ema, Engine, Error, ErrorKind, Kahan, LossScaler,
+    MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster,
+    StateTree, StochasticRounding, StoreAs, TensorProblem, Twin, Update, setup, update,
 };
 
 use support::common::{
-    Grads, Vars, assert_same, bits, engines, forget_ascent, grads, is_kind, logged, model, says, snapshot, tensor, values, var,
+    Grads, Vars, assert_same, bits, engines, forget_ascent, grads, is_kind, logged, model, says, snapshot,
+    tensor, values, var,
 };
 use support::threads::on;
 
 /// Σ (tanh a - 0.3)² + Σ b⁴ + Σ tanh a · Σ b
 fn loss(x: &Vars) -> Result<Tensor> {
     let t = x["0"].tanh()?;
-    let sum = ((t.affine(1.0, -0.3)?.sqr()?.sum_all()? + x["1"].sqr()?.sqr()?.sum_all()?)? + (t.sum_all()? * x["1"].sum_all()?)?)?;
+    let sum = ((t.affine(1.0, -0.3)?.sqr()?.sum_all()? + x["1"].sqr()?.sqr()?.sum_all()?)?
+        + (t.sum_all()? * x["1"].sum_all()?)?)?;
     Ok(sum)
 }
 
@@ -89,14 +91,38 @@ fn trajectories_are_those_of_the_recurrence_and_of_pytorch_optimizer() {
         (
             0.05,
             false,
-            [0.08068705128335153, -0.1530510409762081, -0.024111997280753212, 0.25269308716977074, 0.3280587914143338],
-            [0.5742829605522668, 0.4988978415697486, 0.581511308325717, -0.5147647863279808, -0.6719742121943814],
+            [
+                0.08068705128335153,
+                -0.1530510409762081,
+                -0.024111997280753212,
+                0.25269308716977074,
+                0.3280587914143338,
+            ],
+            [
+                0.5742829605522668,
+                0.4988978415697486,
+                0.581511308325717,
+                -0.5147647863279808,
+                -0.6719742121943814,
+            ],
         ),
         (
             0.5,
             true,
-            [0.0074404165619201285, -0.13282082090085232, -0.03750545280238257, 0.2824795375729521, 0.3599718548480004],
-            [0.8322628297060588, 0.12769377282471342, 0.8529105394534265, -0.6905041983698512, -0.6907371866807844],
+            [
+                0.0074404165619201285,
+                -0.13282082090085232,
+                -0.03750545280238257,
+                0.2824795375729521,
+                0.3599718548480004,
+            ],
+            [
+                0.8322628297060588,
+                0.12769377282471342,
+                0.8529105394534265,
+                -0.6905041983698512,
+                -0.6907371866807844,
+            ],
         ),
     ];
     for (rho, is_adaptive, of_adamw, of_sgd) in cases {
@@ -108,7 +134,11 @@ fn trajectories_are_those_of_the_recurrence_and_of_pytorch_optimizer() {
 
         let rho = if is_adaptive { 0.7 } else { 0.3 };
         let got = trained(sam(rho), Descent::new(0.1));
-        near(&got, &by_hand(rho, is_adaptive, |x, g, _| x.iter_mut().zip(g).for_each(|(x, g)| *x -= 0.1 * g)), "Descent");
+        near(
+            &got,
+            &by_hand(rho, is_adaptive, |x, g, _| x.iter_mut().zip(g).for_each(|(x, g)| *x -= 0.1 * g)),
+            "Descent",
+        );
         near(&got, &of_sgd, "SGD of pytorch_optimizer");
     }
 }
@@ -141,22 +171,34 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
             optimisers.push(Box::new(SplitMaster::of_24_bits(rule())));
         }
         for optimiser in optimisers {
-            for (engine, sam) in engines().into_iter().zip([Sam::new(0.5), Sam::new(0.5).adaptive(), Sam::new(0.5)]) {
+            for (engine, sam) in
+                engines().into_iter().zip([Sam::new(0.5), Sam::new(0.5).adaptive(), Sam::new(0.5)])
+            {
                 let (x, alone) = (parameters(dtype), parameters(dtype));
                 let mut states = [&x, &alone].map(|x| setup(optimiser.clone(), x).expect("a state"));
                 for _ in 0..3 {
                     let before = snapshot(&x, &states[0]);
-                    let climbed = sam.ascend(Update::new(&mut states[0]).engine(engine), &x, &gradients(dtype)).expect("an ascent");
+                    let climbed = sam
+                        .ascend(Update::new(&mut states[0]).engine(engine), &x, &gradients(dtype))
+                        .expect("an ascent");
                     assert!(climbed.norm().is_some_and(|norm| norm > 0.0));
                     let up: Vec<_> = x.values().map(|x| bits(x)).collect();
                     climbed.restore().expect("parameters");
                     assert_same(&[snapshot(&x, &states[0])], std::slice::from_ref(&before), optimiser.name());
-                    assert!(up.iter().zip(&before).all(|(up, (_, before))| up != before), "{} has moved", optimiser.name());
+                    assert!(
+                        up.iter().zip(&before).all(|(up, (_, before))| up != before),
+                        "{} has moved",
+                        optimiser.name()
+                    );
                     states[0].check_masters(&x).expect("masters of these parameters");
                     for (state, x) in states.iter_mut().zip([&x, &alone]) {
                         Update::new(state).engine(engine).apply(x, &gradients(dtype)).expect("an update");
                     }
-                    assert_same(&[snapshot(&x, &states[0])], &[snapshot(&alone, &states[1])], optimiser.name());
+                    assert_same(
+                        &[snapshot(&x, &states[0])],
+                        &[snapshot(&alone, &states[1])],
+                        optimiser.name(),
+                    );
                 }
             }
         }
@@ -169,14 +211,19 @@ fn a_parameter_with_a_master_is_moved_from_there() {
     let x = parameters(DType::BF16);
     let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a state");
     update(&mut state, &x, &gradients(DType::BF16)).expect("an update");
-    let master = |path: &str| values(&state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()?).expect("a master"));
+    let master = |path: &str| {
+        values(&state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()?).expect("a master"))
+    };
     let masters = ["0", "1"].map(master);
     let gradients = gradients(DType::F32);
     let norm = gradients.values().flat_map(values).map(|g| g * g).sum::<f64>().sqrt();
     let climbed = Sam::new(0.25).ascend(Update::new(&mut state), &x, &gradients).expect("an ascent");
     assert!((climbed.norm().expect("a norm") / norm - 1.0).abs() < 1e-12);
     for (path, master) in ["0", "1"].iter().zip(&masters) {
-        let up = master.iter().zip(values(&gradients[*path])).map(|(x, g)| *x as f32 - g as f32 * (-(0.25 / norm)) as f32);
+        let up = master
+            .iter()
+            .zip(values(&gradients[*path]))
+            .map(|(x, g)| *x as f32 - g as f32 * (-(0.25 / norm)) as f32);
         let expected: Vec<f64> = up.map(|up| half::bf16::from_f32(up).to_f64()).collect();
         assert_eq!(values(&x[*path]), expected);
     }
@@ -204,11 +251,16 @@ fn missing_gradients_and_frozen_leaves_stay_where_they_are() {
 
     // What the update refuses is the update's concern.
     state.require_all();
-    Sam::new(0.5).ascend(Update::new(&mut state), &x, &with_frozen).and_then(|climbed| climbed.restore()).expect("an ascent");
+    Sam::new(0.5)
+        .ascend(Update::new(&mut state), &x, &with_frozen)
+        .and_then(|climbed| climbed.restore())
+        .expect("an ascent");
     let none: Grads = BTreeMap::new();
-    let refused = Sam::new(0.5).ascend(Update::new(&mut state), &x, &none).map(drop).expect_err("no gradients");
+    let refused =
+        Sam::new(0.5).ascend(Update::new(&mut state), &x, &none).map(drop).expect_err("no gradients");
     is_kind(&refused, ErrorKind::NoGradient, &["no gradient for any of the 3 parameters"]);
-    let climbed = Sam::new(0.5).ascend(Update::new(&mut state).allow_no_gradients(), &x, &none).expect("nowhere");
+    let climbed =
+        Sam::new(0.5).ascend(Update::new(&mut state).allow_no_gradients(), &x, &none).expect("nowhere");
     assert_eq!(climbed.norm(), None);
     climbed.restore().expect("parameters");
 }
@@ -229,7 +281,11 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
                 let mut gradients = gradients(dtype);
                 gradients.insert("1".to_string(), gradients["1"].affine(0.0, number).expect("a tensor"));
                 let error = sam.ascend(Update::new(&mut state), &x, &gradients).expect_err("no direction");
-                is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["LossScaler::update", "no direction"]);
+                is_kind(
+                    &error,
+                    ErrorKind::Tensor(TensorProblem::NotFinite),
+                    &["LossScaler::update", "no direction"],
+                );
                 let norm = error.got().and_then(|norm| norm.parse::<f64>().ok());
                 assert!(error.path() == Some("1") && norm.is_some_and(|norm| !norm.is_finite()), "{error}");
             }
@@ -239,12 +295,17 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
     let x = parameters(DType::F32);
     let mut state = setup(Descent::new(0.1), &x).expect("a state");
     for rho in [-0.1, f64::NAN, f64::INFINITY] {
-        let error = Sam::new(rho).ascend(Update::new(&mut state), &x, &gradients(DType::F32)).expect_err("refused");
+        let error =
+            Sam::new(rho).ascend(Update::new(&mut state), &x, &gradients(DType::F32)).expect_err("refused");
         is_kind(&error, ErrorKind::Argument, &["Sam: rho is "]);
     }
     let wrong = grads([Some(tensor(1, &[2], DType::F32))]);
-    let shape = Sam::new(0.1).ascend(Update::new(&mut state), &x, &wrong).map(drop).expect_err("another shape");
-    assert_eq!((shape.kind(), shape.path(), shape.got()), (ErrorKind::Tensor(TensorProblem::Shape), Some("0"), Some("[2]")));
+    let shape =
+        Sam::new(0.1).ascend(Update::new(&mut state), &x, &wrong).map(drop).expect_err("another shape");
+    assert_eq!(
+        (shape.kind(), shape.path(), shape.got()),
+        (ErrorKind::Tensor(TensorProblem::Shape), Some("0"), Some("[2]"))
+    );
     assert_same(&[snapshot(&x, &state)], &[snapshot(&parameters(DType::F32), &state)], "after the refusals");
 }
 
@@ -286,14 +347,22 @@ fn tied_weights_move_once() {
 #[test]
 fn both_halves_of_a_pair_move_and_come_back() {
     let precise = parameters(DType::F32);
-    let low: Vars = precise.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy")))).collect();
+    let low: Vars = precise
+        .iter()
+        .map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy"))))
+        .collect();
     let twin = Twin::new(&precise, &low).expect("a pair");
     let mut state = setup(AdamW::new(0.1), &twin).expect("a state");
     let all = |vars: &Vars| vars.values().map(|x| bits(x)).collect::<Vec<_>>();
     for _ in 0..2 {
         let before = (all(&precise), all(&low));
-        let climbed = Sam::new(3.0).ascend(Update::new(&mut state), &twin, &gradients(DType::BF16)).expect("an ascent");
-        assert!(precise.iter().all(|(path, x)| bits(&low[path]) == bits(&x.to_dtype(DType::BF16).expect("rounded"))));
+        let climbed =
+            Sam::new(3.0).ascend(Update::new(&mut state), &twin, &gradients(DType::BF16)).expect("an ascent");
+        assert!(
+            precise
+                .iter()
+                .all(|(path, x)| bits(&low[path]) == bits(&x.to_dtype(DType::BF16).expect("rounded")))
+        );
         assert!(all(&precise) != before.0 && all(&low) != before.1);
         climbed.restore().expect("parameters");
         assert_eq!((all(&precise), all(&low)), before);
@@ -306,7 +375,9 @@ fn both_halves_of_a_pair_move_and_come_back() {
 #[test]
 fn parameters_come_back_without_a_restore() {
     let x = parameters(DType::BF16);
-    let mut state = setup(MixedPrecision::new(DType::F32, OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)))), &x).expect("a state");
+    let mut state =
+        setup(MixedPrecision::new(DType::F32, OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)))), &x)
+            .expect("a state");
     let before = snapshot(&x, &state);
     let mut step = || -> Result<()> {
         let _climbed = Sam::new(3.0).ascend(Update::new(&mut state), &x, &gradients(DType::BF16))?;
@@ -321,7 +392,10 @@ fn parameters_come_back_without_a_restore() {
     ];
     for remedy in remedies {
         forget_ascent(&mut state, &x, &gradients(DType::BF16));
-        says(&update(&mut state, &x, &gradients(DType::BF16)).expect_err("refused"), &["`Sam`", "with_averages", "Sam::ascend"]);
+        says(
+            &update(&mut state, &x, &gradients(DType::BF16)).expect_err("refused"),
+            &["`Sam`", "with_averages", "Sam::ascend"],
+        );
         remedy(&mut state, &x).expect("parameters");
         assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after the remedy");
     }
@@ -344,7 +418,9 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
             };
             if ascends {
                 let first = scaled(&mut scaler);
-                let climbed = Sam::new(0.05).ascend(Update::new(&mut state).scaler(&mut scaler), &x, &first).expect("an ascent");
+                let climbed = Sam::new(0.05)
+                    .ascend(Update::new(&mut state).scaler(&mut scaler), &x, &first)
+                    .expect("an ascent");
                 climbed.restore().expect("parameters");
             }
             let second = scaled(&mut scaler);
@@ -360,7 +436,9 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
 /// Ranks ascend together, by the mean of their gradients, to where one process does with that mean.
 #[test]
 fn ranks_ascend_by_the_mean_of_their_gradients() {
-    let of_rank = |rank: u64| grads([Some(tensor(7 + rank, &[4, 5], DType::F64)), Some(tensor(70 + rank, &[300], DType::F64))]);
+    let of_rank = |rank: u64| {
+        grads([Some(tensor(7 + rank, &[4, 5], DType::F64)), Some(tensor(70 + rank, &[300], DType::F64))])
+    };
     let optimisers: [fn() -> Box<dyn Optimiser>; 2] =
         [|| Box::new(AdamW::new(0.1)), || Box::new(MixedPrecision::new(DType::F64, Momentum::new(0.1)))];
     for (optimiser, dtype) in optimisers.into_iter().zip([DType::F64, DType::BF16]) {
@@ -372,7 +450,8 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 let [g, h] = [0, 1].map(|rank| of_rank(rank)[path].clone());
                 ((g * 0.75).expect("a tensor") + (h * 0.25).expect("a tensor")).ok()
             };
-            let climbed = sam.ascend(Update::new(&mut state), &x, &grads(["0", "1"].map(mean))).expect("an ascent");
+            let climbed =
+                sam.ascend(Update::new(&mut state), &x, &grads(["0", "1"].map(mean))).expect("an ascent");
             let (norm, up) = (climbed.norm().expect("a norm"), all(&x));
             climbed.restore().expect("parameters");
             let ranks = on(2, move |world| {
@@ -412,7 +491,9 @@ fn engines_ascend_alike() {
     let up = |engine: Engine, sam: Sam| {
         let x = parameters(DType::BF16);
         let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &x).expect("a state");
-        let climbed = sam.ascend(Update::new(&mut state).engine(engine), &x, &gradients(DType::F32)).expect("an ascent");
+        let climbed = sam
+            .ascend(Update::new(&mut state).engine(engine), &x, &gradients(DType::F32))
+            .expect("an ascent");
         let up: Vec<_> = x.values().map(|x| bits(x)).collect();
         climbed.restore().expect("parameters");
         up

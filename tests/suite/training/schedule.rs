@@ -16,10 +16,19 @@ fn schedules_have_the_values_of_their_formulas() {
     let cases: [(Schedule, &[(u64, f64)]); 14] = [
         (Schedule::constant(0.3), &[(0, 0.3), (1_000_000, 0.3)]),
         (Schedule::linear(0.0, 1.0, 4), &[(0, 0.0), (1, 0.25), (4, 1.0), (5, 1.0)]),
-        (Schedule::polynomial(1.0, 0.2, 4, 2.0), &[(0, 1.0), (1, 0.2 + 0.8 * 0.5625), (3, 0.2 + 0.8 * 0.0625), (4, 0.2), (9, 0.2)]),
-        (Schedule::one_minus_square_root(1.0, 0.2, 16), &[(0, 1.0), (1, 0.8), (4, 0.6), (9, 0.4), (16, 0.2), (17, 0.2)]),
+        (
+            Schedule::polynomial(1.0, 0.2, 4, 2.0),
+            &[(0, 1.0), (1, 0.2 + 0.8 * 0.5625), (3, 0.2 + 0.8 * 0.0625), (4, 0.2), (9, 0.2)],
+        ),
+        (
+            Schedule::one_minus_square_root(1.0, 0.2, 16),
+            &[(0, 1.0), (1, 0.8), (4, 0.6), (9, 0.4), (16, 0.2), (17, 0.2)],
+        ),
         (Schedule::cosine(1.0, 0.0, 3), &[(0, 1.0), (1, 0.75), (2, 0.25), (3, 0.0), (4, 0.0)]),
-        (Schedule::cosine_restarts(1.0, 0.0, 2, 2.0), &[(0, 1.0), (1, 0.5), (2, 1.0), (4, 0.5), (6, 1.0), (10, 0.5), (14, 1.0)]),
+        (
+            Schedule::cosine_restarts(1.0, 0.0, 2, 2.0),
+            &[(0, 1.0), (1, 0.5), (2, 1.0), (4, 0.5), (6, 1.0), (10, 0.5), (14, 1.0)],
+        ),
         (Schedule::cosine_restarts(1.0, 0.5, 4, 1.0), &[(0, 1.0), (2, 0.75), (4, 1.0), (4_000_002, 0.75)]),
         // torch.optim.lr_scheduler.OneCycleLR(max_lr=1, total_steps=10): up to step 2, down to step 9.
         (Schedule::one_cycle(1.0, 10), &[(0, 0.04), (1, 0.52), (2, 1.0), (9, 4e-6), (10, 4e-6)]),
@@ -28,10 +37,22 @@ fn schedules_have_the_values_of_their_formulas() {
         (Schedule::exponential(2.0, 0.25, 2), &[(0, 2.0), (1, 1.0), (2, 0.5), (4, 0.125)]),
         (Schedule::step(2.0, 0.1, 3), &[(0, 2.0), (2, 2.0), (3, 0.2), (5, 0.2), (6, 0.02)]),
         (Schedule::inverse_square_root(1.0, 4), &[(0, 0.0), (2, 0.5), (4, 1.0), (16, 0.5), (100, 0.2)]),
-        (Schedule::warmup_stable_decay(1.0, 0.1, 2, 3, 3), &[(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0), (6, 0.7), (8, 0.1), (99, 0.1)]),
+        (
+            Schedule::warmup_stable_decay(1.0, 0.1, 2, 3, 3),
+            &[(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0), (6, 0.7), (8, 0.1), (99, 0.1)],
+        ),
         (
             Schedule::warmup_stable_then(1.0, 2, 3, Schedule::one_minus_square_root(1.0, 0.0, 4)),
-            &[(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0), (6, 0.5), (7, 1.0 - 0.5f64.sqrt()), (9, 0.0), (99, 0.0)],
+            &[
+                (0, 0.0),
+                (1, 0.5),
+                (2, 1.0),
+                (5, 1.0),
+                (6, 0.5),
+                (7, 1.0 - 0.5f64.sqrt()),
+                (9, 0.0),
+                (99, 0.0),
+            ],
         ),
     ];
     for (schedule, values) in cases {
@@ -54,7 +75,8 @@ fn the_inverse_square_root_is_that_of_the_transformer() {
 
 #[test]
 fn joined_schedules_count_anew() {
-    let schedule = Schedule::constant(1.0).then(2, Schedule::linear(0.5, 0.0, 5)).then(4, Schedule::constant(3.0));
+    let schedule =
+        Schedule::constant(1.0).then(2, Schedule::linear(0.5, 0.0, 5)).then(4, Schedule::constant(3.0));
     assert_eq!([0, 1, 2, 3, 4, 5].map(|step| schedule.at(step)), [1.0, 1.0, 0.5, 0.4, 3.0, 3.0]);
 }
 
@@ -82,12 +104,16 @@ fn schedules_without_steps_have_values_all_the_same() {
 #[test]
 fn phases_may_be_as_long_as_a_count_can_be() {
     let for_ever = Schedule::warmup_stable_decay(1.0, 0.0, 100, u64::MAX, 1000);
-    for (step, rate) in [(0, 0.0), (50, 0.5), (100, 1.0), (101, 1.0), (1_000_000, 1.0), (u64::MAX - 1, 1.0), (u64::MAX, 1.0)] {
+    for (step, rate) in
+        [(0, 0.0), (50, 0.5), (100, 1.0), (101, 1.0), (1_000_000, 1.0), (u64::MAX - 1, 1.0), (u64::MAX, 1.0)]
+    {
         assert_eq!(for_ever.at(step), rate, "step {step}");
     }
     let schedules = [
         Schedule::warmup_stable_decay(1.0, 0.0, u64::MAX, u64::MAX, u64::MAX),
-        Schedule::constant(1.0).then(u64::MAX, Schedule::constant(2.0)).then(u64::MAX, Schedule::constant(3.0)),
+        Schedule::constant(1.0)
+            .then(u64::MAX, Schedule::constant(2.0))
+            .then(u64::MAX, Schedule::constant(3.0)),
         Schedule::linear(0.0, 1.0, u64::MAX),
         Schedule::polynomial(1.0, 0.1, u64::MAX, -2.0),
         Schedule::cosine(1.0, 0.1, u64::MAX),
@@ -129,11 +155,15 @@ fn restarts_by_a_loop(step: u64, steps: u64, factor: f64) -> f64 {
 #[test]
 fn restarts_are_those_of_the_loop_over_all_periods() {
     for steps in [1, 2, 3, 10, 97, 1000] {
-        for factor in [1.0, 1.0 + 1e-12, 1.000_001, 1.001, 1.01, 1.1, 1.25, 1.5, 1.9, 2.0, 2.5, 3.0, 7.0, 1e6] {
+        for factor in [1.0, 1.0 + 1e-12, 1.000_001, 1.001, 1.01, 1.1, 1.25, 1.5, 1.9, 2.0, 2.5, 3.0, 7.0, 1e6]
+        {
             let schedule = Schedule::cosine_restarts(1.0, 0.0, steps, factor);
             for step in (0..3000).chain((3000..1_000_000).step_by(9973)) {
                 let (got, expected) = (schedule.at(step), restarts_by_a_loop(step, steps, factor));
-                assert!((got - expected).abs() < 1e-6, "{steps} times {factor} at {step}: {got} for {expected}");
+                assert!(
+                    (got - expected).abs() < 1e-6,
+                    "{steps} times {factor} at {step}: {got} for {expected}"
+                );
             }
         }
     }
@@ -143,16 +173,27 @@ fn restarts_are_those_of_the_loop_over_all_periods() {
 /// there is, with every bit.
 #[test]
 fn restarts_are_exact_where_a_period_starts() {
-    for (steps, factor, most) in
-        [(10, 2.0, 48), (7, 3.0, 30), (1, 2.0, 62), (1 << 20, 1.5, 20), (81, 4.0 / 3.0, 4), (1000, 1.1, 3), (100, 1.1, 3), (5, 10.0, 15)]
-    {
+    for (steps, factor, most) in [
+        (10, 2.0, 48),
+        (7, 3.0, 30),
+        (1, 2.0, 62),
+        (1 << 20, 1.5, 20),
+        (81, 4.0 / 3.0, 4),
+        (1000, 1.1, 3),
+        (100, 1.1, 3),
+        (5, 10.0, 15),
+    ] {
         let schedule = Schedule::cosine_restarts(0.3, 0.1, steps, factor);
         let (mut start, mut length) = (0.0, steps as f64);
         for period in 0..=most {
             let step = f64::round(start) as u64;
             assert_eq!(schedule.at(step), 0.3, "{steps} times {factor}, period {period}, step {step}");
             if step > 0 && step < 1 << 50 && length > 4.0 {
-                assert!(schedule.at(step - 1) < 0.2, "{steps} times {factor}, before period {period}: {}", schedule.at(step - 1));
+                assert!(
+                    schedule.at(step - 1) < 0.2,
+                    "{steps} times {factor}, before period {period}: {}",
+                    schedule.at(step - 1)
+                );
             }
             (start, length) = (start + length, length * factor);
         }
@@ -193,8 +234,13 @@ fn t23_a_scheduler_advances_with_applied_steps() {
     }
     let resumed = Scheduler::resume(schedule, 2, &mut state).expect("a learning rate");
     assert_eq!((resumed, rate(&state)), (scheduler, Some(0.5)));
-    for (schedule, number) in [(Schedule::linear(-1.0, 0.0, 4), "-1"), (Schedule::constant(f64::NAN), "NaN")] {
-        is_kind(&Scheduler::new(schedule, &mut state).expect_err("refused"), ErrorKind::Argument, &["eta is", number]);
+    for (schedule, number) in [(Schedule::linear(-1.0, 0.0, 4), "-1"), (Schedule::constant(f64::NAN), "NaN")]
+    {
+        is_kind(
+            &Scheduler::new(schedule, &mut state).expect_err("refused"),
+            ErrorKind::Argument,
+            &["eta is", number],
+        );
     }
     let mut without = setup(AccumGrad::new(2), &x).expect("a state");
     says(&Scheduler::new(Schedule::constant(0.1), &mut without).expect_err("refused"), &["eta"]);

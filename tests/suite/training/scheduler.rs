@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, Descent, ErrorKind, FieldValue, MixedPrecision, Momentum, Muon, OptimiserChain,
-    Outcome, Parameter, RMSProp, Rule, Schedule, Scheduler, StateTree, WeightDecay, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, Descent, ErrorKind, FieldValue, MixedPrecision,
+    Momentum, Muon, OptimiserChain, Outcome, Parameter, RMSProp, Rule, Schedule, Scheduler, StateTree,
+    WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{Vars, grads, is_kind, model, random, says, values};
@@ -103,11 +104,17 @@ fn a_relative_schedule_goes_on_after_a_checkpoint() {
 fn a_relative_schedule_does_not_guess_what_it_started_from() {
     let model = variables();
     let mut state = mixed(&model);
-    let error = Scheduler::resume(Schedule::exponential(1.0, 0.5, 1).relative(), 3, &mut state).expect_err("refused");
-    is_kind(&error, ErrorKind::Schedule, &["which eta a relative schedule started from", "adjust", "`new`", "`go_to`"]);
+    let error =
+        Scheduler::resume(Schedule::exponential(1.0, 0.5, 1).relative(), 3, &mut state).expect_err("refused");
+    is_kind(
+        &error,
+        ErrorKind::Schedule,
+        &["which eta a relative schedule started from", "adjust", "`new`", "`go_to`"],
+    );
     assert_eq!(rates(&state), [3e-4, 0.02]);
 
-    let mut scheduler = Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
+    let mut scheduler =
+        Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     scheduler.go_to(3, &mut state).expect("the step of the run");
     assert_eq!(rates(&state), [3e-4 / 8.0, 0.02 / 8.0]);
 }
@@ -116,7 +123,10 @@ fn a_relative_schedule_does_not_guess_what_it_started_from() {
 fn parts_of_a_model_have_schedules_of_their_own() {
     let model = variables();
     let mut state = mixed(&model);
-    let drives = [Schedule::linear(0.02, 0.0, 2).select_where(|leaf| leaf.shape().len() == 2), Schedule::linear(1e-3, 2e-3, 2)];
+    let drives = [
+        Schedule::linear(0.02, 0.0, 2).select_where(|leaf| leaf.shape().len() == 2),
+        Schedule::linear(1e-3, 2e-3, 2),
+    ];
     let mut scheduler = Scheduler::new(drives.clone(), &mut state).expect("a scheduler");
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -171,7 +181,8 @@ fn a_field_of_several_members_needs_its_place() {
         is_kind(&error, ErrorKind::Schedule, &["Schedule::field(\"0.lambda\")"]);
         assert_eq!(error.got(), Some("0.lambda = 0.5, 1.lambda = 0.25"), "{error}");
     }
-    let mut scheduler = Scheduler::new(Schedule::linear(0.5, 0.0, 2).field("0.lambda"), &mut state).expect("a scheduler");
+    let mut scheduler =
+        Scheduler::new(Schedule::linear(0.5, 0.0, 2).field("0.lambda"), &mut state).expect("a scheduler");
     let outcome = step(&model, &mut state);
     scheduler.advance(&outcome, &mut state).expect("a step of the schedule");
     for leaf in state.leaves() {
@@ -190,18 +201,27 @@ fn a_drive_for_the_rest_means_other_leaves() {
     };
     let mut state = setup_with(&model, choose).expect("a state");
     let rest = || Schedule::constant(0.25);
-    let _ = Scheduler::new([Schedule::constant(0.5).relative().field("0.eta"), rest()], &mut state).expect("a scheduler");
-    let rates = |path: &str| ["0.eta", "1.eta", "eta"].map(|place| state.leaf(path).and_then(|leaf| leaf.field(place)));
+    let _ = Scheduler::new([Schedule::constant(0.5).relative().field("0.eta"), rest()], &mut state)
+        .expect("a scheduler");
+    let rates = |path: &str| {
+        ["0.eta", "1.eta", "eta"].map(|place| state.leaf(path).and_then(|leaf| leaf.field(place)))
+    };
     assert_eq!(rates("0"), [0.005, 1.0, 0.005].map(|rate| Some(FieldValue::Real(rate))));
     assert_eq!(rates("1"), [None, None, Some(FieldValue::Real(0.25))]);
     // Another place is another field.
     state.adjust_fields([("0.eta", 0.01.into()), ("1.eta", 1.0.into())]).expect("rates of their own");
-    let _ = Scheduler::new([Schedule::constant(2.0).relative().field("0.eta"), rest().field("1.eta"), rest()], &mut state)
-        .expect("a scheduler");
+    let _ = Scheduler::new(
+        [Schedule::constant(2.0).relative().field("0.eta"), rest().field("1.eta"), rest()],
+        &mut state,
+    )
+    .expect("a scheduler");
     assert_eq!(state.leaf("0").map(|leaf| leaf.optimiser().fields()[4]), Some(("eta", 0.25.into())));
     // The rate of the whole has all its factors.
     let mut state = setup_with(&model, choose).expect("a state");
-    let idle = Scheduler::new([rest().below("1"), Schedule::constant(0.5).below("0"), rest().field("0.eta")], &mut state);
+    let idle = Scheduler::new(
+        [rest().below("1"), Schedule::constant(0.5).below("0"), rest().field("0.eta")],
+        &mut state,
+    );
     is_kind(&idle.expect_err("idle"), ErrorKind::Schedule, &["the schedule with the index 2 drives nothing"]);
 }
 
@@ -210,7 +230,11 @@ fn a_drive_for_the_rest_means_other_leaves() {
 fn rmsprop_with_momentum_and_a_schedule_is_torchs() {
     let x = model(&[random(1, &[4], DType::F64, &Device::Cpu)]);
     let mut expected = values(&x["0"]);
-    let rule = OptimiserChain::new((RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum::new(1.0), Descent::new(0.01)));
+    let rule = OptimiserChain::new((
+        RMSProp { rho: 0.99, ..RMSProp::new(1.0) },
+        Momentum::new(1.0),
+        Descent::new(0.01),
+    ));
     let mut state = setup(rule, &x).expect("a state");
     let schedule = Schedule::cosine(0.02, 0.0, 20);
     let mut scheduler = Scheduler::new(schedule.clone(), &mut state).expect("a scheduler");
@@ -242,7 +266,9 @@ fn schedules_drive_other_fields_too_and_several_of_one_leaf() {
     ];
     let mut scheduler = Scheduler::new(drives, &mut state).expect("a scheduler");
     scheduler.go_to(1, &mut state).expect("a step of the schedule");
-    let fields = |path: &str| ["0.lambda", "1.eta", "1.lambda"].map(|field| state.leaf(path).and_then(|leaf| leaf.field(field)));
+    let fields = |path: &str| {
+        ["0.lambda", "1.eta", "1.lambda"].map(|field| state.leaf(path).and_then(|leaf| leaf.field(field)))
+    };
     assert_eq!(fields("0"), [0.05, 0.75, 0.5].map(|value| Some(FieldValue::Real(value))));
     assert_eq!(fields("1"), [0.05, 0.75, 0.25].map(|value| Some(FieldValue::Real(value))));
 }
@@ -264,7 +290,8 @@ fn all_leaves_are_driven_whatever_becomes_of_them() {
     };
     let mut state = setup_with(&model, choose).expect("a state");
     state.at("1").expect("a leaf").freeze();
-    let mut scheduler = Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
+    let mut scheduler =
+        Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     state.rename("", "layers").expect("new names");
     let mut state = state.clone();
     scheduler.go_to(2, &mut state).expect("a step of the schedule");
@@ -276,7 +303,8 @@ fn leaves_that_are_added_or_replaced_later_are_driven_as_documented() {
     let variable = || Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable");
     let mut model = vec![variable(), variable()];
     let mut state = setup(Adam::new(1.0), &model).expect("a state");
-    let mut relative = Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
+    let mut relative =
+        Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     relative.go_to(2, &mut state).expect("a step of the schedule");
     model.push(variable());
     state.add(Adam::new(8.0), &model).expect("a new leaf");
@@ -295,7 +323,11 @@ fn leaves_that_are_added_or_replaced_later_are_driven_as_documented() {
     state.add(Adam::new(8.0), &model).expect("a new leaf");
     let before = absolute.clone();
     let error = absolute.advance(&moved(), &mut state).expect_err("rates that differ");
-    is_kind(&error, ErrorKind::Schedule, &["one schedule would make its eta, 8, and that of \"0\", 0.75, equal"]);
+    is_kind(
+        &error,
+        ErrorKind::Schedule,
+        &["one schedule would make its eta, 8, and that of \"0\", 0.75, equal"],
+    );
     assert_eq!(error.path(), Some("1"), "{error}");
     assert_eq!((absolute.clone(), rates(&state)), (before, vec![0.75, 8.0]), "nothing has changed");
     state.adjust(absolute.current()).expect("one rate");
@@ -335,16 +367,19 @@ fn a_scheduler_changes_rates_only() {
     let model = variables();
     let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.5)), &model).expect("a state");
     let shared = |state: &StateTree| {
-        let places: Vec<_> = state.leaves().map(|leaf| std::ptr::from_ref(leaf.optimiser()).cast::<()>()).collect();
+        let places: Vec<_> =
+            state.leaves().map(|leaf| std::ptr::from_ref(leaf.optimiser()).cast::<()>()).collect();
         (places[0] == places[1], places[0])
     };
-    let mut scheduler = Scheduler::new(Schedule::constant(0.5).then(2, Schedule::constant(0.25)), &mut state).expect("a scheduler");
+    let mut scheduler = Scheduler::new(Schedule::constant(0.5).then(2, Schedule::constant(0.25)), &mut state)
+        .expect("a scheduler");
     let before = shared(&state);
     scheduler.go_to(1, &mut state).expect("a step of the schedule");
     assert_eq!(shared(&state), before);
     scheduler.go_to(2, &mut state).expect("a step of the schedule");
     assert!(shared(&state).0);
-    let fields: BTreeMap<_, _> = state.leaves().map(|leaf| (leaf.path().to_string(), leaf.optimiser().fields())).collect();
+    let fields: BTreeMap<_, _> =
+        state.leaves().map(|leaf| (leaf.path().to_string(), leaf.optimiser().fields())).collect();
     assert_eq!(fields["0"], [("eta", 0.25.into()), ("beta", (0.9, 0.999).into()), ("epsilon", 1e-8.into())]);
 }
 
@@ -352,11 +387,18 @@ fn a_scheduler_changes_rates_only() {
 fn a_file_says_of_bases_only_what_there_is_and_a_damaged_base_is_refused() {
     let mut state = mixed(&variables());
     let plain = Pieces::of(&file_of(Checkpoint::new(&state)));
-    assert!(plain.description["leaves"]["0"].get("bases").is_none(), "the file of a version without relative schedules");
+    assert!(
+        plain.description["leaves"]["0"].get("bases").is_none(),
+        "the file of a version without relative schedules"
+    );
     let _ = Scheduler::new(Schedule::constant(0.5).relative(), &mut state).expect("a scheduler");
     let pieces = Pieces::of(&file_of(Checkpoint::new(&state)));
     assert_eq!(pieces.description["leaves"]["1"]["bases"], serde_json::json!([["eta", 0.02]]));
-    for bases in [serde_json::json!([["eta", "nan"]]), serde_json::json!([["0.eta", 0.5]]), serde_json::json!([["", 0.5]])] {
+    for bases in [
+        serde_json::json!([["eta", "nan"]]),
+        serde_json::json!([["0.eta", 0.5]]),
+        serde_json::json!([["", 0.5]]),
+    ] {
         let mut damaged = pieces.clone();
         damaged.description["leaves"]["1"]["bases"] = bases;
         let mut restored = mixed(&variables());

@@ -6,12 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor, Var};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, Arithmetic, Checkpoint, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Evaluation, Flow, Gradient, Kahan, Lookahead,
-    MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Rule, ScheduleFree, Slot, SplitMaster, State, StateTree, TensorProblem,
-    Twin, UniformAverage, Update, Weights, hyper_parameters, range, setup, setup_with, trainables, update,
+    Adam, Arithmetic, Checkpoint, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Evaluation, Flow,
+    Gradient, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Rule,
+    ScheduleFree, Slot, SplitMaster, State, StateTree, TensorProblem, Twin, UniformAverage, Update, Weights,
+    hyper_parameters, range, setup, setup_with, trainables, update,
 };
 
-use support::common::{Vars, assert_same, bits, forget_ascent, grads, is_kind, logged, model, random, snapshot, values, var};
+use support::common::{
+    Vars, assert_same, bits, forget_ascent, grads, is_kind, logged, model, random, snapshot, values, var,
+};
 
 fn tensor(seed: u64, dtype: DType) -> Tensor {
     random(seed, &[5], dtype, &Device::Cpu)
@@ -39,7 +42,10 @@ fn trajectory(rule: impl Rule + Clone, steps: u64) -> Vec<Vec<f64>> {
 
 fn near(got: &[f64], expected: &[f64]) {
     assert_eq!(got.len(), expected.len(), "{got:?} for {expected:?}");
-    assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-13), "{got:?} for {expected:?}");
+    assert!(
+        got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-13),
+        "{got:?} for {expected:?}"
+    );
 }
 
 /// Two loops, as in the paper: k fast steps, then slow weights go a part of the way and the fast ones start
@@ -77,17 +83,30 @@ fn averages_are_what_their_formulas_say() {
     let start = values(&tensor(1, DType::F64));
     let weighted = |weights: &[f64]| -> Vec<f64> {
         let total: f64 = weights.iter().sum();
-        (0..5).map(|i| weights.iter().zip(&path).map(|(weight, x)| weight * x[i]).sum::<f64>() / total).collect()
+        (0..5)
+            .map(|i| weights.iter().zip(&path).map(|(weight, x)| weight * x[i]).sum::<f64>() / total)
+            .collect()
     };
     let delta = 0.8f64;
     let ages: Vec<f64> = (0..6).rev().map(|age| delta.powi(age)).collect();
-    near(&averages(OptimiserChain::new((inner.clone(), Ema { debias: true, ..Ema::new(delta) })), 6), &weighted(&ages));
-    let plain = path.iter().fold(start, |average, x| average.iter().zip(x).map(|(a, x)| delta * a + (1.0 - delta) * x).collect());
+    near(
+        &averages(OptimiserChain::new((inner.clone(), Ema { debias: true, ..Ema::new(delta) })), 6),
+        &weighted(&ages),
+    );
+    let plain = path.iter().fold(start, |average, x| {
+        average.iter().zip(x).map(|(a, x)| delta * a + (1.0 - delta) * x).collect()
+    });
     near(&averages(OptimiserChain::new((inner.clone(), Ema::new(delta))), 6), &plain);
     let late = Ema { debias: true, start: 4, ..Ema::new(delta) };
-    near(&averages(OptimiserChain::new((inner.clone(), late)), 6), &weighted(&[0.0, 0.0, 0.0, 0.0, delta, 1.0]));
+    near(
+        &averages(OptimiserChain::new((inner.clone(), late)), 6),
+        &weighted(&[0.0, 0.0, 0.0, 0.0, delta, 1.0]),
+    );
     near(&averages(OptimiserChain::new((inner.clone(), UniformAverage::default())), 6), &weighted(&[1.0; 6]));
-    near(&averages(OptimiserChain::new((inner.clone(), UniformAverage { start: 4 })), 6), &weighted(&[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]));
+    near(
+        &averages(OptimiserChain::new((inner.clone(), UniformAverage { start: 4 })), 6),
+        &weighted(&[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]),
+    );
     near(&averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6), &path[5]);
 }
 
@@ -102,7 +121,9 @@ fn an_average_that_starts_with_the_first_step_is_torchs() {
         for x in path.iter().skip(start - 1) {
             average = match &average[..] {
                 [] => x.clone(),
-                average => average.iter().zip(x).map(|(average, x)| delta * average + (1.0 - delta) * x).collect(),
+                average => {
+                    average.iter().zip(x).map(|(average, x)| delta * average + (1.0 - delta) * x).collect()
+                }
             };
         }
         // Not begun yet, the average is the parameter.
@@ -115,14 +136,18 @@ fn an_average_that_starts_with_the_first_step_is_torchs() {
 #[test]
 fn averaging_does_not_change_the_training() {
     let plain = trajectory(Adam::new(0.1), 6);
-    assert_eq!(trajectory(OptimiserChain::new((Adam::new(0.1), Ema::new(0.9), UniformAverage::default())), 6), plain);
+    assert_eq!(
+        trajectory(OptimiserChain::new((Adam::new(0.1), Ema::new(0.9), UniformAverage::default())), 6),
+        plain
+    );
 }
 
 fn trained(optimiser: impl Optimiser, dtype: DType) -> (Vars, StateTree) {
     let x = model(&[tensor(1, dtype), tensor(2, dtype)]);
     let mut state = setup(optimiser, &x).expect("a state");
     for call in 0..4 {
-        update(&mut state, &x, &grads([Some(tensor(10 + call, dtype)), Some(tensor(20 + call, dtype))])).expect("an update");
+        update(&mut state, &x, &grads([Some(tensor(10 + call, dtype)), Some(tensor(20 + call, dtype))]))
+            .expect("an update");
     }
     (x, state)
 }
@@ -144,18 +169,27 @@ fn averages_are_swapped_in_and_out_without_a_trace() {
         let before = snapshot(&x, &state);
         let averages = state.averages(&x).expect("averages");
         assert_eq!(averages["0"].dtype(), DType::F32);
-        let inside = state.with_averages(&x, || Ok::<_, Error>((values(&x["0"]), all(&x)))).expect("averages");
-        assert_eq!(inside.0, values(&averages["0"].to_dtype(dtype).expect("rounded")), "{}", optimiser.name());
+        let inside =
+            state.with_averages(&x, || Ok::<_, Error>((values(&x["0"]), all(&x)))).expect("averages");
+        assert_eq!(
+            inside.0,
+            values(&averages["0"].to_dtype(dtype).expect("rounded")),
+            "{}",
+            optimiser.name()
+        );
         assert!(inside.1.iter().zip(&before).all(|(inside, (_, before))| inside != before));
         assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), optimiser.name());
 
         let error = state.with_averages(&x, || Err::<(), _>(Error::other("no data")));
         assert_eq!(error.expect_err("an error").to_string(), "no data");
         assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after an error");
-        let panic = catch_unwind(AssertUnwindSafe(|| state.with_averages(&x, || -> Result<(), Error> { panic!("on purpose") })));
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            state.with_averages(&x, || -> Result<(), Error> { panic!("on purpose") })
+        }));
         assert!(panic.is_err());
         assert_same(&[snapshot(&x, &state)], &[before], "after a panic");
-        update(&mut state, &x, &grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))])).expect("an update");
+        update(&mut state, &x, &grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]))
+            .expect("an update");
     }
 }
 
@@ -202,13 +236,20 @@ fn only_parameters_with_an_average_are_swapped() {
     let x = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
     let plain = OptimiserChain::new((Descent::new(0.1), None::<Ema>));
     let averaging = OptimiserChain::new((Descent::new(0.1), Some(Ema::new(0.5))));
-    let mut state = setup_with(&x, |path, _| Some(if path == "0" { averaging.clone() } else { plain.clone() })).expect("a state");
-    update(&mut state, &x, &grads([Some(tensor(3, DType::F32)), Some(tensor(4, DType::F32))])).expect("an update");
+    let mut state =
+        setup_with(&x, |path, _| Some(if path == "0" { averaging.clone() } else { plain.clone() }))
+            .expect("a state");
+    update(&mut state, &x, &grads([Some(tensor(3, DType::F32)), Some(tensor(4, DType::F32))]))
+        .expect("an update");
     let before = all(&x);
     let inside = state.with_averages(&x, || Ok::<_, Error>(all(&x))).expect("one");
     assert_eq!((inside[0] == before[0], inside[1] == before[1]), (false, true));
     let mut without = setup(plain, &x).expect("a state");
-    is_kind(&no_evaluation(&mut without, &x).expect_err("none"), ErrorKind::Unsupported, &["no parameter has an average"]);
+    is_kind(
+        &no_evaluation(&mut without, &x).expect_err("none"),
+        ErrorKind::Unsupported,
+        &["no parameter has an average"],
+    );
 }
 
 /// What needs the parameters is refused while something else stands in their place, and what reads the
@@ -235,8 +276,9 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
         let gradients = grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]);
         forget_ascent(&mut state, &x, &gradients);
         let inside = snapshot(&x, &state);
-        let same =
-            |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| a.iter().all(|(path, tensor)| bits(tensor) == bits(&b[path]));
+        let same = |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| {
+            a.iter().all(|(path, tensor)| bits(tensor) == bits(&b[path]))
+        };
         assert!(same(&state.masters(&x).expect("masters"), &masters), "{}", optimiser.name());
         assert!(same(&state.averages(&x).expect("averages"), &averages), "{}", optimiser.name());
         state.check_masters(&x).expect("masters of the parameters that were put aside");
@@ -253,7 +295,9 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
             state.at("1").expect("a leaf").replace(rule(), &x).expect_err("refused"),
             state.rebind(&copy).expect_err("refused"),
             state.remove("0").expect_err("refused"),
-            Update::functional(&state).apply(&trainables(&x).expect("parameters"), &gradients).expect_err("refused"),
+            Update::functional(&state)
+                .apply(&trainables(&x).expect("parameters"), &gradients)
+                .expect_err("refused"),
             state.save(&file).expect_err("refused"),
             Checkpoint::new(&state).model(&x).save(&file).expect_err("refused"),
         ];
@@ -282,7 +326,10 @@ fn averages_that_the_engine_computes() {
         (Box::new(free()), DType::F32),
         (Box::new(free()), DType::F64),
         (Box::new(free()), DType::BF16),
-        (Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipNorm::new(1.0), free())))), DType::F16),
+        (
+            Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipNorm::new(1.0), free())))),
+            DType::F16,
+        ),
         (Box::new(SplitMaster::new(free())), DType::BF16),
         (Box::new(Kahan::new(free())), DType::BF16),
     ];
@@ -293,7 +340,8 @@ fn averages_that_the_engine_computes() {
             let gradient = |(at, x): (u64, &Var)| Some(random(seed + at, x.dims(), dtype, &Device::Cpu));
             update(&mut state, &x, &grads((0..).zip(x.values()).map(gradient))).expect("an update");
         }
-        let (masters, averages) = (state.masters(&x).expect("masters"), state.averages(&x).expect("averages"));
+        let (masters, averages) =
+            (state.masters(&x).expect("masters"), state.averages(&x).expect("averages"));
         for (path, y) in &masters {
             let leaf = state.leaf(path).expect("a leaf");
             let name = leaf.tensor_names().into_iter().find(|name| name.ends_with('z')).expect("z");
@@ -303,7 +351,12 @@ fn averages_that_the_engine_computes() {
                 &y + ((&y - z)? * ((1.0 - 0.9) / 0.9))?
             };
             let by_hand = by_hand().expect("an average");
-            assert_eq!((averages[path].dtype(), bits(&averages[path])), (by_hand.dtype(), bits(&by_hand)), "{} {path}", optimiser.name());
+            assert_eq!(
+                (averages[path].dtype(), bits(&averages[path])),
+                (by_hand.dtype(), bits(&by_hand)),
+                "{} {path}",
+                optimiser.name()
+            );
         }
     }
 }
@@ -336,7 +389,12 @@ impl Rule for Unlike {
         State::empty().with_tensor("unlike", &Tensor::zeros(dims, dtype, x.device())?)
     }
 
-    fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> optimisers::Result<Flow<'a>> {
+    fn apply<'a>(
+        &'a self,
+        _state: &'a mut State,
+        _x: Parameter<'a>,
+        dx: Gradient<'a>,
+    ) -> optimisers::Result<Flow<'a>> {
         Ok(Flow::Step(dx))
     }
 
@@ -351,7 +409,10 @@ fn averages_that_cannot_take_the_parameters_place_are_refused() {
     for (integers, halved) in [(false, false), (false, true), (true, false), (true, true)] {
         let (x, mut state) = trained(Unlike { integers, halved }, DType::F32);
         let before = all(&x);
-        let errors = [state.averages(&x).map(drop).expect_err("refused"), no_evaluation(&mut state, &x).expect_err("refused")];
+        let errors = [
+            state.averages(&x).map(drop).expect_err("refused"),
+            no_evaluation(&mut state, &x).expect_err("refused"),
+        ];
         for error in errors {
             let (problem, facts) = match integers {
                 true => (TensorProblem::Dtype, (Some("U32"), Some("F16, BF16, F32 or F64"))),
@@ -367,9 +428,15 @@ fn averages_that_cannot_take_the_parameters_place_are_refused() {
 /// It is the low-precision half that computes.
 #[test]
 fn both_halves_of_a_pair_are_exchanged() {
-    for rule in [Box::new(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)))) as Box<dyn Rule>, Box::new(ScheduleFree::new(0.1))] {
+    for rule in [
+        Box::new(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)))) as Box<dyn Rule>,
+        Box::new(ScheduleFree::new(0.1)),
+    ] {
         let precise = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
-        let low: Vars = precise.iter().map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy")))).collect();
+        let low: Vars = precise
+            .iter()
+            .map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy"))))
+            .collect();
         // As a part of a larger model it is a pair, too.
         let twins = vec![Twin::new(&precise, &low).expect("a pair")];
         let mut state = setup(rule, &twins).expect("a state");
@@ -382,7 +449,8 @@ fn both_halves_of_a_pair_are_exchanged() {
         let before = (all(&precise), all(&low));
         let averages = state.averages(&twins).expect("averages");
         assert_eq!(averages.keys().collect::<Vec<_>>(), ["0.0"]);
-        let inside = state.with_averages(&twins, || Ok::<_, Error>((all(&precise), all(&low)))).expect("averages");
+        let inside =
+            state.with_averages(&twins, || Ok::<_, Error>((all(&precise), all(&low)))).expect("averages");
         assert_eq!(inside.1[0], bits(&averages["0.0"].to_dtype(DType::BF16).expect("rounded")));
         assert_ne!(inside.1[0], before.1[0]);
         assert_ne!(inside.0[0], before.0[0]);
@@ -432,9 +500,16 @@ impl Elementwise for MeanGradient {
 fn a_tensor_called_average_is_not_taken_for_weights() {
     let (x, mut state) = trained(MeanGradient::default(), DType::F32);
     assert!(state.averages(&x).expect("averages").is_empty());
-    is_kind(&no_evaluation(&mut state, &x).expect_err("none"), ErrorKind::Unsupported, &["no parameter has an average"]);
+    is_kind(
+        &no_evaluation(&mut state, &x).expect_err("none"),
+        ErrorKind::Unsupported,
+        &["no parameter has an average"],
+    );
     // A rule that means something else by the name takes nothing over.
     let replaced = state.all().replace(Ema::new(0.5), &x).expect("another rule");
     assert_eq!(replaced[0].kept, [""; 0], "{replaced:?}");
-    assert_eq!(values(&state.leaf("0").and_then(|leaf| leaf.tensor("average").ok()?).expect("an average")), values(&x["0"]));
+    assert_eq!(
+        values(&state.leaf("0").and_then(|leaf| leaf.tensor("average").ok()?).expect("an average")),
+        values(&x["0"])
+    );
 }

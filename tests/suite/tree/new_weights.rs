@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, Elementwise, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain,
-    Prodigy, Rule, ScheduleFree, Slot, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin, UniformAverage, Update, hyper_parameters,
-    range, setup, update,
+    Adam, Checkpoint, CheckpointFile, Elementwise, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload,
+    Optimiser, OptimiserChain, Prodigy, Rule, ScheduleFree, Slot, SplitMaster, StateTree, StochasticRounding,
+    StoreAs, Twin, UniformAverage, Update, hyper_parameters, range, setup, update,
 };
 
 use support::common::{
-    Grads, Vars, assert_same, bits, devices, engines, grads, is_kind, model, optimisers_for, random, says, snapshot, values, var,
+    Grads, Vars, assert_same, bits, devices, engines, grads, is_kind, model, optimisers_for, random, says,
+    snapshot, values, var,
 };
 
 hyper_parameters! {
@@ -43,8 +44,9 @@ impl Elementwise for Anchored {
 
 /// Every rule with a copy of the parameter, and the name of the copy.
 fn copying() -> Vec<(Box<dyn Rule>, &'static str)> {
-    let behind =
-        |rule: Box<dyn Rule>| Box::new(OptimiserChain::new(vec![Box::new(Adam::new(0.1)) as Box<dyn Rule>, rule])) as Box<dyn Rule>;
+    let behind = |rule: Box<dyn Rule>| {
+        Box::new(OptimiserChain::new(vec![Box::new(Adam::new(0.1)) as Box<dyn Rule>, rule])) as Box<dyn Rule>
+    };
     vec![
         (Box::new(ScheduleFree::new(0.1)), "z"),
         (behind(Box::new(Lookahead::new(2))), "1.slow"),
@@ -53,7 +55,13 @@ fn copying() -> Vec<(Box<dyn Rule>, &'static str)> {
         (behind(Box::new(UniformAverage::new(0))), "1.average"),
         (Box::new(Prodigy { estimate: 0.1, ..Prodigy::default() }), "start"),
         (Box::new(Anchored::default()), "anchor"),
-        (Box::new(StoreAs::new([("average", DType::BF16)], OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))))), "1.average"),
+        (
+            Box::new(StoreAs::new(
+                [("average", DType::BF16)],
+                OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))),
+            )),
+            "1.average",
+        ),
     ]
 }
 
@@ -88,16 +96,30 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
                 let (x, mut state) = states(rule.clone(), &tensor(1, dtype));
                 x["0"].set(&tensor(2, dtype)).expect("loaded weights");
                 let before = snapshot(&x, &state);
-                let step = |state: &mut StateTree| Update::new(state).engine(engine).apply(&x, &gradients(0, dtype));
+                let step =
+                    |state: &mut StateTree| Update::new(state).engine(engine).apply(&x, &gradients(0, dtype));
                 let error = step(&mut state).expect_err("noticed");
                 let (index, parameter, kept) = (0, values(&x["0"])[0], copy(&state, slot)[0]);
-                let facts = [format!("{slot:?}"), format!("element {index}"), format!("{parameter}"), format!("{kept}")];
-                is_kind(&error, ErrorKind::Changed, &["parameter \"0\"", "started as a copy of it", "refresh_masters", "keep_masters"]);
+                let facts = [
+                    format!("{slot:?}"),
+                    format!("element {index}"),
+                    format!("{parameter}"),
+                    format!("{kept}"),
+                ];
+                is_kind(
+                    &error,
+                    ErrorKind::Changed,
+                    &["parameter \"0\"", "started as a copy of it", "refresh_masters", "keep_masters"],
+                );
                 says(&error, &facts.each_ref().map(String::as_str));
                 assert_same(&[snapshot(&x, &state)], &[before], &error);
 
                 let mut kept = state.clone();
-                Update::new(&mut kept).engine(engine).keep_masters().apply(&x, &gradients(0, dtype)).expect("on purpose");
+                Update::new(&mut kept)
+                    .engine(engine)
+                    .keep_masters()
+                    .apply(&x, &gradients(0, dtype))
+                    .expect("on purpose");
             }
         }
     }
@@ -116,7 +138,11 @@ fn new_weights_before_the_first_step_are_those_of_a_fresh_setup() {
             set.set_masters(&given, &by_path(&tensor(2, dtype))).expect("new weights");
             for call in 0..4 {
                 let before = snapshot(&fresh, &expected);
-                assert_same(&[snapshot(&loaded, &refreshed)], std::slice::from_ref(&before), (rule.name(), call));
+                assert_same(
+                    &[snapshot(&loaded, &refreshed)],
+                    std::slice::from_ref(&before),
+                    (rule.name(), call),
+                );
                 assert_same(&[snapshot(&given, &set)], &[before], (rule.name(), call));
                 for (x, state) in [(&fresh, &mut expected), (&loaded, &mut refreshed), (&given, &mut set)] {
                     update(state, x, &gradients(call, dtype)).expect("an update");
@@ -173,7 +199,12 @@ fn a_twin_follows_new_weights() {
             } else {
                 state.set_masters(&twin, &by_path(&weights)).expect("new weights");
             }
-            assert_eq!(bits(&low["0"]), bits(&weights.to_dtype(DType::BF16).expect("rounded")), "{}", rule.name());
+            assert_eq!(
+                bits(&low["0"]),
+                bits(&weights.to_dtype(DType::BF16).expect("rounded")),
+                "{}",
+                rule.name()
+            );
             state.check_masters(&twin).expect("a pair");
             let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
             let rounded = weights.to_dtype(stored).expect("rounded");
@@ -181,10 +212,15 @@ fn a_twin_follows_new_weights() {
             update(&mut state, &twin, &gradients(call, DType::BF16)).expect("an update");
         }
         low["0"].set(&tensor(9, DType::BF16)).expect("a change");
-        for error in
-            [state.check_masters(&twin).expect_err("noticed"), update(&mut state, &twin, &gradients(9, DType::BF16)).expect_err("noticed")]
-        {
-            is_kind(&error, ErrorKind::Changed, &["parameter \"0\"", "the value of its twin", "element 0", "Twin::refresh"]);
+        for error in [
+            state.check_masters(&twin).expect_err("noticed"),
+            update(&mut state, &twin, &gradients(9, DType::BF16)).expect_err("noticed"),
+        ] {
+            is_kind(
+                &error,
+                ErrorKind::Changed,
+                &["parameter \"0\"", "the value of its twin", "element 0", "Twin::refresh"],
+            );
         }
         twin.refresh().expect("copies");
         update(&mut state, &twin, &gradients(9, DType::BF16)).expect("an update");
@@ -210,8 +246,13 @@ fn copies_follow_at_any_step() {
                 }
                 x["0"].set(&tensor(2, dtype)).expect("loaded weights");
                 state.refresh_masters(&x).expect("new weights");
-                let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
-                assert_eq!(copy(&state, slot), values(&tensor(2, dtype).to_dtype(stored).expect("rounded")), "{what:?}");
+                let stored =
+                    state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
+                assert_eq!(
+                    copy(&state, slot),
+                    values(&tensor(2, dtype).to_dtype(stored).expect("rounded")),
+                    "{what:?}"
+                );
                 if let Some(average) = state.averages(&x).expect("averages").get("0") {
                     let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-2 * b.abs();
                     assert!(values(average).into_iter().zip(values(&tensor(2, dtype))).all(near), "{what:?}");
@@ -252,7 +293,9 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
         let (x, state) = states(rule.clone(), &tensor(1, DType::F32));
         Checkpoint::new(&state).model(&x).save(&path).expect("a file");
         let (y, mut restored) = states(rule.clone(), &tensor(5, DType::F32));
-        CheckpointFile::open(&path).and_then(|file| file.restore_with_model(&mut restored, &y)).expect("a restored state");
+        CheckpointFile::open(&path)
+            .and_then(|file| file.restore_with_model(&mut restored, &y))
+            .expect("a restored state");
 
         let z = model(&[tensor(1, DType::F32)]);
         let mut rebound = state.clone();
@@ -264,10 +307,15 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
         for (x, mut state) in [(x, state), (y, restored), (z, rebound), (w, replaced)] {
             x["0"].set(&tensor(2, DType::F32)).expect("loaded weights");
             let error = update(&mut state, &x, &gradients(0, DType::F32)).expect_err("noticed");
-            is_kind(&error, ErrorKind::Changed, &[&format!("that of {slot:?}, which its rule started as a copy of it")]);
+            is_kind(
+                &error,
+                ErrorKind::Changed,
+                &[&format!("that of {slot:?}, which its rule started as a copy of it")],
+            );
             state.refresh_masters(&x).expect("new weights");
             assert_eq!(copy(&state, slot), {
-                let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
+                let stored =
+                    state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
                 values(&tensor(2, DType::F32).to_dtype(stored).expect("rounded"))
             });
             update(&mut state, &x, &gradients(0, DType::F32)).expect("an update");
@@ -297,16 +345,22 @@ fn the_first_step_compares_every_element() {
         let start = random(1, &[100_000], DType::F32, &device);
         let mut numbers = values(&start);
         numbers[77_777] = 7.0;
-        let changed = Tensor::from_vec(numbers, 100_000, &device).and_then(|x| x.to_dtype(DType::F32)).expect("a tensor");
+        let changed = Tensor::from_vec(numbers, 100_000, &device)
+            .and_then(|x| x.to_dtype(DType::F32))
+            .expect("a tensor");
         let gradient = grads([start.zeros_like().ok()]);
         for dtype in [DType::F32, DType::BF16] {
             let rule = OptimiserChain::new((Adam::new(0.1), Lookahead::new(6)));
-            let optimisers: [Box<dyn Optimiser>; 2] = [Box::new(rule.clone()), Box::new(MixedPrecision::new(DType::F64, rule))];
+            let optimisers: [Box<dyn Optimiser>; 2] =
+                [Box::new(rule.clone()), Box::new(MixedPrecision::new(DType::F64, rule))];
             for optimiser in optimisers {
                 let (x, mut state) = states(optimiser, &start.to_dtype(dtype).expect("converted"));
                 x["0"].set(&changed.to_dtype(dtype).expect("converted")).expect("one other weight");
                 if device.is_cpu() {
-                    says(&update(&mut state, &x, &gradient).expect_err("noticed"), &["element 77777", "is 7 "]);
+                    says(
+                        &update(&mut state, &x, &gradient).expect_err("noticed"),
+                        &["element 77777", "is 7 "],
+                    );
                 }
                 says(&state.check_masters(&x).expect_err("noticed"), &["element 77777", "is 7 "]);
                 state.refresh_masters(&x).expect("new weights");
@@ -322,11 +376,16 @@ fn narrow_copies_raise_no_alarm() {
     let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
     for dtype in dtypes {
         for stored in dtypes {
-            let rule = StoreAs::new([("average", stored)], OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))));
-            for optimiser in [Box::new(rule.clone()) as Box<dyn Optimiser>, Box::new(MixedPrecision::new(DType::F64, rule))] {
+            let rule =
+                StoreAs::new([("average", stored)], OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))));
+            for optimiser in [
+                Box::new(rule.clone()) as Box<dyn Optimiser>,
+                Box::new(MixedPrecision::new(DType::F64, rule)),
+            ] {
                 let x = model(&[random(1, &[4000], dtype, &Device::Cpu)]);
                 let mut state = setup(optimiser, &x).expect("a state");
-                update(&mut state, &x, &grads([Some(random(2, &[4000], dtype, &Device::Cpu))])).expect("an update");
+                update(&mut state, &x, &grads([Some(random(2, &[4000], dtype, &Device::Cpu))]))
+                    .expect("an update");
             }
         }
     }

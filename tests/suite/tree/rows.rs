@@ -2,13 +2,14 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Flow, Gradient, Kind, Leaf, MixedPrecision,
-    OptimiserChain, Parameter, Q8, Result, Rule, Slot, State, StateTree, StoreAs, Update, hyper_parameters, range, setup, update,
+    AccumGrad, Adafactor, Adam, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Flow, Gradient, Kind,
+    Leaf, MixedPrecision, OptimiserChain, Parameter, Q8, Result, Rule, Slot, State, StateTree, StoreAs,
+    Update, hyper_parameters, range, setup, update,
 };
 
 use support::common::{
-    Snapshot, Vars, assert_same, bits, constant, engines, grads, is_kind, model, optimisers_for, rounding_to_nearest, rules_and_chains,
-    snapshot, tensor, var,
+    Snapshot, Vars, assert_same, bits, constant, engines, grads, is_kind, model, optimisers_for,
+    rounding_to_nearest, rules_and_chains, snapshot, tensor, var,
 };
 
 /// More calls than any window of the tests has, and not a multiple of it.
@@ -18,8 +19,12 @@ const DTYPES: [DType; 2] = [DType::BF16, DType::F32];
 
 /// The rows of a tensor: the old ones, and those of `new` for the others.
 fn rows_of(old: &Tensor, new: &Tensor, rows: &[Option<usize>]) -> Tensor {
-    let row = |(i, row): (usize, &Option<usize>)| row.map_or_else(|| new.narrow(0, i, 1), |row| old.narrow(0, row, 1)).expect("a row");
-    Tensor::cat(&rows.iter().enumerate().map(row).collect::<Vec<_>>(), 0).and_then(|tensor| tensor.copy()).expect("rows")
+    let row = |(i, row): (usize, &Option<usize>)| {
+        row.map_or_else(|| new.narrow(0, i, 1), |row| old.narrow(0, row, 1)).expect("a row")
+    };
+    Tensor::cat(&rows.iter().enumerate().map(row).collect::<Vec<_>>(), 0)
+        .and_then(|tensor| tensor.copy())
+        .expect("rows")
 }
 
 /// The model with other rows of the variable at `path`, whose new ones have the values of a seed.
@@ -47,7 +52,8 @@ fn the_same_rows_change_nothing() {
             for calls in [0, 2, CALLS] {
                 let x = [tensor(1, &[4, 3], dtype), tensor(2, &[5], dtype)];
                 let [untouched, mut resized] = [model(&x), model(&x)];
-                let mut states = [&untouched, &resized].map(|model| setup(optimiser.clone(), model).expect("a state"));
+                let mut states =
+                    [&untouched, &resized].map(|model| setup(optimiser.clone(), model).expect("a state"));
                 for call in 0..calls {
                     step(&mut states[0], &untouched, call);
                     step(&mut states[1], &resized, call);
@@ -64,7 +70,8 @@ fn the_same_rows_change_nothing() {
                     step(&mut states[1], &resized, call);
                     snapshots.push([snapshot(&untouched, &states[0]), snapshot(&resized, &states[1])]);
                 }
-                let [expected, got]: [Vec<Snapshot>; 2] = [0, 1].map(|i| snapshots.iter().map(|pair| pair[i].clone()).collect());
+                let [expected, got]: [Vec<Snapshot>; 2] =
+                    [0, 1].map(|i| snapshots.iter().map(|pair| pair[i].clone()).collect());
                 assert_same(&got, &expected, optimiser.name());
             }
         }
@@ -83,7 +90,8 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
             let new = with_rows(&old, "0", &rows);
             let answer = state.resize_rows("0", &new, &rows).expect("other rows");
             let fresh = setup(optimiser.clone(), &new).expect("a state");
-            let [before, after, fresh] = [&before, &state, &fresh].map(|state| state.leaf("0").expect("the leaf"));
+            let [before, after, fresh] =
+                [&before, &state, &fresh].map(|state| state.leaf("0").expect("the leaf"));
             for name in after.tensor_names() {
                 let [was, is, start] = [before, after, fresh].map(|leaf| state_tensor(leaf, &name));
                 let expected = if answer[0].fresh.contains(&name) {
@@ -93,15 +101,29 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
                 } else {
                     was
                 };
-                assert_eq!((is.dims(), bits(&is)), (expected.dims(), bits(&expected)), "{name} of {}", optimiser.name());
+                assert_eq!(
+                    (is.dims(), bits(&is)),
+                    (expected.dims(), bits(&expected)),
+                    "{name} of {}",
+                    optimiser.name()
+                );
             }
             let all = after.tensor_names().len() + after.counters().len() + after.numbers().len();
             // Rows are mixed in the bases of these.
             if !answer[0].fresh.is_empty() {
-                let is_mixing = ["SOAP", "Shampoo", "GaLore", "APOLLO"].iter().any(|mixing| optimiser.name().contains(mixing));
-                assert!(is_mixing && answer[0].kept.len() + answer[0].fresh.len() == all, "{answer:?} of {}", optimiser.name());
+                let is_mixing = ["SOAP", "Shampoo", "GaLore", "APOLLO"]
+                    .iter()
+                    .any(|mixing| optimiser.name().contains(mixing));
+                assert!(
+                    is_mixing && answer[0].kept.len() + answer[0].fresh.len() == all,
+                    "{answer:?} of {}",
+                    optimiser.name()
+                );
             } else {
-                assert_eq!((after.counters(), after.numbers(), after.steps()), (before.counters(), before.numbers(), before.steps()));
+                assert_eq!(
+                    (after.counters(), after.numbers(), after.steps()),
+                    (before.counters(), before.numbers(), before.steps())
+                );
                 assert_eq!((answer[0].kept.len(), answer[0].fresh.len()), (all, 0), "{answer:?}");
             }
             (CALLS..2 * CALLS).for_each(|call| step(&mut state, &new, call));
@@ -158,7 +180,9 @@ fn every_engine_goes_on_with_other_rows() {
 #[test]
 fn codes_are_decoded_and_rows_of_whole_blocks_keep_theirs() {
     let optimiser = || StoreAs::all(Q8, Adam::new(0.1));
-    let bytes = |rows: usize, width: usize| setup(optimiser(), &model(&[tensor(1, &[rows, width], DType::F32)])).expect("a state").bytes();
+    let bytes = |rows: usize, width: usize| {
+        setup(optimiser(), &model(&[tensor(1, &[rows, width], DType::F32)])).expect("a state").bytes()
+    };
     for (width, before, after) in [(128, 40, 33), (100, 50, 47), (100, 40, 50), (100, 50, 40)] {
         let old = model(&[tensor(1, &[before, width], DType::F32)]);
         let mut state = setup(optimiser(), &old).expect("a state");
@@ -169,13 +193,16 @@ fn codes_are_decoded_and_rows_of_whole_blocks_keep_theirs() {
         state.resize_rows("0", &new, &rows).expect("other rows");
         assert_eq!(state.bytes(), bytes(after, width));
         for name in ["m", "v"] {
-            let [was, is] = [&was, &state].map(|state| state_tensor(state.leaf("0").expect("the leaf"), name));
+            let [was, is] =
+                [&was, &state].map(|state| state_tensor(state.leaf("0").expect("the leaf"), name));
             let zeros = Tensor::zeros((after, width), DType::F32, &Device::Cpu).expect("zeros");
             let expected = rows_of(&was, &zeros, &rows);
             if width == 128 || after * width < 4096 {
                 assert_eq!(bits(&is), bits(&expected), "{name}");
             } else {
-                let far = (&is - &expected).and_then(|off| off.abs()?.max_all()?.to_scalar::<f32>()).expect("a number");
+                let far = (&is - &expected)
+                    .and_then(|off| off.abs()?.max_all()?.to_scalar::<f32>())
+                    .expect("a number");
                 let largest = expected.abs().and_then(|x| x.max_all()?.to_scalar::<f32>()).expect("a number");
                 assert!(far <= largest / 8.0, "{name}: {far} of {largest}");
             }
@@ -196,7 +223,9 @@ fn what_has_no_rows_stays_and_leaves_below_a_path_go_together() {
     let old = of(4, 1);
     let mut state = setup(Adafactor::new(0.1), &old).expect("a state");
     state.at("points.opacity").expect("the leaf").freeze();
-    let dx = |model: &Vars| model.iter().map(|(path, x)| (path.clone(), tensor(5, x.dims(), DType::F32))).collect::<Vec<_>>();
+    let dx = |model: &Vars| {
+        model.iter().map(|(path, x)| (path.clone(), tensor(5, x.dims(), DType::F32))).collect::<Vec<_>>()
+    };
     update(&mut state, &old, &dx(&old)).expect("an update");
     let column = state_tensor(state.leaf("points.colour").expect("the leaf"), "column_v");
     let rows = [Some(3), None];
@@ -209,7 +238,10 @@ fn what_has_no_rows_stays_and_leaves_below_a_path_go_together() {
         new
     };
     let answer = state.resize_rows("points", &new, &rows).expect("other rows");
-    assert_eq!(answer.iter().map(|leaf| leaf.path.as_str()).collect::<Vec<_>>(), ["points.colour", "points.opacity"]);
+    assert_eq!(
+        answer.iter().map(|leaf| leaf.path.as_str()).collect::<Vec<_>>(),
+        ["points.colour", "points.opacity"]
+    );
     assert_eq!(answer[0].kept, ["row_v", "column_v", "t"]);
     let leaf = state.leaf("points.colour").expect("the leaf");
     assert_eq!(state_tensor(leaf, "row_v").dims(), [2, 1]);
@@ -229,7 +261,10 @@ hyper_parameters! {
 impl Rule for Products {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let products = Tensor::zeros((x.dims()[0], x.dims()[0]), DType::F32, &Device::Cpu)?;
-        let state = State::empty().with_tensor("products", &products)?.with_slot(Slot::zeros("sum"), x, x.shape())?.with_counter("t");
+        let state = State::empty()
+            .with_tensor("products", &products)?
+            .with_slot(Slot::zeros("sum"), x, x.shape())?
+            .with_counter("t");
         Ok(if self.named { state.restarted_by_new_rows("products") } else { state })
     }
 
@@ -247,7 +282,8 @@ fn a_rule_with_rows_of_another_meaning_starts_anew() {
     // Of a square parameter only its name tells.
     for (named, width) in [(true, 2), (false, 3)] {
         let old = model(&[tensor(1, &[2, width], DType::F32)]);
-        let mut state = setup(OptimiserChain::new((Products { named }, Adam::new(0.1))), &old).expect("a state");
+        let mut state =
+            setup(OptimiserChain::new((Products { named }, Adam::new(0.1))), &old).expect("a state");
         step(&mut state, &old, 1);
         let rows = [Some(1), Some(0)];
         let new = with_rows(&old, "0", &rows);
@@ -274,7 +310,10 @@ fn a_checkpoint_has_the_new_rows() {
         Checkpoint::new(&state).model(&new).save(&path).expect("a checkpoint");
         let other = model(&[tensor(5, &[3, 3], DType::BF16)]);
         let mut restored = setup(optimiser.clone(), &other).expect("a state");
-        CheckpointFile::open(&path).expect("a file").restore_with_model(&mut restored, &other).expect("a restored run");
+        CheckpointFile::open(&path)
+            .expect("a file")
+            .restore_with_model(&mut restored, &other)
+            .expect("a restored run");
         for call in 3..3 + CALLS {
             step(&mut state, &new, call);
             step(&mut restored, &other, call);
@@ -291,7 +330,11 @@ fn tied_variables_are_resized_as_one() {
     let rows = [Some(0), Some(1), None];
     let half = with_rows(&old, "head", &rows);
     let untied = state.resize_rows("head", &half, &rows).expect_err("two variables");
-    is_kind(&untied, ErrorKind::Model, &["\"embedding\" and \"head\" are one variable in this state and two in the model"]);
+    is_kind(
+        &untied,
+        ErrorKind::Model,
+        &["\"embedding\" and \"head\" are one variable in this state and two in the model"],
+    );
     let mut new = half.clone();
     new.insert("embedding".to_string(), half["head"].clone());
     assert_eq!(state.resize_rows("head", &new, &rows).expect("other rows")[0].path, "embedding");
@@ -318,7 +361,10 @@ fn all_rows_may_go_and_come() {
         step(&mut state, &old, 1);
         let new = model(&[tensor(2, &[rows.len(), 3], DType::BF16)]);
         let answer = state.resize_rows("0", &new, &rows).expect("other rows");
-        assert_eq!((&answer[0].kept[..], &answer[0].fresh[..]), (&["t".to_string()][..], &["master", "m", "v"].map(String::from)[..]));
+        assert_eq!(
+            (&answer[0].kept[..], &answer[0].fresh[..]),
+            (&["t".to_string()][..], &["master", "m", "v"].map(String::from)[..])
+        );
         step(&mut state, &new, 2);
     }
 }

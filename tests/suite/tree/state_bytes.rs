@@ -3,17 +3,25 @@
 use candle_core::DType::{self, BF16, F16, F32};
 use candle_core::Device;
 use optimisers::{
-    AccumGrad, Adam, Kahan, MixedPrecision, Optimiser, OptimiserChain, Q8, Rule, SplitMaster, StateTree, StochasticRounding, StoreAs, Twin,
-    setup, update,
+    AccumGrad, Adam, Kahan, MixedPrecision, Optimiser, OptimiserChain, Q8, Rule, SplitMaster, StateTree,
+    StochasticRounding, StoreAs, Twin, setup, update,
 };
 
 use support::common::{Grads, Vars, grads, model, random};
 
 const PARAMETERS: usize = 12_800;
-const KEEPERS: [&str; 7] =
-    ["the rule alone", "`MixedPrecision`", "`SplitMaster`", "`SplitMaster::of_24_bits`", "`Kahan`", "`StochasticRounding`", "`Twin`"];
+const KEEPERS: [&str; 7] = [
+    "the rule alone",
+    "`MixedPrecision`",
+    "`SplitMaster`",
+    "`SplitMaster::of_24_bits`",
+    "`Kahan`",
+    "`StochasticRounding`",
+    "`Twin`",
+];
 const HEAD: [&str; 2] = [
-    "| Parameters | Kept by | Adam | Adam, m in bf16 | Adam in 8 bits | AccumGrad, Adam | AccumGrad in bf16, Adam |",
+    "| Parameters | Kept by | Adam | Adam, m in bf16 | Adam in 8 bits | AccumGrad, Adam | AccumGrad in \
+     bf16, Adam |",
     "| --- | --- | --- | --- | --- | --- | --- |",
 ];
 
@@ -81,6 +89,7 @@ fn the_table_says_what_states_take() {
     let expected: Vec<String> = HEAD.map(str::to_string).into_iter().chain(combinations.map(row)).collect();
     let readme = include_str!("../../../src/guide/memory.md");
     let section = readme.lines().skip_while(|line| *line != "# Bytes per parameter");
-    let table: Vec<&str> = section.skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).collect();
+    let table: Vec<&str> =
+        section.skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).collect();
     assert_eq!(table, expected, "the table should be\n{}\n", expected.join("\n"));
 }

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    Adam, AdamW, Descent, ErrorKind, Fallback, GradientSlices, Lion, Model, Optimiser, OptimiserChain, PrecisionPolicy, Rule, SplitMaster,
-    StoreAs, Update, Visitor, setup, setup_with, trainables, update,
+    Adam, AdamW, Descent, ErrorKind, Fallback, GradientSlices, Lion, Model, Optimiser, OptimiserChain,
+    PrecisionPolicy, Rule, SplitMaster, StoreAs, Update, Visitor, setup, setup_with, trainables, update,
 };
 
 use crate::model::models::of;
@@ -13,7 +13,9 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn tied(dtype: DType) -> Vars {
     let shared = var(&of(&[0.0], dtype));
-    [("embedding", shared.clone()), ("head", shared), ("norm", var(&of(&[0.0], dtype)))].map(|(path, x)| (path.to_string(), x)).into()
+    [("embedding", shared.clone()), ("head", shared), ("norm", var(&of(&[0.0], dtype)))]
+        .map(|(path, x)| (path.to_string(), x))
+        .into()
 }
 
 /// `Σ embedding + 2·Σ head`, so that both uses of a tied variable have a part of its gradient.
@@ -36,7 +38,9 @@ fn a_gradient_under_both_names_of_a_variable_counts_once() {
         let mut state = setup(Descent::new(1.0), &model).expect("a state");
         let store = loss(&model).backward().expect("gradients");
         let grads = visited(&model, |x| store.get(x).expect("a gradient").clone());
-        let (_, next, _) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
+        let (_, next, _) = Update::functional(&state)
+            .apply(&trainables(&model).expect("parameters"), &grads)
+            .expect("an update");
         assert_eq!(values(&next["embedding"]), [-3.0]);
         update(&mut state, &model, &grads).expect("an update");
         assert_eq!((values(&model["head"]), values(&model["norm"])), (vec![-3.0], vec![-1.0]), "{dtype:?}");
@@ -54,10 +58,18 @@ fn a_slice_under_both_names_of_a_variable_counts_once() {
     for (head, expected) in [(&shared[..], -2.0), (&copy[..], -4.0)] {
         let model = tied(DType::F32);
         let mut state = setup(Descent::new(1.0), &model).expect("a state");
-        let grads = GradientSlices::new().with("embedding", &shared).and_then(|grads| grads.with("head", head)?.with("norm", &norm));
+        let grads = GradientSlices::new()
+            .with("embedding", &shared)
+            .and_then(|grads| grads.with("head", head)?.with("norm", &norm));
         let grads = grads.expect("gradients");
-        let (_, next, _) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
-        assert_eq!((values(&next["embedding"]), values(&next["norm"])), (vec![expected], vec![-1.0]), "a functional update");
+        let (_, next, _) = Update::functional(&state)
+            .apply(&trainables(&model).expect("parameters"), &grads)
+            .expect("an update");
+        assert_eq!(
+            (values(&next["embedding"]), values(&next["norm"])),
+            (vec![expected], vec![-1.0]),
+            "a functional update"
+        );
         update(&mut state, &model, &grads).expect("an update");
         assert_eq!((values(&model["embedding"]), values(&model["norm"])), (vec![expected], vec![-1.0]));
     }
@@ -68,14 +80,22 @@ fn a_slice_under_both_names_of_a_variable_counts_once() {
 fn a_slice_may_be_the_gradient_of_several_parameters() {
     let same = [1f32, 2.0, 3.0, 4.0];
     let model = [("a", [4].as_slice()), ("b", &[2, 2])];
-    let model: Vars =
-        model.map(|(path, shape)| (path.to_string(), var(&Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros")))).into();
+    let model: Vars = model
+        .map(|(path, shape)| {
+            (path.to_string(), var(&Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros")))
+        })
+        .into();
     let mut state = setup(Descent::new(1.0), &model).expect("a state");
-    let grads = GradientSlices::new().with("a", &same).and_then(|grads| grads.with("b", &same)).expect("gradients");
-    let (_, next, _) = Update::functional(&state).apply(&trainables(&model).expect("parameters"), &grads).expect("an update");
+    let grads =
+        GradientSlices::new().with("a", &same).and_then(|grads| grads.with("b", &same)).expect("gradients");
+    let (_, next, _) = Update::functional(&state)
+        .apply(&trainables(&model).expect("parameters"), &grads)
+        .expect("an update");
     update(&mut state, &model, &grads).expect("an update");
     let expected = [-1.0, -2.0, -3.0, -4.0];
-    assert!(["a", "b"].iter().all(|path| values(&model[*path]) == expected && values(&next[*path]) == expected));
+    assert!(
+        ["a", "b"].iter().all(|path| values(&model[*path]) == expected && values(&next[*path]) == expected)
+    );
 }
 
 /// The same numbers in two tensors are two parts; two views of the same numbers are one.
@@ -87,12 +107,21 @@ fn parts_of_a_gradient_are_added_up() {
     let view = || both.narrow(0, 0, 1).expect("a view");
     let mut apart = grads(&view);
     apart.insert("head".to_string(), both.narrow(0, 1, 1).expect("the other half"));
-    let cases = [(grads(&|| two.copy().expect("a copy")), -4.0), (grads(&|| two.clone()), -2.0), (grads(&view), -2.0), (apart, -4.0)];
+    let cases = [
+        (grads(&|| two.copy().expect("a copy")), -4.0),
+        (grads(&|| two.clone()), -2.0),
+        (grads(&view), -2.0),
+        (apart, -4.0),
+    ];
     for (case, (grads, expected)) in cases.into_iter().enumerate() {
         let model = tied(DType::F32);
         let mut state = setup(Descent::new(1.0), &model).expect("a state");
         update(&mut state, &model, &grads).expect("an update");
-        assert_eq!((values(&model["embedding"]), values(&model["norm"])), (vec![expected], vec![-2.0]), "case {case}");
+        assert_eq!(
+            (values(&model["embedding"]), values(&model["norm"])),
+            (vec![expected], vec![-2.0]),
+            "case {case}"
+        );
     }
 }
 
@@ -127,12 +156,21 @@ fn different_choices_for_one_variable_are_refused() {
             |path| Some(if path == "head" { Box::new(Adam::new(0.1)) } else { Box::new(AdamW::new(0.1)) }),
             ["AdamW { eta: 0.1", "Adam { eta: 0.1"],
         ),
-        (|path| Some(Box::new(Descent::new(if path == "head" { 0.1 } else { 0.2 }))), ["Descent { eta: 0.2 }", "Descent { eta: 0.1 }"]),
-        (|path| (path == "head").then(|| Box::new(Descent::new(0.1)) as Box<dyn Optimiser>), ["no optimiser", "Descent { eta: 0.1 }"]),
+        (
+            |path| Some(Box::new(Descent::new(if path == "head" { 0.1 } else { 0.2 }))),
+            ["Descent { eta: 0.2 }", "Descent { eta: 0.1 }"],
+        ),
+        (
+            |path| (path == "head").then(|| Box::new(Descent::new(0.1)) as Box<dyn Optimiser>),
+            ["no optimiser", "Descent { eta: 0.1 }"],
+        ),
         (
             |path| {
                 let slot = if path == "head" { DType::BF16 } else { DType::F64 };
-                Some(Box::new(SplitMaster::new(OptimiserChain::new((StoreAs::new([("m", slot)], Adam::new(0.1)),)))))
+                Some(Box::new(SplitMaster::new(OptimiserChain::new((StoreAs::new(
+                    [("m", slot)],
+                    Adam::new(0.1),
+                ),)))))
             },
             ["StoreAs(m: F64, Adam)", "StoreAs(m: BF16, Adam)"],
         ),
@@ -159,7 +197,13 @@ fn different_choices_for_one_variable_are_refused() {
         state.add_with(&model, |_, _| choose("head")).expect("one answer");
         assert_eq!(state.len(), 2);
     }
-    let boxed = |path: &str| if path == "head" { Box::new(Adam::new(0.1)) as Box<dyn Rule> } else { Box::new(Some(Adam::new(0.1))) };
+    let boxed = |path: &str| {
+        if path == "head" {
+            Box::new(Adam::new(0.1)) as Box<dyn Rule>
+        } else {
+            Box::new(Some(Adam::new(0.1)))
+        }
+    };
     assert_eq!(setup_with(&tied(DType::F32), |path, _| Some(boxed(path))).expect("the same rule").len(), 2);
 }
 
@@ -170,11 +214,14 @@ fn patterns_that_contradict_each_other_are_refused() {
     let mut model = tied(F32);
     model.insert("head.bias".to_string(), var(&of(&[0.0], BF16)));
     let check = |choices: &[(&str, DType)]| PrecisionPolicy::new(choices.iter().copied())?.check(&model);
-    check(&[("embedding", F32), ("head", F32), ("head.*", BF16), ("*", F32)]).expect("the same choice by two patterns");
-    check(&[("head", F32), ("norm", F32), ("*", BF16)]).expect("a choice for one name stands before one for all");
+    check(&[("embedding", F32), ("head", F32), ("head.*", BF16), ("*", F32)])
+        .expect("the same choice by two patterns");
+    check(&[("head", F32), ("norm", F32), ("*", BF16)])
+        .expect("a choice for one name stands before one for all");
     check(&[("head", F32), ("head.bias", BF16), ("norm", F32)]).expect("one name is enough");
     let error = check(&[("embedding", F32), ("head*", BF16), ("norm", F32)]).expect_err("two choices");
-    let words = "it is tied to \"head\", and the pattern \"embedding\" chooses for the one, \"head*\" for the other";
+    let words =
+        "it is tied to \"head\", and the pattern \"embedding\" chooses for the one, \"head*\" for the other";
     is_kind(&error, ErrorKind::Configuration, &[words]);
     assert_eq!(error.path(), Some("embedding"), "{error}");
 }
@@ -188,13 +235,19 @@ fn configured_choices_that_contradict_each_other_are_refused() {
     let set_up = |head: Value| {
         let choices = [("embedding", json!({"Adam": {"eta": 0.5}})), ("head", head), ("*", json!("Descent"))];
         let choices = choices.map(|(pattern, optimiser)| json!({"pattern": pattern, "optimiser": optimiser}));
-        serde_json::from_value::<OptimiserConfig>(json!({ "ByPath": choices })).expect("a configuration").setup(&model)
+        serde_json::from_value::<OptimiserConfig>(json!({ "ByPath": choices }))
+            .expect("a configuration")
+            .setup(&model)
     };
     let state = set_up(json!({"Adam": {"eta": 0.5}})).expect("one choice");
     assert_eq!(state.leaf("head").and_then(|leaf| leaf.learning_rate()), Some(0.5));
     for head in [json!({"Adam": {"eta": 0.25}}), json!("Momentum"), json!("LeaveOut")] {
         let error = set_up(head).expect_err("two choices");
-        is_kind(&error, ErrorKind::Configuration, &["at ByPath[1].pattern", "it is tied to \"head\", and the pattern"]);
+        is_kind(
+            &error,
+            ErrorKind::Configuration,
+            &["at ByPath[1].pattern", "it is tied to \"head\", and the pattern"],
+        );
         assert_eq!((error.place(), error.path()), (Some("ByPath[1].pattern"), Some("embedding")), "{error}");
     }
 }

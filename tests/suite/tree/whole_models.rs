@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2dConfig, Embedding, Init, Linear, VarBuilder, VarMap};
 use optimisers::{
-    AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, FieldValue, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain,
-    Parameter, SkipReason, StateTree, Status, WeightDecay, model, setup, setup_with, update,
+    AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, FieldValue, MixedPrecision, Momentum, NonFinite,
+    Optimiser, OptimiserChain, Parameter, SkipReason, StateTree, Status, WeightDecay, model, setup,
+    setup_with, update,
 };
 
 use crate::model::models::{CPU, integers, of, plain, squares, trained, var_map};
@@ -16,22 +17,32 @@ use support::common::{Grads, Vars, bits, not_finite, random, values, var};
 #[test]
 fn gradients_from_anywhere() {
     let run = |step: &dyn Fn(&mut StateTree, &Vars) -> optimisers::Result<optimisers::Outcome>| {
-        let model: Vars = [("a", 3), ("b", 4)].map(|(name, size)| (name.to_string(), var(&plain(&[size])))).into();
-        let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))), &model).unwrap();
+        let model: Vars =
+            [("a", 3), ("b", 4)].map(|(name, size)| (name.to_string(), var(&plain(&[size])))).into();
+        let mut state =
+            setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))), &model).unwrap();
         let norms = [(); 3].map(|()| step(&mut state, &model).unwrap().global_norm.map(f64::to_bits));
         (norms, model.values().map(|x| bits(x)).collect::<Vec<_>>())
     };
     let twice = |x: &Var| (x.as_detached_tensor() * 2.0).unwrap();
     let expected = run(&|state, model| update(state, model, &squares(model.values())));
     let own = |model: &Vars| model.iter().map(|(path, x)| (path.clone(), twice(x))).collect::<Vec<_>>();
-    assert_eq!(run(&|state, model| update(state, model, &own(model).into_iter().collect::<BTreeMap<_, _>>())), expected);
-    assert_eq!(run(&|state, model| update(state, model, &own(model).into_iter().collect::<HashMap<_, _>>())), expected);
+    assert_eq!(
+        run(&|state, model| update(state, model, &own(model).into_iter().collect::<BTreeMap<_, _>>())),
+        expected
+    );
+    assert_eq!(
+        run(&|state, model| update(state, model, &own(model).into_iter().collect::<HashMap<_, _>>())),
+        expected
+    );
     let lent = |model: &Vars| [("b", twice(&model["b"])), ("a", twice(&model["a"]))];
     assert_eq!(run(&|state, model| update(state, model, &BTreeMap::from(lent(model)))), expected);
     assert_eq!(run(&|state, model| update(state, model, &HashMap::from(lent(model)))), expected);
     let with_others = |state: &mut StateTree, model: &Vars| {
         let mut grads = squares(model.values());
-        for other in [plain(&[3]), trained(&[4]), integers().as_tensor().clone(), of(&[f64::INFINITY], DType::F32)] {
+        for other in
+            [plain(&[3]), trained(&[4]), integers().as_tensor().clone(), of(&[f64::INFINITY], DType::F32)]
+        {
             grads.insert(&other, other.clone());
         }
         update(state, model, &grads)
@@ -48,7 +59,10 @@ model!(LanguageModel { head, embedding });
 #[test]
 fn a_tied_weight_is_one_leaf() {
     let weight = trained(&[5, 3]);
-    let model = LanguageModel { head: Linear::new(weight.clone(), Some(trained(&[5]))), embedding: Embedding::new(weight.clone(), 3) };
+    let model = LanguageModel {
+        head: Linear::new(weight.clone(), Some(trained(&[5]))),
+        embedding: Embedding::new(weight.clone(), 3),
+    };
     let mut asked = Vec::new();
     let choose = |path: &str, _: Parameter<'_>| {
         asked.push(path.to_string());
@@ -64,10 +78,23 @@ fn a_tied_weight_is_one_leaf() {
     }
 
     let tokens = Tensor::new(&[0u32, 4, 4], CPU).unwrap();
-    let grads =
-        model.head.forward(&model.embedding.forward(&tokens).unwrap()).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    let grads = model
+        .head
+        .forward(&model.embedding.forward(&tokens).unwrap())
+        .unwrap()
+        .sqr()
+        .unwrap()
+        .sum_all()
+        .unwrap()
+        .backward()
+        .unwrap();
     let (old, summed) = (weight.copy().unwrap(), grads.get(&weight).unwrap().clone());
-    let norm = [&summed, grads.get(model.head.bias().unwrap()).unwrap()].iter().flat_map(|x| values(x)).map(|x| x * x).sum::<f64>().sqrt();
+    let norm = [&summed, grads.get(model.head.bias().unwrap()).unwrap()]
+        .iter()
+        .flat_map(|x| values(x))
+        .map(|x| x * x)
+        .sum::<f64>()
+        .sqrt();
     let outcome = update(&mut state, &model, &grads).unwrap();
     assert!((outcome.global_norm.unwrap() / norm - 1.0).abs() < 1e-12);
     assert_eq!((outcome.applied, state.leaf(tied[1]).unwrap().steps()), (2, 1));
@@ -92,11 +119,15 @@ fn gradients_of_both_names_are_added_in_the_compute_type() {
         (DType::F16, 1.0, vec![(second, 4.0)], 1.0, -3.0),
         (DType::F16, 1.0, vec![(first, 4.0)], 1.0, -3.0),
     ] {
-        for rule in [Box::new(Descent::new(eta)) as Box<dyn Optimiser>, Box::new(MixedPrecision::new(DType::F32, Descent::new(eta)))] {
+        for rule in [
+            Box::new(Descent::new(eta)) as Box<dyn Optimiser>,
+            Box::new(MixedPrecision::new(DType::F32, Descent::new(eta))),
+        ] {
             let shared = var(&of(&[x; 3], dtype));
             let map = var_map([second, first].map(|name| (name.to_string(), shared.clone())));
             let mut state = setup(rule, &map).unwrap();
-            let by_path: HashMap<&str, Tensor> = grads.iter().map(|&(name, gradient)| (name, of(&[gradient; 3], dtype))).collect();
+            let by_path: HashMap<&str, Tensor> =
+                grads.iter().map(|&(name, gradient)| (name, of(&[gradient; 3], dtype))).collect();
             assert_eq!(update(&mut state, &map, &by_path).unwrap().applied, 1);
             assert_eq!(values(&shared), [expected; 3], "{dtype:?}, {grads:?}");
             assert_eq!(state.leaf(first).unwrap().steps(), 1);
@@ -112,12 +143,26 @@ fn a_leaf_tells_what_it_holds() {
         OptimiserChain::new((Momentum::new(0.2), WeightDecay::new(0.1))),
     ));
     let adam = || OptimiserChain::new((ClipGrad::new(0.5), Adam::new(0.1)));
-    type Row = (Box<dyn Optimiser>, DType, &'static [&'static str], &'static [(&'static str, u64)], (u64, usize), Option<f64>);
+    type Row = (
+        Box<dyn Optimiser>,
+        DType,
+        &'static [&'static str],
+        &'static [(&'static str, u64)],
+        (u64, usize),
+        Option<f64>,
+    );
     // After three calls: optimiser, dtype, tensors, counters, steps and bytes, learning rate.
     let rows: [Row; 7] = [
         (Box::new(Adam::new(0.1)), DType::F16, &["m", "v"], &[("t", 3)], (3, 48), Some(0.1)),
         (Box::new(Adam::new(0.1)), DType::F64, &["m", "v"], &[("t", 3)], (3, 96), Some(0.1)),
-        (Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))), DType::BF16, &["master", "m", "v"], &[("t", 3)], (3, 72), Some(0.1)),
+        (
+            Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+            DType::BF16,
+            &["master", "m", "v"],
+            &[("t", 3)],
+            (3, 72),
+            Some(0.1),
+        ),
         (
             Box::new(MixedPrecision::new(DType::F64, adam())),
             DType::F32,
@@ -126,7 +171,14 @@ fn a_leaf_tells_what_it_holds() {
             (3, 144),
             Some(0.1),
         ),
-        (Box::new(MixedPrecision::new(DType::F32, adam())), DType::F32, &["1.m", "1.v"], &[("0.t", 3), ("1.t", 3)], (3, 48), Some(0.1)),
+        (
+            Box::new(MixedPrecision::new(DType::F32, adam())),
+            DType::F32,
+            &["1.m", "1.v"],
+            &[("0.t", 3), ("1.t", 3)],
+            (3, 48),
+            Some(0.1),
+        ),
         (
             Box::new(MixedPrecision::new(DType::F32, long)),
             DType::F16,
@@ -144,16 +196,36 @@ fn a_leaf_tells_what_it_holds() {
             update(&mut state, &model, &squares(model.values())).unwrap();
         }
         let leaf = state.leaf("a.b").unwrap();
-        assert_eq!((leaf.path(), leaf.paths().count(), leaf.shape(), leaf.dtype()), ("a.b", 1, &[2, 3][..], dtype.into()), "{rule:?}");
+        assert_eq!(
+            (leaf.path(), leaf.paths().count(), leaf.shape(), leaf.dtype()),
+            ("a.b", 1, &[2, 3][..], dtype.into()),
+            "{rule:?}"
+        );
         assert_eq!(leaf.tensor_names(), tensors, "{rule:?}");
-        assert_eq!(leaf.counters(), counters.iter().map(|&(name, count)| (name.to_string(), count)).collect::<Vec<_>>(), "{rule:?}");
+        assert_eq!(
+            leaf.counters(),
+            counters.iter().map(|&(name, count)| (name.to_string(), count)).collect::<Vec<_>>(),
+            "{rule:?}"
+        );
         assert_eq!((leaf.steps(), leaf.bytes(), state.bytes()), (steps, bytes, bytes), "{rule:?}");
         assert_eq!((leaf.learning_rate(), leaf.field("eta")), (eta, eta.map(FieldValue::Real)), "{rule:?}");
-        assert_eq!((leaf.field("rho").is_some(), leaf.field("nonsense")), (tensors.contains(&"2.0.velocity"), None), "{rule:?}");
-        let wide = if tensors.contains(&"master") || dtype == DType::F64 { leaf.bytes() / 6 / tensors.len() } else { 4 };
+        assert_eq!(
+            (leaf.field("rho").is_some(), leaf.field("nonsense")),
+            (tensors.contains(&"2.0.velocity"), None),
+            "{rule:?}"
+        );
+        let wide = if tensors.contains(&"master") || dtype == DType::F64 {
+            leaf.bytes() / 6 / tensors.len()
+        } else {
+            4
+        };
         for name in tensors {
             let tensor = leaf.tensor(name).unwrap().unwrap();
-            assert_eq!((tensor.dims(), tensor.dtype().size_in_bytes()), (&[2, 3][..], wide), "{rule:?} {name}");
+            assert_eq!(
+                (tensor.dims(), tensor.dtype().size_in_bytes()),
+                (&[2, 3][..], wide),
+                "{rule:?} {name}"
+            );
         }
         assert!(leaf.tensor("nonsense").unwrap().is_none());
     }
@@ -200,20 +272,29 @@ fn outcomes_count_the_leaves() {
         (1, &[0, 1], &[1, 2], 1.0, &[(Stepped, [1, 0, 2, 1])]),
         (1, &[0, 1], &[0, 1], 1.0, &[(NothingToMove, [0, 0, 2, 2])]),
         (1, &[0, 1, 2, 3], &[0, 3], 1.0, &[(NothingToMove, [0, 0, 4, 0])]),
-        (2, &[], &[0, 1, 2, 3], 1.0, &[(Accumulated, [0, 4, 0, 0]), (Stepped, [4, 0, 0, 0]), (Accumulated, [0, 4, 0, 0])]),
+        (
+            2,
+            &[],
+            &[0, 1, 2, 3],
+            1.0,
+            &[(Accumulated, [0, 4, 0, 0]), (Stepped, [4, 0, 0, 0]), (Accumulated, [0, 4, 0, 0])],
+        ),
         (2, &[3], &[0, 3], 1.0, &[(Accumulated, [0, 1, 1, 2]), (Stepped, [1, 0, 1, 2])]),
         (1, &[3], &[0, 1], f64::INFINITY, &[(NotFinite, [0, 0, 1, 1])]),
         (2, &[3], &[0, 1], f64::NAN, &[(Accumulated, [0, 2, 1, 1]), (NotFinite, [0, 0, 1, 1])]),
     ];
     let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
     for (row, (n, frozen, given, factor, calls)) in rows.into_iter().enumerate() {
-        let model: Vars = (0..4).map(|i| (i.to_string(), var(&random(i as u64, &[1 + 30 * i], dtypes[i], CPU)))).collect();
+        let model: Vars =
+            (0..4).map(|i| (i.to_string(), var(&random(i as u64, &[1 + 30 * i], dtypes[i], CPU)))).collect();
         let mut state = setup(rule(n), &model).unwrap();
         frozen.iter().for_each(|i| state.at(&i.to_string()).unwrap().freeze());
-        let gradient = |i: &usize| (random(9 + *i as u64, &[1 + 30 * i], dtypes[*i], CPU) * factor).expect("a gradient");
+        let gradient =
+            |i: &usize| (random(9 + *i as u64, &[1 + 30 * i], dtypes[*i], CPU) * factor).expect("a gradient");
         let grads: Grads = given.iter().map(|i| (i.to_string(), gradient(i))).collect();
         let moving: Vec<usize> = given.iter().copied().filter(|i| !frozen.contains(i)).collect();
-        let norm = moving.iter().flat_map(|i| values(&grads[&i.to_string()])).map(|x| x * x).sum::<f64>().sqrt();
+        let norm =
+            moving.iter().flat_map(|i| values(&grads[&i.to_string()])).map(|x| x * x).sum::<f64>().sqrt();
         let mut steps = 0;
         for (call, &(became, counts)) in calls.iter().enumerate() {
             let before: Vec<_> = model.values().map(|x| bits(x)).collect();
@@ -221,7 +302,9 @@ fn outcomes_count_the_leaves() {
             let got = [outcome.applied, outcome.accumulated, outcome.frozen, outcome.without_gradient.len()];
             assert_eq!((outcome.status, got), (became.status(), counts), "row {row}, call {call}");
             match outcome.global_norm {
-                Some(got) if norm.is_finite() => assert!((got / norm - 1.0).abs() < 1e-12, "row {row}: {got} for {norm}"),
+                Some(got) if norm.is_finite() => {
+                    assert!((got / norm - 1.0).abs() < 1e-12, "row {row}: {got} for {norm}")
+                }
                 Some(got) => assert!(!got.is_finite(), "row {row}"),
                 None => assert!(became == Accumulated || moving.is_empty(), "row {row}"),
             }
@@ -242,21 +325,36 @@ fn outcomes_count_the_leaves() {
 #[test]
 fn the_order_of_insertion_does_not_count() {
     let run = |order: &[usize], from_store: bool| {
-        let map = var_map(order.iter().map(|&i| (format!("layer.{i}"), var(&random(i as u64, &[1 + i % 7], DType::F32, CPU)))));
-        let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.05))), &map).unwrap();
-        let variables: BTreeMap<String, Var> = map.data().lock().unwrap().iter().map(|(path, x)| (path.clone(), x.clone())).collect();
+        let map = var_map(
+            order
+                .iter()
+                .map(|&i| (format!("layer.{i}"), var(&random(i as u64, &[1 + i % 7], DType::F32, CPU)))),
+        );
+        let mut state =
+            setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.05))), &map).unwrap();
+        let variables: BTreeMap<String, Var> =
+            map.data().lock().unwrap().iter().map(|(path, x)| (path.clone(), x.clone())).collect();
         let mut norms = Vec::new();
         for _ in 0..4 {
             let outcome = if from_store {
-                let in_this_order: Vec<&Var> = order.iter().map(|i| &variables[&format!("layer.{i}")]).collect();
+                let in_this_order: Vec<&Var> =
+                    order.iter().map(|i| &variables[&format!("layer.{i}")]).collect();
                 update(&mut state, &map, &squares(in_this_order))
             } else {
-                let gradient = |i: &usize| (format!("layer.{i}"), (variables[&format!("layer.{i}")].as_detached_tensor() * 2.0).unwrap());
+                let gradient = |i: &usize| {
+                    (
+                        format!("layer.{i}"),
+                        (variables[&format!("layer.{i}")].as_detached_tensor() * 2.0).unwrap(),
+                    )
+                };
                 update(&mut state, &map, &order.iter().map(gradient).collect::<HashMap<_, _>>())
             };
             norms.push(outcome.unwrap().global_norm.map(f64::to_bits));
         }
-        assert_eq!(state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(), variables.keys().collect::<Vec<_>>());
+        assert_eq!(
+            state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(),
+            variables.keys().collect::<Vec<_>>()
+        );
         (norms, variables.values().map(|x| bits(x)).collect::<Vec<_>>())
     };
     let ascending: Vec<usize> = (0..300).collect();
@@ -295,11 +393,15 @@ fn a_network_trains_through_its_var_map() {
     for leave_out in [true, false] {
         let map = VarMap::new();
         let vb = VarBuilder::from_varmap(&map, DType::F32, CPU);
-        let conv = candle_nn::conv2d(1, 4, 3, Conv2dConfig { padding: 1, ..Default::default() }, vb.pp("conv")).unwrap();
+        let conv =
+            candle_nn::conv2d(1, 4, 3, Conv2dConfig { padding: 1, ..Default::default() }, vb.pp("conv"))
+                .unwrap();
         let norm = candle_nn::batch_norm(4, BatchNormConfig::default(), vb.pp("norm")).unwrap();
         let head = candle_nn::linear(4 * 5 * 5, 2, vb.pp("head")).unwrap();
         vb.get_with_hints(2, "scale", Init::Const(1.0)).unwrap();
-        let mut state = setup_with(&map, |path, _| (!leave_out || !path.contains("running_")).then(|| Adam::new(0.01))).unwrap();
+        let mut state =
+            setup_with(&map, |path, _| (!leave_out || !path.contains("running_")).then(|| Adam::new(0.01)))
+                .unwrap();
         let x = random(3, &[16, 1, 5, 5], DType::F32, CPU);
         let labels = x.mean((1, 2, 3)).unwrap().gt(0.0).unwrap().to_dtype(DType::U32).unwrap();
         let statistics = || [bits(norm.running_mean()), bits(norm.running_var())];
@@ -307,12 +409,19 @@ fn a_network_trains_through_its_var_map() {
         for _ in 0..25 {
             let before = statistics();
             let hidden = norm.forward_t(&conv.forward(&x).unwrap(), true).unwrap().relu().unwrap();
-            let loss = candle_nn::loss::cross_entropy(&head.forward(&hidden.flatten_from(1).unwrap()).unwrap(), &labels).unwrap();
+            let loss = candle_nn::loss::cross_entropy(
+                &head.forward(&hidden.flatten_from(1).unwrap()).unwrap(),
+                &labels,
+            )
+            .unwrap();
             let moved = statistics();
             assert!(moved != before, "candle moves the statistics");
             let outcome = update(&mut state, &map, &loss.backward().unwrap()).unwrap();
             let idle = if leave_out { 1 } else { 3 };
-            assert_eq!((outcome.status, outcome.applied, outcome.without_gradient.len()), (Status::Stepped, 6, idle));
+            assert_eq!(
+                (outcome.status, outcome.applied, outcome.without_gradient.len()),
+                (Status::Stepped, 6, idle)
+            );
             assert_eq!(statistics(), moved, "and nobody else");
             losses.push(values(&loss)[0]);
         }

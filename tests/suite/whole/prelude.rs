@@ -91,14 +91,19 @@ fn a_glob_of_the_crate_leaves_the_standard_librarys_names_alone() {
     assert_eq!(everything::count(&state), Ok(1));
     assert_eq!(everything::boxed(&state).ok(), Some(1));
     assert_eq!(everything::of_tensor(&x), (candle_core::DType::F32, &().into()));
-    assert!(everything::own(&x).is_ok() && alone::has_state(&optimisers::Adam::new(0.1), &x) && alone::adam_has_state(&x));
+    assert!(
+        everything::own(&x).is_ok()
+            && alone::has_state(&optimisers::Adam::new(0.1), &x)
+            && alone::adam_has_state(&x)
+    );
 }
 
 #[test]
 fn the_prelude_has_none_of_candles_names_and_all_of_it_was_tried() {
     let source = include_str!("../../../src/prelude.rs");
     let lists = source.split("pub use crate::{").skip(1).filter_map(|list| list.split_once('}'));
-    let names: BTreeSet<&str> = lists.flat_map(|(list, _)| list.split(',')).map(str::trim).filter(|name| !name.is_empty()).collect();
+    let names: BTreeSet<&str> =
+        lists.flat_map(|(list, _)| list.split(',')).map(str::trim).filter(|name| !name.is_empty()).collect();
     assert_eq!(names, beside_candle::USED.iter().copied().collect());
 
     let x = candle_core::Var::new(0f32, &candle_core::Device::Cpu).expect("a variable");

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::{
-    AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, Kahan, LossScaler, MixedPrecision, NonFinite, Offload, Optimiser,
-    OptimiserChain, Parameter, Rule, Setup, SplitMaster, StateTree, StochasticRounding, Summation, Update, rules,
+    AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, Kahan, LossScaler, MixedPrecision,
+    NonFinite, Offload, Optimiser, OptimiserChain, Parameter, Rule, Setup, SplitMaster, StateTree,
+    StochasticRounding, Summation, Update, rules,
 };
 
 use crate::model::slices::{apply_in_slices, in_slices};
-use support::common::{Grads, Snapshot, Vars, assert_close, for_any_shape, instruction_sets, random, snapshot, var};
+use support::common::{
+    Grads, Snapshot, Vars, assert_close, for_any_shape, instruction_sets, random, snapshot, var,
+};
 use support::threads::on;
 
 /// Random choices that a seed decides.
@@ -73,7 +76,11 @@ fn chain(dice: &mut Dice, rules: &[Box<dyn Rule>]) -> Box<dyn Rule> {
         let non_finite = dice.of(&[NonFinite::Error, NonFinite::Pass, NonFinite::Skip]);
         let p = dice.of(&[1.0, 2.0, 3.0, 0.5, 40.0, f64::INFINITY]);
         members.push(match dice.below(2) {
-            0 => Box::new(ClipGlobalNorm { non_finite, group: dice.below(2) as u64, ..ClipGlobalNorm::new(0.1) }),
+            0 => Box::new(ClipGlobalNorm {
+                non_finite,
+                group: dice.below(2) as u64,
+                ..ClipGlobalNorm::new(0.1)
+            }),
             _ => Box::new(ClipNorm { non_finite, p, ..ClipNorm::new(0.05) }),
         });
     }
@@ -129,7 +136,9 @@ fn gradient_of(dice: &mut Dice, length: usize, spoilt: bool) -> GradientOf {
         0 | 1 => GradientOf::Missing,
         2 => GradientOf::One(dice.of(&[0.0, 1e-3, 2.0]), dtype),
         3 => GradientOf::Parameter(dice.below(3)),
-        4 | 5 if spoilt && length > 0 => GradientOf::Spoilt { seed, dtype, value: dice.of(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]) },
+        4 | 5 if spoilt && length > 0 => {
+            GradientOf::Spoilt { seed, dtype, value: dice.of(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]) }
+        }
         6 if spoilt && dice.one_in(4) => GradientOf::Misfit,
         _ => GradientOf::Numbers { seed, dtype, layout: dice.below(3) },
     }
@@ -140,14 +149,18 @@ impl GradientOf {
         let cpu = &Device::Cpu;
         Ok(Some(match *self {
             GradientOf::Missing => return Ok(None),
-            GradientOf::One(value, dtype) => Tensor::new(value, cpu)?.to_dtype(dtype)?.broadcast_as(x.shape())?,
+            GradientOf::One(value, dtype) => {
+                Tensor::new(value, cpu)?.to_dtype(dtype)?.broadcast_as(x.shape())?
+            }
             GradientOf::Parameter(0) => x.clone(),
             GradientOf::Parameter(1) => x.detach(),
             GradientOf::Parameter(_) => x.reshape(x.shape())?,
             GradientOf::Misfit => Tensor::zeros(x.elem_count() + 1, F32, cpu)?,
             GradientOf::Numbers { seed, dtype, layout } => match (layout, x.dims()) {
                 (1, [rows, columns]) => random(seed, &[*columns, *rows], dtype, cpu).t()?,
-                (2, [rows, columns]) => random(seed, &[*rows + 2, *columns], dtype, cpu).narrow(0, 1, *rows)?,
+                (2, [rows, columns]) => {
+                    random(seed, &[*rows + 2, *columns], dtype, cpu).narrow(0, 1, *rows)?
+                }
                 _ => random(seed, x.dims(), dtype, cpu),
             },
             GradientOf::Spoilt { seed, dtype, value } => {
@@ -187,7 +200,9 @@ impl Case {
         let mut dice = Dice(seed);
         let dice = &mut dice;
         let leaves = 1 + dice.below(4);
-        let parameters: Vec<Tensor> = (0..leaves).map(|_| random(dice.number(), &shape(dice), dice.of(&DTYPES), &Device::Cpu)).collect();
+        let parameters: Vec<Tensor> = (0..leaves)
+            .map(|_| random(dice.number(), &shape(dice), dice.of(&DTYPES), &Device::Cpu))
+            .collect();
         let shared = dice.one_in(2).then(|| optimiser(dice, rules, F16));
         let mut optimiser = |x: &Tensor| shared.clone().unwrap_or_else(|| optimiser(dice, rules, x.dtype()));
         let optimisers = parameters.iter().map(&mut optimiser).collect();
@@ -219,9 +234,14 @@ impl Case {
     /// As [`Case::run_over`], or with parameters and gradients in memory that the program owns.
     fn run_in(&self, engine: Engine, setup: Setup, slices: bool) -> (Vec<String>, Vec<Snapshot>) {
         let model = self.model();
-        let choose = |path: &str, _: Parameter<'_>| Some(self.optimisers[path.parse::<usize>().expect("an index")].clone());
-        let made =
-            if slices { in_slices(&model, |parameters| setup.setup_with(parameters, choose)) } else { setup.setup_with(&model, choose) };
+        let choose = |path: &str, _: Parameter<'_>| {
+            Some(self.optimisers[path.parse::<usize>().expect("an index")].clone())
+        };
+        let made = if slices {
+            in_slices(&model, |parameters| setup.setup_with(parameters, choose))
+        } else {
+            setup.setup_with(&model, choose)
+        };
         let mut state = match made {
             Ok(state) => state,
             Err(error) => return (vec![error.to_string()], Vec::new()),
@@ -245,7 +265,14 @@ impl Case {
         (said, snapshots)
     }
 
-    fn call(&self, engine: Engine, call: &Call, model: &Vars, state: &mut StateTree, slices: bool) -> Result<String, String> {
+    fn call(
+        &self,
+        engine: Engine,
+        call: &Call,
+        model: &Vars,
+        state: &mut StateTree,
+        slices: bool,
+    ) -> Result<String, String> {
         let gradient = |(gradient, (path, x)): (&GradientOf, (&String, &candle_core::Var))| {
             Some((path.clone(), gradient.tensor(x).expect("a gradient")?))
         };
@@ -259,7 +286,8 @@ impl Case {
             (None, false) => update.apply(model, &grads),
             (None, true) => apply_in_slices(model, &grads, |model, grads| update.apply(model, grads)),
             (Some(scaler), false) => {
-                let _ = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+                let _ =
+                    scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
                 update.scaler(scaler).apply(model, &grads)
             }
             (Some(scaler), true) => {
@@ -278,7 +306,11 @@ const PART: &str = "/part";
 fn everything(model: &Vars, state: &StateTree) -> Snapshot {
     let mut all = snapshot(model, state);
     for leaf in state.leaves() {
-        all.extend(leaf.numbers().into_iter().map(|(name, value)| (format!("{}/{name}", leaf.path()), vec![value.to_bits()])));
+        all.extend(
+            leaf.numbers()
+                .into_iter()
+                .map(|(name, value)| (format!("{}/{name}", leaf.path()), vec![value.to_bits()])),
+        );
         all.push((format!("{}{PART}", leaf.path()), vec![leaf.part().start as u64, leaf.part().end as u64]));
     }
     all
@@ -306,7 +338,9 @@ pub fn assert_models_agree(rules: &[Box<dyn Rule>], count: u64) -> BTreeMap<&'st
             assert!(expected == got, "other bits with {engine:?}, {}", what());
         }
         for said in said {
-            let kind = ["Stepped", "Accumulated", "Skipped"].into_iter().find(|kind| said.contains(&format!("status: {kind}")));
+            let kind = ["Stepped", "Accumulated", "Skipped"]
+                .into_iter()
+                .find(|kind| said.contains(&format!("status: {kind}")));
             *seen.entry(kind.unwrap_or("refused")).or_default() += 1;
         }
     }
@@ -317,7 +351,10 @@ pub fn assert_models_agree(rules: &[Box<dyn Rule>], count: u64) -> BTreeMap<&'st
 fn engines_give_the_same_bits_and_errors_change_nothing() {
     let seen = assert_models_agree(&listed(), count());
     // Every outcome takes part.
-    assert!(count() < 300 || seen.len() == 4 && seen.values().all(|calls| *calls as u64 * 40 > count()), "{seen:?}");
+    assert!(
+        count() < 300 || seen.len() == 4 && seen.values().all(|calls| *calls as u64 * 40 > count()),
+        "{seen:?}"
+    );
 }
 
 #[test]
@@ -326,7 +363,8 @@ fn memory_of_the_caller_has_the_bits_of_variables() {
         let case = Case::new(seed);
         let what = || format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
         for engine in [Engine::Fused, Engine::Tensors] {
-            let ((said, expected), (said_of_slices, got)) = (case.run(engine), case.run_in(engine, Setup::default(), true));
+            let ((said, expected), (said_of_slices, got)) =
+                (case.run(engine), case.run_in(engine, Setup::default(), true));
             assert_eq!(said_of_slices, said, "{}", what());
             assert!(got == expected, "other bits in slices, {}", what());
         }
@@ -345,11 +383,18 @@ fn ranks_have_the_bits_of_one_process() {
         let what = format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
         let (said, whole) = case.run(Engine::Fused);
         let on_ranks = case.clone();
-        for (rank, (rank_said, parts)) in
-            on([2, 4, 8][seed as usize % 3], move |world| on_ranks.run_over(Engine::Fused, Setup::over(&world))).into_iter().enumerate()
+        for (rank, (rank_said, parts)) in on([2, 4, 8][seed as usize % 3], move |world| {
+            on_ranks.run_over(Engine::Fused, Setup::over(&world))
+        })
+        .into_iter()
+        .enumerate()
         {
             // The error of another rank is told as such, and whose gradient it was.
-            let own = |said: &String| said.split_once(" refused: ").map_or(&**said, |(_, own)| own).replace("rank 0 brought it; ", "");
+            let own = |said: &String| {
+                said.split_once(" refused: ")
+                    .map_or(&**said, |(_, own)| own)
+                    .replace("rank 0 brought it; ", "")
+            };
             assert_eq!(rank_said.iter().map(own).collect::<Vec<_>>(), said, "rank {rank}, {what}");
             for (part, whole) in parts.iter().zip(&whole) {
                 assert_part(part, whole, &format!("rank {rank}, {what}"));
@@ -360,11 +405,13 @@ fn ranks_have_the_bits_of_one_process() {
 
 /// What a rank has is all, or its part of it.
 fn assert_part(own: &Snapshot, whole: &Snapshot, what: &str) {
-    let parts: BTreeMap<&str, &Vec<u64>> = own.iter().filter_map(|(name, part)| Some((name.strip_suffix(PART)?, part))).collect();
+    let parts: BTreeMap<&str, &Vec<u64>> =
+        own.iter().filter_map(|(name, part)| Some((name.strip_suffix(PART)?, part))).collect();
     for ((name, own), (_, whole)) in own.iter().zip(whole).filter(|((name, _), _)| !name.ends_with(PART)) {
         let path = name.split('/').next().unwrap_or_default();
         let (start, end) = parts.get(path).map_or((0, 0), |part| (part[0] as usize, part[1] as usize));
-        let is_part = || start == end && own.is_empty() || whole.get(start..end).is_some_and(|whole| own == whole);
+        let is_part =
+            || start == end && own.is_empty() || whole.get(start..end).is_some_and(|whole| own == whole);
         assert!(own == whole || name.contains('/') && is_part(), "{name} of {what}");
     }
 }
@@ -378,8 +425,17 @@ fn a_device_has_the_same_outcomes() {
     for seed in first_seed()..first_seed() + count() / 30 {
         let case = Case::new(seed);
         let ((said, expected), (device_said, got)) = (case.run(Engine::Fused), case.run(Engine::Emulated));
-        let words = |said: &[String]| said.iter().map(|said| said.split("norm").next().unwrap_or_default().to_string()).collect::<Vec<_>>();
+        let words = |said: &[String]| {
+            said.iter()
+                .map(|said| said.split("norm").next().unwrap_or_default().to_string())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(words(&said), words(&device_said), "seed {seed}");
-        assert_close(&got, &expected, 1e-4, format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls));
+        assert_close(
+            &got,
+            &expected,
+            1e-4,
+            format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls),
+        );
     }
 }

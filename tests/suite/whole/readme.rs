@@ -39,7 +39,8 @@ fn the_table_lists_every_rule() {
 #[test]
 fn readmes_code_is_run() {
     let readme = include_str!("../../../README.md");
-    let fences: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("```")).filter(|kind| !kind.is_empty()).collect();
+    let fences: Vec<&str> =
+        readme.lines().filter_map(|line| line.strip_prefix("```")).filter(|kind| !kind.is_empty()).collect();
     assert!(fences.contains(&"rust"));
     let known = ["rust", "console", "toml", "json"];
     assert!(fences.iter().all(|kind| known.contains(kind)), "{fences:?}");

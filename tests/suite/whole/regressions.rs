@@ -8,9 +8,9 @@ use candle_core::DType::{BF16, F16, F32};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, Flow, Gradient, Kahan, Lookahead, MixedPrecision, NonFinite,
-    OptimiserChain, Parameter, Result, Rule, Sam, Schedule, ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update, config, setup,
-    setup_with, update,
+    AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, Flow, Gradient, Kahan,
+    Lookahead, MixedPrecision, NonFinite, OptimiserChain, Parameter, Result, Rule, Sam, Schedule,
+    ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update, config, setup, setup_with, update,
 };
 
 const CPU: &Device = &Device::Cpu;
@@ -55,8 +55,10 @@ fn slots_of_another_size_are_refused() {
 
 #[test]
 fn set_masters_reaches_what_rules_keep_of_the_parameter() {
-    let rules: Vec<Box<dyn Rule>> =
-        vec![Box::new(ScheduleFree::new(0.1)), Box::new(OptimiserChain::new((Descent::new(0.1), Lookahead::new(1))))];
+    let rules: Vec<Box<dyn Rule>> = vec![
+        Box::new(ScheduleFree::new(0.1)),
+        Box::new(OptimiserChain::new((Descent::new(0.1), Lookahead::new(1)))),
+    ];
     for rule in rules {
         let x = var(&[0.0]);
         let mut state = setup(rule, &model(&x)).unwrap();
@@ -87,7 +89,8 @@ fn running_statistics_stay_where_averages_come() {
         update(&mut state, &variables, &loss.backward().unwrap()).unwrap();
     }
     let before = of(norm.running_mean());
-    let inside = state.with_averages(&variables, || Ok::<_, optimisers::Error>(of(norm.running_mean()))).unwrap();
+    let inside =
+        state.with_averages(&variables, || Ok::<_, optimisers::Error>(of(norm.running_mean()))).unwrap();
     assert_eq!(inside, before);
 }
 
@@ -99,7 +102,8 @@ fn masters_do_not_refuse_statistics_that_move() {
     for step in 0..3 {
         let batch = Tensor::randn(5f32, 2f32, (32, 2), CPU).unwrap();
         let loss = norm.forward_t(&batch, true).unwrap().sqr().unwrap().mean_all().unwrap();
-        update(&mut state, &variables, &loss.backward().unwrap()).unwrap_or_else(|error| panic!("{step}: {error}"));
+        update(&mut state, &variables, &loss.backward().unwrap())
+            .unwrap_or_else(|error| panic!("{step}: {error}"));
     }
 }
 
@@ -114,7 +118,11 @@ fn a_window_that_is_shortened_divides_by_what_it_counted() {
     for _ in 0..3 {
         update(&mut state, &model(&x), &one(&[1.0])).unwrap();
     }
-    assert!(of(&x)[0] >= -1.000001 * 3.0 && (of(&x)[0] + of(&x)[0].abs().round()).abs() < 1e-6, "{:?}", of(&x));
+    assert!(
+        of(&x)[0] >= -1.000001 * 3.0 && (of(&x)[0] + of(&x)[0].abs().round()).abs() < 1e-6,
+        "{:?}",
+        of(&x)
+    );
 }
 
 #[test]
@@ -122,7 +130,9 @@ fn a_leaf_that_was_frozen_in_a_window_steps_with_the_others() {
     let (x, y) = (var(&[0.0]), var(&[0.0]));
     let both = vec![x, y];
     let dx = grads([("0", &Tensor::new(&[3f32], CPU).unwrap()), ("1", &Tensor::new(&[4f32], CPU).unwrap())]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1e9), Descent::new(1.0))), &both).unwrap();
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1e9), Descent::new(1.0))), &both)
+            .unwrap();
     state.at("1").unwrap().freeze();
     update(&mut state, &both, &dx).unwrap();
     state.at("1").unwrap().thaw();
@@ -133,7 +143,10 @@ fn a_leaf_that_was_frozen_in_a_window_steps_with_the_others() {
 }
 
 fn weighted() -> OptimiserChain<(AccumGrad, AdamW)> {
-    OptimiserChain::new((AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) }, AdamW { lambda: 0.5, ..AdamW::new(0.1) }))
+    OptimiserChain::new((
+        AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+        AdamW { lambda: 0.5, ..AdamW::new(0.1) },
+    ))
 }
 
 #[test]
@@ -160,12 +173,17 @@ fn an_accumulator_that_overflows_does_not_skip_for_ever() {
     let x = Var::zeros(1, F16, CPU).unwrap();
     let chain = StoreAs::new(
         [("acc", F16)],
-        OptimiserChain::new((AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) }, ClipGlobalNorm::new(1.0), Descent::new(0.1))),
+        OptimiserChain::new((
+            AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+            ClipGlobalNorm::new(1.0),
+            Descent::new(0.1),
+        )),
     );
     let mut state = setup(chain, &model(&x)).unwrap();
     let mut stepped = false;
     for weight in [4096, 4096, 1, 1, 1, 1] {
-        let outcome = Update::new(&mut state).finite_only().weight(weight).apply(&model(&x), &one(&[20.0])).unwrap();
+        let outcome =
+            Update::new(&mut state).finite_only().weight(weight).apply(&model(&x), &one(&[20.0])).unwrap();
         stepped |= outcome.status == Status::Stepped;
     }
     assert!(stepped);
@@ -184,11 +202,16 @@ fn one_gradient_under_both_names_counts_once() {
 /// A state whose parameters are not in the model.
 fn moved_away() -> (Vec<Var>, StateTree) {
     let x = vec![Var::ones(1, BF16, CPU).unwrap()];
-    let mut state = setup(MixedPrecision::new(F32, OptimiserChain::new((Descent::new(0.1), Ema::new(0.5)))), &x).unwrap();
+    let mut state =
+        setup(MixedPrecision::new(F32, OptimiserChain::new((Descent::new(0.1), Ema::new(0.5)))), &x).unwrap();
     for _ in 0..3 {
         update(&mut state, &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
-    std::mem::forget(Sam::new(3.0).ascend(Update::new(&mut state), &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap());
+    std::mem::forget(
+        Sam::new(3.0)
+            .ascend(Update::new(&mut state), &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())]))
+            .unwrap(),
+    );
     (x, state)
 }
 
@@ -212,7 +235,8 @@ fn the_half_of_a_twin_that_computes_gets_the_averages() {
     for _ in 0..2 {
         update(&mut state, &twin, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
     }
-    let [low, precise] = state.with_averages(&twin, || Ok::<_, optimisers::Error>([of(&low[0]), of(&precise[0])])).unwrap();
+    let [low, precise] =
+        state.with_averages(&twin, || Ok::<_, optimisers::Error>([of(&low[0]), of(&precise[0])])).unwrap();
     assert_eq!(low, precise);
 }
 
@@ -254,7 +278,11 @@ fn a_stable_phase_that_never_ends() {
 #[test]
 fn large_exponents_do_not_overflow() {
     let x = var(&[0.0]);
-    let mut state = setup(OptimiserChain::new((ClipNorm { p: 64.0, ..ClipNorm::new(1.0) }, Descent::new(1.0))), &model(&x)).unwrap();
+    let mut state = setup(
+        OptimiserChain::new((ClipNorm { p: 64.0, ..ClipNorm::new(1.0) }, Descent::new(1.0))),
+        &model(&x),
+    )
+    .unwrap();
     update(&mut state, &model(&x), &one(&[1e5])).unwrap();
     assert!((of(&x)[0] + 1.0).abs() < 1e-5);
 }
@@ -279,13 +307,22 @@ fn kahan_keeps_an_infinity() {
 #[test]
 fn a_tied_leaf_is_not_rebound_to_two_variables() {
     let x = var(&[0.0]);
-    let mut state = setup(Descent::new(1.0), &BTreeMap::from([("a".to_string(), x.clone()), ("b".to_string(), x)])).unwrap();
-    assert!(state.rebind(&BTreeMap::from([("a".to_string(), var(&[0.0])), ("b".to_string(), var(&[0.0]))])).is_err());
+    let mut state =
+        setup(Descent::new(1.0), &BTreeMap::from([("a".to_string(), x.clone()), ("b".to_string(), x)]))
+            .unwrap();
+    assert!(
+        state
+            .rebind(&BTreeMap::from([("a".to_string(), var(&[0.0])), ("b".to_string(), var(&[0.0]))]))
+            .is_err()
+    );
 }
 
 #[test]
 fn configurations_with_many_keys_take_linear_time() {
-    let text = format!("{{\"Adam\":{{{}}}}}", (0..20_000).map(|key| format!("\"k{key}\":1")).collect::<Vec<_>>().join(","));
+    let text = format!(
+        "{{\"Adam\":{{{}}}}}",
+        (0..20_000).map(|key| format!("\"k{key}\":1")).collect::<Vec<_>>().join(",")
+    );
     let start = Instant::now();
     let _ = serde_json::from_str::<config::OptimiserConfig>(&text);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());

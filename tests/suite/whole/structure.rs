@@ -52,7 +52,8 @@ struct Source {
 
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a source folder").flatten().map(|entry| entry.path());
-    let mut files: Vec<_> = entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect();
+    let mut files: Vec<_> =
+        entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect();
     files.sort();
     files
 }
@@ -63,7 +64,8 @@ pub fn root() -> PathBuf {
 
 fn sources() -> Vec<Source> {
     let root = root();
-    let rust = files(&root).into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    let rust =
+        files(&root).into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
     let source = |file: PathBuf| {
         let inside = file.strip_prefix(&root).expect("a file below src").with_extension("");
         let mut module: Vec<String> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -94,7 +96,11 @@ fn bare(text: &str) -> String {
         } else if rest.starts_with('"') && !code.ends_with('\'') {
             let mut end = 1;
             while !rest[end..].starts_with('"') {
-                end += if rest[end..].starts_with('\\') { 2 } else { rest[end..].chars().next().map_or(1, char::len_utf8) };
+                end += if rest[end..].starts_with('\\') {
+                    2
+                } else {
+                    rest[end..].chars().next().map_or(1, char::len_utf8)
+                };
             }
             code.push_str("\"\"");
             rest = &rest[end + 1..];
@@ -142,8 +148,9 @@ struct Used {
 fn used(source: &Source, modules: &BTreeMap<Vec<String>, usize>) -> Vec<Used> {
     let mut all = Vec::new();
     let code = &source.code;
-    let starts =
-        code.char_indices().filter(|&(at, letter)| is_word(letter) && !code[..at].ends_with(|before| is_word(before) || before == ':'));
+    let starts = code.char_indices().filter(|&(at, letter)| {
+        is_word(letter) && !code[..at].ends_with(|before| is_word(before) || before == ':')
+    });
     let starts: Vec<usize> = starts.map(|(at, _)| at).collect();
     let mut end = 0;
     for at in starts {
@@ -162,7 +169,9 @@ fn used(source: &Source, modules: &BTreeMap<Vec<String>, usize>) -> Vec<Used> {
                 "crate" => path[1..].to_vec(),
                 "super" => [base(ups), path[ups..].to_vec()].concat(),
                 "self" => [base(0), path[1..].to_vec()].concat(),
-                _ if modules.contains_key(&[base(0), vec![path[0].clone()]].concat()) => [base(0), path].concat(),
+                _ if modules.contains_key(&[base(0), vec![path[0].clone()]].concat()) => {
+                    [base(0), path].concat()
+                }
                 _ => continue,
             };
             end = at + length;
@@ -183,7 +192,9 @@ fn definition(
     let file = modules[&path[..length]];
     match path.get(length) {
         Some(name) if depth < 8 => match reexports[file].get(name) {
-            Some(origin) => definition(&[origin, &path[length + 1..]].concat(), modules, reexports, depth + 1),
+            Some(origin) => {
+                definition(&[origin, &path[length + 1..]].concat(), modules, reexports, depth + 1)
+            }
             None => Some(file),
         },
         _ => Some(file),
@@ -192,7 +203,8 @@ fn definition(
 
 /// For each file the files that it uses.
 fn imports(sources: &[Source]) -> Vec<BTreeSet<usize>> {
-    let modules: BTreeMap<Vec<String>, usize> = sources.iter().enumerate().map(|(index, source)| (source.module.clone(), index)).collect();
+    let modules: BTreeMap<Vec<String>, usize> =
+        sources.iter().enumerate().map(|(index, source)| (source.module.clone(), index)).collect();
     let paths: Vec<Vec<Used>> = sources.iter().map(|source| used(source, &modules)).collect();
     let named = |used: &Used| Some((used.path.last()?.clone(), used.path.clone()));
     let handed_on = |used: &&Used| used.is_reexport;
@@ -200,7 +212,9 @@ fn imports(sources: &[Source]) -> Vec<BTreeSet<usize>> {
         paths.iter().map(|paths| paths.iter().filter(handed_on).filter_map(named).collect()).collect();
     let of_file = |(index, paths): (usize, &Vec<Used>)| {
         let used = paths.iter().filter(|used| !used.is_reexport);
-        used.filter_map(|used| definition(&used.path, &modules, &reexports, 0)).filter(|used| *used != index).collect()
+        used.filter_map(|used| definition(&used.path, &modules, &reexports, 0))
+            .filter(|used| *used != index)
+            .collect()
     };
     paths.iter().enumerate().map(of_file).collect()
 }
@@ -218,7 +232,9 @@ fn room(module: &[String]) -> String {
 fn imports_go_one_way() {
     let sources = sources();
     let imports = imports(&sources);
-    let place = |room: &str| ROOMS.iter().position(|name| *name == room).unwrap_or_else(|| panic!("{room} is not listed"));
+    let place = |room: &str| {
+        ROOMS.iter().position(|name| *name == room).unwrap_or_else(|| panic!("{room} is not listed"))
+    };
     let mut wrong = BTreeSet::new();
     for (source, used) in sources.iter().zip(&imports) {
         let from = room(&source.module);
@@ -235,8 +251,11 @@ fn imports_go_one_way() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    let rooms: BTreeSet<String> =
-        sources.iter().map(|source| room(&source.module)).filter(|room| room != "lib" && room != "prelude").collect();
+    let rooms: BTreeSet<String> = sources
+        .iter()
+        .map(|source| room(&source.module))
+        .filter(|room| room != "lib" && room != "prelude")
+        .collect();
     assert_eq!(rooms, ROOMS.iter().map(|room| room.to_string()).collect());
 }
 
@@ -278,7 +297,8 @@ fn defined_type(line: &str) -> Option<&str> {
     let mut words = item.split_whitespace().filter(|word| *word != "unsafe");
     let (keyword, name) = (words.next()?, words.next()?);
     // A `type` that is indented belongs to a trait.
-    let defines = ["struct", "enum", "trait", "union"].contains(&keyword) || keyword == "type" && !line.starts_with(' ');
+    let defines = ["struct", "enum", "trait", "union"].contains(&keyword)
+        || keyword == "type" && !line.starts_with(' ');
     let name = &name[..name.find(|letter| !is_word(letter)).unwrap_or(name.len())];
     (defines && !name.is_empty()).then_some(name)
 }
@@ -304,12 +324,19 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
     for file in files(&root()) {
         let text = std::fs::read_to_string(&file).expect("a source file");
         let inside = file.strip_prefix(root()).expect("a file below src").to_path_buf();
-        let folders = ["engine/cpu", "engine/cuda", "engine/emulation", "engine/kernel", "ranks/mpi", "ranks/nccl"];
-        let allowed = folders.iter().any(|folder| inside.starts_with(folder)) && text.contains("allow(unsafe_code)]");
+        let folders =
+            ["engine/cpu", "engine/cuda", "engine/emulation", "engine/kernel", "ranks/mpi", "ranks/nccl"];
+        let allowed =
+            folders.iter().any(|folder| inside.starts_with(folder)) && text.contains("allow(unsafe_code)]");
         let lines: Vec<&str> = text.lines().collect();
-        for (number, _) in lines.iter().enumerate().filter(|(_, line)| line.contains("unsafe {") || line.contains("unsafe impl")) {
+        for (number, _) in lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| line.contains("unsafe {") || line.contains("unsafe impl"))
+        {
             assert!(allowed, "{}", inside.display());
-            let reason = lines[number.saturating_sub(8)..number].iter().any(|line| line.contains("// SAFETY: "));
+            let reason =
+                lines[number.saturating_sub(8)..number].iter().any(|line| line.contains("// SAFETY: "));
             assert!(reason, "{}:{}: unsafe without a reason", inside.display(), number + 1);
         }
     }
@@ -320,7 +347,11 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
 #[test]
 fn tensors_of_scalars_are_made_in_one_place() {
     for source in sources().into_iter().filter(|source| !source.file.ends_with("engine/memory/values.rs")) {
-        let made: Vec<&str> = source.code.lines().filter(|line| line.contains("Tensor::new(") || line.contains("Tensor::full(")).collect();
+        let made: Vec<&str> = source
+            .code
+            .lines()
+            .filter(|line| line.contains("Tensor::new(") || line.contains("Tensor::full("))
+            .collect();
         assert!(made.is_empty(), "{}: {made:?}", source.file.display());
     }
 }

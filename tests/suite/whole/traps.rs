@@ -5,12 +5,14 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, ErrorKind, Lion, MixedPrecision, Momentum, NonFinite, Optimiser,
-    OptimiserChain, RMSProp, StateTree, Status, TensorProblem, setup, update,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, ErrorKind, Lion, MixedPrecision, Momentum,
+    NonFinite, Optimiser, OptimiserChain, RMSProp, StateTree, Status, TensorProblem, setup, update,
 };
 
 use crate::whole::structure::files;
-use support::common::{Grads, Vars, assert_same, bits16, is_kind, model, nearest16, not_finite, random, snapshot, values, var};
+use support::common::{
+    Grads, Vars, assert_same, bits16, is_kind, model, nearest16, not_finite, random, snapshot, values, var,
+};
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
@@ -61,7 +63,12 @@ fn t2_decoupled_decay_arrives() {
 #[test]
 fn t3_small_updates_add_up() {
     for dtype in HALVES {
-        let (x, state) = run(MixedPrecision::new(DType::F32, Descent::new(1e-4)), &full(1.0, dtype), &full(1.0, dtype), 1000);
+        let (x, state) = run(
+            MixedPrecision::new(DType::F32, Descent::new(1e-4)),
+            &full(1.0, dtype),
+            &full(1.0, dtype),
+            1000,
+        );
         assert_near(first(&state, "master"), 0.9, 1e-4, dtype);
         assert_near(values(&x)[0], 0.9, 3e-3, dtype);
     }
@@ -73,7 +80,8 @@ fn t5_gradients_are_widened_before_they_are_squared() {
     for gradient in [1e-4, 300.0] {
         let gradient = full(gradient, DType::F16);
         let expected = 0.001 * values(&gradient)[0].powi(2);
-        let rules: [Box<dyn Optimiser>; 2] = [Box::new(Adam::new(1e-3)), Box::new(MixedPrecision::new(DType::F32, Adam::new(1e-3)))];
+        let rules: [Box<dyn Optimiser>; 2] =
+            [Box::new(Adam::new(1e-3)), Box::new(MixedPrecision::new(DType::F32, Adam::new(1e-3)))];
         for rule in rules {
             let (x, state) = run(rule.clone(), &full(1.0, DType::F16), &gradient, 1);
             assert_near(first(&state, "v"), expected, 1e-6, &rule);
@@ -95,7 +103,8 @@ fn t17_gradients_are_widened_before_they_are_divided() {
 #[test]
 fn t18_sums_are_kept_in_f32() {
     for dtype in HALVES {
-        let rule = MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(1001), Descent::new(1.0))));
+        let rule =
+            MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(1001), Descent::new(1.0))));
         let gradient = full(1e-3, dtype);
         let (_, state) = run(rule, &full(0.0, dtype), &gradient, 1000);
         assert_near(first(&state, "0.acc"), 1000.0 * values(&gradient)[0], 1e-4, dtype);
@@ -107,10 +116,16 @@ fn t18_sums_are_kept_in_f32() {
 fn t20_a_skipped_step_changes_nothing() {
     let clip = ClipGlobalNorm { non_finite: NonFinite::Skip, ..ClipGlobalNorm::new(1.0) };
     let model = model(&[full(1.0, DType::BF16), full(2.0, DType::BF16)]);
-    let mut state =
-        setup(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), clip, Adam::new(0.1)))), &model).expect("a state");
+    let mut state = setup(
+        MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), clip, Adam::new(0.1)))),
+        &model,
+    )
+    .expect("a state");
     let mut step = |gradient: f64| {
-        let gradients = Grads::from([("0".to_string(), full(gradient, DType::BF16)), ("1".to_string(), full(1.0, DType::BF16))]);
+        let gradients = Grads::from([
+            ("0".to_string(), full(gradient, DType::BF16)),
+            ("1".to_string(), full(1.0, DType::BF16)),
+        ]);
         let outcome = update(&mut state, &model, &gradients).expect("an update");
         (outcome.status, snapshot(&model, &state))
     };
@@ -153,7 +168,9 @@ fn t22_zero_is_not_missing() {
         let named = [("0", Some(0.0)), ("1", second)].into_iter();
         named.filter_map(|(path, g)| Some((path.to_string(), full(g?, DType::F64)))).collect::<Grads>()
     };
-    for (second, x, v) in [(Some(8.0), -8.0, 8.0), (Some(0.0), -12.0, 4.0), (None, -12.0, 4.0), (Some(0.0), -14.0, 2.0)] {
+    for (second, x, v) in
+        [(Some(8.0), -8.0, 8.0), (Some(0.0), -12.0, 4.0), (None, -12.0, 4.0), (Some(0.0), -14.0, 2.0)]
+    {
         update(&mut state, &model, &gradients(second)).expect("an update");
         let velocity = state.leaf("1").and_then(|leaf| leaf.tensor("velocity").ok()?).expect("v");
         assert_eq!((values(&model["1"])[0], values(&velocity)[0]), (x, v));
@@ -167,7 +184,8 @@ fn t44_lion_remembers() {
     let x = var(&full(0.0, DType::F64));
     let mut state = setup(Lion::new(1.0), &x).expect("a state");
     for (gradient, expected) in [(1.0, -1.0), (1.0, -2.0), (-0.1, -3.0), (-0.3, -2.0)] {
-        update(&mut state, &x, &Grads::from([(String::new(), full(gradient, DType::F64))])).expect("an update");
+        update(&mut state, &x, &Grads::from([(String::new(), full(gradient, DType::F64))]))
+            .expect("an update");
         assert_eq!(values(&x)[0], expected);
     }
     assert_near(first(&state, "m"), 0.99 * (0.99 * (0.99 * 0.01 + 0.01) - 0.001) - 0.003, 1e-12, "m");
@@ -207,7 +225,8 @@ fn t32_the_parameter_is_the_stored_master_rounded() {
     for (dtype, tie) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
         let gradient = full(-(tie + 2f64.powi(-40)), DType::F64);
         for (master, expected) in [(DType::F32, 1.0 + tie), (DType::F64, 1.0 + tie + 2f64.powi(-40))] {
-            let (x, state) = run(MixedPrecision::new(master, Descent::new(1.0)), &full(1.0, dtype), &gradient, 1);
+            let (x, state) =
+                run(MixedPrecision::new(master, Descent::new(1.0)), &full(1.0, dtype), &gradient, 1);
             assert_eq!(first(&state, "master"), expected);
             assert_eq!(bits16(&x)[0], nearest16(dtype, expected), "{dtype:?} with {master:?}");
         }
@@ -220,7 +239,8 @@ fn t32_the_parameter_is_the_stored_master_rounded() {
 fn accumulation_windows_stay_in_step() {
     // With η = 3 and n = 3 a step subtracts the sum.
     let model: Vars = model(&[full(0.0, DType::F64), full(0.0, DType::F64), full(0.0, DType::F64)]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(3), Descent::new(3.0))), &model).expect("a state");
+    let mut state =
+        setup(OptimiserChain::new((AccumGrad::new(3), Descent::new(3.0))), &model).expect("a state");
     let calls = [
         ([Some(1.0), Some(1.0), None], [0.0, 0.0, 0.0], (0, 2)),
         ([Some(2.0), Some(2.0), None], [0.0, 0.0, 0.0], (0, 2)),
@@ -231,7 +251,8 @@ fn accumulation_windows_stay_in_step() {
         ([None, Some(1.0), None], [-10.0, -8.0, -8.0], (0, 1)),
     ];
     for (received, expected, (applied, accumulated)) in calls {
-        let named = received.iter().enumerate().filter_map(|(i, g)| Some((i.to_string(), full((*g)?, DType::F64))));
+        let named =
+            received.iter().enumerate().filter_map(|(i, g)| Some((i.to_string(), full((*g)?, DType::F64))));
         let outcome = update(&mut state, &model, &named.collect::<Grads>()).expect("an update");
         let status = if applied > 0 { Status::Stepped } else { Status::Accumulated };
         assert_eq!((outcome.status, outcome.applied, outcome.accumulated), (status, applied, accumulated));
@@ -247,7 +268,8 @@ fn accumulation_windows_stay_in_step() {
 #[test]
 fn an_adjusted_learning_rate_acts_from_the_next_step_on() {
     let x = Var::from_tensor(&full(0.0, DType::F64)).expect("a variable");
-    let mut state = setup(MixedPrecision::new(DType::F64, Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x).expect("a state");
+    let mut state = setup(MixedPrecision::new(DType::F64, Momentum { rho: 0.5, ..Momentum::new(1.0) }), &x)
+        .expect("a state");
     let gradient = Grads::from([(String::new(), full(4.0, DType::F64))]);
     update(&mut state, &x, &gradient).expect("an update");
     assert_eq!((first(&state, "velocity"), values(&x)[0]), (4.0, -4.0));
@@ -264,9 +286,18 @@ fn clipping_brings_the_norm_down() {
     for (p, length) in EXPONENTS.into_iter().flat_map(|p| [1, 17, 70_001].map(|length| (p, length))) {
         let gradient = random(1, &[length], DType::F64, &Device::Cpu);
         let clip = ClipNorm { p, ..ClipNorm::new(1e-3) };
-        let (x, _) = run(OptimiserChain::new((clip, Descent::new(1.0))), &gradient.zeros_like().expect("zeros"), &gradient, 1);
+        let (x, _) = run(
+            OptimiserChain::new((clip, Descent::new(1.0))),
+            &gradient.zeros_like().expect("zeros"),
+            &gradient,
+            1,
+        );
         let sizes = values(&x).into_iter().map(f64::abs);
-        let norm = if p.is_infinite() { sizes.fold(0.0, f64::max) } else { sizes.map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p) };
+        let norm = if p.is_infinite() {
+            sizes.fold(0.0, f64::max)
+        } else {
+            sizes.map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p)
+        };
         assert_near(norm, 1e-3, 1e-12, (p, length));
     }
 }
@@ -274,7 +305,10 @@ fn clipping_brings_the_norm_down() {
 /// A NaN or an infinity is found wherever it stands, in every norm.
 #[test]
 fn t19_a_gradient_that_is_not_finite_is_refused() {
-    for (p, poison) in EXPONENTS.into_iter().flat_map(|p| [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(|poison| (p, poison))) {
+    for (p, poison) in EXPONENTS
+        .into_iter()
+        .flat_map(|p| [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(|poison| (p, poison)))
+    {
         for place in [0, 20, 39] {
             let mut numbers = vec![1e30; 40];
             numbers[place] = poison;
@@ -282,7 +316,8 @@ fn t19_a_gradient_that_is_not_finite_is_refused() {
             let rule = OptimiserChain::new((Momentum::new(0.1), ClipNorm { p, ..ClipNorm::default() }));
             let mut state = setup(rule, &model).expect("a state");
             let before = snapshot(&model, &state);
-            let gradients = Grads::from([("0".to_string(), Tensor::new(numbers, &Device::Cpu).expect("a tensor"))]);
+            let gradients =
+                Grads::from([("0".to_string(), Tensor::new(numbers, &Device::Cpu).expect("a tensor"))]);
             let error = update(&mut state, &model, &gradients).expect_err("a norm that is not finite");
             is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["norm of its gradient is"]);
             assert_eq!(error.path(), Some("0"), "{error}");
@@ -308,7 +343,9 @@ fn tests_and_mentions() -> (BTreeMap<String, BTreeSet<u32>>, BTreeSet<u32>) {
         let mut is_test = false;
         for line in text.lines().map(str::trim_start) {
             is_test |= line == "#[test]";
-            if let Some(name) = line.strip_prefix("fn ").and_then(|rest| rest.split('(').next()).filter(|_| is_test) {
+            if let Some(name) =
+                line.strip_prefix("fn ").and_then(|rest| rest.split('(').next()).filter(|_| is_test)
+            {
                 tests.insert(format!("{module}::{name}"), trap_numbers('t', name));
                 is_test = false;
             }
@@ -326,8 +363,15 @@ fn every_trap_has_its_test() {
     let list = include_str!("../../TRAPS.md");
     let mut held: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for entry in list.split("\n- **").skip(1) {
-        let number = entry.strip_prefix('T').and_then(|rest| rest.split(':').next()?.parse().ok()).expect("- **T1: what goes wrong.**");
-        let tests = entry.split('`').skip(1).step_by(2).filter(|text| text.contains("::") && text.starts_with(|c: char| c.is_lowercase()));
+        let number = entry
+            .strip_prefix('T')
+            .and_then(|rest| rest.split(':').next()?.parse().ok())
+            .expect("- **T1: what goes wrong.**");
+        let tests = entry
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|text| text.contains("::") && text.starts_with(|c: char| c.is_lowercase()));
         assert!(held.insert(number, tests.collect()).is_none(), "T{number} is there twice");
     }
     let (tests, mentions) = tests_and_mentions();
@@ -339,7 +383,10 @@ fn every_trap_has_its_test() {
     }
     for (test, numbers) in &tests {
         for number in numbers {
-            assert!(held.get(number).is_some_and(|named| named.contains(test.as_str())), "{test} is not in T{number} of tests/TRAPS.md");
+            assert!(
+                held.get(number).is_some_and(|named| named.contains(test.as_str())),
+                "{test} is not in T{number} of tests/TRAPS.md"
+            );
         }
     }
     assert!(tests.values().flatten().count() >= 30, "the tests were read");

@@ -8,5 +8,9 @@ fn the_bits_are_those_without_candle() {
     let expected = std::fs::read_to_string(path).expect("the lines of a build without candle");
     let lines = optimisers_plain::bits::lines();
     assert!(lines.len() > 1000, "{} lines", lines.len());
-    assert!(expected.lines().eq(lines.iter().map(String::as_str)), "{:?}", expected.lines().zip(&lines).find(|(a, b)| a != b));
+    assert!(
+        expected.lines().eq(lines.iter().map(String::as_str)),
+        "{:?}",
+        expected.lines().zip(&lines).find(|(a, b)| a != b)
+    );
 }

@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, Descent, Describe, Describer, Ema, ErrorKind, Flow, Gradient, Kind, Momentum, OptimiserChain, Parameter, Parts, Result, Rule,
-    Setup, State, range, setup, update,
+    Adam, Descent, Describe, Describer, Ema, ErrorKind, Flow, Gradient, Kind, Momentum, OptimiserChain,
+    Parameter, Parts, Result, Rule, Setup, State, range, setup, update,
 };
 
 use crate::rules::laws::assert_lawful;
@@ -75,27 +75,49 @@ fn what_a_wrapper_forgets_is_said() {
     for (fault, expected) in [
         (
             Fault::NameOfTheRuleInside,
-            "the state of Faulty(Adam) has two entries \"t\"; give the tensors, counters and numbers of a rule other names",
+            "the state of Faulty(Adam) has two entries \"t\"; give the tensors, counters and numbers of a \
+             rule other names",
         ),
-        (Fault::HeldState, "`init` of Faulty(Adam) made for the rules which it holds is 0, expected 1; end an `init`"),
+        (
+            Fault::HeldState,
+            "`init` of Faulty(Adam) made for the rules which it holds is 0, expected 1; end an `init`",
+        ),
         (Fault::SecondHeldState, "`init` of Faulty(Adam) made for the rules which it holds is 2, expected 1"),
-        (Fault::Kind, "`Describe::describe` of a rule is wrong: it does not say what it is; call `Describer::kind` first"),
-        (Fault::FieldFirst, "`Describe::describe` of Faulty is wrong: it says fields or settings after what it holds"),
-        (Fault::OnePlaceForTwo, "`Describe::describe` of Faulty is wrong: it names two rules that it is around"),
+        (
+            Fault::Kind,
+            "`Describe::describe` of a rule is wrong: it does not say what it is; call `Describer::kind` \
+             first",
+        ),
+        (
+            Fault::FieldFirst,
+            "`Describe::describe` of Faulty is wrong: it says fields or settings after what it holds",
+        ),
+        (
+            Fault::OnePlaceForTwo,
+            "`Describe::describe` of Faulty is wrong: it names two rules that it is around",
+        ),
     ] {
         for optimiser in support::common::rounding_to_nearest(DType::F32, Box::new(rule(fault))) {
             is_kind(&setup(optimiser, &x()).expect_err("a fault"), ErrorKind::Contract, &[expected]);
         }
         let x = x();
         let mut state = setup(Descent::new(0.1), &x).expect("a state");
-        is_kind(&state.all().replace(rule(fault), &x).expect_err("a fault"), ErrorKind::Contract, &[expected]);
+        is_kind(
+            &state.all().replace(rule(fault), &x).expect_err("a fault"),
+            ErrorKind::Contract,
+            &[expected],
+        );
     }
     for (fault, parts) in [(Fault::NameOfWhatIsHeld, "states of held rules"), (Fault::Counter, "counters")] {
         let x = x();
         let mut state = setup(rule(fault), &x).expect("a state");
         let error = update(&mut state, &x, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("a fault");
         is_kind(&error, ErrorKind::Contract, &[&format!("the number of {parts} in the state of a rule is")]);
-        assert_eq!((error.path(), error.got(), error.expected()), (Some("0"), Some("0"), Some("1")), "{error}");
+        assert_eq!(
+            (error.path(), error.got(), error.expected()),
+            (Some("0"), Some("0"), Some("1")),
+            "{error}"
+        );
     }
     let state = State::empty().with_counter("own");
     let error = state.counter("other").expect_err("no such counter").to_string();
@@ -131,7 +153,9 @@ fn weights_of_an_alternative_that_may_not_act_are_refused() {
         update(&mut state, &x, &grads([Some(tensor(2, &[4], DType::F32))])).expect("an update");
         state.averages(&x)
     };
-    for rule in [Either(averaging(), Box::new(Descent::new(0.1))), Either(Box::new(Descent::new(0.1)), averaging())] {
+    for rule in
+        [Either(averaging(), Box::new(Descent::new(0.1))), Either(Box::new(Descent::new(0.1)), averaging())]
+    {
         let error = with(rule).expect_err("no word of which acts").to_string();
         assert!(error.contains("Either(") && error.contains("does not say which of them acts"), "{error}");
     }
@@ -156,9 +180,9 @@ impl Describe for Centred {
 impl Rule for Centred {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, held, .. } = state.parts();
-        self.inner
-            .apply(held.inner()?, x, dx)?
-            .and_then(|dx| Ok(dx.map_tensors(slots, |_, dx, _| Ok(dx.broadcast_sub(&(dx.mean_all()? * 0.5)?)?))))
+        self.inner.apply(held.inner()?, x, dx)?.and_then(|dx| {
+            Ok(dx.map_tensors(slots, |_, dx, _| Ok(dx.broadcast_sub(&(dx.mean_all()? * 0.5)?)?)))
+        })
     }
 
     fn kind(&self) -> Kind {
@@ -180,9 +204,14 @@ fn a_wrapper_with_a_function_of_the_whole_tensor_keeps_every_law() {
 fn a_function_of_the_whole_tensor_does_not_get_a_part() {
     let errors = on(2, |world| {
         let x = model(&[tensor(1, &[40_000], DType::F32)]);
-        let mut state = Setup::over(&world).setup(Centred { is_divisible: true, inner: Momentum::new(0.1) }, &x).expect("a state");
-        update(&mut state, &x, &grads([Some(tensor(2, &[40_000], DType::F32))])).expect_err("a part").to_string()
+        let mut state = Setup::over(&world)
+            .setup(Centred { is_divisible: true, inner: Momentum::new(0.1) }, &x)
+            .expect("a state");
+        update(&mut state, &x, &grads([Some(tensor(2, &[40_000], DType::F32))]))
+            .expect_err("a part")
+            .to_string()
     });
-    let expected = "parameter \"0\": Centred(Momentum) says that it is divisible, and plans a function of the whole tensor";
+    let expected = "parameter \"0\": Centred(Momentum) says that it is divisible, and plans a function of \
+                    the whole tensor";
     assert!(errors.iter().all(|error| error.contains(expected)), "{errors:?}");
 }

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, AdamW, Adjust, Arithmetic, ClipNorm, Descent, Describe, Describer, Ema, Evaluation, Flow, Gradient, Lion,
-    LossScaler, MixedPrecision, Momentum, OptimiserChain, Parameter, Parts, Prodigy, Result, Rule, ScheduleFree, Slots, State, StateTree,
-    range, setup, update, value::Value,
+    AccumGrad, Adafactor, Adam, AdamW, Adjust, Arithmetic, ClipNorm, Descent, Describe, Describer, Ema,
+    Evaluation, Flow, Gradient, Lion, LossScaler, MixedPrecision, Momentum, OptimiserChain, Parameter, Parts,
+    Prodigy, Result, Rule, ScheduleFree, Slots, State, StateTree, range, setup, update, value::Value,
 };
 
 use crate::rules::laws::assert_lawful;
@@ -65,14 +65,19 @@ impl<A: Rule + Clone, B: Rule + Clone> Rule for Handover<A, B> {
         let is_first = state.counter("made")? < self.n;
         let Parts { counters, held, .. } = state.parts();
         let [first, second] = held.members()?;
-        let flow = if is_first { self.first.apply(first, x, dx)? } else { self.second.apply(second, x, dx)? };
+        let flow =
+            if is_first { self.first.apply(first, x, dx)? } else { self.second.apply(second, x, dx)? };
         flow.and_then(|dx| Ok(dx.next_step(counters)?.0))
     }
 
     fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
         let [first, second] = state.held()?;
         // The rule that made the last step.
-        if state.counter("made")? <= self.n { self.first.evaluation(first) } else { self.second.evaluation(second) }
+        if state.counter("made")? <= self.n {
+            self.first.evaluation(first)
+        } else {
+            self.second.evaluation(second)
+        }
     }
 }
 
@@ -119,14 +124,20 @@ fn wrappers_from_outside_keep_every_law() {
     let rules: [Box<dyn Rule>; 10] = [
         Box::new(warm_up(3, Descent::new(0.1))),
         Box::new(warm_up(3, OptimiserChain::new((ClipNorm::new(0.5), AdamW::new(0.1))))),
-        Box::new(OptimiserChain::new((AccumGrad::new(2), warm_up(2, OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9))))))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            warm_up(2, OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9)))),
+        ))),
         Box::new(warm_up(2, OptimiserChain::new((AccumGrad::new(3), Adafactor::new(0.1))))),
         Box::new(warm_up(4, Prodigy::default())),
         Box::new(handover(3, Adam::new(0.1), Momentum::new(0.1))),
         Box::new(handover(2, warm_up(3, AdamW::new(0.1)), handover(2, Adafactor::new(0.1), Lion::new(0.1)))),
         Box::new(SignOf(Descent::new(0.1))),
         Box::new(OptimiserChain::new((SignOf(warm_up(2, Adam::new(0.1))), Descent::new(0.1)))),
-        Box::new(warm_up(2, SignOf(Box::new(handover(3, Descent::new(0.1), Lion::new(0.1))) as Box<dyn Rule>))),
+        Box::new(warm_up(
+            2,
+            SignOf(Box::new(handover(3, Descent::new(0.1), Lion::new(0.1))) as Box<dyn Rule>),
+        )),
     ];
     rules.iter().for_each(|rule| assert_lawful(&**rule));
 }
@@ -134,11 +145,24 @@ fn wrappers_from_outside_keep_every_law() {
 #[test]
 fn wrappers_are_adjusted_by_name_and_by_place() {
     let rule = |n, eta, beta| {
-        OptimiserChain::new((ClipNorm::new(0.5), warm_up(n, handover(4, Adam { beta, ..Adam::new(eta) }, SignOf(Descent::new(eta))))))
+        OptimiserChain::new((
+            ClipNorm::new(0.5),
+            warm_up(n, handover(4, Adam { beta, ..Adam::new(eta) }, SignOf(Descent::new(eta)))),
+        ))
     };
     let mut adjusted = rule(3, 0.1, (0.9, 0.999));
     assert_eq!(adjusted.name(), "OptimiserChain(ClipNorm, WarmUp(Handover(Adam, SignOf(Descent))))");
-    let own = ["0.omega", "0.p", "0.non_finite", "1.warm_up", "1.handover", "1.0.eta", "1.0.beta", "1.0.epsilon", "1.1.eta"];
+    let own = [
+        "0.omega",
+        "0.p",
+        "0.non_finite",
+        "1.warm_up",
+        "1.handover",
+        "1.0.eta",
+        "1.0.beta",
+        "1.0.epsilon",
+        "1.1.eta",
+    ];
     assert_eq!(adjusted.places(), own);
     adjusted.adjust_fields([("warm_up", 5.into()), ("1.0.beta", (0.8, 0.99).into())]).expect("fields");
     adjusted.adjust(0.01).expect("a learning rate");
@@ -151,7 +175,10 @@ fn wrappers_are_adjusted_by_name_and_by_place() {
     state.adjust_field("1.1.eta", 0.5).expect("a field");
     let leaf = state.leaf("0").expect("the leaf");
     assert_eq!((leaf.field("1.0.eta"), leaf.field("1.1.eta")), (Some(0.1.into()), Some(0.5.into())));
-    assert_eq!(leaf.counters().into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["1.warm", "1.made", "1.0.t", "1.1.t"]);
+    assert_eq!(
+        leaf.counters().into_iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        ["1.warm", "1.made", "1.0.t", "1.1.t"]
+    );
 }
 
 /// Steps of a descent whose numbers are exact.
@@ -164,7 +191,8 @@ fn descend(state: &mut StateTree, x: &support::common::Vars, steps: usize) {
 #[test]
 fn steps_grow_and_go_over_as_they_are_said_to() {
     let x = model(&[Tensor::zeros(2, DType::F32, &Device::Cpu).expect("zeros")]);
-    let mut state = setup(warm_up(4, handover(3, Descent::new(4.0), SignOf(Descent::new(8.0)))), &x).expect("a state");
+    let mut state =
+        setup(warm_up(4, handover(3, Descent::new(4.0), SignOf(Descent::new(8.0)))), &x).expect("a state");
     for expected in [-1.0, -3.0, -6.0, -7.0, -8.0] {
         descend(&mut state, &x, 1);
         assert_eq!(values(&x["0"]), [expected; 2]);
@@ -176,7 +204,9 @@ fn steps_grow_and_go_over_as_they_are_said_to() {
 fn averages_are_those_of_the_rule_that_acts() {
     let averaging = |eta| OptimiserChain::new((Descent::new(eta), Ema::new(0.5)));
     let x = model(&[Tensor::zeros(2, DType::F32, &Device::Cpu).expect("zeros")]);
-    let mut state = setup(MixedPrecision::new(DType::F64, warm_up(1, handover(2, averaging(1.0), averaging(2.0)))), &x).expect("a state");
+    let mut state =
+        setup(MixedPrecision::new(DType::F64, warm_up(1, handover(2, averaging(1.0), averaging(2.0)))), &x)
+            .expect("a state");
     for place in ["0.1.average", "0.1.average", "1.1.average", "1.1.average"] {
         descend(&mut state, &x, 1);
         let kept = state.leaf("0").and_then(|leaf| leaf.tensor(place).expect("a copy")).expect("an average");
@@ -187,8 +217,10 @@ fn averages_are_those_of_the_rule_that_acts() {
     // Arithmetic on what the rule inside keeps.
     let bare = model(&[tensor(1, &[2], DType::F32)]);
     let wrapped = model(&[tensor(1, &[2], DType::F32)]);
-    let mut states =
-        (setup(ScheduleFree::new(0.1), &bare).expect("a state"), setup(warm_up(1, ScheduleFree::new(0.1)), &wrapped).expect("a state"));
+    let mut states = (
+        setup(ScheduleFree::new(0.1), &bare).expect("a state"),
+        setup(warm_up(1, ScheduleFree::new(0.1)), &wrapped).expect("a state"),
+    );
     descend(&mut states.0, &bare, 3);
     descend(&mut states.1, &wrapped, 3);
     let found = (states.0.averages(&bare).expect("averages"), states.1.averages(&wrapped).expect("averages"));
@@ -197,7 +229,9 @@ fn averages_are_those_of_the_rule_that_acts() {
 
 #[test]
 fn a_skipped_step_is_not_counted_by_a_wrapper() {
-    let rule = || MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), warm_up(3, Adam::new(0.1)))));
+    let rule = || {
+        MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), warm_up(3, Adam::new(0.1)))))
+    };
     let [scaled, plain] = [(); 2].map(|()| model(&[tensor(1, &[5], DType::BF16)]));
     let mut states = [&scaled, &plain].map(|model| setup(rule(), model).expect("a state"));
     let mut scaler = LossScaler::dynamic();
@@ -205,7 +239,8 @@ fn a_skipped_step_is_not_counted_by_a_wrapper() {
         let gradient = tensor(2 + call, &[5], DType::F32);
         let loss = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
         let scale = f64::from(loss.to_scalar::<f32>().expect("a scale"));
-        let spoilt = (call == 3).then(|| scaler.update(&mut states[0], &scaled, &grads([(&gradient * f64::INFINITY).ok()])));
+        let spoilt = (call == 3)
+            .then(|| scaler.update(&mut states[0], &scaled, &grads([(&gradient * f64::INFINITY).ok()])));
         if let Some(skipped) = spoilt {
             assert_eq!(skipped.expect("an update").status, not_finite("0"));
             continue;
@@ -226,8 +261,7 @@ fn a_configuration_has_wrappers_from_outside() {
         .with_wrapper(|inner| warm_up(100, inner))
         .with_pair(|first, second| handover(100, first, second))
         .with_wrapper(SignOf);
-    let text =
-        r#"{"WarmUp": {"warm_up": 3, "inner": {"Handover": {"members": [{"SignOf": {"inner": "Descent"}}, {"Adam": {"eta": 0.5}}]}}}}"#;
+    let text = r#"{"WarmUp": {"warm_up": 3, "inner": {"Handover": {"members": [{"SignOf": {"inner": "Descent"}}, {"Adam": {"eta": 0.5}}]}}}}"#;
     let config: OptimiserConfig = serde_json::from_str(text).expect("a configuration");
     let optimiser = registry.optimiser(&config).expect("a rule");
     assert_eq!(optimiser.name(), "WarmUp(Handover(SignOf(Descent), Adam))");

@@ -30,7 +30,13 @@ pub(super) fn record<L>(
 }
 
 /// A builder that returns the recorded tensors, in the dtype that is asked for, or else in `dtype`.
-pub(super) fn replay(record: &Arc<LayerRecord>, layer: &'static str, prefix: &str, dtype: DType, device: &Device) -> VarBuilder<'static> {
+pub(super) fn replay(
+    record: &Arc<LayerRecord>,
+    layer: &'static str,
+    prefix: &str,
+    dtype: DType,
+    device: &Device,
+) -> VarBuilder<'static> {
     let player = Player { record: record.clone(), layer };
     at(prefix, VarBuilder::from_backend(Box::new(player), dtype, device.clone()))
 }
@@ -60,7 +66,14 @@ impl Recorder<'_> {
 }
 
 impl SimpleBackend for Recorder<'_> {
-    fn get(&self, shape: Shape, path: &str, init: Init, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
+    fn get(
+        &self,
+        shape: Shape,
+        path: &str,
+        init: Init,
+        dtype: DType,
+        _: &Device,
+    ) -> candle_core::Result<Tensor> {
         Ok(self.note(path, self.builder.get_with_hints_dtype(shape, path, init, stored(dtype))?))
     }
 
@@ -80,7 +93,14 @@ struct Player {
 }
 
 impl SimpleBackend for Player {
-    fn get(&self, shape: Shape, path: &str, _: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+    fn get(
+        &self,
+        shape: Shape,
+        path: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
         let tensor = self.get_unchecked(path, dtype, device)?;
         if *tensor.shape() != shape {
             candle_core::bail!(

@@ -55,7 +55,11 @@ type Constructor = Box<dyn Fn(VarBuilder<'static>) -> candle_core::Result<Box<dy
 impl std::fmt::Debug for AutocastLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut fields = f.debug_struct("AutocastLayer");
-        fields.field("layer", &self.layer).field("prefix", &self.prefix).field("computes_in", &self.computes_in()).finish()
+        fields
+            .field("layer", &self.layer)
+            .field("prefix", &self.prefix)
+            .field("computes_in", &self.computes_in())
+            .finish()
     }
 }
 
@@ -76,8 +80,11 @@ impl AutocastLayer {
             }
             if tensor.dtype().is_float() && tensor.dtype() != DType::F32 {
                 let got = tensor.dtype();
-                let other = Error::dtype("the parameter of a layer with automatic casts", got, "F32").at(path);
-                let remedy = format!("make it with a builder of F32, or, where parameters are to be {got:?}, use `InDtype`");
+                let other =
+                    Error::dtype("the parameter of a layer with automatic casts", got, "F32").at(path);
+                let remedy = format!(
+                    "make it with a builder of F32, or, where parameters are to be {got:?}, use `InDtype`"
+                );
                 return Err(other.with_remedy(remedy));
             }
         }
@@ -123,7 +130,10 @@ impl AutocastLayer {
         let (high, _) = self.supported(DType::F32, input);
         if high > low {
             if decided.set(DType::F32).is_ok() {
-                warn!("{:?} ({}) computes in F32, because {dtype:?} does not work here: {obstacle}", self.prefix, self.layer);
+                warn!(
+                    "{:?} ({}) computes in F32, because {dtype:?} does not work here: {obstacle}",
+                    self.prefix, self.layer
+                );
             }
             DType::F32
         } else if low == SupportedPasses::Nothing {
@@ -165,7 +175,9 @@ impl Module for AutocastLayer {
     fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
         match &self.arithmetic {
             Computation::Plain(_) => self.run(DType::F32, input),
-            Computation::Cast { dtype, decided, .. } => self.run(self.decide_dtype(*dtype, decided, input), input),
+            Computation::Cast { dtype, decided, .. } => {
+                self.run(self.decide_dtype(*dtype, decided, input), input)
+            }
         }
     }
 }

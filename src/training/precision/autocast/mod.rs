@@ -79,7 +79,12 @@ impl Autocast {
             return Err(unsupported("Autocast", dtype, "BF16, F16 or F32"));
         }
         let autocast = Autocast { dtype, listed: Vec::new() };
-        Ok(autocast.with::<Linear>().with::<Conv1d>().with::<Conv2d>().with::<ConvTranspose1d>().with::<ConvTranspose2d>())
+        Ok(autocast
+            .with::<Linear>()
+            .with::<Conv1d>()
+            .with::<Conv2d>()
+            .with::<ConvTranspose1d>()
+            .with::<ConvTranspose2d>())
     }
 
     /// Adds a type of layer to those that compute in low precision.
