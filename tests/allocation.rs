@@ -3,13 +3,14 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::DType::{self, BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, MixedPrecision, Optimiser, OptimiserChain,
-    ParameterSlices, Q8, Result, StoreAs, setup, update,
+    AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, Kahan, MixedPrecision, Optimiser, OptimiserChain,
+    ParameterSlices, Q8, Result, SplitMaster, StochasticRounding, StoreAs, setup, update,
 };
 
 /// Bytes asked for so far, by all threads.
@@ -97,12 +98,20 @@ fn bytes_of_checkpoint(length: usize) -> Result<usize> {
     Ok(ALLOCATED.load(Ordering::Relaxed) - before)
 }
 
-/// One test only: the count is of the whole process.
+/// Held by each test, because what is counted is that of the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 // T31: gradients are not widened all at once, and not one by one either.
 fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
-    let optimisers: [fn() -> Box<dyn Optimiser>; 2] = [
+    let _alone = ALONE.lock().expect("no test has panicked");
+    let optimisers: [fn() -> Box<dyn Optimiser>; 7] = [
         || Box::new(AdamW::new(1e-3)),
+        || Box::new(SplitMaster::new(AdamW::new(1e-3))),
+        || Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::new(1e-3)))),
+        || Box::new(MixedPrecision::new(F32, StoreAs::all(Q8, AdamW::new(1e-3)))),
+        || Box::new(Kahan::new(AdamW::new(1e-3))),
+        || Box::new(StochasticRounding::new(0, AdamW::new(1e-3))),
         || {
             let chain = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.1), AdamW::new(1e-3)));
             Box::new(MixedPrecision::new(F32, chain))
@@ -150,6 +159,7 @@ fn peak() -> usize {
 #[test]
 #[cfg(target_os = "linux")]
 fn the_setup_of_a_state_in_8_bits_takes_little_more_than_the_state() -> Result<()> {
+    let _alone = ALONE.lock().expect("no test has panicked");
     let mut numbers = vec![half::bf16::ONE; 1 << 26];
     let model = ParameterSlices::new().with("x", numbers.len(), &mut numbers[..])?;
     let before = peak();

@@ -12,6 +12,8 @@ mod rows;
 mod sources;
 mod storage;
 mod threads;
+#[cfg(test)]
+mod traffic;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

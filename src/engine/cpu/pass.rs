@@ -203,6 +203,8 @@ impl Pass<'_> {
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
     /// `over` in `engine/cpu/mod.rs`, the only caller, says who checks it.
     pub(super) unsafe fn run<T: HasScratch>(&self, range: Range<usize>) -> f64 {
+        #[cfg(test)]
+        super::traffic::note_pass(range.len());
         // SAFETY: the caller promises that all data is locked and holds the range, and that no other thread
         // runs it.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {
@@ -261,7 +263,7 @@ impl Pass<'_> {
                 Ahead::new(&streams, start, T::BLOCK).fetch(0);
                 // SAFETY: the caller promises that all data is locked and holds the range, and that no other
                 // thread runs it. The gradient does not lie in x: `Job::copy_shared` would have copied it.
-                let (x, dx) = unsafe { (x.write(start, end - start), dx.read(start, end - start)) };
+                let (x, dx) = unsafe { (x.update(start, end - start), dx.read(start, end - start)) };
                 self.steps_in_place(x, dx, &slots, buffers);
                 slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
             }
@@ -383,7 +385,7 @@ impl Pass<'_> {
         let x: &mut [T] = match direct {
             // SAFETY: the caller promises that x holds the block, is locked (for writing, as the sink writes
             // it), and that this thread alone runs the block.
-            Some(elements) => unsafe { elements.write(start, length) },
+            Some(elements) => unsafe { elements.update(start, length) },
             None => &mut x_copy.0[..length],
         };
         if direct.is_none() && (writes_x || !self.steps.is_empty()) {
@@ -456,7 +458,7 @@ impl Pass<'_> {
             // SAFETY: the caller promises the same of this block. Parameter and state are distinct, as the
             // state is a `Buffer` of its own.
             let (low, compensation) =
-                unsafe { (low.write(start, x.len()), compensation.write(start, x.len())) };
+                unsafe { (low.write(start, x.len()), compensation.update(start, x.len())) };
             return compensate_bf16(self.isa, x, dx, low, compensation);
         }
         // SAFETY: the caller promises that parameter and compensation hold the block, are locked for writing,

@@ -99,9 +99,16 @@ impl<T> Elements<T> {
         self.first
     }
 
+    /// A pointer to `length` elements from `offset` on, to be read and written.
+    pub(super) fn range(self, offset: usize, length: usize) -> *mut T {
+        #[cfg(test)]
+        super::traffic::note::<T>(length, length);
+        self.place(offset, length)
+    }
+
     /// A pointer to `length` elements from `offset` on.
     #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "the length is for the assertion"))]
-    pub(super) fn range(self, offset: usize, length: usize) -> *mut T {
+    fn place(self, offset: usize, length: usize) -> *mut T {
         let start = self.first.wrapping_add(offset);
         #[cfg(debug_assertions)]
         {
@@ -117,9 +124,11 @@ impl<T> Elements<T> {
     /// # Safety
     /// They lie in the array, which is locked and not written meanwhile.
     pub(super) unsafe fn read<'e>(self, offset: usize, length: usize) -> &'e [T] {
-        // SAFETY: the caller promises that the elements lie in the array (`range` asserts it), and that
+        #[cfg(test)]
+        super::traffic::note::<T>(length, 0);
+        // SAFETY: the caller promises that the elements lie in the array (`place` asserts it), and that
         // nothing writes them meanwhile.
-        unsafe { std::slice::from_raw_parts(self.range(offset, length), length) }
+        unsafe { std::slice::from_raw_parts(self.place(offset, length), length) }
     }
 
     /// `length` elements from `offset` on, to be written.
@@ -127,7 +136,19 @@ impl<T> Elements<T> {
     /// # Safety
     /// They lie in the array, which is locked for writing, and nothing else uses them meanwhile.
     pub(super) unsafe fn write<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
-        // SAFETY: the caller promises that the elements lie in the array (`range` asserts it), and that
+        #[cfg(test)]
+        super::traffic::note::<T>(0, length);
+        // SAFETY: the caller promises that the elements lie in the array (`place` asserts it), and that
+        // nothing else uses them meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(self.place(offset, length), length) }
+    }
+
+    /// `length` elements from `offset` on, to be read and written.
+    ///
+    /// # Safety
+    /// As [`Elements::write`].
+    pub(super) unsafe fn update<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
+        // SAFETY: the caller promises that the elements lie in the array (`place` asserts it), and that
         // nothing else uses them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.range(offset, length), length) }
     }

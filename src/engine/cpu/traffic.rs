@@ -1,0 +1,107 @@
+//! What passes read and write, counted where they take elements: a guard of speed that is no clock.
+//!
+//! Memory limits a step, so the time of a step follows the bytes that it moves. Times differ from machine to
+//! machine and from run to run; the bytes do not, so that a pass or a copy too many fails a test. Copies outside
+//! of passes are found by `tests/allocation.rs`.
+//!
+//! The counts are those of one thread, because other tests run meanwhile. The parameters of the tests are so
+//! small that a step stays on the thread that calls it.
+
+use std::cell::Cell;
+
+/// What a step has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Traffic {
+    /// Elements that passes went over.
+    passed: usize,
+    /// Bytes of gradients, parameters and state.
+    read: usize,
+    written: usize,
+}
+
+thread_local! {
+    static TRAFFIC: Cell<Traffic> = const { Cell::new(Traffic { passed: 0, read: 0, written: 0 }) };
+}
+
+/// Notes that so many numbers are read, and so many written.
+pub(super) fn note<T>(read: usize, written: usize) {
+    let size = size_of::<T>();
+    TRAFFIC.with(|all| {
+        let before = all.get();
+        let (read, written) = (before.read + read * size, before.written + written * size);
+        all.set(Traffic { read, written, ..before });
+    });
+}
+
+/// Notes that a pass goes over so many elements.
+pub(super) fn note_pass(elements: usize) {
+    TRAFFIC.with(|all| all.set(Traffic { passed: all.get().passed + elements, ..all.get() }));
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::numbers::DType::{self, BF16, F32};
+    use crate::{
+        AdamW, ClipGlobalNorm, ClipGrad, Ema, GradientSlices, Kahan, MemoryMut, MemoryRef, MixedPrecision,
+        Optimiser, OptimiserChain, ParameterSlices, Q8, SplitMaster, StochasticRounding, StoreAs,
+        WeightDecay, setup, update,
+    };
+
+    /// More than the shortest tensor that is kept in 8 bits, less than what goes to other threads.
+    const LENGTH: usize = 8192;
+
+    /// The traffic of the second step on a parameter of this dtype, and the bytes of the state.
+    fn of_step<T: Copy>(optimiser: Box<dyn Optimiser>, one: T) -> (Traffic, usize)
+    where
+        for<'a> &'a mut Vec<T>: Into<MemoryMut<'a>>,
+        for<'a> &'a Vec<T>: Into<MemoryRef<'a>>,
+    {
+        let (mut x, gradient) = (vec![one; LENGTH], vec![one; LENGTH]);
+        let parameters = ParameterSlices::new().with("x", LENGTH, &mut x).expect("a parameter");
+        let gradients = GradientSlices::new().with("x", &gradient).expect("a gradient");
+        let mut state = setup(optimiser, &parameters).expect("a state");
+        update(&mut state, &parameters, &gradients).expect("the first step");
+        TRAFFIC.set(Traffic::default());
+        update(&mut state, &parameters, &gradients).expect("the second step");
+        (TRAFFIC.get(), state.bytes())
+    }
+
+    /// README's table, and what README says of chains: a step goes once over the elements, reads the gradient,
+    /// and reads and writes parameter and state. A parameter that has a master is only written.
+    #[test]
+    fn a_step_moves_each_byte_once() {
+        let adamw = || AdamW::new(1e-3);
+        let q8 = || StoreAs::all(Q8, AdamW::new(1e-3));
+        let chain =
+            || OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(0.1), adamw(), Ema::new(0.99)));
+        let clipped = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+        let cases: Vec<(DType, Box<dyn Optimiser>, f64, usize)> = vec![
+            (F32, Box::new(adamw()), 12.0, 1),
+            (BF16, Box::new(MixedPrecision::new(F32, adamw())), 14.0, 1),
+            (BF16, Box::new(MixedPrecision::new(F32, q8())), 8.0625, 1),
+            (BF16, Box::new(SplitMaster::new(adamw())), 12.125, 1),
+            (BF16, Box::new(SplitMaster::of_24_bits(q8())), 5.0625, 1),
+            (BF16, Box::new(Kahan::new(adamw())), 12.0, 1),
+            (BF16, Box::new(StochasticRounding::new(0, adamw())), 10.0, 1),
+            (F32, Box::new(chain()), 16.0, 1),
+            // The norm of all gradients is there when all have been read once.
+            (F32, Box::new(clipped()), 12.0, 2),
+            (BF16, Box::new(MixedPrecision::new(F32, clipped())), 14.0, 2),
+        ];
+        for (dtype, optimiser, bytes, passes) in cases {
+            let name = optimiser.name();
+            let is_mixed = name.starts_with("MixedPrecision");
+            let (traffic, state) = match dtype {
+                F32 => of_step(optimiser, 1f32),
+                _ => of_step(optimiser, bf16::ONE),
+            };
+            let x = dtype.size_in_bytes() * LENGTH;
+            assert_eq!(state + x, (bytes * LENGTH as f64) as usize, "{name}: README has other bytes");
+            let read = passes * x + state + if is_mixed { 0 } else { x };
+            assert_eq!(traffic, Traffic { passed: passes * LENGTH, read, written: state + x }, "{name}");
+        }
+    }
+}
