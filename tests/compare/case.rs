@@ -246,8 +246,10 @@ impl Dice {
         (0..count).map(|_| (self.number() as f64 / (1u64 << 52) as f64 - 1.0) * size).collect()
     }
 
-    fn parameter(&mut self, format: Option<Format>) -> Parameter {
+    fn parameter(&mut self, format: Option<Format>, ranks: usize) -> Parameter {
         let shape = match self.below(10) {
+            // Long enough to be cut among ranks.
+            _ if ranks > 1 && self.one_in(3) => vec![40_000],
             0 => vec![1],
             1 | 2 => vec![1 + self.below(700)],
             3 => vec![1 + self.below(3), 1 + self.below(6), 1 + self.below(6)],
@@ -323,7 +325,8 @@ impl Case {
         let store = dice.of(if ranks > 1 { &STORES[..7] } else { &STORES });
         let curve = dice.one_in(4).then(|| dice.curve());
         let format = dice.one_in(2).then(|| dice.of(&FORMATS));
-        let parameters: Vec<Parameter> = (0..1 + dice.below(3)).map(|_| dice.parameter(format)).collect();
+        let parameters: Vec<Parameter> =
+            (0..1 + dice.below(3)).map(|_| dice.parameter(format, ranks)).collect();
         let slices = dice.one_in(3);
         let mut case = Case {
             rules: chain,
@@ -393,7 +396,7 @@ impl Case {
                 6 => events.push(Event::Replace(dice.below(parameters.len()), vec![dice.of(rules)])),
                 // A divided state takes no parameter more.
                 7 if self.ranks == 1 => {
-                    let parameter = dice.parameter(format);
+                    let parameter = dice.parameter(format, self.ranks);
                     parameters.push(parameter.clone());
                     events.push(Event::Add(parameter));
                 }
