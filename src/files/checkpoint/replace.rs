@@ -93,6 +93,7 @@ fn present(target: &Path) -> io::Result<Option<Metadata>> {
 
 /// A locked temporary file beside `target`. It has the permissions of the file there, if it stays writable
 /// with them, or those of a new file.
+#[cfg_attr(not(unix), expect(unused_variables, reason = "files have modes on Unix alone"))]
 fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     let folder = folder(target);
