@@ -77,15 +77,15 @@
 //! `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each group.
 //!
 //! `OneCycleLR` begins at a 25th of its peak, which is its `initial_lr`: the schedule is
-//! `Schedule::one_cycle(25.0, total_steps).relative()`. By default it moves the momentum or β₁ in each step as
-//! well, and so does `CyclicLR`. No schedule here does, and such a file is refused: train with
-//! `cycle_momentum=False`. To go on with the momentum of the moment, remove `max_momentum` and `base_momentum`
-//! from the groups before saving; `adjust_field("beta", ..)` before an update sets any other.
+//! `Schedule::one_cycle(25.0, total_steps).relative()`. By default it moves the momentum or β₁ in each step
+//! as well, and so does `CyclicLR`. No schedule here does, and such a file is refused: train with
+//! `cycle_momentum=False`. To go on with the momentum of the moment, remove `max_momentum` and
+//! `base_momentum` from the groups before saving; `adjust_field("beta", ..)` before an update sets any other.
 //!
-//! A [warning](crate::Warning::ScheduleMismatch) tells of a schedule that has another rate in this step than the
-//! file. One that differs only later, as by its number of steps in a warm-up, is not noticed. Files without
-//! `initial_lr`, so without a scheduler, have no base: `adjust` to the rate of step 0, then `Scheduler::new` and
-//! `go_to`.
+//! A [warning](crate::Warning::ScheduleMismatch) tells of a schedule that has another rate in this step than
+//! the file. One that differs only later, as by its number of steps in a warm-up, is not noticed. Files
+//! without `initial_lr`, so without a scheduler, have no base: `adjust` to the rate of step 0, then
+//! `Scheduler::new` and `go_to`.
 //!
 //! The state of a `GradScaler` is on the page of [`LossScaler`](crate::LossScaler#from-torch).
 //!
@@ -96,19 +96,20 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("optimizer.safetensors");
-//! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups. let group =
-//! |lr: f64, name: &str| { format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0,
-//! "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0) }; let metadata =
-//! HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25,
-//! "bias")))]); safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
+//! // What torch has after 5 of 10 steps of `CosineAnnealingLR(optimizer, 10)`, with two groups.
+//! let group = |lr: f64, name: &str| {
+//!     format!(r#"{{"lr": {}, "initial_lr": {lr}, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": false, "params": ["{name}"]}}"#, lr / 2.0)
+//! };
+//! let metadata = HashMap::from([("param_groups".to_string(), format!("[{}, {}]", group(0.5, "weight"), group(0.25, "bias")))]);
+//! safetensors::serialize_to_file(HashMap::<String, Tensor>::new(), Some(metadata), &path)?;
 //!
-//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0],
-//! &Device::Cpu).expect("a variable")))); let mut state = setup(Descent::new(0.5), &model)?;
-//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?; let mut scheduler =
-//! Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
+//! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
+//! let mut state = setup(Descent::new(0.5), &model)?;
+//! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
+//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
-//! scheduler.go_to(10, &mut state)?; assert_eq!(state.leaves().map(|leaf|
-//! leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
+//! scheduler.go_to(10, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -117,8 +118,8 @@
 //! step `last_epoch + 1`:
 //!
 //! ```python
-//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors") scheduler =
-//! CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
+//! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
+//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
 //! ```
 //!
 //! # What is what
@@ -156,8 +157,8 @@
 //! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.
 //!
 //! A velocity with a learning rate of 0 inside has lost torch's: a file with `lr` 0 and such a velocity is
-//! refused, unless the rate is in a `Descent` behind. A `step` in bf16 is refused from 256 on, in f16 from 2048
-//! on: torch adds 1 to it there, and the sum is rounded back.
+//! refused, unless the rate is in a `Descent` behind. A `step` in bf16 is refused from 256 on, in f16 from
+//! 2048 on: torch adds 1 to it there, and the sum is rounded back.
 //!
 //! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are.
 //! Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not written.
