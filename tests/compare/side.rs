@@ -45,7 +45,7 @@ fn on_rank(case: &Case, rank: usize, world: Option<LocalRank>) -> Run {
         let mut bits = outcome.ok().flatten().map_or(Vec::new(), case::Outcome::bits);
         bits.extend(training.bits());
         all.push(After { taken, bits });
-        // Later events speak of the parameter.
+        // Later events name the parameter.
         if !taken && matches!(event, Event::Add(_)) {
             break;
         }
@@ -62,7 +62,6 @@ struct Training<'c> {
     paths: Vec<String>,
     parameters: Vec<Parameter>,
     rules: Vec<Vec<String>>,
-    frozen: Vec<bool>,
     /// Parameters in slices.
     numbers: Vec<Numbers>,
     /// Parameters in candle's tensors.
@@ -99,23 +98,10 @@ impl<'c> Training<'c> {
         .ok()?;
         // So that a rule whose defaults have changed is the same.
         let _ = state.adjust_field("lambda", 0.01);
-        // A rule without a rate has no schedule.
-        let scheduler = curve.and_then(|curve| Scheduler::new(schedule(curve), &mut state).ok());
-        let (rules, frozen) = (vec![rules.clone(); paths.len()], vec![false; paths.len()]);
-        let parameters = parameters.clone();
-        Some(Training {
-            case,
-            rank,
-            world,
-            paths,
-            parameters,
-            rules,
-            frozen,
-            numbers,
-            variables,
-            state,
-            scheduler,
-        })
+        // A rule without a rate is refused here.
+        let scheduler = curve.map(|curve| Scheduler::new(schedule(curve), &mut state)).transpose().ok()?;
+        let (rules, parameters) = (vec![rules.clone(); paths.len()], parameters.clone());
+        Some(Training { case, rank, world, paths, parameters, rules, numbers, variables, state, scheduler })
     }
 
     /// Does what an event says.
@@ -123,14 +109,8 @@ impl<'c> Training<'c> {
         match event {
             Event::Step(step) => return self.step(step).map(|outcome| Some(described(&outcome))),
             Event::Resume => self.resume()?,
-            Event::Freeze(parameter) => {
-                self.state.at(&self.paths[*parameter])?.freeze();
-                self.frozen[*parameter] = true;
-            }
-            Event::Thaw(parameter) => {
-                self.state.at(&self.paths[*parameter])?.thaw();
-                self.frozen[*parameter] = false;
-            }
+            Event::Freeze(parameter) => self.state.at(&self.paths[*parameter])?.freeze(),
+            Event::Thaw(parameter) => self.state.at(&self.paths[*parameter])?.thaw(),
             Event::Rate(parameter, eta) => self.state.at(&self.paths[*parameter])?.adjust(*eta)?,
             Event::Field(field, value) => self.state.adjust_field(field, *value)?,
             Event::Replace(parameter, rules) => {
@@ -145,10 +125,10 @@ impl<'c> Training<'c> {
 
     fn step(&mut self, step: &Step) -> Result<Outcome, Failure> {
         let Step { gradients, delivery, finite_only, weights, loss_scale } = step;
-        // The parameters that were added, as far as they could be.
-        let gradients: Vec<_> = gradients[self.rank].iter().take(self.paths.len()).collect();
-        let numbers =
-            gradients.iter().map(|gradient| Some(Numbers::new(gradient.as_ref()?.0, &gradient.as_ref()?.1)));
+        let numbers = gradients[self.rank].iter().map(|gradient| {
+            let (format, values) = gradient.as_ref()?;
+            Some(Numbers::new(*format, values))
+        });
         let numbers: Vec<Option<Numbers>> = numbers.collect();
         let tensors =
             numbers.iter().zip(&self.parameters).map(|(numbers, x)| Some(numbers.as_ref()?.tensor(&x.shape)));
@@ -228,9 +208,6 @@ impl<'c> Training<'c> {
             self.with_model(|_, model| setup.setup_with(model, |path, _| optimisers.get(path).cloned()))?;
         let saved = CheckpointFile::open(file)?;
         self.with_model(|state, model| saved.restore_with_model(state, model).map(drop))?;
-        for (path, frozen) in self.paths.iter().zip(&self.frozen) {
-            if *frozen { self.state.at(path)?.freeze() } else { self.state.at(path)?.thaw() }
-        }
         if let (Some(curve), Some(steps)) = (self.case.curve, saved.scheduler_steps()) {
             self.scheduler = Some(Scheduler::resume(schedule(curve), steps, &mut self.state)?);
         }
@@ -242,19 +219,11 @@ impl<'c> Training<'c> {
         let (path, numbers) =
             (self.paths.len().to_string(), Numbers::new(parameter.format, &parameter.values));
         self.variables.insert(path.clone(), Var::from_tensor(&numbers.tensor(&parameter.shape))?);
-        self.paths.push(path.clone());
+        self.paths.push(path);
         self.parameters.push(parameter.clone());
         self.numbers.push(numbers);
-        if let Err(error) = self.with_model(|state, model| state.add(optimiser, model).map(drop)) {
-            self.variables.remove(&path);
-            self.paths.pop();
-            self.parameters.pop();
-            self.numbers.pop();
-            return Err(error);
-        }
         self.rules.push(self.case.rules.clone());
-        self.frozen.push(false);
-        Ok(())
+        self.with_model(|state, model| state.add(optimiser, model).map(drop))
     }
 
     fn optimiser(&self, rules: &[String]) -> Result<Box<dyn Optimiser>, Failure> {
