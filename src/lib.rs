@@ -10,7 +10,7 @@
 //! - **Around rules**: [`OptimiserChain`] (one after another), [`Fallback`] (another one for some
 //!   parameters), [`Cautious`], [`DecoupledDecay`].
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
-//!   [`StochasticRounding`], [`StoreAs`], [`Offload`], [`Twin`].
+//!   [`StochasticRounding`], [`StoreAs`], [`Offload`].
 //! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which
 //!   return an [`Outcome`]; [`StreamedStep`], whose gradients come one at a time; [`CandleOptimizer`] in
 //!   place of candle-nn's.
@@ -129,7 +129,6 @@ pub use training::{
     candle_optimizer::CandleOptimizer,
     destructure::{Structure, destructure, trainables},
     precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy},
-    twin::Twin,
 };
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
 pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain};

@@ -42,7 +42,7 @@ use problem::Problem;
 use regression::Regression;
 use train::Study;
 
-/// Compares the ways to keep parameters in low precision: f32 masters, a twin model, split masters, Kahan's
+/// Compares the ways to keep parameters in low precision: f32 masters, split masters, Kahan's
 /// summation, stochastic rounding.
 #[derive(Parser)]
 struct Args {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AdamW, Kahan, LossScaler, MixedPrecision, Model, Q8, Result, SplitMaster, StateTree, StochasticRounding,
-    StoreAs, Twin, Visitor, setup, update,
+    StoreAs, Update, Visitor, setup,
 };
 
 use crate::problem::Problem;
@@ -35,8 +35,6 @@ enum Keep {
     MastersNarrowMoment,
     /// The same, with losses that are scaled.
     MastersScaledLoss,
-    /// The rule on an f32 model, whose twin computes.
-    Twin,
     /// 16 more bits for each bf16.
     Split,
     /// The rule on the parameters, with both moments in 8 bits.
@@ -49,10 +47,9 @@ enum Keep {
     Stochastic,
 }
 
-pub(crate) const VARIANTS: [Variant; 12] = [
+pub(crate) const VARIANTS: [Variant; 11] = [
     Variant { name: "f32", title: "f32", dtype: DType::F32, keep: Keep::Plain },
     Variant { name: "bf16+master", title: "bf16, f32 masters", dtype: DType::BF16, keep: Keep::Masters },
-    Variant { name: "bf16+twin", title: "bf16 twin of an f32 model", dtype: DType::BF16, keep: Keep::Twin },
     Variant { name: "bf16+split", title: "bf16, split masters", dtype: DType::BF16, keep: Keep::Split },
     Variant {
         name: "bf16+master+bf16-m",
@@ -98,7 +95,7 @@ impl Variant {
     pub(crate) fn trainer<P: Problem>(&self, problem: &P, seed: u64) -> Result<Trainer<P::Network>> {
         let network = problem.network(seed, self.dtype)?;
         let rule = AdamW { lambda: LAMBDA, ..AdamW::new(P::ETA) };
-        let mut method = Method::Update;
+        let mut scaler = None;
         let mut state = match self.keep {
             Keep::Plain => setup(rule, &network),
             Keep::Masters => setup(MixedPrecision::new(DType::F32, rule), &network),
@@ -106,14 +103,8 @@ impl Variant {
                 setup(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)), &network)
             }
             Keep::MastersScaledLoss => {
-                method = Method::Scaled(LossScaler::dynamic());
+                scaler = Some(LossScaler::dynamic());
                 setup(MixedPrecision::new(DType::F32, rule), &network)
-            }
-            Keep::Twin => {
-                let twin = Twin::new(&problem.network(seed, DType::F32)?, &network)?;
-                let state = setup(rule, &twin);
-                method = Method::Twin(twin);
-                state
             }
             Keep::Split => setup(SplitMaster::new(rule), &network),
             Keep::EightBits => setup(StoreAs::all(Q8, rule), &network),
@@ -128,7 +119,7 @@ impl Variant {
         state.all().allow_low_precision();
         // A parameter without a gradient is an error, and not one that is never trained.
         state.require_all();
-        Ok(Trainer { network, state, method })
+        Ok(Trainer { network, state, scaler })
     }
 }
 
@@ -136,42 +127,34 @@ impl Variant {
 pub(crate) struct Trainer<N> {
     pub(crate) network: N,
     state: StateTree,
-    method: Method,
-}
-
-enum Method {
-    Update,
-    Scaled(LossScaler),
-    Twin(Twin),
+    scaler: Option<LossScaler>,
 }
 
 impl<N: Model> Trainer<N> {
     /// Moves the parameters by one step against the gradient of the loss, and returns how long the optimiser
     /// took.
     pub(crate) fn step(&mut self, loss: &Tensor) -> Result<Duration> {
-        let Trainer { network, state, method } = self;
-        let grads = match method {
-            Method::Scaled(scaler) => scaler.scale(loss)?.backward()?.into_store(),
-            Method::Update | Method::Twin(_) => loss.backward()?,
+        let Trainer { network, state, scaler } = self;
+        let grads = match scaler {
+            Some(scaler) => scaler.scale(loss)?.backward()?.into_store(),
+            None => loss.backward()?,
         };
         // A GPU is still at work when the calls have returned.
         loss.device().synchronize()?;
         let start = Instant::now();
-        match method {
-            Method::Update => update(state, network, &grads)?,
-            Method::Scaled(scaler) => scaler.update(state, network, &grads)?,
-            Method::Twin(twin) => update(state, twin, &grads)?,
-        };
+        let update = Update::new(state);
+        match scaler {
+            Some(scaler) => update.scaler(scaler),
+            None => update,
+        }
+        .apply(network, &grads)?;
         loss.device().synchronize()?;
         Ok(start.elapsed())
     }
 
     /// The most precise copies of all parameters in a row, on the CPU.
     pub(crate) fn weights(&self) -> Result<Tensor> {
-        let masters = match &self.method {
-            Method::Twin(twin) => self.state.masters(twin)?,
-            Method::Update | Method::Scaled(_) => self.state.masters(&self.network)?,
-        };
+        let masters = self.state.masters(&self.network)?;
         let flat = |master: Tensor| master.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all();
         Ok(Tensor::cat(&masters.into_values().map(flat).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
     }
@@ -181,10 +164,9 @@ impl<N: Model> Trainer<N> {
         self.state.elements()
     }
 
-    /// The bytes of all parameters, those of both models where there are two, and of all state tensors.
+    /// The bytes of all parameters and of all state tensors.
     pub(crate) fn bytes(&self) -> usize {
-        let precise = if let Method::Twin(twin) = &self.method { bytes(twin) } else { 0 };
-        bytes(&self.network) + precise + self.state.bytes()
+        bytes(&self.network) + self.state.bytes()
     }
 }
 

@@ -64,8 +64,7 @@ pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
     Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on,
-    rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, set_tensor, split, storage_address,
-    unshared,
+    rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, split, storage_address, unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{

@@ -61,9 +61,6 @@ pub(crate) trait See<'m> {
 
     /// Other memory, and its path.
     fn lent(&mut self, path: &str, lender: &'m dyn Lend);
-
-    /// A tensor that was shown, and the one that computes in its place.
-    fn twin(&mut self, _precise: &Tensor, _low: &Tensor) {}
 }
 
 /// A function sees candle's tensors alone.
@@ -150,11 +147,6 @@ impl<'m, 'v> Visitor<'m, 'v> {
             Some(tensor) => self.see.tensor(&self.path, tensor),
             None => self.see.lent(&self.path, lender),
         }
-    }
-
-    /// Shows the tensor that computes in the place of one that was shown.
-    pub(crate) fn twin(&mut self, precise: &Tensor, low: &Tensor) {
-        self.see.twin(precise, low);
     }
 }
 

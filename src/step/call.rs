@@ -6,7 +6,6 @@ use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::rule::{Gradient, LeafNorms};
-use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
 
 /// The options that the user chose.
@@ -129,16 +128,10 @@ pub(crate) enum OwnGradients<'g, 'a> {
 }
 
 impl<'a> OwnGradients<'_, 'a> {
-    /// The gradients of a leaf, of all its paths, and of its twin; each once.
-    pub(crate) fn sources(
-        self,
-        index: usize,
-        leaf: &Leaf,
-        x: &dyn Lend,
-        low: Option<&Tensor>,
-    ) -> Result<Sources<'a>> {
+    /// The gradients of a leaf, of all its paths; each once.
+    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'a>> {
         match self {
-            OwnGradients::LookUp(grads) => sources(leaf, x, low, grads),
+            OwnGradients::LookUp(grads) => sources(leaf, x, grads),
             OwnGradients::Found(found) => {
                 let found: &[Lent<'a>] = &found[index];
                 Ok(found.iter().cloned().collect())
@@ -147,21 +140,14 @@ impl<'a> OwnGradients<'_, 'a> {
     }
 }
 
-/// The checked gradients of a leaf and its twin. The same gradient under several paths counts once.
-fn sources<'g>(
-    leaf: &Leaf,
-    x: &dyn Lend,
-    low: Option<&Tensor>,
-    grads: &'g dyn GradientLookUp,
-) -> Result<Sources<'g>> {
+/// The checked gradients of a leaf. The same gradient under several paths counts once.
+fn sources<'g>(leaf: &Leaf, x: &dyn Lend, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
-    for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
-        for (path, gradient) in gradients_of(leaf, x, grads) {
-            let gradient = Lent::new(gradient);
-            check_gradient(path, x, &*gradient)?;
-            if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
-                sources.push(gradient);
-            }
+    for (path, gradient) in gradients_of(leaf, x, grads) {
+        let gradient = Lent::new(gradient);
+        check_gradient(path, x, &*gradient)?;
+        if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
+            sources.push(gradient);
         }
     }
     Ok(sources)

@@ -78,7 +78,7 @@ impl<'w> RankGradients<'w> {
     ) -> Result<Self> {
         let written = UpdateTargets::all();
         let own = |(index, (leaf, x)): (usize, (&Leaf, &'w Lent<'_>))| {
-            OwnLeaf::new(call, leaf, &**x, grads.sources(index, leaf, &**x, None), &written)
+            OwnLeaf::new(call, leaf, &**x, grads.sources(index, leaf, &**x), &written)
         };
         let own = leaves.iter().zip(parameters).enumerate().map(own).collect::<Result<Vec<_>>>();
         let prepared = own.map(|own| {
@@ -286,16 +286,10 @@ pub(crate) enum CallGradients<'g, 'a> {
 }
 
 impl<'a> CallGradients<'_, 'a> {
-    /// The gradients of a leaf, of all its paths, and of its twin; each once.
-    pub(crate) fn sources(
-        self,
-        index: usize,
-        leaf: &Leaf,
-        x: &dyn Lend,
-        low: Option<&Tensor>,
-    ) -> Result<Sources<'a>> {
+    /// The gradients of a leaf, of all its paths; each once.
+    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'a>> {
         match self {
-            CallGradients::Own(grads) => grads.sources(index, leaf, x, low),
+            CallGradients::Own(grads) => grads.sources(index, leaf, x),
             CallGradients::Ranks(ranks) => ranks.promised(index),
         }
     }

@@ -10,7 +10,7 @@ use crate::engine::owned_on;
 use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
 use crate::tensors::{Tensor, Var};
-use crate::tree::{Leaf, StateTree, Twins, not_in_state};
+use crate::tree::{Leaf, StateTree, not_in_state};
 
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` returns the new state and parameters.
@@ -94,7 +94,7 @@ fn applied(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(call, &mut state, &variables, &Twins::default(), StepGradients::Lent(&by_path))?;
+    let outcome = step(call, &mut state, &variables, StepGradients::Lent(&by_path))?;
     Ok((state, next, outcome))
 }
 

@@ -3,11 +3,11 @@
 use super::call::UpdateCall;
 use super::exchange::CallGradients;
 use crate::engine::{Job, WrittenStorages};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::rule::Extent;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
-use crate::tree::{Leaf, Twins, check_twin};
+use crate::tree::Leaf;
 
 /// What the plan for a leaf means for the call.
 #[derive(Clone, Copy, Default)]
@@ -50,14 +50,12 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
     pub(crate) fn make(
         &mut self,
         call: &UpdateCall,
-        twins: &'a Twins,
         gradients: CallGradients<'_, 'a>,
         written: &WrittenStorages,
         norms: &[LeafNorms],
     ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
-        let low = twins.get(x);
-        let sources = gradients.sources(self.index, leaf, x, low)?;
+        let sources = gradients.sources(self.index, leaf, x)?;
         let has_gradient = !sources.is_empty();
         self.plan = LeafPlan { has_gradient, allows_missing: leaf.waiting.is_allowed, ..LeafPlan::default() };
         leaf.check_parameter()?;
@@ -75,21 +73,9 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         }
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
         let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
-        let mut planned = optimiser
+        let planned = optimiser
             .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.get(self.index)))
             .map_err(|error| error.at(path).counted_from(first))?;
-        if let Some(low) = low {
-            let is_written = has_gradient || planned.progress == Progress::Applied;
-            if let Some(extent) = extent.filter(|_| is_written && low.dtype() != x.dtype()) {
-                check_twin(path, low, x, extent)?;
-            }
-            planned = planned.with_low_precision(low).ok_or_else(|| {
-                let problem = format!("it has a twin, and {} keeps a copy of its own", optimiser.name());
-                Error::new(ErrorKind::Unsupported, problem)
-                    .at(path)
-                    .with_remedy("use the rule inside it alone")
-            })?;
-        }
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;
         if progress == Progress::Applied {

@@ -17,7 +17,7 @@ use crate::model::lent::Lent;
 use crate::ranks::Call;
 use crate::ranks::KeptSums;
 use crate::rule::{LeafNorms, Progress, Windows};
-use crate::tree::{Leaf, LimitedNorms, NormOutlier, StateTree, Twins};
+use crate::tree::{Leaf, LimitedNorms, NormOutlier, StateTree};
 
 /// The gradients that a step gets.
 pub(crate) enum StepGradients<'g> {
@@ -32,7 +32,6 @@ pub(crate) fn step(
     call: UpdateCall,
     state: &mut StateTree,
     parameters: &[Lent<'_>],
-    twins: &Twins,
     grads: StepGradients<'_>,
 ) -> Result<Outcome> {
     let (mut call, requires_all) = (call.of_state(state), state.requires_all);
@@ -56,7 +55,7 @@ pub(crate) fn step(
     let leaf_norms =
         if call.options.figures { leaves.iter().map(|_| LeafNorms::default()).collect() } else { Vec::new() };
     let mut jobs = pool.take(leaves.len());
-    let plan = StepPlan::make(&call, requires_all, leaves, own, twins, gradients, &leaf_norms, &mut jobs);
+    let plan = StepPlan::make(&call, requires_all, leaves, own, gradients, &leaf_norms, &mut jobs);
     let mut plan = ranks.settle(Call::Plan, plan)?;
     if plan.is_refused(&call) {
         drop(jobs);
@@ -84,8 +83,7 @@ pub(crate) fn step(
     plan.group_norms = group_norms.into_iter().collect();
     if let Verdict::Skip { offender } = verdict {
         pool.recycle(jobs);
-        let cannot_end =
-            plan.windows.released && are_finite(&call, &ranks, leaves, own, twins, gradients, sums)?;
+        let cannot_end = plan.windows.released && are_finite(&call, &ranks, leaves, own, gradients, sums)?;
         return plan.not_finite(state, offender, cannot_end);
     }
     if let Some(outlier) = norms.outlier(&limited) {
@@ -161,7 +159,6 @@ impl StepPlan {
         requires_all: bool,
         leaves: &'a mut [Leaf],
         parameters: &'a [Lent<'_>],
-        twins: &'a Twins,
         gradients: CallGradients<'_, 'a>,
         norms: &[LeafNorms],
         jobs: &mut [Option<Job<'a>>],
@@ -169,7 +166,7 @@ impl StepPlan {
         let written = UpdateTargets::all();
         let mut plans: Vec<LeafUpdate<'_, '_>> =
             leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
-        let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, twins, gradients, &written, norms);
+        let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, gradients, &written, norms);
         for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
         // Plans that the caller's thread has to make.
         plans.iter_mut().try_for_each(make)?;
@@ -299,7 +296,6 @@ pub(super) fn are_finite(
     ranks: &Ranks<'_>,
     leaves: &[Leaf],
     parameters: &[Lent<'_>],
-    twins: &Twins,
     gradients: CallGradients<'_, '_>,
     sums: &mut KeptSums,
 ) -> Result<bool> {
@@ -309,7 +305,7 @@ pub(super) fn are_finite(
     let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
     for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen)
     {
-        let sources = gradients.sources(index, leaf, &**x, twins.get(&**x))?;
+        let sources = gradients.sources(index, leaf, &**x)?;
         let mut job = call.gradient(sources, &leaf.path, None).into_job(
             &leaf.path,
             Operand::Lent(&**x),

@@ -155,7 +155,7 @@ impl Setup {
     /// one process over ranks.
     ///
     /// # Not over ranks yet
-    /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional), [`Twin`](crate::Twin) and
+    /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional) and
     /// [`Offload`](crate::Offload) need the whole state, and are refused if there is more than one rank.
     ///
     /// # Errors of `setup`

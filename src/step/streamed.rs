@@ -26,7 +26,7 @@ use crate::model::lent::{Lend, Lent, MemoryRef};
 use crate::model::slices::GradientSlice;
 use crate::ranks::KeptSums;
 use crate::rule::{LeafNorms, Progress, Windows};
-use crate::tree::{Leaf, StateTree, Twins};
+use crate::tree::{Leaf, StateTree};
 
 /// A step whose gradients come one at a time; each parameter moves when its gradient is there.
 ///
@@ -84,7 +84,6 @@ pub struct StreamedStep<'s> {
     leaves: Vec<Mutex<OpenLeaf>>,
     /// In the order of the leaves.
     parameters: Vec<Lent<'s>>,
-    twins: Twins,
     call: UpdateCall,
     norms: Option<NormsOfStep>,
     scaler: Option<&'s mut LossScaler>,
@@ -164,7 +163,7 @@ impl<'s> Update<'s> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
-        let StepTarget { call, parameters, twins } =
+        let StepTarget { call, parameters } =
             StepTarget::find(state, model, options, scaler.as_deref(), None)?;
         let call = call.of_state(state);
         state.check_parameters()?;
@@ -173,7 +172,7 @@ impl<'s> Update<'s> {
         keep_written(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, advance: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
-        Ok(StreamedStep { state, leaves, parameters, twins, call, norms, scaler, overflow: OnceLock::new() })
+        Ok(StreamedStep { state, leaves, parameters, call, norms, scaler, overflow: OnceLock::new() })
     }
 }
 
@@ -296,7 +295,7 @@ impl StreamedStep<'_> {
         let norms = self.call.options.figures.then(LeafNorms::default);
         let mut job = None;
         let mut update = LeafUpdate::new((0, ((leaf, x), &mut job)));
-        update.make(&self.call, &self.twins, grads, &UpdateTargets::all(), norms.as_slice())?;
+        update.make(&self.call, grads, &UpdateTargets::all(), norms.as_slice())?;
         let plan = update.plan;
         let mut done = Advance { plan, ..Advance::default() };
         if let Some(job) = &mut job {
@@ -334,7 +333,6 @@ impl StreamedStep<'_> {
                 &Ranks::new(None),
                 slice::from_ref(leaf),
                 x,
-                &self.twins,
                 grads,
                 &mut KeptSums::default(),
             )
@@ -401,7 +399,7 @@ impl StreamedStep<'_> {
 
     /// Goes on with the leaves that were not pushed.
     fn end(&mut self, advances: Vec<Option<Advance>>) -> Result<Outcome> {
-        let StreamedStep { state, parameters, twins, call, norms, overflow, .. } = self;
+        let StreamedStep { state, parameters, call, norms, overflow, .. } = self;
         let (state, grads) = (&mut **state, CallGradients::Own(OwnGradients::LookUp(&NoGradient)));
         let mut all = StepPlan::new(state.requires_all, state.leaves.len());
         let StateTree { leaves, jobs: pool, .. } = &mut *state;
@@ -416,7 +414,7 @@ impl StreamedStep<'_> {
                 Some(advance) => advance,
                 None => {
                     let mut update = LeafUpdate::new((index, ((leaf, x), &mut *job)));
-                    update.make(call, twins, grads, &written, &leaf_norms)?;
+                    update.make(call, grads, &written, &leaf_norms)?;
                     let mut plan = update.plan;
                     let shares = job
                         .as_mut()

@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
 use crate::model::lent::Lent;
 use crate::ranks::Call;
-use crate::tree::{Leaf, StateTree, Twins};
+use crate::tree::{Leaf, StateTree};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
@@ -322,7 +322,6 @@ pub(super) struct StepTarget<'m> {
     pub(super) call: UpdateCall,
     /// In the order of the leaves.
     pub(super) parameters: Vec<Lent<'m>>,
-    pub(super) twins: Twins,
 }
 
 impl<'m> StepTarget<'m> {
@@ -335,17 +334,13 @@ impl<'m> StepTarget<'m> {
         loss_scale: Option<f64>,
     ) -> Result<Self> {
         let call = UpdateCall::new(options, scaler, loss_scale)?;
-        let (parameters, twins) = state.pairs(model)?;
-        if !twins.is_empty() {
-            state.check_whole("an update with a `Twin`")?;
-        }
-        Ok(StepTarget { call, parameters, twins })
+        Ok(StepTarget { call, parameters: state.parameters(model)? })
     }
 
     /// Handles of the gradients of all leaves; `None` if any is memory that is only lent.
     fn owned(&self, state: &StateTree, grads: &dyn GradientLookUp) -> Result<Option<Vec<Sources<'static>>>> {
         let of_leaf = |((index, leaf), x): ((usize, &Leaf), &Lent<'_>)| {
-            let sources = OwnGradients::LookUp(grads).sources(index, leaf, &**x, self.twins.get(&**x))?;
+            let sources = OwnGradients::LookUp(grads).sources(index, leaf, &**x)?;
             Ok(sources.into_iter().map(Lent::into_owned).collect())
         };
         state.leaves.iter().enumerate().zip(&self.parameters).map(of_leaf).collect()
@@ -357,8 +352,8 @@ impl<'m> StepTarget<'m> {
         scaler: Option<&mut LossScaler>,
         grads: StepGradients<'_>,
     ) -> Result<Outcome> {
-        let StepTarget { call, parameters, twins } = self;
-        let mut outcome = step(call, state, &parameters, &twins, grads)?;
+        let StepTarget { call, parameters } = self;
+        let mut outcome = step(call, state, &parameters, grads)?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, call.loss_scale)?
         {

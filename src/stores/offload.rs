@@ -64,8 +64,7 @@ use crate::tensors::{Device, Tensor, Var};
 /// down before it, and only the way up overlaps.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`. A [`Twin`](crate::Twin) is refused on a
-/// device by its update, because both keep copies.
+/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`.
 ///
 /// # Departures
 /// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by

@@ -82,8 +82,7 @@ struct GradientSums {
 impl Accumulator {
     /// An accumulator for the model's gradients, with sums of `dtype`: F16, BF16, F32 or F64.
     ///
-    /// The model is the one that the losses are computed with; for a [`Twin`](crate::Twin) the low-precision
-    /// one.
+    /// The model is the one that the losses are computed with.
     ///
     /// # Errors
     /// If the dtype is any other, or the model has no trainable parameter, or one path for two.

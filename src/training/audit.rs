@@ -20,7 +20,7 @@ use crate::tree::is_trainable;
 /// The parameters stay as they are, and the loss can be used again. Gradients are copied to the CPU, one
 /// after another.
 ///
-/// The model is the one that the loss was computed with; for a [`Twin`](crate::Twin) the low-precision one.
+/// The model is the one that the loss was computed with.
 ///
 /// Variables with a gradient of exactly zero are named at the end. That is no mistake by itself: one of
 /// LoRA's two factors has it in the first step, as the other is zero. But `VarBuilder::get` makes zeros of a

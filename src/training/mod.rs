@@ -11,5 +11,3 @@ pub(crate) mod destructure;
 pub(crate) mod precision;
 pub(crate) mod sam;
 pub(crate) mod scheduler;
-#[cfg(feature = "candle")]
-pub(crate) mod twin;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Leaf, ParameterExchange, StateTree, Twins};
+use super::{Leaf, ParameterExchange, StateTree};
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::Model;
@@ -46,8 +46,7 @@ impl StateTree {
 
     /// Puts the [averages](StateTree::averages), rounded, into the model while `evaluate` runs.
     ///
-    /// Before the first step there are none, and `evaluate` runs with the parameters. The low-precision half
-    /// of a [`Twin`](crate::Twin), which computes, is exchanged too.
+    /// Before the first step there are none, and `evaluate` runs with the parameters.
     ///
     /// The parameters come back on every way out, bit for bit: after an error or a panic of `evaluate`, and
     /// where a device or another rank fails. Masters and state stay as they are. Do not write to the model
@@ -94,27 +93,21 @@ impl StateTree {
 
     /// The model with averages in place of its parameters.
     fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<ParameterExchange<'s, 'm>> {
-        let twins = Twins::of(model);
-        let prepared = self.prepared_averages(model, &twins);
+        let prepared = self.prepared_averages(model);
         let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
-        let exchanged = ParameterExchange::new(self, parameters, twins, copies);
-        let ParameterExchange { state, parameters, twins } = &exchanged;
+        let exchanged = ParameterExchange::new(self, parameters, copies);
+        let ParameterExchange { state, parameters } = &exchanged;
         let put = |(leaf, average): &(usize, Tensor)| {
             set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average)
         };
         state.settle(Call::AveragesPut, averages.iter().try_for_each(put))?;
         state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
-        averages.iter().try_for_each(|(leaf, _)| twins.follow(&*parameters[*leaf]))?;
         Ok(exchanged)
     }
 
     /// Everything that can be refused, before anything is written.
-    fn prepared_averages<'m, M: Model + ?Sized>(
-        &mut self,
-        model: &'m M,
-        twins: &Twins,
-    ) -> Result<AverageExchange<'m>> {
-        let parameters = self.parameters_back(model, twins)?;
+    fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M) -> Result<AverageExchange<'m>> {
+        let parameters = self.parameters_back(model)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty()
             && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none()

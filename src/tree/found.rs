@@ -1,6 +1,6 @@
 //! The parameters of a model, in the order of the leaves.
 
-use super::{Leaf, StateTree, Twins, is_trainable};
+use super::{Leaf, StateTree, is_trainable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
@@ -10,9 +10,6 @@ use crate::tensors::{Tensor, TensorId};
 struct ParameterSearch<'s, 'm> {
     state: &'s StateTree,
     found: Vec<Option<Lent<'m>>>,
-    twins: Twins,
-    /// Variables with two twins, which are an error.
-    with_two: Vec<TensorId>,
     unknown: Option<String>,
     /// The variables in the order of the last visit: a look-up for each of thousands is slow.
     expected: std::slice::Iter<'s, (TensorId, usize)>,
@@ -50,12 +47,6 @@ impl<'m> See<'m> for ParameterSearch<'_, 'm> {
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
         self.add(self.state.by_path.get(path).copied(), path, Lent::new(lender));
     }
-
-    fn twin(&mut self, precise: &Tensor, low: &Tensor) {
-        if !self.twins.insert(precise, low) {
-            self.with_two.push(precise.id());
-        }
-    }
 }
 
 impl StateTree {
@@ -64,27 +55,17 @@ impl StateTree {
     /// # Errors
     /// If model and state do not belong together.
     pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Lent<'m>>> {
-        Ok(self.pairs(model)?.0)
-    }
-
-    /// The model's parameters in the order of the leaves, and their twins.
-    ///
-    /// # Errors
-    /// As [`StateTree::parameters`], and if a variable has two.
-    pub(crate) fn pairs<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<(Vec<Lent<'m>>, Twins)> {
         self.check_leaves()?;
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
         let mut search = ParameterSearch {
             state: self,
             found: vec![None; self.leaves.len()],
-            twins: Twins::default(),
-            with_two: Vec::new(),
             unknown: None,
             expected: before.iter(),
             visited: before.is_empty().then(|| Vec::with_capacity(self.leaves.len())),
         };
         model.visit(&mut Visitor::seeing(&mut search));
-        let ParameterSearch { found, twins, with_two, unknown, visited, .. } = search;
+        let ParameterSearch { found, unknown, visited, .. } = search;
         if let Some(visited) = visited
             && visited.len() >= self.leaves.len()
             && self.leaves.iter().all(|leaf| leaf.id.is_some())
@@ -94,16 +75,7 @@ impl StateTree {
         if let Some(path) = unknown {
             return Err(not_in_state(&path));
         }
-        let parameters = self.in_order(found)?;
-        let has_two = |x: &Lent<'_>| x.tensor().is_some_and(|x| with_two.contains(&x.id()));
-        match self.leaves.iter().zip(&parameters).find(|(_, x)| !with_two.is_empty() && has_two(x)) {
-            Some((leaf, _)) => {
-                let problem = "it has twins in two pairs of this model, of which a step would write one";
-                let remedy = "pass one pair, and `Twin::refresh` the other after the step";
-                Err(Error::new(ErrorKind::Model, problem).at(&leaf.path).with_remedy(remedy))
-            }
-            None => Ok((parameters, twins)),
-        }
+        self.in_order(found)
     }
 
     /// The parameters found for the leaves. All have to be there, and parameters found by path have to fit.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Leaf, MasterValues, StateTree, Twins, check_twin, values_of};
+use super::{Leaf, MasterValues, StateTree, values_of};
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::lent::Lent;
@@ -58,7 +58,7 @@ impl StateTree {
     /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files. Every parameter needs
     /// a value, in any float dtype. The model's other variables are set as well: those that a map has, and
     /// all of them from files. A name that the model does not have is refused in a map. In files it is
-    /// allowed, and the answer has these names. The low-precision half of a [`Twin`](crate::Twin) follows.
+    /// allowed, and the answer has these names.
     /// Over [ranks](crate::Setup::over) all call this with the same values.
     ///
     /// # What follows
@@ -116,8 +116,8 @@ impl StateTree {
     /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD))
     /// leads it back to where it was.
     ///
-    /// State that started as the parameter follows, and so does the low-precision half of a
-    /// [`Twin`](crate::Twin), as with [`set_masters`](StateTree::set_masters). The rest of the state stays.
+    /// State that started as the parameter follows, as with [`set_masters`](StateTree::set_masters). The rest
+    /// of the state stays.
     ///
     /// # Errors
     /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have
@@ -153,16 +153,12 @@ impl StateTree {
             Ok((parameters, Agreement::on(aspects), Vec::new()))
         });
         let (parameters, _) = self.agree_on(Call::RefreshMasters, parameters)?;
-        let twins = Twins::of(model);
-        let refresh = |(leaf, x): (&mut Leaf, &Lent<'_>)| {
-            leaf.refresh(&*leaf.own_part(&**x)?)?;
-            twins.follow(&**x)
-        };
+        let refresh = |(leaf, x): (&mut Leaf, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
         let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
         self.settle(Call::MastersRefreshed, refreshed)
     }
 
-    /// Compares every element of every parameter with its master and its [`Twin`](crate::Twin).
+    /// Compares every element of every parameter with its master.
     ///
     /// Before the first step it also compares the state that started as the parameter. On a device this is
     /// the only way to notice a change after the first step, see [`MixedPrecision`](crate::MixedPrecision).
@@ -175,13 +171,11 @@ impl StateTree {
     /// If a parameter is not its master rounded, or `model` is not the state's.
     pub fn check_masters<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let check = |parameters: Vec<Lent<'_>>| {
-            let twins = Twins::of(model);
             let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {
                 let part = leaf.own_part(leaf.parameter(&**x))?;
                 leaf.check_unchanged(&*part, Extent::Whole)
-                    .map_err(|error| error.counted_from(leaf.part().start))?;
-                twins.get(&**x).map_or(Ok(()), |low| check_twin(leaf.path(), low, &**x, Extent::Whole))
+                    .map_err(|error| error.counted_from(leaf.part().start))
             })
         };
         self.settle(Call::CheckMasters, self.parameters(model).and_then(check))

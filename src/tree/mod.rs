@@ -17,7 +17,6 @@ mod rows;
 mod scratch;
 mod selection;
 mod table;
-mod twins;
 mod waiting;
 mod warned;
 mod weights;
@@ -36,8 +35,6 @@ pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
 pub(crate) use selection::{Adjustment, SetField, available_in};
-pub(crate) use twins::Twins;
-pub(crate) use weights::check_twin;
 
 use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
@@ -361,8 +358,7 @@ impl StateTree {
     ///   or heads that take turns.
     ///
     /// In a window of [`AccumGrad`](crate::AccumGrad) one call with a gradient is enough; the error comes
-    /// with the call that would end the window. With a [`Twin`](crate::Twin) the gradients are those of the
-    /// twin's variables.
+    /// with the call that would end the window.
     ///
     /// # What it cannot see
     /// A gradient that lacks a part, because the loss reaches the parameter on another way too. An example is

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::io::{self, Write};
 
-use super::{Leaf, StateTree, Twins};
+use super::{Leaf, StateTree};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result, listed};
 use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
@@ -60,7 +60,6 @@ struct NewMasters<'m> {
     /// Those of the leaves, in their order.
     leaves: Vec<(Lent<'m>, Tensor)>,
     others: Vec<(Lent<'m>, Tensor)>,
-    variables: BTreeMap<String, Lent<'m>>,
     /// The names that no variable has.
     unused: Vec<String>,
 }
@@ -77,16 +76,14 @@ impl StateTree {
             let agreement = Agreement::on(if self.is_divided() { new.aspects(self)? } else { Vec::new() });
             Ok((new, agreement, Vec::new()))
         });
-        let (NewMasters { leaves, others, variables, unused }, _) = self.agree_on(Call::NewMasters, new)?;
+        let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, new)?;
         let mut set = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
                 let values = leaf.own_part(value)?.to_tensor()?;
                 leaf.set_weights(&*leaf.own_part(&**x)?, &values)?;
                 leaf.set_others_parts(&**x, value)?;
             }
-            others.iter().try_for_each(|(x, value)| set_lent(&**x, value))?;
-            let twins = Twins::of(model);
-            variables.values().try_for_each(|x| twins.follow(&**x))
+            others.iter().try_for_each(|(x, value)| set_lent(&**x, value))
         };
         let set = set();
         self.settle(Call::NewMasters, set)?;
@@ -147,7 +144,7 @@ impl StateTree {
         let others =
             others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
         let others = others.collect::<Result<Vec<_>>>()?;
-        Ok(NewMasters { leaves, others, variables, unused })
+        Ok(NewMasters { leaves, others, unused })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Leaf, NormHistories, StateTree, Twins};
+use super::{Leaf, NormHistories, StateTree};
 use crate::engine::set_lent;
 use crate::error::Result;
 use crate::model::Model;
@@ -29,26 +29,18 @@ impl StateTree {
 
     /// The variables of the model, in the order of the leaves, with the parameters in them. After an exchange
     /// that failed to end, the copies aside come back first.
-    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(
-        &mut self,
-        model: &'m M,
-        twins: &Twins,
-    ) -> Result<Vec<Lent<'m>>> {
+    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M) -> Result<Vec<Lent<'m>>> {
         let parameters = self.parameters(model)?;
-        self.put_back(&parameters, twins)?;
+        self.put_back(&parameters)?;
         Ok(parameters)
     }
 
     /// Writes the copies aside back to the variables of the model, given in the order of the leaves. A copy
     /// that a device fails to write stays aside.
-    fn put_back(&mut self, parameters: &[Lent<'_>], twins: &Twins) -> Result<()> {
+    fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            let back = leaf
-                .aside
-                .as_ref()
-                .map_or(Ok(()), |aside| set_lent(&**x, aside).and_then(|()| twins.follow(&**x)));
-            match back {
+            match leaf.aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside)) {
                 Ok(()) => leaf.aside = None,
                 Err(error) => outcome = outcome.and(Err(error)),
             }
@@ -63,7 +55,6 @@ pub(crate) struct ParameterExchange<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
     /// The variables of the model, in the order of the leaves.
     pub(super) parameters: Vec<Lent<'m>>,
-    pub(super) twins: Twins,
 }
 
 impl<'s, 'm> ParameterExchange<'s, 'm> {
@@ -72,13 +63,12 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
     pub(crate) fn new(
         state: &'s mut StateTree,
         parameters: Vec<Lent<'m>>,
-        twins: Twins,
         copies: Vec<(usize, Tensor)>,
     ) -> Self {
         for (leaf, copy) in copies {
             state.leaves[leaf].aside = Some(copy);
         }
-        ParameterExchange { state, parameters, twins }
+        ParameterExchange { state, parameters }
     }
 
     /// Lets go of the copies of leaves that were not exchanged.
@@ -88,7 +78,7 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
     }
 
     pub(crate) fn put_back(&mut self) -> Result<()> {
-        self.state.put_back(&self.parameters, &self.twins)
+        self.state.put_back(&self.parameters)
     }
 }
 

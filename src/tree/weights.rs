@@ -3,8 +3,8 @@
 use super::Leaf;
 use crate::engine::owned_on;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, Lent, copied};
-use crate::rule::{Difference, Extent, difference};
+use crate::model::lent::{Lend, copied};
+use crate::rule::{Difference, Extent};
 use crate::rule::{State, Target};
 use crate::tensors::Tensor;
 
@@ -96,26 +96,5 @@ impl Leaf {
                        because a `Climbed` was forgotten or a device has failed";
         let remedy = "call `with_averages` or `Sam::ascend`, which put the parameters back first";
         Err(Error::new(ErrorKind::Changed, problem).at(&self.path).with_remedy(remedy))
-    }
-}
-
-/// Refuses a low-precision twin that is not the parameter `x` rounded.
-pub(crate) fn check_twin(path: &str, low: &Tensor, x: &dyn Lend, extent: Extent) -> Result<()> {
-    // Tensors of one dtype may be locked together by another thread's operation, so here one is copied: two
-    // locks at once could deadlock.
-    let x = if low.dtype() == x.dtype() { Lent::Tensor(copied("parameter", x)?) } else { Lent::new(x) };
-    match difference(&*x, low, extent).map_err(|error| error.at(path))? {
-        Some(Difference { index, parameter: twin, master: parameter }) => {
-            let problem = "the value of its twin is";
-            let error = Error::new(ErrorKind::Changed, problem).with_got(twin).at_element(index);
-            let remedy = "one of them was changed outside of `update`: call `Twin::refresh` to go on from \
-                          the precise model (`refresh_masters`, if that has new weights), or \
-                          `Update::keep_masters`, whose step overwrites the twin";
-            Err(error
-                .with_expected(format_args!("that of the parameter, {parameter}"))
-                .with_remedy(remedy)
-                .at(path))
-        }
-        None => Ok(()),
     }
 }

@@ -23,7 +23,6 @@ use smallvec::SmallVec;
 
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
-use super::memory::set_lent;
 use super::plan::{
     Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut,
 };
@@ -165,16 +164,8 @@ fn write(
         *is_written = true;
         return Ok(());
     };
-    let mut epilogue = std::mem::replace(&mut last.epilogue, Epilogue::StateOnly).try_map(Ok, slot_mut)?;
+    let epilogue = std::mem::replace(&mut last.epilogue, Epilogue::StateOnly).try_map(Ok, slot_mut)?;
     let low_bits = low_bits.map(low_bits_mut).transpose()?;
-    // Two variables that a model computes with are not locked together: an evaluation may hold one and wait
-    // for the other. If they have one dtype, they can meet in one of candle's operations.
-    let mut follower = None;
-    if let (Epilogue::Master(parameter), Operand::Lent(x)) = (epilogue, &*x)
-        && parameter.dtype() == x.dtype()
-    {
-        (follower, epilogue) = (Some((parameter, *x)), Epilogue::Subtract);
-    }
     let mut read: List<(NamedLender<'_>, usize)> = List::new();
     for Segment { sources, .. } in &all {
         sources.iter().for_each(|source| read.push((("gradient", &**source), part.len())));
@@ -227,9 +218,7 @@ fn write(
             *is_written = true;
             Ok(())
         })
-    })?;
-    let Some((parameter, x)) = follower else { return Ok(()) };
-    set_lent(parameter, &x.to_tensor()?)
+    })
 }
 
 /// Runs over the elements of a view, reading only. The result is the totals of their chunks, if they are

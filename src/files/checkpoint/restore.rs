@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::tensors::Var;
-use crate::tree::{StateTree, Twins};
+use crate::tree::StateTree;
 
 impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen.
@@ -62,13 +62,7 @@ impl CheckpointFile {
             Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
         });
         let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
-        let restored = self.assign(state, &variables, restoration).and_then(|restored| {
-            let twins = model.map(Twins::of);
-            variables
-                .values()
-                .try_for_each(|variable| twins.as_ref().map_or(Ok(()), |twins| twins.follow(&**variable)))?;
-            Ok(restored)
-        });
+        let restored = self.assign(state, &variables, restoration);
         state.settle(Call::Restored, restored)
     }
 

@@ -177,7 +177,6 @@ fn on_cpu(
     runs: impl Iterator<Item = Range<usize>>,
 ) -> Result<Option<Difference>> {
     let (mut found, mut runs) = (None, Some(runs));
-    // Locked in the order of a commit: a `Twin`'s two parameters are both shared with other threads.
     read("master", master, &mut |high| {
         read("parameter", parameter, &mut |low| {
             let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) =

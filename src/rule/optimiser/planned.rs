@@ -52,17 +52,6 @@ impl<'a> Planned<'a> {
         self
     }
 
-    /// The plan that writes a low-precision copy as well; `None` if the optimiser has one of its own.
-    pub(crate) fn with_low_precision(mut self, low: &'a dyn Lend) -> Option<Self> {
-        self.job.epilogue = match self.job.epilogue {
-            _ if self.job.offloaded.is_some() => return None,
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract if self.job.low_bits.is_none() => Epilogue::Master(low),
-            _ => return None,
-        };
-        Some(self)
-    }
-
     /// The plan for gradients on the device of `parameter`, which becomes `staging` after the step. The x of
     /// the plan is `staging` itself, or what is rounded to it.
     pub(crate) fn offloaded(mut self, staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {

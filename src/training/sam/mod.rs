@@ -13,7 +13,7 @@ use crate::rule::{Optimiser, State, out_of_range, range};
 use crate::step::update::Update;
 use crate::stores::MixedPrecision;
 use crate::tensors::Tensor;
-use crate::tree::{Leaf, ParameterExchange, StateTree, Twins};
+use crate::tree::{Leaf, ParameterExchange, StateTree};
 use climb::Climb;
 
 /// SAM, sharpness-aware minimisation: minimises the largest loss nearby, which leads to flat minima.
@@ -55,7 +55,6 @@ use climb::Climb;
 /// - The ascent starts from the most precise copy of a parameter, its master if it has one on its device, and
 ///   is rounded to the parameter. A move of less than half a unit in the last place of bf16 is lost for most
 ///   elements, and moves some by a whole unit. Masters and state stay as they are.
-/// - Both halves of a [`Twin`](crate::Twin) move and come back.
 /// - If all gradients are zero nothing moves. A norm that is infinite or NaN is an error, before anything
 ///   moves.
 ///
@@ -128,13 +127,12 @@ impl Sam {
         // The norm is checked instead, also for an overflow on the wire, and masters are only read.
         (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
         options.takes_overflow = true;
-        let twins = Twins::of(model);
-        let Ascent { mut scratch, parameters, copies } = match self.prepare(state, model, &twins) {
+        let Ascent { mut scratch, parameters, copies } = match self.prepare(state, model) {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         // Restored even after an error: a device may have written some parameters, or a rank have left.
-        let mut exchanged = ParameterExchange::new(state, parameters, twins, copies);
+        let mut exchanged = ParameterExchange::new(state, parameters, copies);
         let ascent = Update { state: &mut scratch, options, scaler: None };
         let outcome = ascent.apply_scaled(model, grads, None).map_err(of_climb)?;
         exchanged.keep(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
@@ -142,16 +140,11 @@ impl Sam {
     }
 
     /// Copies of everything that may move, before anything moves.
-    fn prepare<'m, M: Model + ?Sized>(
-        &self,
-        state: &mut StateTree,
-        model: &'m M,
-        twins: &Twins,
-    ) -> Result<Ascent<'m>> {
+    fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M) -> Result<Ascent<'m>> {
         if let Some(expected) = range::non_negative(self.rho) {
             return Err(out_of_range("Sam", "rho", self.rho, expected));
         }
-        let parameters = state.parameters_back(model, twins)?;
+        let parameters = state.parameters_back(model)?;
         let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
         let scratch = state.scratch_tree(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
         let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{LayerNorm, Linear};
-use optimisers::{Adam, ClipGlobalNorm, Descent, MixedPrecision, OptimiserChain, Twin, model, setup, update};
+use optimisers::{Adam, ClipGlobalNorm, Descent, MixedPrecision, OptimiserChain, model, setup, update};
 use rayon::prelude::*;
 
 use support::common::{Grads, bits, random, var};
@@ -239,29 +239,6 @@ fn until_the_time_is_over<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) 
         };
         work.map(|work| scope.spawn(move || again(work))).map(|thread| thread.join().expect("no panic"))
     })
-}
-
-/// A pair of one dtype can meet in one operation, which holds the lock of one and waits for that of the
-/// other.
-#[test]
-fn a_twin_of_one_dtype_beside_operations_on_both() {
-    watched(|| {
-        let precise =
-            vec![var(&random(1, &[5000], DType::F32, CPU)), var(&random(2, &[70_000], DType::F32, CPU))];
-        let low: Vec<Var> = precise.iter().map(|x| var(&x.as_detached_tensor().copy().unwrap())).collect();
-        let twin = Twin::new(&precise, &low).unwrap();
-        let gradients: Grads =
-            (0..2).map(|i| (i.to_string(), low[i].as_detached_tensor().copy().unwrap())).collect();
-        let mut state = setup(Adam::new(1e-6), &twin).unwrap();
-        let difference = |a: &Var, b: &Var| drop(a.sub(b).unwrap());
-        let calls = until_the_time_is_over([
-            &mut || drop(update(&mut state, &twin, &gradients).unwrap()),
-            &mut || (0..2).for_each(|i| difference(&low[i], &precise[i])),
-            &mut || (0..2).for_each(|i| difference(&precise[i], &low[i])),
-            &mut || twin.refresh().unwrap(),
-        ]);
-        assert!(calls.iter().all(|calls| *calls > 0), "{calls:?}");
-    });
 }
 
 /// Each player's gradient is the other's parameter, or a view of it.

@@ -10,7 +10,7 @@ use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf,
     LossScaler, MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup,
-    StateTree, StepNorms, StreamedStep, TensorProblem, Twin, Update, Visitor, Weights, audit, broadcast,
+    StateTree, StepNorms, StreamedStep, TensorProblem, Update, Visitor, Weights, audit, broadcast,
     destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
@@ -188,12 +188,6 @@ const METHODS: &[Method] = &[
         let mut sums = Accumulator::new(DType::F32, model)?;
         sums.add(&case.grads)
     }),
-    ("new", Slices::Refused, |case, model| {
-        let low = Twin::variables(&case.other, |_, _| DType::BF16)?;
-        let _ = Twin::new(model, &low)?;
-        Twin::new(&case.other, model).map(drop)
-    }),
-    ("variables", Slices::Refused, |_, model| Twin::variables(model, |_, _| DType::BF16).map(drop)),
     ("trainables", Slices::Refused, |_, model| trainables(model).map(drop)),
     ("destructure", Slices::Refused, |_, model| destructure(model).map(drop)),
     ("assign", Slices::Refused, |case, model| destructure(&case.other)?.1.assign(&case.flat(), model)),

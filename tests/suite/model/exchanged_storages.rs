@@ -9,8 +9,8 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use optimisers::{
     AccumGrad, Adam, Descent, Engine, Error, ErrorKind, Flow, Gradient, Kahan, MixedPrecision, Optimiser,
-    OptimiserChain, Parameter, Result, Rule, Setup, SplitMaster, State, StateTree, Twin, Update,
-    hyper_parameters, range, setup, setup_with, update,
+    OptimiserChain, Parameter, Result, Rule, Setup, SplitMaster, State, StateTree, Update, hyper_parameters,
+    range, setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, bits, constant, engines, is_kind, tensor, values, var};
@@ -180,25 +180,6 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
             );
             assert!(bits(&x) == before);
         }
-    }
-}
-
-#[test]
-fn a_twin_whose_storage_was_exchanged_is_refused() {
-    let precise = [var(&tensor(1, &[LENGTH], F32))];
-    for (low_dtype, changes_low) in [(BF16, true), (BF16, false), (F32, true), (F32, false)] {
-        let low = vec![var(&precise[0].to_dtype(low_dtype).expect("rounded"))];
-        let precise = vec![var(&precise[0])];
-        let twin = Twin::new(&precise, &low).expect("a twin");
-        let mut state = setup(Adam::new(0.1), &twin).expect("a state");
-        let gradients = [("0", tensor(2, &[LENGTH], low_dtype))];
-        update(&mut state, &twin, &gradients).expect("an update");
-        let (x, name, dtype) =
-            if changes_low { (&low[0], "parameter", low_dtype) } else { (&precise[0], "master", F32) };
-        exchange(x, storage(dtype, 4));
-        let error = update(&mut state, &twin, &gradients).expect_err("a refusal");
-        assert_exchanged(&error, "0", name, (dtype, LENGTH), (dtype, 4), &[]);
-        assert_eq!(state.leaf("0").expect("a leaf").steps(), 1);
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use optimisers::{Adam, Error, ErrorKind, Gradients, LossScaler, TensorProblem, Twin, Update, setup, update};
+use optimisers::{Adam, Error, ErrorKind, Gradients, LossScaler, TensorProblem, Update, setup, update};
 
 use support::common::{Grads, Snapshot, Vars, is_kind, model, random, snapshot};
 
@@ -128,17 +128,6 @@ fn a_list_may_name_a_tied_variable_by_each_of_its_paths() {
     let one = |value: f32| Tensor::new(&[value], &Device::Cpu).expect("a gradient");
     update(&mut state, &tied, &[("head", one(1.0)), ("embedding", one(2.0))]).expect("an update");
     assert_eq!(x.to_vec1::<f32>().expect("a value"), [-3.0]);
-}
-
-#[test]
-fn a_twin_takes_a_list() {
-    let precise = BTreeMap::from([("w", Var::new(&[1f32], &Device::Cpu).expect("a variable"))]);
-    let low = Twin::variables(&precise, |_, _| DType::BF16).expect("variables");
-    let twin = Twin::new(&precise, &low).expect("a pair");
-    let mut state = setup(optimisers::Descent::new(0.5), &twin).expect("a state");
-    let gradient = Tensor::ones(1, DType::BF16, &Device::Cpu).expect("a gradient");
-    assert_eq!(update(&mut state, &twin, &[("w", &gradient)]).expect("an update").applied, 1);
-    assert_eq!(precise["w"].to_vec1::<f32>().expect("a value"), [0.5]);
 }
 
 /// A list of thousands is searched once, not once per parameter.

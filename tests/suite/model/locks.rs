@@ -8,7 +8,7 @@ use candle_core::DType::{BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, Parameter, ParameterSlices,
-    Result, Rule, Setup, State, StateTree, Twin, Update, hyper_parameters, range, setup, update,
+    Result, Rule, Setup, State, StateTree, Update, hyper_parameters, range, setup, update,
 };
 
 use support::common::{Grads, Vars, constant, engines, not_finite, tensor, values, var};
@@ -156,22 +156,6 @@ fn a_function_that_returns_the_master() {
                 .expect("an update");
             assert_eq!((values(&x), values(&bare)), (vec![0.0; 300], vec![0.0; 300]), "{engine:?}");
         }
-    });
-}
-
-/// Two states over one pair: what one locks to write, the other locks to compare.
-#[test]
-fn two_states_over_one_twin() {
-    watched(|| {
-        let precise = vec![var(&tensor(1, &[5000], F32))];
-        let low = vec![var(&precise[0].to_dtype(BF16).expect("rounded"))];
-        let twin = Twin::new(&precise, &low).expect("a twin");
-        let gradients = [("0", tensor(2, &[5000], BF16))];
-        let mut states = [1e-6, 1e-5].map(|eta| setup(Adam::new(eta), &twin).expect("a state"));
-        let [first, second] = &mut states;
-        side_by_side([&mut || drop(update(first, &twin, &gradients).expect("an update")), &mut || {
-            drop(update(second, &twin, &gradients).expect("an update"))
-        }]);
     });
 }
 

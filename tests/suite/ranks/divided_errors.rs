@@ -7,7 +7,7 @@ use optimisers::{
     AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, ErrorKind,
     Flow, Gradient, Kahan, LAMB, LocalRank, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
     OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
-    StochasticRounding, TensorProblem, Twin, Update, hyper_parameters, range, trainables, update,
+    StochasticRounding, TensorProblem, Update, hyper_parameters, range, trainables, update,
 };
 
 use crate::model::models::CPU;
@@ -242,7 +242,6 @@ fn masters_are_looked_at_by_those_who_have_them() {
 fn what_is_not_done_over_ranks_is_refused() {
     on(2, |world| {
         let model = model(&parameters(DType::BF16));
-        let twin = Twin::new(&model, &support::common::model(&parameters(DType::BF16))).expect("a pair");
         let mut state = Setup::over(&world)
             .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
             .expect("a state");
@@ -251,7 +250,6 @@ fn what_is_not_done_over_ranks_is_refused() {
             state.add(Descent::new(0.1), &model).expect_err("refused"),
             state.add_with(&model, |_, _| Some(Descent::new(0.1))).expect_err("refused"),
             Update::functional(&state).apply(&parameters, &gradients(0, 0, DType::F32)).expect_err("refused"),
-            update(&mut state, &twin, &gradients(0, 0, DType::F32)).expect_err("refused"),
             state.all().replace(Offload::new(Descent::new(0.1)).everywhere(), &model).expect_err("refused"),
         ];
         for error in refusals {

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result as Candle, Tensor};
 use candle_nn::{BatchNorm, Linear, Module, ModuleT, VarBuilder, VarMap, batch_norm, linear};
 use optimisers::{
     AccumGrad, Adam, Checkpoint, CheckpointFile, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload,
-    Optimiser, OptimiserChain, SplitMaster, StateTree, StochasticRounding, Twin, setup, update,
+    Optimiser, OptimiserChain, SplitMaster, StateTree, StochasticRounding, setup, update,
 };
 
 use support::common::{Vars, assert_same, bits, grads, is_kind, model, random, snapshot, values};
@@ -196,27 +196,6 @@ fn statistics_survive_a_conversion() {
             train(&other_net, &other, &mut resumed, 5..8);
         }
     }
-}
-
-/// The half of a pair that computes is where the statistics are.
-#[test]
-fn a_pair_of_models_has_one_set_of_statistics() {
-    let (precise, _) = network(DType::F32);
-    let dtype = |path: &str| if path.starts_with("norm.") { DType::F32 } else { DType::BF16 };
-    let low = Twin::variables(&precise, |path, _| dtype(path)).expect("variables");
-    let net = Net::new(&low, DType::BF16).expect("a network");
-    let twin = Twin::new(&precise, &low).expect("a pair");
-    let mut state = setup(averaging(), &twin).expect("a state");
-    for call in 0..10 {
-        let gradients = net.loss(call).and_then(|loss| loss.backward()).expect("gradients");
-        assert_eq!(update(&mut state, &twin, &gradients).expect("an update").applied, 6);
-    }
-    let moved = statistics(&precise);
-    assert_eq!(bits(net.norm.running_mean()), moved[0]);
-    assert!(values(net.norm.running_mean()).iter().all(|mean| *mean != 0.0));
-    state.with_averages(&twin, || Ok::<_, optimisers::Error>(())).expect("averages");
-    state.refresh_masters(&twin).expect("masters");
-    assert_eq!((bits(net.norm.running_mean()), statistics(&precise)), (moved[0].clone(), moved));
 }
 
 fn tensor(seed: u64, dtype: DType) -> Tensor {

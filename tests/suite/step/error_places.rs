@@ -3,25 +3,11 @@
 use candle_core::{DType, Tensor};
 use optimisers::{
     Accumulator, Arithmetic, Descent, ErrorKind, Flow, Gradient, Parameter, Parts, Resolved, Result, Rule,
-    Setup, State, Sums, TensorProblem, Twin, Update, hyper_parameters, range, setup, value::Value,
+    Setup, State, Sums, TensorProblem, Update, hyper_parameters, range, setup, value::Value,
 };
 
 use support::common::{assert_same, devices, engines, grads, model, snapshot, tensor};
 use support::threads::on;
-
-#[test]
-fn a_twin_on_another_device_is_called_a_twin() {
-    let [_, other] = &devices()[..] else { return };
-    let [precise, low] =
-        [tensor(1, &[2], DType::F32), tensor(1, &[2], DType::BF16).to_device(other).expect("a tensor")];
-    let error = Twin::new(&model(&[precise]), &model(&[low])).expect_err("two devices");
-    assert_eq!(
-        (error.kind(), error.path()),
-        (ErrorKind::Tensor(TensorProblem::Device), Some("0")),
-        "{error}"
-    );
-    assert!(error.to_string().contains("its twin") && !error.to_string().contains("gradient"), "{error}");
-}
 
 #[test]
 fn a_dtype_for_sums_is_not_the_parameters() {

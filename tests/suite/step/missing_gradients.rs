@@ -4,8 +4,8 @@ use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
     AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, Descent, Error, ErrorKind, LossScaler,
-    MixedPrecision, Offload, Optimiser, OptimiserChain, Outcome, StateTree, Status, Twin, Update, Warning,
-    setup, setup_with, trainables, update,
+    MixedPrecision, Offload, Optimiser, OptimiserChain, Outcome, StateTree, Status, Update, Warning, setup,
+    setup_with, trainables, update,
 };
 
 use crate::training::audit::names_what_cuts;
@@ -327,18 +327,6 @@ fn every_way_to_update_keeps_the_requirement() {
     state.all().allow_missing();
     step(&mut state, &model, [true]);
     assert_eq!(waiting(&state), [(0, true), (1, true)]);
-
-    // A twin, by its own variables.
-    let precise = self::model(&[tensor(1.0), tensor(1.0)]);
-    let low = Twin::variables(&precise, |_, _| DType::BF16).expect("a twin");
-    let twin = Twin::new(&precise, &low).expect("a pair");
-    let low = trainables(&low).expect("variables");
-    let mut state = setup(Descent::new(0.1), &twin).expect("a state");
-    state.require_all();
-    let one = low["1"].sqr().and_then(|x| x.sum_all()?.backward()).expect("gradients");
-    names(&update(&mut state, &twin, &one).expect_err("a missing gradient"), 1, 2, &["0"]);
-    let both = low["1"].mul(&low["0"]).and_then(|x| x.sum_all()?.backward()).expect("gradients");
-    assert_eq!(update(&mut state, &twin, &both).expect("an update").applied, 2);
 
     // A loss scaler, which goes on with the same loss.
     let (model, mut state) = started(MixedPrecision::new(DType::F64, Adam::new(0.1)), 2);

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient, Kind,
     LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule,
-    Setup, SkipOutliers, SkipReason, State, StateTree, Status, StepNorms, StreamedStep, TensorProblem, Twin,
+    Setup, SkipOutliers, SkipReason, State, StateTree, Status, StepNorms, StreamedStep, TensorProblem,
     Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
 };
 
@@ -501,7 +501,7 @@ fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
 }
 
 #[test]
-fn figures_averages_and_twins_are_those_of_update() {
+fn figures_and_averages_are_those_of_update() {
     let chain = OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)));
     let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::F32)));
     let [mut expected, mut state] =
@@ -520,24 +520,6 @@ fn figures_averages_and_twins_are_those_of_update() {
         })
     });
     assert_eq!(averages.expect("averages"), expected.expect("averages"));
-
-    let train = |is_streamed: bool| {
-        let [precise, low] = [DType::F32, DType::BF16]
-            .map(|dtype| model(&tensors(1, DType::BF16).map(|x| x.to_dtype(dtype).expect("a tensor"))));
-        let twin = Twin::new(&precise, &low).expect("a twin");
-        let mut state = setup(AdamW::new(0.1), &twin).expect("a state");
-        for call in 2..5 {
-            let of_call = grads(tensors(call, DType::BF16).map(Some));
-            if is_streamed {
-                streamed(Update::new(&mut state).begin(&twin).expect("a step"), call, of_call)
-                    .expect("an outcome");
-            } else {
-                update(&mut state, &twin, &of_call).expect("an update");
-            }
-        }
-        [precise, low].map(|model| model.values().map(|x| bits(x)).collect::<Vec<_>>())
-    };
-    assert_eq!(train(true), train(false));
 }
 
 hyper_parameters! {

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, ErrorKind,
     Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Parameter, Rule,
-    SplitMaster, StateTree, StochasticRounding, TensorProblem, Twin, Update, setup, setup_with, update,
+    SplitMaster, StateTree, StochasticRounding, TensorProblem, Update, setup, setup_with, update,
 };
 
 use support::common::{
@@ -387,17 +387,4 @@ fn what_does_not_fit_is_refused() {
     let integers = update(&mut state, &x, &grads([fine, integers])).expect_err("integers");
     is_kind(&integers, ErrorKind::Tensor(TensorProblem::Dtype), &["\"1\": the gradient is U32"]);
     assert_eq!(numbers(&x, &state), before);
-
-    let precise = model(&[tensor(1, &[4], DType::F32), tensor(2, &[3], DType::F32)]);
-    let twin = Twin::new(&precise, &x).expect("a pair");
-    for inner in kept(Box::new(Adam::new(0.1)), DType::F32) {
-        let mut state = setup(offloaded(inner.clone()), &twin).expect("a state");
-        let before = numbers(&precise, &state);
-        let error =
-            update(&mut state, &twin, &grads([Some(tensor(3, &[4], DType::BF16))])).expect_err("two copies");
-        is_kind(&error, ErrorKind::Unsupported, &["it has a twin, and Offload(", "keeps a copy of its own"]);
-        assert_eq!(numbers(&precise, &state), before);
-    }
-    let mut state = setup(Offload::new(Adam::new(0.1)), &twin).expect("a state");
-    update(&mut state, &twin, &grads([Some(tensor(3, &[4], DType::BF16))])).expect("an update");
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{BatchNormConfig, ModuleT, VarBuilder, VarMap, batch_norm, layer_norm, linear};
-use optimisers::{AdamW, Audit, ErrorKind, Model, Reach, Twin, Visitor, audit, setup, update};
+use optimisers::{AdamW, Audit, ErrorKind, Model, Reach, Visitor, audit, setup, update};
 
 use crate::training::cuts::listed;
 use support::common::{Vars, is_kind, model, random, values};
@@ -200,19 +200,6 @@ fn variables_that_the_model_does_not_show_are_told() {
     let text = found.to_string();
     assert!(text.contains("again = shown") && text.contains("does not show: [2, 3] of F32"), "{text}");
     assert_eq!(audit(&model, &loss).expect("an audit").outside(), []);
-}
-
-/// The loss of a pair is computed with the low-precision model.
-#[test]
-fn of_a_twin_the_model_that_computes_is_audited() {
-    let precise = model(&[ones(3)]);
-    let low = Twin::variables(&precise, |_, _| DType::BF16).expect("a twin");
-    let twin = Twin::new(&precise, &low).expect("a pair");
-    let x = low.all_vars().remove(0);
-    let loss = x.to_dtype(DType::F32).and_then(|x| x.sqr()?.sum_all()).expect("a loss");
-    assert_eq!(audit(&low, &loss).expect("an audit").unreached().count(), 0);
-    let wrong = audit(&twin, &loss).expect("an audit");
-    assert_eq!((wrong.unreached().count(), wrong.outside()), (1, &[(vec![3], optimisers::DType::BF16)][..]));
 }
 
 #[test]

@@ -14,4 +14,3 @@ mod precision_training;
 mod sam;
 mod schedule;
 mod scheduler;
-mod twin;

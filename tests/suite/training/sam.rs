@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdamW, Communicator, Descent, Ema, Engine, Error, ErrorKind, Kahan, LossScaler,
     MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Q8, Result, Rule, Sam, Setup, SplitMaster,
-    StateTree, StochasticRounding, StoreAs, TensorProblem, Twin, Update, setup, update,
+    StateTree, StochasticRounding, StoreAs, TensorProblem, Update, setup, update,
 };
 
 use support::common::{
@@ -341,33 +341,6 @@ fn tied_weights_move_once() {
     }
     climbed.restore().expect("parameters");
     assert_eq!(values(&tied), before);
-}
-
-/// The halves of a pair move together, by gradients of the one that computes.
-#[test]
-fn both_halves_of_a_pair_move_and_come_back() {
-    let precise = parameters(DType::F32);
-    let low: Vars = precise
-        .iter()
-        .map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy"))))
-        .collect();
-    let twin = Twin::new(&precise, &low).expect("a pair");
-    let mut state = setup(AdamW::new(0.1), &twin).expect("a state");
-    let all = |vars: &Vars| vars.values().map(|x| bits(x)).collect::<Vec<_>>();
-    for _ in 0..2 {
-        let before = (all(&precise), all(&low));
-        let climbed =
-            Sam::new(3.0).ascend(Update::new(&mut state), &twin, &gradients(DType::BF16)).expect("an ascent");
-        assert!(
-            precise
-                .iter()
-                .all(|(path, x)| bits(&low[path]) == bits(&x.to_dtype(DType::BF16).expect("rounded")))
-        );
-        assert!(all(&precise) != before.0 && all(&low) != before.1);
-        climbed.restore().expect("parameters");
-        assert_eq!((all(&precise), all(&low)), before);
-        update(&mut state, &twin, &gradients(DType::BF16)).expect("an update");
-    }
 }
 
 /// An error between ascent and restore leaves the loop, not the parameters; and a guard that is forgotten is

@@ -8,7 +8,7 @@ use optimisers::value::Value;
 use optimisers::{
     Adam, Arithmetic, Checkpoint, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Evaluation, Flow,
     Gradient, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Rule,
-    ScheduleFree, Slot, SplitMaster, State, StateTree, TensorProblem, Twin, UniformAverage, Update, Weights,
+    ScheduleFree, Slot, SplitMaster, State, StateTree, TensorProblem, UniformAverage, Update, Weights,
     hyper_parameters, range, setup, setup_with, trainables, update,
 };
 
@@ -422,39 +422,6 @@ fn averages_that_cannot_take_the_parameters_place_are_refused() {
             assert_eq!((error.got(), error.expected()), facts, "{error}");
         }
         assert_eq!(all(&x), before);
-    }
-}
-
-/// It is the low-precision half that computes.
-#[test]
-fn both_halves_of_a_pair_are_exchanged() {
-    for rule in [
-        Box::new(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)))) as Box<dyn Rule>,
-        Box::new(ScheduleFree::new(0.1)),
-    ] {
-        let precise = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
-        let low: Vars = precise
-            .iter()
-            .map(|(path, x)| (path.clone(), var(&x.to_dtype(DType::BF16).expect("a copy"))))
-            .collect();
-        // As a part of a larger model it is a pair, too.
-        let twins = vec![Twin::new(&precise, &low).expect("a pair")];
-        let mut state = setup(rule, &twins).expect("a state");
-        for call in 0..4 {
-            let gradients = grads([Some(tensor(10 + call, DType::BF16)), None]);
-            let gradients: BTreeMap<String, Tensor> =
-                gradients.into_iter().map(|(path, gradient)| (format!("0.{path}"), gradient)).collect();
-            update(&mut state, &twins, &gradients).expect("an update");
-        }
-        let before = (all(&precise), all(&low));
-        let averages = state.averages(&twins).expect("averages");
-        assert_eq!(averages.keys().collect::<Vec<_>>(), ["0.0"]);
-        let inside =
-            state.with_averages(&twins, || Ok::<_, Error>((all(&precise), all(&low)))).expect("averages");
-        assert_eq!(inside.1[0], bits(&averages["0.0"].to_dtype(DType::BF16).expect("rounded")));
-        assert_ne!(inside.1[0], before.1[0]);
-        assert_ne!(inside.0[0], before.0[0]);
-        assert_eq!((all(&precise), all(&low)), before);
     }
 }
 

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, Elementwise, Ema, ErrorKind, Kahan, Lookahead, MixedPrecision, Offload,
-    Optimiser, OptimiserChain, Prodigy, Rule, ScheduleFree, Slot, SplitMaster, StateTree, StochasticRounding,
-    StoreAs, Twin, UniformAverage, Update, hyper_parameters, range, setup, update,
+    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Elementwise, Ema, ErrorKind, Kahan, Lookahead,
+    MixedPrecision, Offload, Optimiser, OptimiserChain, Prodigy, Rule, ScheduleFree, Setup, Slot,
+    SplitMaster, StateTree, StochasticRounding, StoreAs, UniformAverage, Update, hyper_parameters, range,
+    setup, trainables, update,
 };
 
 use support::common::{
     Grads, Vars, assert_same, bits, devices, engines, grads, is_kind, model, optimisers_for, random, says,
     snapshot, values, var,
 };
+use support::threads::on;
 
 hyper_parameters! {
     /// dx' = η·(dx + λ·(x - anchor)): a rule of a user's, with a copy of where it started.
@@ -183,47 +185,45 @@ fn copies_follow_masters_that_are_wider_than_the_parameter() {
     }
 }
 
-/// A pair of models is given its weights through the precise one, and the other half follows.
+/// The recipe for a model that exists in f32: its weights become the masters of a low-precision copy, and the
+/// masters become its weights. With tied weights, alone and over ranks, it ends with the bits of a training
+/// of its own.
 #[test]
-fn a_twin_follows_new_weights() {
-    for (rule, slot) in copying() {
-        let precise = model(&[tensor(1, DType::F32)]);
-        let low: Vars = [("0".to_string(), var(&tensor(1, DType::BF16)))].into();
-        let twin = Twin::new(&precise, &low).expect("a pair");
-        let mut state = setup(rule.clone(), &twin).expect("a state");
-        for call in 0..3 {
-            let weights = tensor(2 + call, DType::F32);
-            if call == 1 {
-                precise["0"].set(&weights).expect("loaded weights");
-                state.refresh_masters(&twin).expect("new weights");
-            } else {
-                state.set_masters(&twin, &by_path(&weights)).expect("new weights");
+fn a_precise_model_starts_and_ends_a_training_in_low_precision() {
+    let tied = |dtype: DType| -> Vars {
+        let shared = var(&tensor(1, dtype));
+        [("embedding", shared.clone()), ("head", shared), ("norm", var(&tensor(2, dtype)))]
+            .map(|(path, x)| (path.to_string(), x))
+            .into()
+    };
+    let all = |model: &Vars| model.values().map(|x| bits(x)).collect::<Vec<_>>();
+    let of_call = |call| -> Grads {
+        [("embedding", 3), ("head", 4), ("norm", 5)]
+            .map(|(path, seed)| (path.to_string(), tensor(seed + 10 * call, DType::BF16)))
+            .into()
+    };
+    let rule = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
+    let expected = tied(DType::F32);
+    let mut state = setup(rule(), &expected).expect("a state");
+    for call in 0..5 {
+        update(&mut state, &expected, &of_call(call)).expect("an update");
+    }
+    for size in [1, 2, 3] {
+        on(size, move |world| {
+            let (precise, low) = (tied(DType::F32), tied(DType::BF16));
+            let mut state =
+                Setup::over(&world).setup(MixedPrecision::new(DType::F32, rule()), &low).expect("a state");
+            state.set_masters(&low, &trainables(&precise).expect("parameters")).expect("masters");
+            for call in 0..5 {
+                update(&mut state, &low, &of_call(call)).expect("an update");
             }
-            assert_eq!(
-                bits(&low["0"]),
-                bits(&weights.to_dtype(DType::BF16).expect("rounded")),
-                "{}",
-                rule.name()
-            );
-            state.check_masters(&twin).expect("a pair");
-            let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()?).expect("a copy").dtype();
-            let rounded = weights.to_dtype(stored).expect("rounded");
-            assert_eq!(copy(&state, slot), values(&rounded), "{}", rule.name());
-            update(&mut state, &twin, &gradients(call, DType::BF16)).expect("an update");
-        }
-        low["0"].set(&tensor(9, DType::BF16)).expect("a change");
-        for error in [
-            state.check_masters(&twin).expect_err("noticed"),
-            update(&mut state, &twin, &gradients(9, DType::BF16)).expect_err("noticed"),
-        ] {
-            is_kind(
-                &error,
-                ErrorKind::Changed,
-                &["parameter \"0\"", "the value of its twin", "element 0", "Twin::refresh"],
-            );
-        }
-        twin.refresh().expect("copies");
-        update(&mut state, &twin, &gradients(9, DType::BF16)).expect("an update");
+            for (path, master) in state.masters(&low).expect("masters") {
+                precise[&path].set(&master).expect("weights");
+            }
+            all(&precise)
+        })
+        .into_iter()
+        .for_each(|precise| assert_eq!(precise, all(&expected), "{size} ranks"));
     }
 }
 

@@ -4,20 +4,19 @@ use candle_core::DType::{self, BF16, F16, F32};
 use candle_core::Device;
 use optimisers::{
     AccumGrad, Adam, Kahan, MixedPrecision, Optimiser, OptimiserChain, Q8, Rule, SplitMaster, StateTree,
-    StochasticRounding, StoreAs, Twin, setup, update,
+    StochasticRounding, StoreAs, setup, update,
 };
 
 use support::common::{Grads, Vars, grads, model, random};
 
 const PARAMETERS: usize = 12_800;
-const KEEPERS: [&str; 7] = [
+const KEEPERS: [&str; 6] = [
     "the rule alone",
     "`MixedPrecision`",
     "`SplitMaster`",
     "`SplitMaster::of_24_bits`",
     "`Kahan`",
     "`StochasticRounding`",
-    "`Twin`",
 ];
 const HEAD: [&str; 2] = [
     "| Parameters | Kept by | Adam | Adam, m in bf16 | Adam in 8 bits | AccumGrad, Adam | AccumGrad in \
@@ -46,22 +45,14 @@ fn gradients(dtype: DType) -> Grads {
 }
 
 /// The bytes of all tensors of a model and of a state.
-fn held(models: &[&Vars], state: &StateTree) -> usize {
-    let parameters = models.iter().flat_map(|model| model.values());
-    parameters.map(|x| x.elem_count() * x.dtype().size_in_bytes()).sum::<usize>() + state.bytes()
+fn held(model: &Vars, state: &StateTree) -> usize {
+    model.values().map(|x| x.elem_count() * x.dtype().size_in_bytes()).sum::<usize>() + state.bytes()
 }
 
 /// Bytes per parameter after two steps, or a dash for what `setup` refuses.
 fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
     let low = parameters(dtype);
     let optimiser: Box<dyn Optimiser> = match keeper {
-        "`Twin`" => {
-            let precise = parameters(F32);
-            let twin = Twin::new(&precise, &low).expect("a pair");
-            let mut state = setup(rule, &twin).expect("a state");
-            (0..2).for_each(|_| _ = update(&mut state, &twin, &gradients(dtype)).expect("an update"));
-            return per_parameter(held(&[&precise, &low], &state));
-        }
         "`MixedPrecision`" => Box::new(MixedPrecision::new(F32, rule)),
         "`SplitMaster`" => Box::new(SplitMaster::new(rule)),
         "`SplitMaster::of_24_bits`" => Box::new(SplitMaster::of_24_bits(rule)),
@@ -71,7 +62,7 @@ fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
     };
     let Ok(mut state) = setup(optimiser, &low) else { return "–".to_string() };
     (0..2).for_each(|_| _ = update(&mut state, &low, &gradients(dtype)).expect("an update"));
-    per_parameter(held(&[&low], &state))
+    per_parameter(held(&low, &state))
 }
 
 fn per_parameter(bytes: usize) -> String {

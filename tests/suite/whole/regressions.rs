@@ -10,7 +10,7 @@ use candle_nn::{ModuleT, VarBuilder, VarMap};
 use optimisers::{
     AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, ClipNorm, Descent, Ema, Flow, Gradient, Kahan,
     Lookahead, MixedPrecision, NonFinite, OptimiserChain, Parameter, Result, Rule, Sam, Schedule,
-    ScheduleFree, State, StateTree, Status, StoreAs, Twin, Update, config, setup, setup_with, update,
+    ScheduleFree, State, StateTree, Status, StoreAs, Update, config, setup, setup_with, update,
 };
 
 const CPU: &Device = &Device::Cpu;
@@ -225,19 +225,6 @@ fn masters_are_not_refreshed_or_set_while_other_weights_are_in_the_model() {
 fn leaves_are_not_replaced_while_other_weights_are_in_the_model() {
     let (x, mut state) = moved_away();
     assert!(state.all().replace(Descent::new(0.1), &x).is_err());
-}
-
-#[test]
-fn the_half_of_a_twin_that_computes_gets_the_averages() {
-    let (precise, low) = (vec![var(&[1.0])], vec![Var::ones(1, BF16, CPU).unwrap()]);
-    let twin = Twin::new(&precise, &low).unwrap();
-    let mut state = setup(OptimiserChain::new((Descent::new(0.25), Ema::new(0.5))), &twin).unwrap();
-    for _ in 0..2 {
-        update(&mut state, &twin, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
-    }
-    let [low, precise] =
-        state.with_averages(&twin, || Ok::<_, optimisers::Error>([of(&low[0]), of(&precise[0])])).unwrap();
-    assert_eq!(low, precise);
 }
 
 #[test]
