@@ -96,7 +96,7 @@ pub use ranks::{CommunicationError, Communicator, LocalRank, ranks};
 pub use rule::{
     Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, Evaluation, FieldValue, Flow,
     Gradient, HeldStates, Kind, NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role, Rule, Setting,
-    Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Summation, Sums, range,
+    Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Sums, range,
 };
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
@@ -116,7 +116,6 @@ pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
 pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
-pub use step::step_norms::StepNorms;
 pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};
 pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding, StoreAs};

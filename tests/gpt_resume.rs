@@ -80,34 +80,31 @@ fn ranks_end_with_the_parameters_of_one() {
                 "--evaluate-every",
                 "3",
                 "--micro-batches",
-                "4",
+                "2",
                 "--ranks",
                 ranks,
             ];
             result(&run(folder().path(), &options))
         };
-        let one = on("1");
-        for ranks in ["2", "4"] {
-            assert_eq!(on(ranks), one, "{dtype} on {ranks}");
-        }
+        assert_eq!(on("2"), on("1"), "{dtype}");
     }
 }
 
 #[test]
 fn a_run_goes_on_on_another_number_of_ranks() {
     for dtype in ["bf16", "f32"] {
-        let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "4"];
+        let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "2"];
         let uninterrupted = result(&run(folder().path(), &options));
         let parts = folder();
         for (stop, ranks, resume) in
-            [("2", "2", &[][..]), ("3", "4", &["--resume"]), ("5", "1", &["--resume"])]
+            [("2", "2", &[][..]), ("3", "1", &["--resume"]), ("5", "2", &["--resume"])]
         {
             result(&run(
                 parts.path(),
                 &[&options[..], &["--stop-at", stop, "--ranks", ranks], resume].concat(),
             ));
         }
-        let last = run(parts.path(), &[&options[..], &["--ranks", "2", "--resume"]].concat());
+        let last = run(parts.path(), &[&options[..], &["--ranks", "1", "--resume"]].concat());
         assert_eq!(result(&last), uninterrupted, "{dtype}");
     }
 }

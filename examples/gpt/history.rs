@@ -1,19 +1,17 @@
-//! The losses of a run so far, and the norms of its last step.
+//! The losses of a run so far.
 
 use serde::{Deserialize, Serialize};
 
 /// Steps that the smoothed training loss runs over.
 pub(crate) const WINDOW: usize = 50;
 
-/// The losses from the first step on, also those before an interruption, and what the next step takes over.
+/// The losses from the first step on, also those before an interruption.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct History {
     /// The loss of each step.
     pub(crate) train: Vec<f32>,
     /// Some steps, and the validation loss after each.
     pub(crate) validation: Vec<(usize, f32)>,
-    /// The norms of the last step by group, by which `--stream` clips the next one.
-    pub(crate) norms: Vec<(u64, f64)>,
 }
 
 impl History {

@@ -58,7 +58,8 @@ const INTERRUPTED: u8 = 130;
 /// Trains a small transformer, character by character, on this crate's sources or another text, and lets it
 /// write some.
 ///
-/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the numbers of one.
+/// With --micro-batches 8 and --ranks 2, 4 or 8 several threads train it together, with the losses of one but
+/// for the rounding of sums.
 /// So do the processes of `mpirun -n 2 gpt --micro-batches 8 --ranks mpi`, on one machine or on several that
 /// share their files.
 ///
@@ -73,8 +74,8 @@ struct Args {
     settings: Settings,
 
     /// Who shares the micro-batches and the optimiser's state: so many threads, or `mpi`, the processes that
-    /// `mpirun` has started. Their number must divide that of the micro-batches. With any power of two of
-    /// ranks a run ends with the same parameters, bit for bit
+    /// `mpirun` has started. Their number must divide that of the micro-batches. How many
+    /// they are changes the last bits of the sum of more than two micro-batches
     #[arg(long, default_value = "1")]
     ranks: Ranks,
 

@@ -46,8 +46,7 @@ pub(crate) struct Settings {
     #[arg(long, default_value_t = 1, value_parser = size())]
     pub(crate) micro_batches: usize,
 
-    /// Takes the gradients one at a time, as a backward pass beside the update would bring them, and frees
-    /// each at once. They are clipped by the norm of the step before. For one rank
+    /// Frees each gradient once its parameter is written; the numbers stay the same
     #[arg(long)]
     pub(crate) stream: bool,
 
@@ -115,9 +114,6 @@ impl Settings {
             None if self.keep == Keep::Split24Q8 && self.dtype == Precision::F16 => {
                 Err("--keep split24-q8 is for --dtype bf16 and f32: an f16 is no part of an f32".to_string())
             }
-            None if self.stream && ranks > 1 => Err(format!(
-                "--stream is for one rank, not for {ranks}: ranks exchange all gradients in one order"
-            )),
             None if !self.micro_batches.is_multiple_of(ranks) => Err(format!(
                 "--micro-batches {} cannot be shared by {ranks} ranks: give a multiple of {ranks}",
                 self.micro_batches

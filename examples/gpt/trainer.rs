@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
     AccumGrad, ClipGlobalNorm, ErrorKind, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow,
-    Optimiser, OptimiserChain, Outcome, Parameter, Q8, Scheduler, SplitMaster, StateTree, StepNorms, StoreAs,
-    StreamedStep, Summation, TensorProblem, Update, Visitor, trainables,
+    Optimiser, OptimiserChain, Outcome, Parameter, Q8, Scheduler, SplitMaster, StateTree, StoreAs,
+    Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -36,10 +36,7 @@ pub(crate) struct Trainer {
 
 /// What trains a parameter, with so many micro-batches per step on each rank.
 fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Box<dyn Optimiser> {
-    // Ranks add their gradients pairwise. So does the window of each, and the sum is that of all
-    // micro-batches, however they are shared.
-    let collect = (micro_batches > 1)
-        .then(|| AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(micro_batches as u64) });
+    let collect = (micro_batches > 1).then(|| AccumGrad::new(micro_batches as u64));
     // Weight decay is for matrices; it would pull the norms' factors to zero.
     let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
     let (clip, rule) = (ClipGlobalNorm::new(OMEGA), settings.rule(lambda));
@@ -132,8 +129,7 @@ impl Trainer {
             let start = Instant::now();
             let update = update.scaler(&mut self.scaler);
             let outcome = if settings.stream {
-                let step = update.begin_with_norms(&self.gpt, StepNorms::OfLastStep(&self.history.norms))?;
-                push_all(&self.gpt, grads.into_store(), step)?
+                update.apply_owned(&self.gpt, grads)?
             } else {
                 update.apply(&self.gpt, &grads)?
             };
@@ -141,9 +137,6 @@ impl Trainer {
             self.scheduler.advance(&outcome, &mut self.state)?;
             is_given_up = outcome.skipped().is_some();
             figures = outcome.figures;
-            if !outcome.group_norms.is_empty() {
-                self.history.norms = outcome.group_norms;
-            }
         }
         self.history.train.push(mean(&losses));
         Ok(figures)
@@ -203,20 +196,6 @@ impl Trainer {
         }
         Ok(hasher.finalize())
     }
-}
-
-/// Pushes all gradients, the last layer's first, and ends the step.
-fn push_all(gpt: &Gpt, mut grads: GradStore, step: StreamedStep<'_>) -> optimisers::Result<Outcome> {
-    for (path, x) in trainables(gpt)?.into_iter().rev() {
-        let pushed = grads.remove(&x).map_or(Ok(()), |gradient| step.push(&path, gradient));
-        // A gradient that is not finite lowers the scale of the loss at the end.
-        if let Err(error) = pushed
-            && error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite)
-        {
-            return Err(error);
-        }
-    }
-    step.finish()
 }
 
 fn check_finite(loss: f32, what: &str, step: usize) -> std::result::Result<f32, Box<dyn Error>> {

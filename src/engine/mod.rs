@@ -73,6 +73,6 @@ pub(crate) use plan::{
 };
 pub use plan::{Norms, Resolved};
 pub(crate) use reduce::{
-    Gather, GivenNorms, NormShare, ReduceOutcome, Verdict, joined_norms, reduce, reduce_with,
+    Gather, ReduceOutcome, Verdict, reduce,
 };
 pub use route::Engine;

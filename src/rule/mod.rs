@@ -29,7 +29,7 @@ pub(crate) use description::rates::{
 pub use description::role::Role;
 pub use description::setting::Setting;
 pub use evaluation::Evaluation;
-pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, Summation, range};
+pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};
 pub(crate) use gradient::Windows;
 pub use gradient::elementwise::Elementwise;
 pub(crate) use gradient::elementwise::arithmetic_at;

@@ -16,6 +16,5 @@ pub(crate) mod paths;
 pub(crate) mod pipeline;
 pub(crate) mod ranks;
 pub(crate) mod setup;
-pub(crate) mod step_norms;
 pub(crate) mod streamed;
 pub(crate) mod update;

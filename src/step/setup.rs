@@ -129,9 +129,7 @@ impl Setup {
     ///
     /// The bits depend only on the gradients in rank order: not on how the state is divided, on threads or
     /// instruction sets. If the sum of the gradients is exact (equal gradients on a power of two of ranks),
-    /// they do not depend on the number of ranks either. Micro-batches that are [added up
-    /// pairwise](crate::AccumGrad#order-of-the-sum) on each rank have the same bits on any power of two of
-    /// ranks.
+    /// they do not depend on the number of ranks either.
     ///
     /// # What is divided
     /// Parameters lie one after another, in the order of paths, and each rank has as many elements, give or

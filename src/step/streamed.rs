@@ -15,9 +15,8 @@ use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason, Status};
 use super::pipeline::{StepPlan, are_finite, figures, keep_written, moved, planned};
 use super::ranks::Ranks;
-use super::step_norms::{NormsOfStep, StepNorms, check_all_enough, check_enough};
 use super::update::{StepTarget, Update};
-use crate::engine::{Job, NormShare, Norms, UpdateTargets, Verdict, commit, joined_norms, reduce_with};
+use crate::engine::{Job, Norms, UpdateTargets, Verdict, commit, reduce};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
 use crate::model::Model;
@@ -25,7 +24,7 @@ use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, MemoryRef};
 use crate::model::slices::GradientSlice;
 use crate::ranks::KeptSums;
-use crate::rule::{LeafNorms, Progress, Windows};
+use crate::rule::{Kind, LeafNorms, Progress, Windows};
 use crate::tree::{Leaf, StateTree};
 
 /// A step whose gradients come one at a time; each parameter moves when its gradient is there.
@@ -36,8 +35,8 @@ use crate::tree::{Leaf, StateTree};
 ///
 /// The bits are those of [`update`](crate::update) with the same gradients, in whatever order and from
 /// whatever threads they come: parameters, state and counters. It takes every optimiser but those that need
-/// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), and of these the ones that
-/// clip by a norm, if the norm is [given](Update::begin_with_norms).
+/// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), such as a norm to clip by: for
+/// these [`Update::apply_owned`] frees each gradient once its parameter is written.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
@@ -85,7 +84,6 @@ pub struct StreamedStep<'s> {
     /// In the order of the leaves.
     parameters: Vec<Lent<'s>>,
     call: UpdateCall,
-    norms: Option<NormsOfStep>,
     scaler: Option<&'s mut LossScaler>,
     /// The first parameter whose gradient was not finite.
     overflow: OnceLock<String>,
@@ -102,7 +100,6 @@ struct OpenLeaf {
 #[derive(Default)]
 struct Advance {
     plan: LeafPlan,
-    shares: Vec<NormShare>,
     figures: Option<(f64, Norms)>,
 }
 
@@ -114,52 +111,11 @@ impl<'s> Update<'s> {
     ///
     /// # Errors
     /// - The model is not the state's, or has other weights in place of its parameters.
-    /// - A rule needs numbers of all gradients together, such as
-    ///   [`ClipGlobalNorm`](crate::ClipGlobalNorm): see [`begin_with_norms`](Update::begin_with_norms).
+    /// - A rule needs numbers of all gradients together, such as [`ClipGlobalNorm`](crate::ClipGlobalNorm):
+    ///   see [`apply_owned`](Update::apply_owned).
     /// - The state is [divided](crate::Setup::over) among ranks, which exchange all gradients in one order.
     /// - With a [scaler](Update::scaler) also as [`LossScaler::update`].
     pub fn begin<M: Model + ?Sized>(self, model: &'s M) -> Result<StreamedStep<'s>> {
-        self.begin_with(model, None)
-    }
-
-    /// As [`begin`](Update::begin), with norms for rules that clip by the norm of all gradients together.
-    ///
-    /// [`Outcome::group_norms`] has the norms of the gradients that came.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor, Var};
-    /// use optimisers::{ClipGlobalNorm, Descent, OptimiserChain, StepNorms, Update, setup};
-    ///
-    /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
-    /// let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(2.5), Descent::new(1.0))), &x)?;
-    /// let mut norms = Vec::new(); // the first step is not clipped
-    /// for _ in 0..2 {
-    ///     let step = Update::new(&mut state).begin_with_norms(&x, StepNorms::OfLastStep(&norms))?;
-    ///     step.push("", Tensor::new(&[3f32, 4.0], &Device::Cpu)?)?;
-    ///     norms = step.finish()?.group_norms;
-    /// }
-    /// assert_eq!((norms, x.to_vec1::<f32>()?), (vec![(0, 5.0)], vec![-4.5, -6.0]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`begin`](Update::begin). A number is no norm, a group has two, or an [exact](StepNorms::Exact)
-    /// norm is missing. Rules that need more than a norm of all gradients are refused:
-    /// [`SkipOutliers`](crate::SkipOutliers), which skips the whole call, and sums over the whole model, as
-    /// in [`Prodigy`](crate::Prodigy).
-    pub fn begin_with_norms<M: Model + ?Sized>(
-        self,
-        model: &'s M,
-        norms: StepNorms<'_>,
-    ) -> Result<StreamedStep<'s>> {
-        self.begin_with(model, Some(norms))
-    }
-
-    fn begin_with<M: Model + ?Sized>(
-        self,
-        model: &'s M,
-        norms: Option<StepNorms<'_>>,
-    ) -> Result<StreamedStep<'s>> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
@@ -167,12 +123,15 @@ impl<'s> Update<'s> {
             StepTarget::find(state, model, options, scaler.as_deref(), None)?;
         let call = call.of_state(state);
         state.check_parameters()?;
-        let norms = norms.map(NormsOfStep::new).transpose()?;
-        check_all_enough(norms.as_ref(), &mut state.leaves, &parameters, &call)?;
+        let needs_all =
+            |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
+        if let Some(leaf) = state.leaves.iter().find(needs_all) {
+            return Err(needs_all_gradients(leaf.path()));
+        }
         keep_written(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, advance: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
-        Ok(StreamedStep { state, leaves, parameters, call, norms, scaler, overflow: OnceLock::new() })
+        Ok(StreamedStep { state, leaves, parameters, call, scaler, overflow: OnceLock::new() })
     }
 }
 
@@ -297,14 +256,12 @@ impl StreamedStep<'_> {
         let mut update = LeafUpdate::new((0, ((leaf, x), &mut job)));
         update.make(&self.call, grads, &UpdateTargets::all(), norms.as_slice())?;
         let plan = update.plan;
-        let mut done = Advance { plan, ..Advance::default() };
-        if let Some(job) = &mut job {
-            match reduced(&self.call, self.norms.as_ref(), job)? {
-                Some(shares) => done.shares = shares,
-                None => return Ok(Err(plan.windows)),
-            }
+        if let Some(job) = &mut job
+            && !is_finite(&self.call, job)?
+        {
+            return Ok(Err(plan.windows));
         }
-        done.figures = norms.and_then(|norms| norms.found());
+        let done = Advance { plan, figures: norms.and_then(|norms| norms.found()) };
         let committed = catch_unwind(AssertUnwindSafe(|| {
             commit(self.call.options.engine, planned(slice::from_mut(&mut job)))
         }));
@@ -399,7 +356,7 @@ impl StreamedStep<'_> {
 
     /// Goes on with the leaves that were not pushed.
     fn end(&mut self, advances: Vec<Option<Advance>>) -> Result<Outcome> {
-        let StreamedStep { state, parameters, call, norms, overflow, .. } = self;
+        let StreamedStep { state, parameters, call, overflow, .. } = self;
         let (state, grads) = (&mut **state, CallGradients::Own(OwnGradients::LookUp(&NoGradient)));
         let mut all = StepPlan::new(state.requires_all, state.leaves.len());
         let StateTree { leaves, jobs: pool, .. } = &mut *state;
@@ -416,18 +373,11 @@ impl StreamedStep<'_> {
                     let mut update = LeafUpdate::new((index, ((leaf, x), &mut *job)));
                     update.make(call, grads, &written, &leaf_norms)?;
                     let mut plan = update.plan;
-                    let shares = job
-                        .as_mut()
-                        .map_or(Ok(Some(Vec::new())), |job| reduced(call, norms.as_ref(), job))?;
-                    if shares.is_none() {
+                    if !job.as_mut().map_or(Ok(true), |job| is_finite(call, job))? {
                         (plan.progress, *job) = (Some(Progress::WithoutGradient), None);
                         given_up.push(index);
                     }
-                    Advance {
-                        plan,
-                        shares: shares.unwrap_or_default(),
-                        figures: leaf_norms.get(index).and_then(LeafNorms::found),
-                    }
+                    Advance { plan, figures: leaf_norms.get(index).and_then(LeafNorms::found) }
                 }
             };
             all.add(index, &advance.plan);
@@ -451,7 +401,6 @@ impl StreamedStep<'_> {
             let Leaf { optimiser, state, path, .. } = &mut leaves[index];
             optimiser.end_window(state).map_err(|error| error.at(path))?;
         }
-        all.group_norms = joined_norms(ended.iter().map(|advance| &advance.shares[..])).into_iter().collect();
         all.figures = figures(leaves, ended.iter().map(|advance| advance.figures));
         let mut outcome = all.committed(state, parameters);
         let lost = given_up
@@ -481,16 +430,21 @@ fn count_moved(advances: &[Option<Advance>]) -> usize {
     advances.iter().flatten().filter(|advance| advance.plan.moves).count()
 }
 
-/// The leaf's shares of norms; `None` if its gradient is not finite.
-fn reduced(
-    call: &UpdateCall,
-    norms: Option<&NormsOfStep>,
-    job: &mut Job<'_>,
-) -> Result<Option<Vec<NormShare>>> {
-    check_enough(norms, job)?;
-    let reduced =
-        reduce_with(call.options.engine, &Ranks::new(None), &mut [job], norms.map(|norms| &norms.by_group))?;
-    Ok((reduced.verdict == Verdict::Go).then_some(reduced.shares))
+/// Evaluates what the step of a leaf waits for, and returns whether its gradient is finite.
+fn is_finite(call: &UpdateCall, job: &mut Job<'_>) -> Result<bool> {
+    // A rule that does not say that it is of the whole model would get numbers of this leaf alone.
+    if job.groups().next().is_some() {
+        return Err(needs_all_gradients(job.path));
+    }
+    Ok(reduce(call.options.engine, &Ranks::new(None), &mut [job])?.verdict == Verdict::Go)
+}
+
+/// The error for a rule that depends on gradients that come later.
+fn needs_all_gradients(path: &str) -> Error {
+    let problem = "its rule needs numbers of all gradients, which come one at a time";
+    let remedy =
+        "collect the gradients and call `update`, or `Update::apply_owned`, which frees each as it goes";
+    Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy(remedy)
 }
 
 /// The error for a second gradient.

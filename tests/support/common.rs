@@ -12,7 +12,7 @@ use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine,
     Error, ErrorKind, Fallback, GaLore, Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model,
     Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Parameter, Q8, RMSProp, Rule, SOAP, Sam,
-    Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs, Summation,
+    Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs,
     Update, WeightDecay, rules, setup,
 };
 
@@ -132,11 +132,6 @@ pub fn forget_ascent(state: &mut StateTree, model: &impl Model, grads: &impl Gra
     std::mem::forget(Sam::new(3.0).ascend(Update::new(state), model, grads).expect("an ascent"));
 }
 
-/// Windows whose gradients are added up pairwise.
-pub fn pairwise(n: u64) -> AccumGrad {
-    AccumGrad { order: Summation::Pairwise, ..AccumGrad::new(n) }
-}
-
 /// A function of each whole tensor, Muon's where that is a matrix.
 pub fn muon() -> Fallback<Muon, Adafactor> {
     Muon::new(0.1).with_fallback(Adafactor::new(0.1))
@@ -174,7 +169,7 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             AccumGrad::new(2),
             Nesterov::new(0.01),
         ))),
-        Box::new(OptimiserChain::new((pairwise(6), ClipGlobalNorm::new(0.3), AdamW::new(0.01)))),
+        Box::new(OptimiserChain::new((AccumGrad::new(6), ClipGlobalNorm::new(0.3), AdamW::new(0.01)))),
         Box::new(OptimiserChain::new((ClipNorm { p: 3.0, ..ClipNorm::new(0.2) }, Descent::new(0.1)))),
         Box::new(OptimiserChain::new((
             Some(ClipGrad::new(0.4)),
@@ -228,10 +223,6 @@ pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
         Box::new(StoreAs::new(
             [("m", DType::BF16), ("acc", DType::BF16)],
             OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))),
-        )),
-        Box::new(StoreAs::new(
-            [("acc1", DType::BF16)],
-            OptimiserChain::new((pairwise(6), Descent::new(0.1))),
         )),
         Box::new(StoreAs::all(
             Q8,

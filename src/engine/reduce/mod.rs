@@ -14,7 +14,6 @@ mod resolve;
 
 use std::collections::BTreeMap;
 
-use super::kernel::Reducer;
 use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
@@ -31,38 +30,6 @@ pub(crate) struct ReduceOutcome {
     pub(crate) group_norms: BTreeMap<u64, f64>,
     /// The norms of groups that have a limit; the first, if a group has several.
     pub(crate) limited: BTreeMap<u64, (f64, NormLimit)>,
-    /// What the leaves contribute to norms of groups that were given.
-    pub(crate) shares: Vec<NormShare>,
-}
-
-/// Norms of groups by group, given in place of those of the leaves at hand, as these are not all. A gradient
-/// is not scaled by the norm of another group.
-pub(crate) type GivenNorms = BTreeMap<u64, f64>;
-
-/// What a leaf contributes to the norm of its group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NormShare {
-    group: u64,
-    reducer: Reducer,
-    total: f64,
-}
-
-/// The norms of all groups of which all leaves have said their share, in path order. Of several of one leaf
-/// the last counts, as in [`ReduceOutcome::group_norms`].
-pub(crate) fn joined_norms<'s>(of_leaves: impl Iterator<Item = &'s [NormShare]>) -> BTreeMap<u64, f64> {
-    let mut joined: BTreeMap<u64, NormShare> = BTreeMap::new();
-    for shares in of_leaves {
-        let last = |(index, share): &(usize, &NormShare)| {
-            shares[index + 1..].iter().all(|later| later.group != share.group)
-        };
-        for (_, share) in shares.iter().enumerate().filter(last) {
-            let all = joined.entry(share.group).or_insert(NormShare { total: 0.0, ..*share });
-            all.total = all.reducer.op.join(all.total, share.total);
-        }
-    }
-    // The powers of other exponents need a unit that no leaf knows alone.
-    let known = joined.into_values().filter(|all| all.reducer.with_unit(all.total).is_none());
-    known.map(|all| (all.group, all.reducer.finish(all.total))).collect()
 }
 
 /// Whether the step goes on.
@@ -95,19 +62,6 @@ pub(crate) fn reduce(
     gather: &dyn Gather,
     jobs: &mut [&mut Job<'_>],
 ) -> Result<ReduceOutcome> {
-    reduce_with(engine, gather, jobs, None)
-}
-
-/// As [`reduce`], with these norms for all groups, if they are given.
-///
-/// # Errors
-/// As [`reduce`].
-pub(crate) fn reduce_with(
-    engine: Engine,
-    gather: &dyn Gather,
-    jobs: &mut [&mut Job<'_>],
-    given: Option<&GivenNorms>,
-) -> Result<ReduceOutcome> {
     let mut reduced = ReduceOutcome::default();
     jobs.iter_mut().for_each(|job| merge_check(job));
     while reduced.verdict == Verdict::Go {
@@ -115,7 +69,7 @@ pub(crate) fn reduce_with(
         if ready.is_empty() {
             break;
         }
-        reduced.turn(engine, gather, jobs, ready, given)?;
+        reduced.turn(engine, gather, jobs, ready)?;
     }
     Ok(reduced)
 }
@@ -196,7 +150,6 @@ impl ReduceOutcome {
         gather: &dyn Gather,
         jobs: &mut [&mut Job<'_>],
         ready: Vec<PendingStep>,
-        given: Option<&GivenNorms>,
     ) -> Result<()> {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
         let (functions, steps): (Vec<_>, Vec<_>) =
@@ -231,7 +184,7 @@ impl ReduceOutcome {
                 true => answers.into_iter().partition(|answer| answer.step.pending == pending),
                 false => (answers.drain(..1).collect(), answers),
             };
-            self.resolve(jobs, &now, &mut unknown, given)?;
+            self.resolve(jobs, &now, &mut unknown)?;
             answers = later;
         }
         // The check costs one more read of a gradient that has exploded. If something in between makes it

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::ask::Answer;
 use super::ready::PendingStep;
-use super::{GivenNorms, NormShare, ReduceOutcome, Size, Verdict};
+use super::{ReduceOutcome, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result, TensorProblem};
@@ -24,7 +24,6 @@ impl ReduceOutcome {
         jobs: &mut [&mut Job<'_>],
         answers: &[Answer],
         unknown: &mut Vec<(usize, usize)>,
-        given: Option<&GivenNorms>,
     ) -> Result<()> {
         let is_offender = |answer: &&Answer| !answer.is_finite();
         for Answer { step: PendingStep { job, step, .. }, totals } in answers {
@@ -54,29 +53,15 @@ impl ReduceOutcome {
             let totals: TermNumbers = totals
                 .map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own })
                 .collect();
-            let given = match (given, reduction.group) {
-                (Some(given), Some(Group::Norm(group))) => {
-                    self.shares.push(NormShare { group, reducer: reduction.terms[0].reducer, total: own[0] });
-                    // Without a norm the step stays what it is now: none.
-                    let Some(norm) = given.get(&group) else { continue };
-                    Some(*norm)
-                }
-                _ => None,
-            };
             // The powers of a norm are taken in a unit that the largest element decides, which is known now.
-            if given.is_none()
-                && let Some(second) =
-                    reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0]))
+            if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0]))
             {
                 reduction.terms[0].reducer = second;
                 job.steps[*step] = Step::Reduce(Box::new(reduction));
                 continue;
             }
-            let mut numbers: TermNumbers =
+            let numbers: TermNumbers =
                 reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
-            if let Some(norm) = given {
-                numbers[0] = norm;
-            }
             if let (Some(Group::Norm(group) | Group::Limit(group)), found) = (reduction.group, numbers[0]) {
                 let norm = self.group_norms.entry(group).or_insert(found);
                 self.limited.extend(reduction.limit.map(|limit| (group, (found, limit))));

@@ -204,18 +204,3 @@ choice! {
         Weighted,
     }
 }
-
-choice! {
-    /// In which order [`AccumGrad`](crate::AccumGrad) adds the gradients of a window.
-    ///
-    /// The last bits of a sum of floats depend on it.
-    #[derive(Default)]
-    pub enum Summation {
-        /// One after another, in one buffer.
-        #[default]
-        InOrder,
-        /// Neighbours first, then pairs of neighbours, as [ranks](crate::Setup::over) are added up; in about
-        /// log₂ n buffers.
-        Pairwise,
-    }
-}

@@ -6,7 +6,7 @@ mod sizes;
 
 use std::fmt;
 
-pub use choice::{Average, Choice, Choices, NonFinite, Summation, choice_of, index_in};
+pub use choice::{Average, Choice, Choices, NonFinite, choice_of, index_in};
 
 pub(crate) use literal::{Literal, Number};
 pub use sizes::Sizes;

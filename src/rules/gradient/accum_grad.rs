@@ -1,7 +1,8 @@
-use super::window_sum::{WindowSum, slots};
 use crate::error::Result;
+use crate::numbers::value::Value;
 use crate::rule::{
-    Average, Flow, Gradient, Kind, Parameter, Rule, State, Summation, range, state_of_another_rule,
+    Arithmetic, Average, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range,
+    state_of_another_rule,
 };
 
 crate::hyper_parameters! {
@@ -53,47 +54,6 @@ crate::hyper_parameters! {
     /// Of two in one chain the second counts the steps of the first. A weighted mean has the weight of all
     /// its gradients.
     ///
-    /// # Order of the sum
-    /// With [`Summation::Pairwise`] neighbours are added first, then pairs of neighbours, and so on, as those
-    /// of [ranks](crate::Setup::over) are:
-    ///
-    /// ```text
-    /// 4 gradients:  (w₁·dx₁ + w₂·dx₂) + (w₃·dx₃ + w₄·dx₄)
-    /// 7 gradients:  ((1 + 2) + (3 + 4)) + ((5 + 6) + 7)
-    /// ```
-    ///
-    /// So the mean of n micro-batches has the same bits on 1 rank with windows of n, on 2 with n / 2, ... on
-    /// n with 1, if
-    ///
-    /// - n is a power of two, and each micro-batch has a gradient;
-    /// - rank r of N takes the micro-batches r, N + r, 2·N + r, ...;
-    /// - no sum is too large or too small for a normal number.
-    ///
-    /// The error of such a sum grows with log₂ n, not with n. It takes ⌊log₂ n⌋ tensors, at least one: `acc`,
-    /// `acc1`, `acc2`, ... A call reads and writes one or two of them on average, as two sums of equal length
-    /// become one.
-    ///
-    /// Gradients that are missing or have weight 0 are passed over: the next one takes their place. If a new
-    /// n makes a window too long for its tensors, what comes is added to the last sum. An n that takes
-    /// another number of tensors, and another order, are set by [`replace`](crate::Selection::replace), which
-    /// then begins a new window.
-    ///
-    /// ```
-    /// use candle_core::{Device, Tensor, Var};
-    /// use optimisers::{AccumGrad, Average, Descent, OptimiserChain, Summation, setup, update};
-    ///
-    /// for (order, moved) in [(Summation::InOrder, -16_777_216f32), (Summation::Pairwise, -16_777_218.0)] {
-    ///     let x = Var::new(&[0f32], &Device::Cpu)?;
-    ///     let collect = AccumGrad { average: Average::Sum, order, ..AccumGrad::new(4) };
-    ///     let mut state = setup(OptimiserChain::new((collect, Descent::new(1.0))), &x)?;
-    ///     for gradient in [16_777_215f32, 1.0, 1.0, 1.0] {
-    ///         update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
-    ///     }
-    ///     assert_eq!(x.to_vec1::<f32>()?, [moved]);
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Weights
     /// A gradient of weight 0 is not read, so it may be NaN, as a mean over no tokens is. If all gradients of
     /// a window have weight 0, no step is taken when it ends.
@@ -116,8 +76,6 @@ crate::hyper_parameters! {
         n: u64 = 1 => range::at_least_one,
         /// What comes of the gradients.
         average: Average = Average::Mean => range::any,
-        /// In which order they are added.
-        order: Summation = Summation::InOrder => range::any,
     }
 }
 
@@ -131,9 +89,61 @@ struct Counted {
     weight: u64,
 }
 
+/// `acc += w·dx`.
+#[derive(Clone, Copy)]
+struct Collect {
+    weight: f64,
+}
+
+impl Arithmetic for Collect {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
+        *acc = *acc + dx * self.weight;
+        dx
+    }
+}
+
+/// `dx' = (acc + w·dx) / total`, `acc = 0`.
+#[derive(Clone, Copy)]
+struct Release {
+    weight: f64,
+    total: f64,
+}
+
+impl Arithmetic for Release {
+    type Slots<T> = [T; 1];
+    const KEEPS_NON_FINITE: bool = true;
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
+        let average = (*acc + dx * self.weight) / self.total;
+        *acc = dx.constant(0.0);
+        average
+    }
+}
+
+/// `dx' = acc / total`, `acc = 0`, where the last gradient does not count.
+#[derive(Clone, Copy)]
+struct ReleaseCollected {
+    total: f64,
+}
+
+impl Arithmetic for ReleaseCollected {
+    type Slots<T> = [T; 1];
+
+    #[inline(always)]
+    fn step<V: Value>(self, _x: V, dx: V, [acc]: &mut [V; 1]) -> V {
+        let average = *acc / self.total;
+        *acc = dx.constant(0.0);
+        average
+    }
+}
+
 impl Rule for AccumGrad {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let state = State::for_slots(x, &slots(self.order, self.n))?;
+        let state = State::for_slots(x, &[Slot::zeros("acc")])?;
         Ok(State { counters: Vec::new(), is_one: true, ..state }
             .with_counter("calls")
             .with_counter("received")
@@ -142,12 +152,10 @@ impl Rule for AccumGrad {
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let State { tensors, counters, .. } = state;
-        let [(_, calls), (_, received), (_, weight)] = &mut counters[..] else {
+        let ([_], [(_, calls), (_, received), (_, weight)]) = (&tensors[..], &mut counters[..]) else {
             return state_of_another_rule(self);
         };
-        let Some(sum) = WindowSum::of(*received, self.order, self.n, tensors) else {
-            return state_of_another_rule(self);
-        };
+        let acc = Slots(tensors);
         let (dx, ends) = dx.ends_window(self.n);
         let own = match self.average {
             _ if dx.is_missing() => 0,
@@ -175,11 +183,17 @@ impl Rule for AccumGrad {
         Ok(match (ends, own, before) {
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
-            (false, ..) => Flow::Hold(sum.collect(dx, own as f64)),
-            (true, 0, _) => {
-                Flow::Step(dx.measured_behind(|dx| sum.release(dx.unread().or_zeros(), None, total)))
+            (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, acc)),
+            (true, 0, _) => Flow::Step(
+                dx.measured_behind(|dx| dx.unread().or_zeros().release(ReleaseCollected { total }, acc)),
+            ),
+            (true, _, before) => {
+                let release = Release { weight: own as f64, total };
+                Flow::Step(dx.measured_behind(|dx| {
+                    // Without gradients before this one there is no sum that could have become infinite.
+                    if before > 0 { dx.release(release, acc) } else { dx.map(release, acc) }
+                }))
             }
-            (true, ..) => Flow::Step(dx.measured_behind(|dx| sum.release(dx, Some(own as f64), total))),
         })
     }
 
@@ -188,12 +202,12 @@ impl Rule for AccumGrad {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
-        let [calls, received, weight] = &mut state.counters[..] else { return state_of_another_rule(self) };
-        if WindowSum::of(received.1, self.order, self.n, &mut state.tensors).is_none() {
+        let State { tensors, counters, .. } = state;
+        let ([(_, acc)], [_, _, _]) = (&mut tensors[..], &counters[..]) else {
             return state_of_another_rule(self);
-        }
-        state.tensors.iter_mut().try_for_each(|(_, sum)| sum.fill_zero())?;
-        [calls, received, weight].into_iter().for_each(|(_, count)| *count = 0);
+        };
+        acc.fill_zero()?;
+        counters.iter_mut().for_each(|(_, count)| *count = 0);
         Ok(())
     }
 

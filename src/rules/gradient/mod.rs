@@ -1,6 +1,5 @@
 //! Steps that stand before or behind a rule in a chain: decay, clipping, noise, accumulation.
 
-pub(crate) mod window_sum;
 
 mod accum_grad;
 #[cfg(feature = "candle")]

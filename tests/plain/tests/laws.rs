@@ -2,7 +2,7 @@
 
 use optimisers::{
     Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, Scheduler, StateTree,
-    Status, StepNorms, Update, View, ranks, rules, setup, update,
+    Status, Update, View, ranks, rules, setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, alone, hash, is_divided, of_rank, saved, stored, train};
 
@@ -66,8 +66,8 @@ fn ranks_are_one_process() {
     }
 }
 
-/// A step whose gradients come one at a time, in another order, is an update; rules that need more of the
-/// other gradients than given norms are refused.
+/// A step whose gradients come one at a time, in another order, is an update; rules that need all gradients
+/// together are refused.
 #[test]
 fn a_step_in_pieces_is_an_update() {
     let mut refused = Vec::new();
@@ -80,9 +80,7 @@ fn a_step_in_pieces_is_an_update() {
                 let gradients = whole.gradients(call);
                 let outcome = update(&mut expected, &whole.lend(), &gradients.show()).expect("an update");
                 let lent = parts.lend();
-                let step = match Update::new(&mut state)
-                    .begin_with_norms(&lent, StepNorms::Exact(&outcome.group_norms))
-                {
+                let step = match Update::new(&mut state).begin(&lent) {
                     Ok(step) => step,
                     Err(error) => {
                         assert_eq!(

@@ -10,7 +10,7 @@ use optimisers::{
 };
 use serde_json::{Value, json};
 
-use support::common::{Vars, assert_same, grads, pairwise, random, trajectory, unnamed, var};
+use support::common::{Vars, assert_same, grads, random, trajectory, unnamed, var};
 
 pub(crate) fn read(value: Value) -> OptimiserConfig {
     serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{value}: {error}"))
@@ -119,10 +119,6 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
                 DType::F64,
                 OptimiserChain::new((optimisers::AccumGrad::new(2), optimisers::Nesterov::default())),
             )),
-        ),
-        (
-            json!([{"AccumGrad": {"n": 4, "order": "Pairwise"}}, "Descent"]),
-            Box::new(OptimiserChain::new((pairwise(4), optimisers::Descent::default()))),
         ),
         (
             json!({"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}),

@@ -5,7 +5,7 @@ use optimisers::config::OptimiserConfig;
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Average, ClipGlobalNorm, DecoupledDecay, Ema, Kahan, Lion,
     MixedPrecision, Muon, Offload, Optimiser, OptimiserChain, Q8, Schedule, SkipOutliers, SplitMaster,
-    StochasticRounding, StoreAs, Summation, UniformAverage, setup_with,
+    StochasticRounding, StoreAs, UniformAverage, setup_with,
 };
 use serde_json::{Value, json};
 
@@ -60,9 +60,9 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
             Box::new(OptimiserChain::new((AccumGrad::new(4), Adam::new(0.01)))),
         ),
         (
-            json!([{"AccumGrad": {"n": 4, "order": "Pairwise", "average": "Weighted"}}, "Adam"]),
+            json!([{"AccumGrad": {"n": 4, "average": "Weighted"}}, "Adam"]),
             Box::new(OptimiserChain::new((
-                AccumGrad { order: Summation::Pairwise, average: Average::Weighted, ..AccumGrad::new(4) },
+                AccumGrad { average: Average::Weighted, ..AccumGrad::new(4) },
                 Adam::default(),
             ))),
         ),

@@ -10,7 +10,7 @@ use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf,
     LossScaler, MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup,
-    StateTree, StepNorms, StreamedStep, TensorProblem, Update, Visitor, Weights, audit, broadcast,
+    StateTree, StreamedStep, TensorProblem, Update, Visitor, Weights, audit, broadcast,
     destructure, model, ranks, setup, setup_with, trainables, update,
 };
 
@@ -128,12 +128,6 @@ const METHODS: &[Method] = &[
         Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)
     }),
     ("begin", Slices::Taken, |case, model| push_all(&case.grads, Update::new(&mut case.state).begin(model)?)),
-    ("begin_with_norms", Slices::Taken, |case, model| {
-        push_all(
-            &case.grads,
-            Update::new(&mut case.state).begin_with_norms(model, StepNorms::OfLastStep(&[]))?,
-        )
-    }),
     ("ascend", Slices::Taken, |case, model| {
         Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()
     }),

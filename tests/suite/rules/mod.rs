@@ -1,7 +1,6 @@
 //! The rules of the catalogue, against references, recurrences and laws.
 
 mod accum_grad;
-mod accum_grad_pairwise;
 mod accum_grad_weights;
 mod clip_norm;
 mod goldens;

@@ -9,7 +9,7 @@ use optimisers::{
 
 use support::common::{
     Grads, Vars, assert_same, constant, engines, grads, is_kind, model, muon, not_finite, optimisers_for,
-    pairwise, rules_and_chains, snapshot, tensor, values,
+    rules_and_chains, snapshot, tensor, values,
 };
 use support::reports::{gradients, parameters};
 use support::threads::on;
@@ -101,7 +101,7 @@ fn several() -> Vec<Box<dyn Optimiser>> {
             ClipNorm::new(0.3),
             LAMB::new(0.1),
         )))),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((pairwise(4), muon())))),
+        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(4), muon())))),
     ]
 }
 

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AccumGrad, AdamW, Average, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient, Kind,
     LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Parameter, Prodigy, Result, Rule,
-    Setup, SkipOutliers, SkipReason, State, StateTree, Status, StepNorms, StreamedStep, TensorProblem,
+    Setup, SkipOutliers, SkipReason, State, StateTree, Status, StreamedStep, TensorProblem,
     Update, Visitor, Warning, hyper_parameters, range, ranks, setup, setup_with, update,
 };
 
@@ -74,51 +74,32 @@ pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps:
         };
         let outcome = Update::new(&mut expected).weight(call).apply(&whole, &of_call()).expect("an update");
         let what = || format!("{} of {dtype:?} in call {call}", optimiser.name());
-        let before = if call == 1 { snapshot(&parts, &state) } else { Vec::new() };
         if is_of_model {
+            let before = snapshot(&parts, &state);
             let error = Update::new(&mut state).begin(&parts).expect_err(&what());
-            is_kind(&error, ErrorKind::Unsupported, &["`update`"]);
+            is_kind(&error, ErrorKind::Unsupported, &["of all gradients", "`update`", "Update::apply_owned"]);
+            assert_same(&[snapshot(&parts, &state)], &[before], what());
+            return;
         }
-        let norms = StepNorms::Exact(&outcome.group_norms);
-        let next = Update::new(&mut state).weight(call);
-        let got = match if is_of_model { next.begin_with_norms(&parts, norms) } else { next.begin(&parts) } {
-            Ok(step) => {
-                Ok(streamed(step, call, of_call()).unwrap_or_else(|error| panic!("{}: {error}", what())))
-            }
-            Err(error) => Err(error),
-        };
-        match got {
-            Ok(got) => assert_eq!(got, outcome, "{}", what()),
-            Err(error) => {
-                assert!(is_of_model && call == 1, "{}: {error}", what());
-                is_kind(&error, ErrorKind::Unsupported, &["Update::apply_owned"]);
-                assert_same(&[snapshot(&parts, &state)], &[before], what());
-                return false;
-            }
-        }
+        let step = Update::new(&mut state).weight(call).begin(&parts);
+        let got = step.and_then(|step| streamed(step, call, of_call()));
+        assert_eq!(got.unwrap_or_else(|error| panic!("{}: {error}", what())), outcome, "{}", what());
     }
     assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], optimiser.name());
-    true
 }
 
 #[test]
 fn they_give_the_bits_of_update() {
     for (dtype, steps) in [(DType::BF16, 40), (DType::F32, 200)] {
         for optimiser in optimisers_for(dtype) {
-            let name = optimiser.name();
-            let is_taken = assert_streams(optimiser, dtype, steps);
-            assert_eq!(
-                is_taken,
-                !["Prodigy", "SkipOutliers"].iter().any(|refused| name.contains(refused)),
-                "{name}"
-            );
+            assert_streams(optimiser, dtype, steps);
         }
     }
 }
 
 #[test]
 fn any_engine_takes_them() {
-    let chain = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.3), AdamW::new(0.1)));
+    let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(0.3), AdamW::new(0.1)));
     for engine in engines() {
         let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::BF16)));
         let rule = MixedPrecision::new(DType::F32, chain.clone());
@@ -128,9 +109,7 @@ fn any_engine_takes_them() {
             let of_call = || grads(tensors(call, DType::F32).map(Some));
             let outcome =
                 Update::new(&mut expected).engine(engine).apply(&whole, &of_call()).expect("an update");
-            let norms = StepNorms::Exact(&outcome.group_norms);
-            let step =
-                Update::new(&mut state).engine(engine).begin_with_norms(&parts, norms).expect("a step");
+            let step = Update::new(&mut state).engine(engine).begin(&parts).expect("a step");
             assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome, "{engine:?}");
         }
         assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], engine);
@@ -424,51 +403,6 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
     }
     assert_eq!(numbers(&model)[0], [1.0; 2]);
     assert!(numbers(&model)[1] != [1.0; 3]);
-}
-
-#[test]
-fn norms_are_given_or_the_rule_is_refused() {
-    let clipped = |group: u64| {
-        OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(0.5) }, Descent::new(1.0)))
-    };
-    let (model, mut state) = started(clipped(3));
-    for (norms, kind, words) in [
-        (StepNorms::Exact(&[]), ErrorKind::Unsupported, &["group 3", "not given"][..]),
-        (StepNorms::Exact(&[(0, 1.0)]), ErrorKind::Unsupported, &["group 3", "not given"]),
-        (StepNorms::Exact(&[(3, f64::NAN)]), ErrorKind::Argument, &["group 3", "NaN"]),
-        (StepNorms::OfLastStep(&[(3, -1.0)]), ErrorKind::Argument, &["group 3", "-1"]),
-        (StepNorms::OfLastStep(&[(3, 1.0), (3, 2.0)]), ErrorKind::Argument, &["two norms"]),
-    ] {
-        is_kind(&Update::new(&mut state).begin_with_norms(&model, norms).unwrap_err(), kind, words);
-    }
-    is_kind(
-        &Update::new(&mut state).begin(&model).unwrap_err(),
-        ErrorKind::Unsupported,
-        &["begin_with_norms", "\"0\""],
-    );
-    let mut step = |norms: StepNorms<'_>| {
-        let step = Update::new(&mut state).begin_with_norms(&model, norms).expect("a step");
-        step.push("1", of(1.0, 3)).expect("a push");
-        step.push("0", of(0.5, 2)).expect("a push");
-        let outcome = step.finish().expect("an outcome");
-        assert_eq!(
-            (outcome.global_norm, &outcome.group_norms[..]),
-            (Some(3.5f64.sqrt()), &[(3, 3.5f64.sqrt())][..])
-        );
-        numbers(&model)
-    };
-    // The first step is not clipped, the second by half.
-    assert_eq!(step(StepNorms::OfLastStep(&[])), [vec![0.5; 2], vec![0.0; 3]]);
-    assert_eq!(step(StepNorms::OfLastStep(&[(3, 1.0)])), [vec![0.25; 2], vec![-0.5; 3]]);
-    for (rule, word) in [
-        (Box::new(Prodigy::default()) as Box<dyn Rule>, "sums"),
-        (Box::new(SkipOutliers::default()), "skip the whole call"),
-    ] {
-        let (model, mut state) = started(rule);
-        let error = Update::new(&mut state).begin_with_norms(&model, StepNorms::OfLastStep(&[])).unwrap_err();
-        is_kind(&error, ErrorKind::Unsupported, &[word, "Update::apply_owned"]);
-        assert_eq!(state.len(), 2);
-    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use candle_core::{Device, Tensor};
 use optimisers::{
     AccumGrad, Average, ClipGlobalNorm, ClipNorm, Descent, Engine, Kahan, LossScaler, MixedPrecision,
     NonFinite, Offload, Optimiser, OptimiserChain, Parameter, Rule, Setup, SplitMaster, StateTree,
-    StochasticRounding, Summation, Update, rules,
+    StochasticRounding, Update, rules,
 };
 
 use crate::model::slices::{apply_in_slices, in_slices};
@@ -69,8 +69,7 @@ fn chain(dice: &mut Dice, rules: &[Box<dyn Rule>]) -> Box<dyn Rule> {
     let mut members: Vec<Box<dyn Rule>> = Vec::new();
     if dice.one_in(3) {
         let average = dice.of(&[Average::Mean, Average::Sum, Average::Weighted]);
-        let order = dice.of(&[Summation::InOrder, Summation::Pairwise]);
-        members.push(Box::new(AccumGrad { average, order, ..AccumGrad::new(1 + dice.below(4) as u64) }));
+        members.push(Box::new(AccumGrad { average, ..AccumGrad::new(1 + dice.below(4) as u64) }));
     }
     if dice.one_in(3) {
         let non_finite = dice.of(&[NonFinite::Error, NonFinite::Pass, NonFinite::Skip]);
