@@ -3,13 +3,11 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
-    AccumGrad, ClipGlobalNorm, ErrorKind, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow,
-    Optimiser, OptimiserChain, Outcome, Parameter, Q8, Scheduler, SplitMaster, StateTree, StoreAs,
-    Update, Visitor, trainables,
+    AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser,
+    OptimiserChain, Parameter, Q8, Scheduler, SplitMaster, StateTree, StoreAs, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};

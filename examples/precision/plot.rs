@@ -16,7 +16,6 @@ use crate::variant::VARIANTS;
 const STROKES: [(RGBColor, u32); VARIANTS.len()] = [
     (RGBColor(205, 205, 205), 26),
     (RGBColor(0, 114, 178), 21),
-    (RGBColor(86, 180, 233), 17),
     (RGBColor(0, 158, 115), 14),
     (RGBColor(240, 228, 66), 11),
     (RGBColor(230, 159, 0), 8),

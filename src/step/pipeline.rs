@@ -153,7 +153,6 @@ pub(super) struct StepPlan {
 
 impl StepPlan {
     /// Plans all leaves.
-    #[expect(clippy::too_many_arguments, reason = "a call, what it is applied to, and where the plans go")]
     fn make<'a>(
         call: &UpdateCall,
         requires_all: bool,

@@ -123,8 +123,7 @@ impl<'s> Update<'s> {
             StepTarget::find(state, model, options, scaler.as_deref(), None)?;
         let call = call.of_state(state);
         state.check_parameters()?;
-        let needs_all =
-            |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
+        let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
         if let Some(leaf) = state.leaves.iter().find(needs_all) {
             return Err(needs_all_gradients(leaf.path()));
         }

@@ -12,8 +12,8 @@ use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine,
     Error, ErrorKind, Fallback, GaLore, Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model,
     Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Parameter, Q8, RMSProp, Rule, SOAP, Sam,
-    Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs,
-    Update, WeightDecay, rules, setup,
+    Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs, Update,
+    WeightDecay, rules, setup,
 };
 
 /// Gradients by path.
@@ -216,7 +216,7 @@ pub fn optimisers() -> Vec<Box<dyn Optimiser>> {
 
 /// [`optimisers`], and those that suit parameters of this dtype only.
 pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
-    let rules: [Box<dyn Rule>; 6] = [
+    let rules: [Box<dyn Rule>; 5] = [
         Box::new(AdamW::new(0.1)),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
         Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(0.5), Descent::new(0.1)))),

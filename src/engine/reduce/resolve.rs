@@ -54,8 +54,7 @@ impl ReduceOutcome {
                 .map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own })
                 .collect();
             // The powers of a norm are taken in a unit that the largest element decides, which is known now.
-            if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0]))
-            {
+            if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
                 reduction.terms[0].reducer = second;
                 job.steps[*step] = Step::Reduce(Box::new(reduction));
                 continue;

@@ -1,6 +1,5 @@
 //! Steps that stand before or behind a rule in a chain: decay, clipping, noise, accumulation.
 
-
 mod accum_grad;
 #[cfg(feature = "candle")]
 mod adaptive_clip;

@@ -209,8 +209,7 @@ fn a_large_norm_of_small_numbers_is_no_overflow() {
 #[test]
 fn sums_of_windows_that_are_too_large() {
     let x = ones(DType::F32);
-    let mut state =
-        setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), &x).expect("a state");
+    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), &x).expect("a state");
     let statuses = [1e20, 1.0, 1.0, 1.0]
         .map(|odd| finite(Engine::Fused, &mut state, &x, &ones_and(odd, DType::F32)).status);
     assert_eq!(statuses, [Status::Accumulated, given_up("0"), Status::Accumulated, Status::Stepped]);

@@ -10,8 +10,8 @@ use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf,
     LossScaler, MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup,
-    StateTree, StreamedStep, TensorProblem, Update, Visitor, Weights, audit, broadcast,
-    destructure, model, ranks, setup, setup_with, trainables, update,
+    StateTree, StreamedStep, TensorProblem, Update, Visitor, Weights, audit, broadcast, destructure, model,
+    ranks, setup, setup_with, trainables, update,
 };
 
 use crate::model::models::var_map;

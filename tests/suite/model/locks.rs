@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use candle_core::DType::{BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, Parameter, ParameterSlices,
-    Result, Rule, Setup, State, StateTree, Update, hyper_parameters, range, setup, update,
+    AccumGrad, Descent, Flow, Gradient, MixedPrecision, OptimiserChain, Parameter, ParameterSlices, Result,
+    Rule, Setup, State, StateTree, Update, hyper_parameters, range, setup, update,
 };
 
 use support::common::{Grads, Vars, constant, engines, not_finite, tensor, values, var};

@@ -366,10 +366,7 @@ fn windows_of_gradients_have_a_kernel_that_collects_and_one_that_steps() {
     assert_eq!(roles, [&BufferRole::Gradient, &BufferRole::Slot("0.acc".to_string())]);
 
     let decayed = OptimiserChain::new((WeightDecay::new(0.1), AccumGrad::new(2), Momentum::new(0.1)));
-    assert_all_agree(&[
-        window,
-        Case::new(MixedPrecision::new(F32, decayed), BF16),
-    ]);
+    assert_all_agree(&[window, Case::new(MixedPrecision::new(F32, decayed), BF16)]);
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use candle_core::{DType, Tensor};
 use optimisers::{
     Accumulator, Arithmetic, Descent, ErrorKind, Flow, Gradient, Parameter, Parts, Resolved, Result, Rule,
-    Setup, State, Sums, TensorProblem, Update, hyper_parameters, range, setup, value::Value,
+    Setup, State, Sums, Update, hyper_parameters, range, setup, value::Value,
 };
 
-use support::common::{assert_same, devices, engines, grads, model, snapshot, tensor};
+use support::common::{assert_same, engines, grads, model, snapshot, tensor};
 use support::threads::on;
 
 #[test]

@@ -197,7 +197,7 @@ fn a_precise_model_starts_and_ends_a_training_in_low_precision() {
             .into()
     };
     let all = |model: &Vars| model.values().map(|x| bits(x)).collect::<Vec<_>>();
-    let of_call = |call| -> Grads {
+    let of_call = |call: u64| -> Grads {
         [("embedding", 3), ("head", 4), ("norm", 5)]
             .map(|(path, seed)| (path.to_string(), tensor(seed + 10 * call, DType::BF16)))
             .into()
