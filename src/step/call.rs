@@ -109,13 +109,13 @@ impl UpdateCall {
     }
 }
 
-/// The gradients of a leaf: one, or one for each of its paths that has one. Each comes with its path.
+/// The gradients of a parameter: one, or one for each of its paths that has one. Each comes with its path.
 pub(crate) fn gradients_of<'l, 'g>(
-    leaf: &'l Leaf,
+    paths: impl Iterator<Item = &'l str>,
     x: &'l dyn Lend,
     grads: &'g dyn GradientLookUp,
 ) -> impl Iterator<Item = (&'l str, &'g dyn Lend)> {
-    let paths = leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 });
+    let paths = paths.take(if grads.has_paths() { usize::MAX } else { 1 });
     paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
 
@@ -147,7 +147,7 @@ impl<'a> OwnGradients<'_, 'a> {
     }
 }
 
-/// The checked gradients of a leaf and its twin. The same gradient under several paths counts once.
+/// The checked gradients of a leaf and its twin.
 fn sources<'g>(
     leaf: &Leaf,
     x: &dyn Lend,
@@ -156,15 +156,26 @@ fn sources<'g>(
 ) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
     for x in low.map(|low| low as &dyn Lend).into_iter().chain([x]) {
-        for (path, gradient) in gradients_of(leaf, x, grads) {
-            let gradient = Lent::new(gradient);
-            check_gradient(path, x, &*gradient)?;
-            if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
-                sources.push(gradient);
-            }
-        }
+        add_sources(&mut sources, leaf.paths(), x, grads)?;
     }
     Ok(sources)
+}
+
+/// Adds the checked gradients of a parameter. The same gradient under several paths counts once.
+pub(crate) fn add_sources<'l, 'g>(
+    sources: &mut Sources<'g>,
+    paths: impl Iterator<Item = &'l str>,
+    x: &'l dyn Lend,
+    grads: &'g dyn GradientLookUp,
+) -> Result<()> {
+    for (path, gradient) in gradients_of(paths, x, grads) {
+        let gradient = Lent::new(gradient);
+        check_gradient(path, x, &*gradient)?;
+        if !is_among(sources, &gradient).map_err(|error| error.at(path))? {
+            sources.push(gradient);
+        }
+    }
+    Ok(())
 }
 
 /// Whether this gradient is known already. If the owners do not say, slices are the same if their memory is.
