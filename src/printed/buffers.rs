@@ -20,7 +20,7 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         let format = match tensor.buffer.records() {
             Some(Records::Codes(_)) => SlotFormat::Q8,
             Some(Records::LowBits) => DType::I16.into(),
-            Some(Records::Zeros(_)) | None => tensor.stored_dtype().into(),
+            None => tensor.stored_dtype().into(),
         };
         let is_like_parameter = tensor.shape() == x.dims();
         let values = tensor.tensor()?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1::<f64>()?;
@@ -50,20 +50,13 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
         let start = start.ok_or_else(undescribed)?;
         Ok(StateBuffer { role, format, start })
     };
-    state
-        .tensors()
-        .into_iter()
-        .filter(|(_, tensor)| tensor.buffer.is_kept())
-        .enumerate()
-        .map(describe)
-        .collect()
+    state.tensors().into_iter().enumerate().map(describe).collect()
 }
 
 /// The full names of slots, by their addresses.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
-    let is_slot = |tensor: StateTensor<'_>| !tensor.is_master && tensor.buffer.is_kept();
     let place = |(name, tensor): (String, StateTensor<'_>)| {
-        is_slot(tensor).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name))
+        (!tensor.is_master).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name))
     };
     state.tensors().into_iter().filter_map(place).collect()
 }

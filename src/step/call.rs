@@ -108,13 +108,13 @@ impl UpdateCall {
     }
 }
 
-/// The gradients of a leaf: one, or one for each of its paths that has one. Each comes with its path.
+/// The gradients of a parameter: one, or one for each of its paths that has one. Each comes with its path.
 pub(crate) fn gradients_of<'l, 'g>(
-    leaf: &'l Leaf,
+    paths: impl Iterator<Item = &'l str>,
     x: &'l dyn Lend,
     grads: &'g dyn GradientLookUp,
 ) -> impl Iterator<Item = (&'l str, &'g dyn Lend)> {
-    let paths = leaf.paths().take(if grads.has_paths() { usize::MAX } else { 1 });
+    let paths = paths.take(if grads.has_paths() { usize::MAX } else { 1 });
     paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
 }
 
@@ -131,7 +131,7 @@ impl<'a> OwnGradients<'_, 'a> {
     /// The gradients of a leaf, of all its paths; each once.
     pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'a>> {
         match self {
-            OwnGradients::LookUp(grads) => sources(leaf, x, grads),
+            OwnGradients::LookUp(grads) => sources(leaf.paths(), x, grads),
             OwnGradients::Found(found) => {
                 let found: &[Lent<'a>] = &found[index];
                 Ok(found.iter().cloned().collect())
@@ -140,10 +140,14 @@ impl<'a> OwnGradients<'_, 'a> {
     }
 }
 
-/// The checked gradients of a leaf. The same gradient under several paths counts once.
-fn sources<'g>(leaf: &Leaf, x: &dyn Lend, grads: &'g dyn GradientLookUp) -> Result<Sources<'g>> {
+/// The checked gradients of a parameter. The same gradient under several paths counts once.
+pub(crate) fn sources<'l, 'g>(
+    paths: impl Iterator<Item = &'l str>,
+    x: &'l dyn Lend,
+    grads: &'g dyn GradientLookUp,
+) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
-    for (path, gradient) in gradients_of(leaf, x, grads) {
+    for (path, gradient) in gradients_of(paths, x, grads) {
         let gradient = Lent::new(gradient);
         check_gradient(path, x, &*gradient)?;
         if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {

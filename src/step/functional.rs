@@ -84,7 +84,7 @@ fn applied(
     let mut by_path = GradientMap::new();
     for leaf in state.leaves() {
         let (name, x) = parameter(leaf, parameters)?;
-        by_path.extend(gradients_of(leaf, x, grads));
+        by_path.extend(gradients_of(leaf.paths(), x, grads));
         found.push((name, x));
     }
     let next = found

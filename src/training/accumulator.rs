@@ -1,18 +1,16 @@
 //! Gradients that are collected outside of an optimiser.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 
-use crate::engine::filled;
-use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::gradients::{GradientMap, Gradients};
-use crate::model::lent::{Lend, Lent};
+use crate::engine::{filled, rounded};
+use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
+use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
+use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, compute_dtype, is_supported};
-use crate::rules::Scale;
-use crate::step::setup::setup;
-use crate::step::update::Update;
-use crate::tensors::{Device, Tensor, Var, quotient};
-use crate::tree::{StateTree, is_trainable};
+use crate::step::call::sources;
+use crate::tensors::{Device, Tensor, product, quotient, sum};
+use crate::tree::is_trainable;
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
 ///
@@ -65,18 +63,18 @@ use crate::tree::{StateTree, is_trainable};
 #[derive(Debug)]
 pub struct Accumulator {
     dtype: DType,
-    /// The model's parameters by all of their paths.
-    parameters: BTreeMap<String, Tensor>,
-    /// The sums, if there are any.
-    sums: Option<GradientSums>,
+    sums: Vec<GradientSum>,
     weight: u64,
 }
 
-/// The sums, as parameters of a state: each call is a step of `Scale` by -1.
+/// The sum of a parameter's gradients.
 #[derive(Debug)]
-struct GradientSums {
-    by_path: BTreeMap<String, Var>,
-    state: StateTree,
+struct GradientSum {
+    paths: Vec<String>,
+    /// The parameter, by which its gradients are found.
+    x: Tensor,
+    /// `None` before the first gradient.
+    sum: Option<Tensor>,
 }
 
 impl Accumulator {
@@ -97,22 +95,22 @@ impl Accumulator {
                 .with_got(format_args!("{dtype:?}"))
                 .with_expected(FLOATS));
         }
-        let mut parameters = BTreeMap::new();
-        for Variable { paths, x } in known {
+        let sum = |Variable { paths, x }: Variable<'_>| {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
                 // Memory that is no tensor: only shape and dtype are kept, which takes no memory.
                 x => Tensor::zeros((), x.dtype().into(), &Device::Cpu)?.broadcast_as(x.shape())?,
             };
-            parameters.extend(paths.into_iter().map(|path| (path, x.clone())));
-        }
-        Ok(Accumulator { dtype, parameters, sums: None, weight: 0 })
+            Ok(GradientSum { paths, x, sum: None })
+        };
+        Ok(Accumulator { dtype, sums: known.into_iter().map(sum).collect::<Result<_>>()?, weight: 0 })
     }
 
     /// Adds the gradients of a call. A parameter may lack one.
     ///
     /// # Errors
-    /// As [`update`](crate::update); nothing has been added then.
+    /// As [`update`](crate::update). Nothing has been added then, unless a device or the owner of a gradient
+    /// has failed.
     pub fn add<G: Gradients + ?Sized>(&mut self, grads: &G) -> Result<()> {
         self.add_weighted(grads, 1)
     }
@@ -128,14 +126,31 @@ impl Accumulator {
         if weight == 0 {
             return Ok(());
         }
-        let sums = match self.sums.take() {
-            Some(sums) => sums,
-            None => GradientSums::zeros(self.dtype, &self.parameters)?,
-        };
-        let GradientSums { by_path, state } = self.sums.insert(sums);
-        state.adjust_field("alpha", -(weight as f64))?;
-        let grads = OfModel { grads, parameters: &self.parameters };
-        Update::new(state).allow_no_gradients().apply(by_path, &grads)?;
+        let known: HashSet<&str> = self.sums.iter().flat_map(|own| &own.paths).map(String::as_str).collect();
+        if let Some(path) = grads.paths().find(|path| !known.contains(path)) {
+            let paths = listed(self.sums.iter().map(|own| &own.paths[0]));
+            return Err(Error::unknown("parameter for the gradient of", path, &paths));
+        }
+        looked_up(grads, |grads| self.add_found(grads, weight))
+    }
+
+    fn add_found(&mut self, grads: &dyn GradientLookUp, weight: u64) -> Result<()> {
+        let mut found = Vec::with_capacity(self.sums.len());
+        for GradientSum { paths, x, .. } in &self.sums {
+            found.push(sources(paths.iter().map(String::as_str), x, grads)?);
+        }
+        for (own, sources) in self.sums.iter_mut().zip(found) {
+            let mut dtypes = sources.iter().map(|gradient| gradient.dtype()).chain([self.dtype]);
+            let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
+            let wide = |tensor: &Tensor| tensor.detach().to_dtype(compute.into());
+            let part = |source: &Lent<'_>| Ok(wide(&source.to_tensor()?)?.reshape(own.x.shape())?);
+            let total =
+                sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
+            let Some(gradient) = total.transpose()? else { continue };
+            let weighted = product(&gradient, &filled(weight as f64, (), compute, gradient.device())?)?;
+            let before = own.sum.as_ref().map_or_else(|| weighted.zeros_like(), wide)?;
+            own.sum = Some(rounded(&sum(&before, &weighted)?, self.dtype)?);
+        }
         self.weight = self.weight.saturating_add(weight);
         Ok(())
     }
@@ -151,62 +166,16 @@ impl Accumulator {
     /// If a device fails; all is as it was then.
     #[must_use = "these are the gradients, which are forgotten here: `drop` them to begin anew without"]
     pub fn take(&mut self) -> Result<BTreeMap<String, Tensor>> {
-        let Some(GradientSums { by_path, state }) = &self.sums else { return Ok(BTreeMap::new()) };
-        let mean = |sum: &Tensor| {
-            if self.weight == 1 {
-                return Ok(sum.detach());
-            }
-            let compute = compute_dtype(self.dtype);
+        let compute = compute_dtype(self.dtype);
+        let mut means = BTreeMap::new();
+        for own in &self.sums {
+            let Some(sum) = &own.sum else { continue };
             let weight = filled(self.weight as f64, (), compute, sum.device())?;
-            quotient(&sum.detach().to_dtype(compute.into())?, &weight)?.to_dtype(self.dtype.into())
-        };
-        let leaves = state.leaves().filter(|leaf| leaf.has_had_gradient());
-        let means = leaves
-            .map(|leaf| Ok((leaf.path().to_string(), mean(&by_path[leaf.path()])?)))
-            .collect::<Result<_>>()?;
-        (self.sums, self.weight) = (None, 0);
-        Ok(means)
-    }
-}
-
-impl GradientSums {
-    fn zeros(dtype: DType, parameters: &BTreeMap<String, Tensor>) -> Result<Self> {
-        let mut known = HashMap::new();
-        let mut by_path = BTreeMap::new();
-        for (path, x) in parameters {
-            let sum = match known.get(&x.id()) {
-                Some(sum) => Var::clone(sum),
-                None => Var::zeros(x.shape(), dtype.into(), x.device())?,
-            };
-            known.insert(x.id(), sum.clone());
-            by_path.insert(path.clone(), sum);
+            let mean = quotient(&sum.to_dtype(compute.into())?, &weight)?.to_dtype(self.dtype.into())?;
+            means.insert(own.paths[0].clone(), mean);
         }
-        // Sums of 16 bits are chosen by the program, so this state does not warn of lost parts.
-        let state = setup(Scale::new(-1.0), &by_path)?.without_warnings();
-        Ok(GradientSums { by_path, state })
-    }
-}
-
-/// A model's gradients as those of the sums, which have other identities.
-struct OfModel<'g, G: ?Sized> {
-    grads: &'g G,
-    parameters: &'g BTreeMap<String, Tensor>,
-}
-
-impl<G: Gradients + ?Sized> Gradients for OfModel<'_, G> {
-    fn gradient(&self, path: &str, _sum: &dyn Lend) -> Option<&dyn Lend> {
-        self.grads.gradient(path, self.parameters.get(path)?)
-    }
-
-    fn paths(&self) -> impl Iterator<Item = &str> {
-        self.grads.paths()
-    }
-
-    fn by_path(&self) -> bool {
-        self.grads.by_path()
-    }
-
-    fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
-        self.grads.indexed()
+        self.sums.iter_mut().for_each(|own| own.sum = None);
+        self.weight = 0;
+        Ok(means)
     }
 }

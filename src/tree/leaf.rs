@@ -51,18 +51,6 @@ pub struct Leaf {
     pub(crate) is_place: bool,
 }
 
-/// The name of a state tensor, its shape and dtype as stored, and whether it is kept.
-type SlotLayout = (String, (Vec<usize>, DType), bool);
-
-/// Why a state is not that of a rule.
-#[derive(Debug)]
-pub(super) enum Misfit {
-    /// It has other tensors.
-    OtherTensors,
-    /// This tensor did not matter so far, and is not [kept](crate::Slot::kept_if).
-    NotKept(String),
-}
-
 impl Leaf {
     /// A fresh leaf for the variable `x`, or this rank's part of it.
     pub(crate) fn new(
@@ -116,46 +104,25 @@ impl Leaf {
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Whether another value of a field can be a misfit: a real number only by making a tensor matter that is
-    /// not kept.
-    pub(super) fn can_misfit(&self, value: FieldValue) -> bool {
-        !value.is_real() || !self.state.keeps_all()
-    }
-
-    /// Why the state is not one of `optimiser`, which is the leaf's own with other values of fields.
-    pub(super) fn misfit_of(&self, optimiser: &dyn Optimiser) -> Result<Option<Misfit>> {
-        let fields = optimiser.fields();
-        let mut changed =
-            self.optimiser.fields().into_iter().zip(&fields).filter(|(own, other)| own != *other).peekable();
-        if changed.peek().is_none() {
-            return Ok(None);
+    /// Whether the state is one of `optimiser`, which is the leaf's own with other values of fields.
+    pub(super) fn fits(&self, optimiser: &dyn Optimiser) -> Result<bool> {
+        if self.optimiser.fields() == optimiser.fields() {
+            return Ok(true);
         }
         // A divisible rule has a number for each element, so an empty tensor shows all of its layout. Any
         // other is asked for the whole parameter, on all ranks, even on those without a part. Stores are not
         // asked, as theirs depends on the parameter alone.
-        let is_divisible = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
-        let is_empty = is_divisible || changed.all(|(_, (_, value))| value.is_real());
+        let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
         let x = Tensor::zeros(vec![1; sizes.len()], self.dtype.into(), &Device::Cpu)?.broadcast_as(sizes)?;
         let slots = |optimiser: &dyn Optimiser| {
             let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
-            let stored = |tensor: StateTensor<'_>| {
-                (tensor.shape_of(tensor.shape()).dims().to_vec(), tensor.stored_dtype())
+            let slot = |(name, tensor): (String, StateTensor<'_>)| {
+                (name, tensor.shape_of(tensor.shape()), tensor.stored_dtype())
             };
-            let slot =
-                |(name, tensor): (String, StateTensor<'_>)| (name, stored(tensor), tensor.buffer.is_kept());
             Ok::<Vec<_>, Error>(state.tensors().into_iter().map(slot).collect())
         };
-        let (before, after) = (slots(&*self.optimiser)?, slots(optimiser)?);
-        let is_same = |(a, b): (&SlotLayout, &SlotLayout)| a.0 == b.0 && (a.1 == b.1 || a.2 != b.2);
-        if before.len() != after.len() || !before.iter().zip(&after).all(is_same) {
-            return Ok(Some(Misfit::OtherTensors));
-        }
-        let own = self.state.tensors();
-        let lacks = |(name, _, is_kept): &SlotLayout| {
-            *is_kept && own.iter().any(|(other, own)| other == name && !own.buffer.is_kept())
-        };
-        Ok(after.into_iter().find(lacks).map(|(name, ..)| Misfit::NotKept(name)))
+        Ok(slots(&*self.optimiser)? == slots(optimiser)?)
     }
 
     /// The path, in lists of messages: a place in a list means nothing without the shape.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::leaf::Misfit;
 use super::once::Once;
 use super::{Leaf, StateTree, leaked};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
@@ -245,11 +244,10 @@ impl<'f> Adjustment<'f> {
             };
             let (own, is_shared) = (address(&leaf.optimiser), Arc::strong_count(&leaf.optimiser) > 1);
             let optimiser = if is_shared { shared.get((own, setting), adjusted)? } else { adjusted()? };
-            if settings[setting].iter().any(|(_, value)| leaf.can_misfit(*value)) {
+            if settings[setting].iter().any(|(_, value)| !value.is_real()) {
                 // Whether a field decides on the state depends on the parameter, too.
                 let check_layout = || check_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
-                fitting
-                    .get((own, setting, leaf.shape(), leaf.dtype(), leaf.state.keeps_all()), check_layout)?;
+                fitting.get((own, setting, leaf.shape(), leaf.dtype()), check_layout)?;
             }
             Ok(if is_shared { Change::Replace(optimiser) } else { Change::Set(setting) })
         };
@@ -325,27 +323,16 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
 
 /// Refuses fields with which the rule, `adjusted` now, would have made another state for this leaf.
 fn check_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
-    let Some(misfit) = leaf.misfit_of(adjusted)? else { return Ok(()) };
+    if leaf.fits(adjusted)? {
+        return Ok(());
+    }
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
         let mut alone = dyn_clone::clone_box(&*leaf.optimiser);
         let is_set = field.set(&mut *alone, *value);
-        is_set.is_ok_and(|is_set| is_set) && !matches!(leaf.misfit_of(&*alone), Ok(None))
+        is_set.is_ok_and(|is_set| is_set) && !leaf.fits(&*alone).is_ok_and(|fits| fits)
     };
-    let Some((field, value)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
+    let Some((field, _)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
     let (rule, field) = (adjusted.rule().name(), field.name(adjusted));
-    if let Misfit::NotKept(tensor) = misfit {
-        let problem = format!(
-            "{rule}: {tensor:?} is not kept, as it does not matter with the {field} of the setup, and \
-             {field} is to be"
-        );
-        return Err(Error::new(ErrorKind::Argument, problem)
-            .with_got(value)
-            .with_expected("one with which it does not matter")
-            .with_remedy(
-                "set up the state with a decay above 0, which may become 0 later, or give the parameters \
-                 the rule anew by `Selection::replace`",
-            ));
-    }
     let available: Vec<String> =
         available(adjusted, &field).into_iter().filter(|name| *name != field).collect();
     let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");

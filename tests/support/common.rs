@@ -154,7 +154,7 @@ pub fn needs_matrices(error: &Error) -> bool {
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
     let mut all: Vec<Box<dyn Rule>> =
         rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
-    all.extend::<[Box<dyn Rule>; 14]>([
+    all.extend::<[Box<dyn Rule>; 13]>([
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
@@ -175,11 +175,6 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             Some(ClipGrad::new(0.4)),
             None::<Descent>,
             OptimiserChain::new((Adam::new(0.01), WeightDecay::new(0.01))),
-        ))),
-        // Without the means, which do not matter.
-        Box::new(OptimiserChain::new((
-            Momentum { rho: 0.0, ..Momentum::new(1.0) },
-            AdamW { beta: (0.0, 0.99), ..AdamW::new(0.01) },
         ))),
         Box::new(Cautious::new(AdamW::new(0.01))),
         Box::new(OptimiserChain::new((

@@ -139,14 +139,10 @@ impl<'g> Tracer<'g> {
         self.graph.input()
     }
 
-    /// A state tensor. What is not kept is 0, and no array.
-    fn slot(&mut self, name: &'static str, slot: &Buffer) -> Expr<'g> {
-        if slot.is_kept() { self.array(ArrayRole::Slot(name), slot) } else { self.x.constant(0.0) }
-    }
-
     fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
-            let before: Vec<Expr<'_>> = slots.iter().map(|(name, slot)| self.slot(name, slot)).collect();
+            let before: Vec<Expr<'_>> =
+                slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot)).collect();
             let mut after = before.clone();
             self.dx = kernel.trace(self.x, self.dx, &mut after);
             self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));

@@ -339,7 +339,6 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
                 T::decode(isa, code, record, (offset + part.start) % BLOCK, &mut dst[part]);
             }
         }
-        DataPtr::Zeros => dst.fill(T::zero()),
     }
 }
 
@@ -380,7 +379,6 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
             let records = unsafe { records.write(offset / BLOCK * RECORD, codes::stored_bytes(length)) };
             T::encode(isa, code, src, records.as_chunks_mut().0);
         }
-        DataPtr::Zeros => {}
     }
 }
 

@@ -165,8 +165,6 @@ pub(super) enum DataPtr {
     Split(Elements<bf16>, LowPtr),
     /// Numbers in 8 bits, as records.
     Coded(Elements<u8>, Code),
-    /// Numbers that are not kept. Each is read as 0, and what is written is forgotten.
-    Zeros,
 }
 
 /// The lower part of numbers in two parts.
@@ -194,7 +192,6 @@ impl DataPtr {
                 DataPtr::Split(high.skip(offset), LowPtr::U8(low.skip(offset)))
             }
             DataPtr::Coded(records, code) => DataPtr::Coded(records.skip(stored_bytes(offset)), code),
-            DataPtr::Zeros => self,
         }
     }
 
@@ -212,7 +209,6 @@ impl DataPtr {
             DataPtr::Split(high, LowPtr::Records(records)) => [bytes(high), (records.first(), LOW_RECORD)],
             DataPtr::Split(high, LowPtr::U8(low)) => [bytes(high), bytes(low)],
             DataPtr::Coded(records, _) => [(records.first(), RECORD), none],
-            DataPtr::Zeros => [none; 2],
         }
     }
 
@@ -233,7 +229,6 @@ macro_rules! start_of {
         pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
             let records = buffer.records();
             match (buffer.$memory(), records) {
-                (_, Some(Records::Zeros(_))) => Ok(DataPtr::Zeros),
                 (Memory::Host(CpuStorage::U8($values)), Some(Records::Codes(code))) => Ok(DataPtr::Coded($first, code)),
                 (Memory::Host(values), None) => $Memory::of_storage(values).map($lent).ok_or_else(unsupported),
                 _ => Err(unsupported()),

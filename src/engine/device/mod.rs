@@ -106,8 +106,8 @@ fn read<'j, B: Backend<'j>>(
     let Some(handle) = handle(tables, Work::Read(view, reducer))? else { return Ok(None) };
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
-    let kept = view.links().flat_map(|link| link.slots).filter(|(_, slot)| slot.is_kept());
-    let slots = kept.map(|(_, slot)| LeafArray::ReadState(slot)).collect();
+    let slots =
+        view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
     let x = match &job.x {
         Operand::Own(master) => LeafArray::ReadState(master),
         Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
@@ -144,7 +144,7 @@ fn data_of<'a>(
         Epilogue::Stochastic(bits) => key = bits,
         Epilogue::Kahan(lost) => compensation = Some(lost),
     }
-    let slots = slots_mut(steps).filter(|slot| slot.is_kept()).map(LeafArray::State).collect();
+    let slots = slots_mut(steps).map(LeafArray::State).collect();
     Ok(LeafData {
         length,
         whole: length,

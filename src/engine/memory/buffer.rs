@@ -115,11 +115,6 @@ impl Buffer {
         Buffer::of_zeros(shape.into(), DType::U8, Some(Records::LowBits), device)
     }
 
-    /// Numbers that are 0 whatever they are set to, and take no memory.
-    pub(crate) fn zeros(shape: Shape, dtype: DType, device: &Device) -> Result<Self> {
-        Buffer::of_zeros(shape, dtype, Some(Records::Zeros(dtype)), device)
-    }
-
     /// Numbers that are 0, of this dtype or in records: all their bytes are.
     ///
     /// On the CPU they take memory when they are first written, so that a format that replaces another before
@@ -164,9 +159,7 @@ impl Buffer {
     pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
         let Some(records) = self.records else { return self.stored() };
         let numbers = records.numbers(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
-        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?
-            .to_dtype(records.dtype().into())?
-            .to_device(self.device())
+        Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
     /// A copy of what is stored. Records have another dtype and shape there: a row for each block.
@@ -247,7 +240,7 @@ impl Buffer {
 
     /// The dtype of the values.
     pub(crate) fn dtype(&self) -> DType {
-        self.records.map_or_else(|| self.stored_dtype(), Records::dtype)
+        if self.records.is_some() { DType::F32 } else { self.stored_dtype() }
     }
 
     pub(crate) fn stored_dtype(&self) -> DType {
@@ -281,11 +274,6 @@ impl Buffer {
     /// What these are, if they are the low bits of numbers.
     pub(in crate::engine) fn as_low_bits(&self) -> LowBits {
         if self.records == Some(Records::LowBits) { LowBits::All } else { LowBits::Byte }
-    }
-
-    /// Whether its numbers are kept; else each is 0.
-    pub(crate) fn is_kept(&self) -> bool {
-        !matches!(self.records, Some(Records::Zeros(_)))
     }
 
     /// What its records are, if it is stored in records.

@@ -6,7 +6,7 @@ use std::io;
 use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::restoration::{EntryPart, LeafRestoration, Restoration};
-use crate::engine::{Buffer, rounded, set_lent_part};
+use crate::engine::{rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, ranges};
@@ -43,12 +43,7 @@ impl CheckpointFile {
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
         for (tensor, source) in tensors.into_iter().zip(&restoration.tensors) {
-            match source {
-                Some(source) => {
-                    self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?
-                }
-                None => *tensor = Buffer::zeros(tensor.shape().into(), tensor.dtype(), tensor.device())?,
-            }
+            self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
         }
         for (counter, count) in counters.into_iter().zip(restoration.counters) {
             *counter = count;

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensorError;
 
-use super::record::{
-    BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, OLDEST_FORMAT, Origin, Record, bytes_name, damaged, damaged_by,
-};
+use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, bytes_name, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
@@ -71,11 +69,11 @@ impl CheckpointFile {
             Error::new(ErrorKind::File, problem).with_remedy("for plain weights use `Weights`")
         })?;
         let Origin { format, version } = serde_json::from_str(&description).map_err(damaged_by)?;
-        if !(OLDEST_FORMAT..=FORMAT).contains(&format) {
+        if format != FORMAT {
             let remedy = format!("it was written by optimisers {version}, so read it with that");
             return Err(Error::new(ErrorKind::File, "it has format version")
                 .with_got(format)
-                .with_expected(format_args!("{OLDEST_FORMAT} or {FORMAT}"))
+                .with_expected(FORMAT)
                 .with_remedy(remedy));
         }
         let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;

@@ -14,14 +14,7 @@ use crate::training::scheduler::ReduceOnPlateau;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
 /// The version of the format.
-///
-/// In 1 a master that is split had 16 bits beside its bf16, and every slot was kept. Where it has neither,
-/// its files are those of 2; where it has, dtypes and shapes of tensors differ, and the file is refused by
-/// these.
-pub(super) const FORMAT: u64 = 2;
-
-/// The oldest version that is read.
-pub(super) const OLDEST_FORMAT: u64 = 1;
+pub(super) const FORMAT: u64 = 1;
 
 /// The key of the description in the file's metadata.
 pub(super) const KEY: &str = "optimisers";

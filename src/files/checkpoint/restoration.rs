@@ -10,10 +10,10 @@ use super::file::CheckpointFile;
 use super::record::{LeafRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
-use crate::files::tensor_file::{Entry, read_error};
+use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::numbers::{Code, DType, elem_count, ranges};
+use crate::numbers::{Code, DType, ranges};
 use crate::rule::field::{Literal, Number};
 use crate::rule::{Description, Optimiser, StateTensor};
 use crate::rule::{Difference, Extent, difference};
@@ -45,8 +45,8 @@ pub(super) struct EntryPart {
 /// The values that a leaf takes over.
 pub(super) struct LeafRestoration {
     pub(super) optimiser: Arc<dyn Optimiser>,
-    /// The source of each state tensor, in their order; `None` for one that is not kept from now on.
-    pub(super) tensors: Vec<Option<EntryPart>>,
+    /// The source of each state tensor, in their order.
+    pub(super) tensors: Vec<EntryPart>,
     pub(super) counters: Vec<u64>,
     pub(super) numbers: Vec<f64>,
     pub(super) steps: u64,
@@ -244,7 +244,7 @@ impl CheckpointFile {
         record: &LeafRecord,
         saved: &Description,
         with_model: bool,
-    ) -> Result<Vec<Option<EntryPart>>> {
+    ) -> Result<Vec<EntryPart>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
         let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
@@ -275,24 +275,6 @@ impl CheckpointFile {
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
             let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
-            match (self.is_kept(&entry, leaf), tensor.buffer.is_kept()) {
-                (false, true) => {
-                    // It does not matter with the decay of the file, which the rule gets.
-                    sources.push(None);
-                    continue;
-                }
-                (true, false) => {
-                    let problem = format!(
-                        "{name:?} is in the file and not kept in the state, whose rule had a decay with \
-                         which it does not matter"
-                    );
-                    let other = Error::new(ErrorKind::OtherRule, problem).at(path);
-                    return Err(
-                        other.with_remedy("set up the state with the decays of the run that saved the file")
-                    );
-                }
-                _ => {}
-            }
             // An empty range for another rank's part, which that rank checks.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
@@ -304,20 +286,9 @@ impl CheckpointFile {
             let checked =
                 checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
             checked.map_err(|error| error.at(path))?;
-            sources.push(Some(source));
+            sources.push(source);
         }
         Ok(sources)
-    }
-
-    /// Whether the file has the numbers of a state tensor. One that did not matter is records of no bytes.
-    fn is_kept(&self, entry: &str, leaf: &Leaf) -> bool {
-        // A parameter without elements may have 0 as its last dimension itself.
-        let are_records = |shape: &[usize]| {
-            if elem_count(leaf.shape()) == 0 { shape == [0, 0] } else { shape.last() == Some(&0) }
-        };
-        let has_bytes =
-            |entry: Entry<'_>| entry.known_dtype() != Some(DType::U8) || !are_records(entry.shape);
-        self.entry(entry).is_none_or(has_bytes)
     }
 
     /// The source of each variable, checked.

@@ -19,10 +19,6 @@ impl CheckpointFile {
     /// A hyper-parameter that the file lacks, because the file is older, gets its default, and the answer
     /// names it. A hyper-parameter that the rule lacks is an error.
     ///
-    /// A tensor that does not matter with the decays of the file is not in it (see
-    /// [`Slot::kept_if`](crate::Slot::kept_if)), and the state keeps it no longer. The other way round is an
-    /// error: a state that was set up with a decay of 0 has no room for it.
-    ///
     /// Over [ranks](crate::Setup::over) all call this with the same file, and each takes over its parts. It
     /// does not matter how many ranks wrote the file. If one rank refuses, all get an error, before anything
     /// has changed on any.

@@ -157,10 +157,6 @@ impl State {
             *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
         }
         let meaning = self.meaning(slot.name);
-        if !slot.is_kept {
-            self.tensors.push((slot.name, Buffer::zeros(shape, dtype, x.device())?));
-            return Ok(self);
-        }
         slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
         let code = (slot.format == Some(SlotFormat::Q8)).then(|| self.code_of(slot.name));
         let new =
@@ -226,12 +222,6 @@ impl State {
         for child in &self.children {
             child.state.walk(&child.prefixed(prefix), visit);
         }
-    }
-
-    /// Whether every tensor is [kept](Slot::kept_if).
-    pub(crate) fn keeps_all(&self) -> bool {
-        self.tensors.iter().all(|(_, buffer)| buffer.is_kept())
-            && self.children.iter().all(|child| child.state.keeps_all())
     }
 
     /// Every tensor under its full name, the rule's own first.

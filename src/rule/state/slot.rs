@@ -15,7 +15,6 @@ pub struct Slot {
     pub(crate) format: Option<SlotFormat>,
     pub(crate) sign: Option<Sign>,
     pub(crate) is_average: bool,
-    pub(crate) is_kept: bool,
 }
 
 /// What is known of an entry of a state, a tensor, counter or number, besides its value.
@@ -65,14 +64,7 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot {
-            name,
-            initial: Initial::Value(initial),
-            format: None,
-            sign: None,
-            is_average: false,
-            is_kept: true,
-        }
+        Slot { name, initial: Initial::Value(initial), format: None, sign: None, is_average: false }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).
@@ -137,27 +129,6 @@ impl Slot {
     /// Q8.
     pub fn stored_as(self, format: impl Into<SlotFormat>) -> Self {
         Slot { format: Some(format.into()), ..self }
-    }
-
-    /// The same slot, which is kept only if this is so.
-    ///
-    /// It is for numbers that a step overwrites whatever they were, such as a mean whose decay is 0. A slot
-    /// that is not kept takes no memory. Each step reads 0 there, and what it writes is forgotten. A
-    /// hyper-parameter that would make the slot matter cannot be [adjusted](crate::Selection::adjust_field)
-    /// then.
-    ///
-    /// ```
-    /// use candle_core::{DType::F32, Device, Var};
-    /// use optimisers::{Adam, setup};
-    ///
-    /// let x = Var::zeros(1000, F32, &Device::Cpu)?;
-    /// let mut state = setup(Adam { beta: (0.0, 0.99), ..Adam::new(1e-3) }, &x)?;
-    /// assert_eq!(state.bytes(), 4000);
-    /// assert!(state.adjust_field("beta", (0.9, 0.99)).is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn kept_if(self, matters: bool) -> Self {
-        Slot { is_kept: matters, ..self }
     }
 
     /// The same slot, which never has a negative number.

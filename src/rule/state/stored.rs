@@ -38,9 +38,6 @@ impl State {
             }
             converted += 1;
             let buffer = &mut self.tensors[index].1;
-            if !buffer.is_kept() {
-                continue;
-            }
             let stored = match format {
                 // Without a copy in either format: with 8 bits it would take several times the memory of the
                 // state.

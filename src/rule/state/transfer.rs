@@ -20,12 +20,11 @@ pub(crate) struct Transfer {
 impl State {
     /// Whether a tensor of another state can take the place of this state's of the same name.
     fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
-        // Zeros that stand for numbers which did not matter are no start for numbers that do, and low bits of
-        // masters are in other units than a byte of each.
+        // Low bits of masters are in other units than a byte of each.
         let low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
-        let are_alike = |old: &Buffer| (old.is_kept() || !new.is_kept()) && low_bits(old) == low_bits(new);
-        let same =
-            |(other, old): &(&str, Buffer)| *other == name && old.shape() == new.shape() && are_alike(old);
+        let same = |(other, old): &(&str, Buffer)| {
+            *other == name && old.shape() == new.shape() && low_bits(old) == low_bits(new)
+        };
         self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 

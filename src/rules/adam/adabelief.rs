@@ -45,7 +45,7 @@ impl Elementwise for AdaBelief {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("variance").second_moment()]
+        [Slot::zeros("m"), Slot::zeros("variance").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

@@ -38,8 +38,7 @@ crate::hyper_parameters! {
     pub struct AdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// β₁, β₂: the decays of the first and second moment. With β₁ = 0 no m is
-        /// [kept](crate::Slot::kept_if).
+        /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// λ: the weight decay.
         lambda: f64 = 0.01 => range::non_negative,
@@ -55,7 +54,7 @@ impl Elementwise for AdamW {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()]
+        [Slot::zeros("m"), Slot::zeros("v").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

@@ -50,7 +50,7 @@ impl Elementwise for AMSGrad {
 
     fn slots(&self) -> [Slot; 3] {
         let [m, v, largest] = ["m", "v", "largest_v"].map(|name| Slot::full(name, self.epsilon));
-        [m.kept_if(self.beta.0 != 0.0), v.second_moment(), largest.second_moment()]
+        [m, v.second_moment(), largest.second_moment()]
     }
 
     fn scalars(&self, _t: u64) -> Self::Scalars {

@@ -52,11 +52,7 @@ impl Elementwise for AMSGradW {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        [
-            Slot::zeros("m").kept_if(self.beta.0 != 0.0),
-            Slot::zeros("v").second_moment(),
-            Slot::zeros("largest_v").second_moment(),
-        ]
+        [Slot::zeros("m"), Slot::zeros("v").second_moment(), Slot::zeros("largest_v").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

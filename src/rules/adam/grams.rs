@@ -49,7 +49,7 @@ impl Elementwise for Grams {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()]
+        [Slot::zeros("m"), Slot::zeros("v").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

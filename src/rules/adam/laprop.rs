@@ -53,7 +53,7 @@ impl Elementwise for LaProp {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("normed_m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()]
+        [Slot::zeros("normed_m"), Slot::zeros("v").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

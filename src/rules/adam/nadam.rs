@@ -54,7 +54,7 @@ impl Elementwise for NAdam {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()]
+        [Slot::zeros("m"), Slot::zeros("v").second_moment()]
     }
 
     fn scalars(&self, t: u64) -> NAdamScalars {

@@ -93,11 +93,8 @@ impl Arithmetic for NAdamWStep {
 
 impl Rule for NAdamW {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Ok(State::for_slots(
-            x,
-            &[Slot::zeros("m").kept_if(self.beta.0 != 0.0), Slot::zeros("v").second_moment()],
-        )?
-        .with_number("momentum_product", 1.0))
+        Ok(State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?
+            .with_number("momentum_product", 1.0))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

@@ -54,7 +54,7 @@ impl Elementwise for Yogi {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::full("m", START).kept_if(self.beta.0 != 0.0), Slot::full("v", START).second_moment()]
+        [Slot::full("m", START), Slot::full("v", START).second_moment()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

@@ -39,7 +39,7 @@ impl Elementwise for Nesterov {
     type Slots<T> = [T; 1];
 
     fn slots(&self) -> [Slot; 1] {
-        [Slot::zeros("displacement").kept_if(self.rho != 0.0)]
+        [Slot::zeros("displacement")]
     }
 
     fn scalars(&self, _t: u64) -> (f64, f64) {

@@ -10,7 +10,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, ClipNorm, Communicator, DType, DecoupledDecay, Ema,
-    GradientSlices, Kahan, Lookahead, MemoryMut, MemoryRef, MixedPrecision, Momentum, Offload, Optimiser,
+    GradientSlices, Kahan, Lookahead, MemoryMut, MemoryRef, MixedPrecision, Offload, Optimiser,
     OptimiserChain, ParameterSlices, Q8, Rule, Setup, SplitMaster, StateTree, StochasticRounding, StoreAs,
     rules, setup, update,
 };
@@ -241,18 +241,13 @@ pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
     let listed = rules::catalogue().into_iter().filter(|listing| !OF_CANDLE.contains(&listing.name));
     let mut all: Vec<(String, Box<dyn Rule>)> =
         listed.map(|listing| (listing.name.to_string(), listing.rule)).collect();
-    let chains: [Box<dyn Rule>; 5] = [
+    let chains: [Box<dyn Rule>; 4] = [
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.01), Ema::new(0.9)))),
         Box::new(OptimiserChain::new((
             AccumGrad::new(2),
             ClipNorm::new(0.5),
             AdamW::new(0.01),
             Lookahead::new(2),
-        ))),
-        // Without the means, which do not matter.
-        Box::new(OptimiserChain::new((
-            Momentum { rho: 0.0, ..Momentum::new(1.0) },
-            AdamW { beta: (0.0, 0.99), ..AdamW::new(0.01) },
         ))),
         Box::new(DecoupledDecay::new(0.1, optimisers::Cautious::new(AdamW::new(0.01)))),
         Box::new(optimisers::Fallback::new(AdamW::new(0.01), optimisers::Lion::new(0.001))),

@@ -263,7 +263,7 @@ fn the_newest_file_that_is_whole() {
     *bytes.last_mut().expect("a byte") ^= 1;
     fs::write(at(&folder, 30), &bytes).expect("a file");
     fs::write(at(&folder, 40), &bytes[..100]).expect("a file");
-    let (mut other, format) = (file_of(checkpoint(&run)), br#"\"format\":2"#);
+    let (mut other, format) = (file_of(checkpoint(&run)), br#"\"format\":1"#);
     let place = other.windows(format.len()).position(|window| window == format).expect("a format");
     other[place + format.len() - 1] = b'9';
     fs::write(at(&folder, 50), other).expect("a file");

@@ -3,7 +3,6 @@
 mod adjust;
 mod adjust_members;
 mod described_states;
-mod kept_slots;
 pub(crate) mod learning_rates;
 mod orders;
 mod panicking_rules;
