@@ -50,43 +50,27 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
     fn whole<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
         Checkpoint::new(state).model(model).note("step", 1)
     }
+    let notes = &["\"more\": \"\" on rank 1", "\"step\": \"1\" on ranks 0 and 2"];
+    let etas = &["optimiser of \"3\": eta = 0.1 on ranks 0 and 2; eta = 0.5 on rank 1"];
     let wrongs: [(Save, &[&str]); 10] = [
+        (|x, own, path| whole(x, own).note("step", 2).save(path), &["the notes", "\"step\": \"2\""]),
+        (|x, own, path| whole(x, own).note("more", "").save(path), notes),
+        (|x, own, path| Checkpoint::new(x).model(own).save(path), &["\"step\": \"1\"", "nothing more"]),
+        (|x, _, path| Checkpoint::new(x).note("step", 1).save(path), &["model", "none"]),
+        (|x, _, path| whole(x, &model(&parameters(DType::BF16))).save(path), &["model"]),
+        (|x, own, path| whole(x, own).scaler(&LossScaler::dynamic()).save(path), &["loss scaler", "none"]),
+        (|x, own, path| whole(x, own).scaler(&LossScaler::fixed(f64::NAN)).save(path), &["scale", "NaN"]),
+        (|x, own, path| whole(x, own).save(path.with_file_name("other")), &["path", "other", "run"]),
         (
-            |state, model, path| whole(state, model).note("step", 2).save(path),
-            &["the notes", "\"step\": \"2\""],
-        ),
-        (
-            |state, model, path| whole(state, model).note("more", "").save(path),
-            &["\"more\": \"\" on rank 1", "\"step\": \"1\" on ranks 0 and 2"],
-        ),
-        (
-            |state, model, path| Checkpoint::new(state).model(model).save(path),
-            &["the notes", "\"step\": \"1\"", "nothing more"],
-        ),
-        (|state, _, path| Checkpoint::new(state).note("step", 1).save(path), &["model", "none"]),
-        (|state, _, path| whole(state, &model(&parameters(DType::BF16))).save(path), &["model"]),
-        (
-            |state, model, path| whole(state, model).scaler(&LossScaler::dynamic()).save(path),
-            &["loss scaler", "none"],
-        ),
-        (
-            |state, model, path| whole(state, model).scaler(&LossScaler::fixed(f64::NAN)).save(path),
-            &["scale", "NaN"],
-        ),
-        (
-            |state, model, path| whole(state, model).save(path.with_file_name("other")),
-            &["path", "other", "run"],
-        ),
-        (
-            |state, model, path| {
-                state.at("3")?.adjust(0.5)?;
-                let saved = whole(state, model).save(path);
-                state.at("3")?.adjust(0.1)?;
+            |x, own, path| {
+                x.at("3")?.adjust(0.5)?;
+                let saved = whole(x, own).save(path);
+                x.at("3")?.adjust(0.1)?;
                 saved
             },
-            &["optimiser of \"3\": eta = 0.1 on ranks 0 and 2; eta = 0.5 on rank 1"],
+            etas,
         ),
-        (|state, model, path| state.save_masters(model, path), &["`save_masters`"]),
+        (|x, own, path| x.save_masters(own, path), &["`save_masters`"]),
     ];
     let folder = Arc::new(tempfile::tempdir().expect("a folder"));
     on(3, move |world| {
@@ -195,13 +179,13 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
             let path = folder.path().join("run");
             let world = Watched::new(own, |own| *own = None);
             let (model, mut state) = trained(&world);
-            state.save(&path).expect("a save");
+            Checkpoint::new(&state).save(&path).expect("a save");
             let old = fs::read(&path).expect("the file");
             update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
             if world.rank() == leaves {
                 world.calls.store(calls, Ordering::Relaxed);
             }
-            says(&state.save(&path).expect_err("an error on all"), &["has left"]);
+            says(&Checkpoint::new(&state).save(&path).expect_err("an error on all"), &["has left"]);
             (folder.clone(), old)
         });
         for (folder, old) in files {
@@ -228,18 +212,21 @@ fn a_folder_that_one_rank_does_not_see() {
             partial.for_each(|name| fs::remove_file(hidden.join(name)).expect("it is there"));
         });
         let (model, state) = trained(&world);
-        state.save(&path).expect("a save");
+        Checkpoint::new(&state).save(&path).expect("a save");
         let old = fs::read(&path).expect("the file");
         if world.rank() == 1 {
             // Behind the call that has brought the file's name.
             world.calls.store(3, Ordering::Relaxed);
         }
-        says(&state.save(&path).expect_err("an error on all"), &["a folder that all ranks see"]);
+        says(
+            &Checkpoint::new(&state).save(&path).expect_err("an error on all"),
+            &["a folder that all ranks see"],
+        );
         meet(&state, &model);
         assert!(fs::read(&path).expect("the old file") == old);
         assert_eq!(names(folder.path()), ["run"]);
         meet(&state, &model);
-        state.save(&path).expect("the next save");
+        Checkpoint::new(&state).save(&path).expect("the next save");
     });
 }
 
