@@ -2,7 +2,7 @@
 //! changed, and the next call works.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -105,11 +105,11 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
 /// What a call of a transport returns.
 type Sent = std::result::Result<(), CommunicationError>;
 
-/// What happens to a rank, or elsewhere.
-type Then = dyn Fn(&mut Option<LocalRank>) + Send + Sync;
+/// What happens to a rank, or in a folder.
+type Then = fn(&mut Option<LocalRank>, &Path);
 
 /// A rank on which something happens behind a call.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Watched {
     rank: usize,
     size: usize,
@@ -117,32 +117,21 @@ struct Watched {
     own: Arc<Mutex<Option<LocalRank>>>,
     /// How many calls come before.
     calls: Arc<AtomicI64>,
-    then: Arc<Then>,
-}
-
-impl std::fmt::Debug for Watched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Watched({})", self.rank)
-    }
+    then: Then,
+    folder: PathBuf,
 }
 
 impl Watched {
-    fn new(own: LocalRank, then: impl Fn(&mut Option<LocalRank>) + Send + Sync + 'static) -> Self {
-        let (rank, size) = (own.rank(), own.size());
-        Watched {
-            rank,
-            size,
-            own: Arc::new(Mutex::new(Some(own))),
-            calls: Arc::new(AtomicI64::new(i64::MAX)),
-            then: Arc::new(then),
-        }
+    fn new(own: LocalRank, folder: &Path, then: Then) -> Self {
+        let (rank, size, calls) = (own.rank(), own.size(), Arc::new(AtomicI64::new(i64::MAX)));
+        Watched { rank, size, own: Arc::new(Mutex::new(Some(own))), calls, then, folder: folder.into() }
     }
 
     fn call(&self, call: impl FnOnce(&LocalRank) -> Sent) -> Sent {
         let mut own = self.own.lock().expect("one caller");
         let outcome = own.as_ref().map_or(Err(CommunicationError::Gone { rank: self.rank }), call);
         if self.calls.fetch_sub(1, Ordering::Relaxed) == 0 {
-            (self.then)(&mut own);
+            (self.then)(&mut own, &self.folder);
         }
         outcome
     }
@@ -177,7 +166,7 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
         let path = folder.path().join("run");
         let files = on(3, move |own| {
             let path = folder.path().join("run");
-            let world = Watched::new(own, |own| *own = None);
+            let world = Watched::new(own, folder.path(), |own, _| *own = None);
             let (model, mut state) = trained(&world);
             Checkpoint::new(&state).save(&path).expect("a save");
             let old = fs::read(&path).expect("the file");
@@ -206,10 +195,9 @@ fn a_folder_that_one_rank_does_not_see() {
     let folder = Arc::new(tempfile::tempdir().expect("a folder"));
     on(3, move |own| {
         let path = folder.path().join("run");
-        let hidden = folder.path().to_path_buf();
-        let world = Watched::new(own, move |_| {
-            let partial = names(&hidden).into_iter().filter(|name| name.ends_with(".partial"));
-            partial.for_each(|name| fs::remove_file(hidden.join(name)).expect("it is there"));
+        let world = Watched::new(own, folder.path(), |_, folder| {
+            let partial = names(folder).into_iter().filter(|name| name.ends_with(".partial"));
+            partial.for_each(|name| fs::remove_file(folder.join(name)).expect("it is there"));
         });
         let (model, state) = trained(&world);
         Checkpoint::new(&state).save(&path).expect("a save");

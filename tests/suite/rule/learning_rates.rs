@@ -184,7 +184,7 @@ fn nested(outer: f64, inner: f64, last: f64) -> impl Rule + Clone + PartialEq {
 
 const NESTED: [&str; 4] = ["0.eta", "1.0.eta", "1.2.eta", "eta"];
 
-/// Neither is what is in range as a product and not as its last factor.
+/// As well if the product is in range and its last factor is not.
 #[test]
 fn a_rate_that_no_last_factor_makes_is_refused() {
     let remedy = [

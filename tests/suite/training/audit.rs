@@ -246,8 +246,8 @@ fn queries_and_keys_behind_a_cut_are_named() {
     }
 }
 
-/// Whole parts of a matrix, of each head or of all: a row or two at an end are none, and neither is what a
-/// ReLU switches off anywhere.
+/// Parts of each head or of all heads. A row or two at an end are no part, and rows that a ReLU switches off are
+/// anywhere.
 #[test]
 fn rows_without_a_gradient_are_a_cut_if_they_are_whole_parts() {
     // How many rows there are, those without a gradient, and what is said of them.
