@@ -292,12 +292,13 @@ fn another_model() {
     fn x() -> Var {
         var(&random(3, &[2], DType::F32, CPU))
     }
-    let lacks = "parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head";
-    let has = "parameter \"head\": the file has it, and the state lacks it";
-    let cases: [(fn(&mut Vars), ErrorKind, &[&str]); 4] = [
-        (|x| _ = x.remove("head"), MODEL, &[has, "pass the model that it was saved with"]),
-        (|vars| _ = vars.insert("tail".into(), x()), MODEL, &[lacks]),
-        (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), MODEL, &[lacks]),
+    type Case = (fn(&mut Vars), ErrorKind, &'static [&'static str]);
+    const LACKS: &str = "parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head";
+    const HAS: &str = "parameter \"head\": the file has it, and the state lacks it";
+    let cases: [Case; 4] = [
+        (|x| _ = x.remove("head"), MODEL, &[HAS, "pass the model that it was saved with"]),
+        (|vars| _ = vars.insert("tail".into(), x()), MODEL, &[LACKS]),
+        (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), MODEL, &[LACKS]),
         (|vars| _ = vars.insert("head".into(), x()), SHAPE, &["\"head\" has shape [], expected [2]"]),
     ];
     for (change, kind, words) in cases {

@@ -246,38 +246,34 @@ fn queries_and_keys_behind_a_cut_are_named() {
     }
 }
 
-/// Parts of each head or of all heads. A row or two at an end are no part, and rows that a ReLU switches off are
-/// anywhere.
+/// Parts of each head or of all heads. A row or two at an end are no part, and rows that a ReLU switches off
+/// lie anywhere.
 #[test]
 fn rows_without_a_gradient_are_a_cut_if_they_are_whole_parts() {
     // How many rows there are, those without a gradient, and what is said of them.
-    let cases: [(usize, &[Range<usize>], Option<&str>); 9] = [
-        (24, &[0..16], Some("Rows 0..16 of the 24 of \"layer\" have no gradient at all.")),
-        (16, &[0..12], Some("Rows 0..12 of the 16 of \"layer\" have no gradient at all.")),
-        (24, &[0..8, 12..20], Some("Rows 0..8 (and so on, 2 times) of the 24 of \"layer\" have no")),
-        (24, &[0..4], None),
-        (12, &[0..3], None),
-        (12, &[1..5], None),
-        (12, &[0..4, 9..10], None),
-        (12, &[3..4, 7..8, 11..12], None),
-        (12, &[0..1], None),
+    let cases: [(usize, &[Range<usize>], &str); 9] = [
+        (24, &[0..16], "Rows 0..16 of the 24 of \"layer\" have no gradient at all."),
+        (16, &[0..12], "Rows 0..12 of the 16 of \"layer\" have no gradient at all."),
+        (24, &[0..8, 12..20], "Rows 0..8 (and so on, 2 times) of the 24 of \"layer\" have no"),
+        (24, &[0..4], ""),
+        (12, &[0..3], ""),
+        (12, &[1..5], ""),
+        (12, &[0..4, 9..10], ""),
+        (12, &[3..4, 7..8, 11..12], ""),
+        (12, &[0..1], ""),
     ];
     for (rows, dead, remark) in cases {
         let gates: Vec<f32> = (0..rows)
             .map(|row| if dead.iter().any(|dead| dead.contains(&row)) { 0.0 } else { 1.0 })
             .collect();
         let model: Vars = [("layer".to_string(), var(&random(5, &[rows, WIDTH], DType::F32, CPU)))].into();
-        let output = Linear::new(model["layer"].as_tensor().clone(), None).forward(&random(
-            4,
-            &[3, WIDTH],
-            DType::F32,
-            CPU,
-        ));
-        let loss = output.and_then(|x| x.broadcast_mul(&Tensor::new(gates, CPU)?)?.sqr()?.mean_all());
+        let layer = Linear::new(model["layer"].as_tensor().clone(), None);
+        let loss = layer.forward(&random(4, &[3, WIDTH], DType::F32, CPU));
+        let loss = loss.and_then(|x| x.broadcast_mul(&Tensor::new(gates, CPU)?)?.sqr()?.mean_all());
         let found = audited(&model, loss);
-        let expected = if remark.is_some() { dead } else { &[] };
+        let expected = if remark.is_empty() { &[] } else { dead };
         assert_eq!(found.variables()[0].cut_rows, expected, "{found}");
-        assert!(remark.is_none_or(|remark| found.to_string().contains(remark)), "{remark:?} in {found}");
+        assert!(found.to_string().contains(remark), "{remark:?} in {found}");
     }
 }
 

@@ -81,8 +81,8 @@ const RMS_NORM: &str = "RmsNorm::forward, ops::rms_norm";
 const ATTENTION: &str = "attention::flash_attn, flash_attn_varlen_*, ops::sdpa";
 const CACHE: &str = "kv_cache::*::append";
 
-/// Entries of the list, a function that cuts, and one that computes the same. The numbers are those of reports
-/// to candle.
+/// Entries of the list, a function that cuts, and one that computes the same. The numbers are those of
+/// candle's issues.
 const PAIRS: [(&str, Function, Function); 16] = [
     // 2977, 3011, 3752.
     (
