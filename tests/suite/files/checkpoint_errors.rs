@@ -8,17 +8,18 @@ use candle_core::{DType, Tensor, Var};
 use optimisers::ErrorKind::{Argument, Changed, File, OtherRule};
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, ErrorKind,
-    LossScaler, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Result, Rule, StateTree,
-    TensorProblem, setup, update,
+    LossScaler, MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain, Result, Rule,
+    StateTree, TensorProblem, setup, update,
 };
 use serde_json::{Value, json};
 
 use crate::model::models::CPU;
-use support::common::{Vars, forget_ascent, is_kind, random, snapshot, values, var};
-use support::crafted_checkpoints::{Pieces, assembled, file_of, open, with_checksum};
+use support::common::{Vars, forget_ascent, is_kind, number_bits, random, snapshot, values, var};
+use support::crafted_checkpoints::{Pieces, assembled, file_of, open};
 
 const SHAPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Shape);
 const DTYPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Dtype);
+const MODEL: ErrorKind = ErrorKind::Model;
 const NOT_FINITE: ErrorKind = ErrorKind::Tensor(TensorProblem::NotFinite);
 
 fn model(seed: u64, dtype: DType) -> Vars {
@@ -61,7 +62,7 @@ fn refused_by(file: &CheckpointFile, model: &Vars, state: &mut StateTree, kind: 
     }
 }
 
-/// The file is refused by the state that it was made of, with other values.
+/// The file is refused by the state that it was made of, with other values, and the error says all words.
 fn refused(file: Result<CheckpointFile>, kind: ErrorKind, words: &[&str]) {
     let words = [&["crafted"], words].concat();
     match file {
@@ -82,107 +83,140 @@ fn edited(edit: impl FnOnce(&mut Pieces)) -> Result<CheckpointFile> {
 
 const DAMAGED: &str = "the description of the state is damaged: ";
 
-fn leaf<'p>(pieces: &'p mut Pieces, path: &str) -> &'p mut Value {
-    &mut pieces.description["leaves"][path]
+/// What an edit changes, by the names on the way there; its value then, if any; and what is said of the file,
+/// in parts.
+type Edit = (&'static str, &'static str, ErrorKind, &'static str);
+
+const EDITS: [Edit; 39] = [
+    ("leaves head tensors", r#"["0.acc", "2.m"]"#, OtherRule, "\"head\" | tensors | 2.v | another version"),
+    ("tensors body.weight/2.m shape", "[3, 2]", SHAPE, "\"body.weight/2.m\" has shape | , expected"),
+    (
+        "tensors body.weight shape",
+        "[6]",
+        SHAPE,
+        "\"body.weight\" has shape | pass the model that it was saved with",
+    ),
+    ("tensors head/0.acc shape", "[1]", SHAPE, "parameter \"head\": the file's \"head/0.acc\" has shape"),
+    ("leaves body.weight shape", "[3, 2]", SHAPE, "\"body.weight\" | [3, 2] | [2, 3]"),
+    ("leaves head dtype", "\"bf16\"", DTYPE, "\"head\" | is BF16, expected F32 | CheckpointFile::converting"),
+    ("leaves head dtype", "\"f31\"", DTYPE, "\"head\" | is F31, expected F32"),
+    ("tensors body.weight/2.m dtype", "\"I32\"", DTYPE, "\"body.weight/2.m\" is I32, expected F32"),
+    ("tensors body.weight dtype", "\"U32\"", DTYPE, "the file's \"body.weight\" is U32, expected F32"),
+    ("model", r#"["body.bias","body.weight"]"#, MODEL, "\"head\": the file lacks it; it has: body.bias"),
+    (
+        "model",
+        r#"["body.bias","body.weight","head","tail"]"#,
+        MODEL,
+        "\"tail\": the file has it, and the model lacks it",
+    ),
+    ("eta", "-0.5", Argument, "AdamW: eta is -0.5, expected a finite number of 0 or more"),
+    ("eta", "\"nan\"", Argument, "parameter \"body.bias\": | AdamW: eta is NaN"),
+    ("eta", "\"inf\"", Argument, "AdamW: eta is inf"),
+    ("beta", "[0.9, 1]", Argument, "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"),
+    ("n", "0", Argument, "AccumGrad: n is 0, expected 1 or more"),
+    ("omega", "0", Argument, "ClipNorm: omega is 0, expected a number above 0"),
+    ("eta", "\"0.1\"", File, "parameter \"body.bias\": | eta is \"0.1\", expected a real number"),
+    ("eta", "true", File, "eta is true, expected a real number"),
+    ("eta", "null", File, DAMAGED),
+    ("beta", "0.9", File, "beta is 0.9, expected a pair of reals"),
+    ("n", "2.5", File, "n is 2.5, expected a count"),
+    ("n", "-1", File, "n is -1, expected a count"),
+    ("non_finite", "\"Ignore\"", File, "non_finite is \"Ignore\", expected one of Error, Pass, Skip"),
+    ("leaves head optimiser", "7", File, "parameter \"head\" | refers to an optimiser that is not there"),
+    ("leaves head counters 0 0", "\"ticks\"", OtherRule, "\"head\" | counters | ticks"),
+    // A count that the next call would overflow.
+    ("leaves head counters 0 1", MOST, File, "damaged: the count \"0.calls\" is 18446744073709551615"),
+    ("leaves head steps", MOST, File, "\"head\" | damaged: the count \"steps\" is 18446744073709551615"),
+    ("leaves head steps", "-1", File, DAMAGED),
+    ("format", "\"1\"", File, DAMAGED),
+    ("checksum", "", File, "the description of the state is damaged: missing field `checksum`"),
+    ("leaves", "", File, "missing field `leaves`"),
+    ("optimisers", "", File, "missing field `optimisers`"),
+    ("notes", "", File, "missing field `notes`"),
+    // Dtypes that candle does not have, or that take less than a byte.
+    ("tensors body.bias", r#"{"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
+    ("tensors body.bias", r#"{"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
+    ("tensors body.bias", r#"{"dtype": "F8_E5M2", "shape": [8], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
+    ("tensors body.bias", r#"{"dtype": "C64", "shape": [], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
+    ("tensors body.bias", r#"{"dtype": "U16", "shape": [2, 2], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
+];
+
+const MOST: &str = "18446744073709551615";
+const BIAS: &str = "\"body.bias\" has shape";
+
+fn edit(pieces: &mut Pieces, place: &str, value: &str) {
+    if value.is_empty() {
+        _ = pieces.description.as_object_mut().unwrap().remove(place).unwrap();
+        return;
+    }
+    let value: Value = serde_json::from_str(value).unwrap();
+    if let Some(field) = pieces.fields().into_iter().flatten().find(|field| field[0] == place) {
+        field[1] = value;
+        return;
+    }
+    let pointer = format!("/{}", place.replace('/', "~1").replace(' ', "/"));
+    *match pointer.strip_prefix("/tensors") {
+        Some(pointer) => pieces.tensors.pointer_mut(pointer),
+        None => pieces.description.pointer_mut(&pointer),
+    }
+    .unwrap() = value;
 }
 
-/// What the edits below start from is not refused.
 #[test]
-fn the_pieces_are_a_checkpoint() {
+fn each_edit_is_refused_with_what_it_edited() {
+    // What they start from is not refused.
     let (model, mut state) = started(rule(), 20, DType::F32);
     edited(|_| {}).unwrap().restore_with_model(&mut state, &model).unwrap();
+    for (place, value, kind, words) in EDITS {
+        let with = || edited(|pieces| edit(pieces, place, value));
+        refused(with(), kind, &words.split(" | ").collect::<Vec<_>>());
+        // Numbers that are no floating-point numbers are not converted either.
+        if value.contains("32") {
+            refused(with().map(CheckpointFile::converting), kind, &[words]);
+        }
+    }
 }
 
+/// In the list of tensors, and not in the description.
 #[test]
 fn tensors_that_are_missing_or_too_many() {
-    let remove = |name: &'static str| {
-        edited(move |pieces| {
-            // The scalar's tensors are the last in the file.
-            let info = pieces.tensors.as_object_mut().unwrap().remove(name).unwrap();
-            assert_eq!(info["data_offsets"][1], pieces.data.len());
-            pieces.data.truncate(pieces.data.len() - 4);
-        })
+    fn moved(pieces: &mut Pieces, name: &str) -> Value {
+        pieces.tensors.as_object_mut().unwrap().remove(name).unwrap()
+    }
+    let missing = |pieces: &mut Pieces| {
+        // The scalar's tensors are the last in the file.
+        assert_eq!(moved(pieces, "head/2.v")["data_offsets"][1], pieces.data.len());
+        pieces.data.truncate(pieces.data.len() - 4);
     };
-    refused(remove("head/2.v"), File, &["the file lacks the tensor \"head/2.v\""]);
-    refused(
-        edited(|pieces| pieces.push("head/2.w", "F32", &[], &[0; 4])),
-        File,
-        &["\"head/2.w\"", "its description does not name"],
-    );
-    refused(
-        edited(|pieces| pieces.push("more", "I64", &[0], &[])),
-        File,
-        &["\"more\"", "its description does not name"],
-    );
-    let renamed = |pieces: &mut Pieces| {
-        let info = pieces.tensors.as_object_mut().unwrap().remove("head").unwrap();
-        pieces.tensors["heads"] = info;
-    };
+    refused(edited(missing), File, &["the file lacks the tensor \"head/2.v\""]);
+    let renamed = |pieces: &mut Pieces| pieces.tensors["heads"] = moved(pieces, "head");
     refused(edited(renamed), File, &["the file lacks the tensor \"head\""]);
-    let unnamed = |pieces: &mut Pieces| _ = leaf(pieces, "head")["tensors"].as_array_mut().unwrap().pop();
-    refused(edited(unnamed), OtherRule, &["\"head\"", "tensors", "2.v", "another version of the rule"]);
-    // A master is left out only on purpose.
+    let more = |pieces: &mut Pieces| pieces.push("head/2.w", "F32", &[], &[0; 4]);
+    refused(edited(more), File, &["\"head/2.w\"", "its description does not name"]);
+    let renamed = |pieces: &mut Pieces| pieces.fields()[0][0][0] = json!("m");
+    refused(
+        edited(renamed),
+        OtherRule,
+        &["parameter \"body.bias\"", "fields", "another version of the rule"],
+    );
+}
+
+/// A master is left out only on purpose.
+#[test]
+fn a_master_that_the_file_lacks() {
     let master = |pieces: &mut Pieces| {
         let inner = pieces.description["optimisers"][0].take();
         let storage = json!({"kind": "master", "offloaded": false});
         let settings = json!([["dtype", {"text": "F32"}]]);
         pieces.description["optimisers"][0] =
             json!({"kind": "MixedPrecision", "storage": storage, "settings": settings, "inner": inner});
-        leaf(pieces, "head")["tensors"].as_array_mut().unwrap().insert(0, json!("master"));
+        pieces.description["leaves"]["head"]["tensors"].as_array_mut().unwrap().insert(0, json!("master"));
         pieces.push("head/master", "F32", &[], &[0; 4]);
     };
     let (model, mut state) = started(MixedPrecision::new(DType::F32, rule()), 20, DType::F32);
     refused_by(&edited(master).unwrap(), &model, &mut state, OtherRule, &["\"head\"", "master"]);
     edited(master).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
     assert_eq!(values(&model["head"]), [0.0]);
-}
-
-#[test]
-fn tensors_of_another_shape_or_dtype() {
-    for (entry, shape) in
-        [("body.weight/2.m", json!([3, 2])), ("body.weight", json!([6])), ("head/0.acc", json!([1]))]
-    {
-        let path = entry.split('/').next().unwrap();
-        let words = [
-            &format!("parameter {path:?}: the file's {entry:?} has shape"),
-            ", expected",
-            "pass the model that it was saved with",
-        ];
-        refused(edited(|pieces| pieces.tensors[entry]["shape"] = shape), SHAPE, &words);
-    }
-    for (entry, dtype) in [("body.weight/2.m", "I32"), ("body.weight", "U32")] {
-        let with = |pieces: &mut Pieces| pieces.tensors[entry]["dtype"] = json!(dtype);
-        let words = [&format!("the file's {entry:?} is {dtype}, expected F32"), "CheckpointFile::converting"];
-        refused(edited(with), DTYPE, &words);
-        // Numbers that are no floating-point numbers are not converted either.
-        refused(edited(with).map(CheckpointFile::converting), DTYPE, &words[..1]);
-    }
-    // Dtypes that candle does not have, or that take less than a byte.
-    for (dtype, shape) in [
-        ("BOOL", json!([8])),
-        ("F4", json!([16])),
-        ("F8_E5M2", json!([8])),
-        ("C64", json!([])),
-        ("U16", json!([2, 2])),
-    ] {
-        let with = |pieces: &mut Pieces| pieces.tensors["body.bias"] = json!({ "dtype": dtype, "shape": shape, "data_offsets": pieces.tensors["body.bias"]["data_offsets"] });
-        refused(edited(with), SHAPE, &["\"body.bias\" has shape"]);
-    }
-    refused(
-        edited(|pieces| leaf(pieces, "body.weight")["shape"] = json!([3, 2])),
-        SHAPE,
-        &["\"body.weight\"", "[3, 2]", "[2, 3]"],
-    );
-    refused(
-        edited(|pieces| leaf(pieces, "head")["dtype"] = json!("bf16")),
-        DTYPE,
-        &["\"head\"", "is BF16, expected F32", "CheckpointFile::converting"],
-    );
-    refused(
-        edited(|pieces| leaf(pieces, "head")["dtype"] = json!("f31")),
-        DTYPE,
-        &["\"head\"", "is F31, expected F32"],
-    );
 }
 
 #[test]
@@ -203,17 +237,9 @@ fn numbers_that_are_not_finite() {
 
         let (model, mut state) = started(rule(), 20, DType::F32);
         edited(with).unwrap().accepting_non_finite().restore_with_model(&mut state, &model).unwrap();
-        let (path, tensor) = entry.split_once('/').unwrap_or((entry, ""));
-        let restored = if tensor.is_empty() {
-            model[path].copy()
-        } else {
-            Ok(state.leaf(path).unwrap().tensor(tensor).unwrap().unwrap())
-        };
-        let (got, finite) = (values(&restored.unwrap()), |value: &f64| value.is_finite());
-        assert_eq!(
-            (got[index].to_bits(), got.iter().filter(|x| finite(x)).count()),
-            (f64::from(number).to_bits(), got.len() - 1)
-        );
+        let got = snapshot(&model, &state).into_iter().find(|(name, _)| name == entry).unwrap().1;
+        let finite = got.iter().filter(|bits| f64::from_bits(**bits).is_finite()).count();
+        assert_eq!((got[index], finite), (number_bits(number.into()), got.len() - 1));
     }
 }
 
@@ -249,94 +275,44 @@ fn a_loss_scaler_out_of_range() {
     }
     let saved = file_of(Checkpoint::new(&state).scaler(&LossScaler::dynamic()));
     assert_eq!(open(&saved).unwrap().scaler().unwrap(), Some(LossScaler::dynamic()));
-    let mut pieces = Pieces::of(&saved);
-    pieces.description["scaler"]["scale"] = json!(-2.0);
-    is_kind(
-        &open(&pieces.bytes()).unwrap().scaler().unwrap_err(),
-        Argument,
-        &["crafted", "LossScaler", "scale is -2"],
-    );
-    pieces.description["scaler"]["scale"] = json!(null);
-    is_kind(&open(&pieces.bytes()).unwrap_err(), File, &["crafted", DAMAGED]);
     assert_eq!(open(&file()).unwrap().scaler().unwrap(), None);
-}
-
-#[test]
-fn parameters_that_are_missing_or_too_many() {
-    let without = |pieces: &mut Pieces| {
-        _ = pieces.description["leaves"].as_object_mut().unwrap().remove("head").unwrap()
+    let scaler = |scale: Value| {
+        let mut pieces = Pieces::of(&saved);
+        pieces.description["scaler"]["scale"] = scale;
+        open(&pieces.bytes()).and_then(|file| file.scaler()).unwrap_err()
     };
-    refused(
-        edited(without),
-        ErrorKind::Model,
-        &["parameter \"head\": the file lacks it; it has: body.bias, body.weight"],
-    );
-    let with = |pieces: &mut Pieces| {
-        pieces.description["leaves"]["tail"] = pieces.description["leaves"]["head"].clone()
-    };
-    refused(
-        edited(with),
-        ErrorKind::Model,
-        &[
-            "parameter \"tail\": the file has it, and the state lacks it",
-            "pass the model that it was saved with",
-        ],
-    );
-
-    let words = ["parameter \"head\": the file lacks it; it has: body.bias, body.weight"];
-    refused(
-        edited(|pieces| pieces.description["model"] = json!(["body.bias", "body.weight"])),
-        ErrorKind::Model,
-        &words,
-    );
-    let more = json!(["body.bias", "body.weight", "head", "tail"]);
-    refused(
-        edited(|pieces| pieces.description["model"] = more),
-        ErrorKind::Model,
-        &["parameter \"tail\": the file has it, and the model lacks it"],
-    );
+    is_kind(&scaler(json!(-2.0)), Argument, &["crafted", "LossScaler", "scale is -2"]);
+    is_kind(&scaler(json!(null)), File, &["crafted", DAMAGED]);
 }
 
 /// States for other models, from files that nobody edited.
 #[test]
 fn another_model() {
     let file = open(&file()).unwrap();
-    let with = |change: &dyn Fn(&mut Vars), kind: ErrorKind, words: &[&str]| {
+    fn x() -> Var {
+        var(&random(3, &[2], DType::F32, CPU))
+    }
+    type Case = (fn(&mut Vars), ErrorKind, &'static [&'static str]);
+    const LACKS: &str = "parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head";
+    const HAS: &str = "parameter \"head\": the file has it, and the state lacks it";
+    let cases: [Case; 4] = [
+        (|x| _ = x.remove("head"), MODEL, &[HAS, "pass the model that it was saved with"]),
+        (|vars| _ = vars.insert("tail".into(), x()), MODEL, &[LACKS]),
+        (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), MODEL, &[LACKS]),
+        (|vars| _ = vars.insert("head".into(), x()), SHAPE, &["\"head\" has shape [], expected [2]"]),
+    ];
+    for (change, kind, words) in cases {
         let mut model = model(20, DType::F32);
         change(&mut model);
         let mut state = setup(rule(), &model).unwrap();
         refused_by(&file, &model, &mut state, kind, words);
-    };
-    let x = || var(&random(3, &[2], DType::F32, CPU));
-    with(
-        &|model| _ = model.remove("head"),
-        ErrorKind::Model,
-        &["parameter \"head\": the file has it, and the state lacks it"],
-    );
-    with(
-        &|model| _ = model.insert("tail".to_string(), x()),
-        ErrorKind::Model,
-        &["parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head"],
-    );
-    with(
-        &|model| _ = model.insert("head".to_string(), x()),
-        SHAPE,
-        &["the file's \"head\" has shape [], expected [2]"],
-    );
-    let integer =
-        |model: &mut Vars| _ = model.insert("tokens".to_string(), Var::zeros(2, DType::U32, CPU).unwrap());
-    with(
-        &integer,
-        ErrorKind::Model,
-        &["parameter \"tokens\": the file lacks it; it has: body.bias, body.weight, head"],
-    );
-
+    }
     // A model that is not the state's.
     let (mine, mut state) = started(rule(), 20, DType::F32);
     let (theirs, _) = started(rule(), 30, DType::F32);
     let before = (snapshot(&mine, &state), snapshot(&theirs, &state));
     let error = file.restore_with_model(&mut state, &theirs).unwrap_err();
-    is_kind(&error, ErrorKind::Model, &["parameter \"body.bias\": it is not in this state", "another model"]);
+    is_kind(&error, MODEL, &["parameter \"body.bias\": it is not in this state", "another model"]);
     assert!((snapshot(&mine, &state), snapshot(&theirs, &state)) == before);
 }
 
@@ -345,161 +321,78 @@ fn a_file_without_the_model() {
     let (model, state) = started(rule(), 1, DType::F32);
     let file = open(&file_of(Checkpoint::new(&state))).unwrap();
     let (other, mut resumed) = started(rule(), 20, DType::F32);
-    refused_by(
-        &file,
-        &other,
-        &mut resumed,
-        File,
-        &["crafted", "the file has no model", "save it with `Checkpoint::model`"],
-    );
+    let words = ["crafted", "the file has no model", "save it with `Checkpoint::model`"];
+    refused_by(&file, &other, &mut resumed, File, &words);
     file.restore(&mut resumed).unwrap();
-    assert!(
-        snapshot(&other, &resumed)[model.len()..] == snapshot(&model, &state)[model.len()..],
-        "the state alone"
-    );
+    // The state alone.
+    assert!(snapshot(&other, &resumed)[model.len()..] == snapshot(&model, &state)[model.len()..]);
 }
-
-/// The rule that saved, the rule that loads, what the error says that the file has and the state, and what
-/// else.
-type Row<'w> = (Box<dyn Optimiser>, Box<dyn Optimiser>, [&'w str; 2], &'w [&'w str]);
 
 #[test]
 fn another_rule() {
-    let save = |optimiser: &dyn Optimiser| {
-        let (model, state) = started(dyn_clone::clone_box(optimiser), 1, DType::BF16);
-        file_of(Checkpoint::new(&state).model(&model))
-    };
-    let chain = |first: bool| -> Box<dyn Optimiser> {
-        let (clip, momentum) = (ClipGrad::new(1.0), Momentum::new(0.1));
-        if first {
-            Box::new(OptimiserChain::new((clip, momentum)))
-        } else {
-            Box::new(OptimiserChain::new((momentum, clip)))
-        }
-    };
-    let mixed = |dtype| -> Box<dyn Optimiser> { Box::new(MixedPrecision::new(dtype, Momentum::new(0.1))) };
+    fn boxed(optimiser: impl Optimiser) -> Box<dyn Optimiser> {
+        Box::new(optimiser)
+    }
+    const CLIPPED: &str = "OptimiserChain(ClipGrad, Momentum)";
+    const SINGLE: &str = "MixedPrecision(F32, Momentum)";
     let replace = "restore, and then replace the rule";
-    let rows: [Row<'_>; 8] = [
-        (Box::new(Adam::new(0.1)), Box::new(AdamW::new(0.1)), ["Adam", "AdamW"], &[replace]),
-        (
-            Box::new(Momentum::new(0.1)),
-            Box::new(optimisers::Nesterov::new(0.1)),
-            ["Momentum", "Nesterov"],
-            &[replace],
-        ),
-        (
-            chain(true),
-            chain(false),
-            ["OptimiserChain(ClipGrad, Momentum)", "OptimiserChain(Momentum, ClipGrad)"],
-            &["(here: Momentum, file: ClipGrad, at member 0)", replace],
-        ),
-        (
-            Box::new(Momentum::new(0.1)),
-            chain(true),
-            ["Momentum", "OptimiserChain(ClipGrad, Momentum)"],
-            &[replace],
-        ),
-        (
-            mixed(DType::F32),
-            Box::new(Momentum::new(0.1)),
-            ["MixedPrecision(F32, Momentum)", "Momentum"],
-            &["converting"],
-        ),
-        (
-            mixed(DType::F32),
-            mixed(DType::F64),
-            ["MixedPrecision(F32, Momentum)", "MixedPrecision(F64, Momentum)"],
-            &["converting"],
-        ),
-        (
-            Box::new(Momentum::new(0.1)),
-            mixed(DType::F32),
-            ["Momentum", "MixedPrecision(F32, Momentum)"],
-            &["converting"],
-        ),
-        (
-            Box::new(OptimiserChain::new((Some(Descent::new(0.1)), Adam::new(0.1)))),
-            Box::new(OptimiserChain::new((None::<Descent>, Descent::new(0.1)))),
-            ["OptimiserChain(Descent, Adam)", "OptimiserChain(None, Descent)"],
-            &[replace],
-        ),
+    // The rule that saved, the rule that loads, what the error says that the file has and the state, and what
+    // else.
+    let (momentum, with_clip) =
+        (|| boxed(Momentum::new(0.1)), OptimiserChain::new((ClipGrad::new(1.0), Momentum::new(0.1))));
+    let turned = OptimiserChain::new((Momentum::new(0.1), ClipGrad::new(1.0)));
+    let [single, double] =
+        [DType::F32, DType::F64].map(|dtype| MixedPrecision::new(dtype, Momentum::new(0.1)));
+    let two = OptimiserChain::new((Some(Descent::new(0.1)), Adam::new(0.1)));
+    let one = OptimiserChain::new((None::<Descent>, Descent::new(0.1)));
+    let (order, converting) = ("(here: Momentum, file: ClipGrad, at member 0)", "converting");
+    let rows = [
+        (boxed(Adam::new(0.1)), boxed(AdamW::new(0.1)), ["Adam", "AdamW"], replace),
+        (momentum(), boxed(Nesterov::new(0.1)), ["Momentum", "Nesterov"], replace),
+        (boxed(with_clip.clone()), boxed(turned), [CLIPPED, "OptimiserChain(Momentum, ClipGrad)"], order),
+        (momentum(), boxed(with_clip), ["Momentum", CLIPPED], replace),
+        (boxed(single.clone()), momentum(), [SINGLE, "Momentum"], converting),
+        (boxed(single.clone()), boxed(double), [SINGLE, "MixedPrecision(F64, Momentum)"], converting),
+        (momentum(), boxed(single), ["Momentum", SINGLE], converting),
+        (boxed(two), boxed(one), ["OptimiserChain(Descent, Adam)", "OptimiserChain(None, Descent)"], replace),
     ];
     for (saved, set_up, [got, expected], words) in rows {
-        let file = open(&save(&*saved)).unwrap();
+        let (model, state) = started(saved, 1, DType::BF16);
+        let file = open(&file_of(Checkpoint::new(&state).model(&model))).unwrap();
         let (model, mut state) = started(set_up, 20, DType::BF16);
-        let rules = format!(": {got}, expected {expected};");
-        let words =
-            [&["crafted", "parameter \"body.bias\": the file is of another rule", &rules], words].concat();
-        refused_by(&file, &model, &mut state, OtherRule, &words);
+        let other = "parameter \"body.bias\": the file is of another rule";
+        refused_by(
+            &file,
+            &model,
+            &mut state,
+            OtherRule,
+            &["crafted", other, &format!(": {got}, expected {expected};"), words],
+        );
     }
-}
-
-#[test]
-fn hyper_parameters_and_counters() {
-    fn field<'p>(pieces: &'p mut Pieces, name: &str) -> &'p mut Value {
-        &mut pieces.fields().into_iter().flatten().find(|field| field[0] == name).unwrap()[1]
-    }
-    let rows = [
-        ("eta", json!(-0.5), Argument, "AdamW: eta is -0.5, expected a finite number of 0 or more"),
-        ("eta", json!("nan"), Argument, "AdamW: eta is NaN"),
-        ("eta", json!("inf"), Argument, "AdamW: eta is inf"),
-        ("beta", json!([0.9, 1]), Argument, "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"),
-        ("n", json!(0), Argument, "AccumGrad: n is 0, expected 1 or more"),
-        ("omega", json!(0), Argument, "ClipNorm: omega is 0, expected a number above 0"),
-        ("eta", json!("0.1"), File, "eta is \"0.1\", expected a real number"),
-        ("eta", json!(true), File, "eta is true, expected a real number"),
-        ("beta", json!(0.9), File, "beta is 0.9, expected a pair of reals"),
-        ("n", json!(2.5), File, "n is 2.5, expected a count"),
-        ("n", json!(-1), File, "n is -1, expected a count"),
-        ("non_finite", json!("Ignore"), File, "non_finite is \"Ignore\", expected one of Error, Pass, Skip"),
-    ];
-    for (name, value, kind, words) in rows {
-        refused(edited(|pieces| *field(pieces, name) = value), kind, &["parameter \"body.bias\": ", words]);
-    }
-    refused(edited(|pieces| *field(pieces, "eta") = json!(null)), File, &[DAMAGED]);
-    let rename = |pieces: &mut Pieces| pieces.fields()[0][0][0] = json!("m");
-    refused(edited(rename), OtherRule, &["parameter \"body.bias\"", "fields", "another version of the rule"]);
-    let words = ["parameter \"head\"", DAMAGED, "refers to an optimiser that is not there"];
-    refused(edited(|pieces| leaf(pieces, "head")["optimiser"] = json!(7)), File, &words);
-    refused(
-        edited(|pieces| leaf(pieces, "head")["counters"][0][0] = json!("ticks")),
-        OtherRule,
-        &["\"head\"", "counters", "ticks"],
-    );
-    // A count that the next call would overflow.
-    refused(
-        edited(|pieces| leaf(pieces, "head")["counters"][0][1] = json!(u64::MAX)),
-        File,
-        &["parameter \"head\"", DAMAGED, "the count \"0.calls\" is 18446744073709551615"],
-    );
-    let words = ["parameter \"head\"", DAMAGED, "the count \"steps\" is 18446744073709551615"];
-    refused(edited(|pieces| leaf(pieces, "head")["steps"] = json!(u64::MAX)), File, &words);
-    refused(edited(|pieces| leaf(pieces, "head")["steps"] = json!(-1)), File, &[DAMAGED]);
 }
 
 #[test]
 fn files_of_another_kind() {
-    refused(open(b""), File, &["not a whole safetensors file"]);
-    refused(open(b"{\"weights\": [1, 2, 3]}"), File, &["not a whole safetensors file"]);
-    refused(open(&[0; 4096]), File, &["not a whole safetensors file"]);
-    refused(open(&[0xff; 4096]), File, &["not a whole safetensors file"]);
     let plain = |metadata: &str| {
-        assembled(
-            &format!(r#"{{{metadata}"w":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#),
-            &[0; 4],
-        )
+        let header = format!(r#"{{{metadata}"w":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#);
+        assembled(&header, &[0; 4])
     };
-    for metadata in ["", r#""__metadata__":{},"#, r#""__metadata__":{"format":"pt"},"#] {
-        refused(open(&plain(metadata)), File, &["without optimiser state", "`Weights`"]);
+    let (whole, without) = ("not a whole safetensors file", "without optimiser state");
+    let cases = [
+        (b"".to_vec(), whole),
+        (b"{\"weights\": [1, 2, 3]}".to_vec(), whole),
+        (vec![0; 4096], whole),
+        (vec![0xff; 4096], whole),
+        (plain(""), without),
+        (plain(r#""__metadata__":{},"#), without),
+        (plain(r#""__metadata__":{"format":"pt"},"#), "for plain weights use `Weights`"),
+        (plain(r#""w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"#), "entries with the name \"w\""),
+        (plain(r#""__metadata__":{"optimisers":"yes"},"#), "the description of the state is damaged"),
+        (plain(r#""__metadata__":{"optimisers":"{}"},"#), "is damaged: missing field"),
+    ];
+    for (bytes, words) in cases {
+        refused(open(&bytes), File, &[words]);
     }
-    let twice = plain(r#""w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"#);
-    refused(open(&twice), File, &["two entries with the name \"w\""]);
-    refused(
-        open(&plain(r#""__metadata__":{"optimisers":"yes"},"#)),
-        File,
-        &["the description of the state is damaged"],
-    );
-    refused(open(&plain(r#""__metadata__":{"optimisers":"{}"},"#)), File, &[DAMAGED, "missing field"]);
 }
 
 /// Parameters that were set aside would come back over those of the file.
@@ -530,12 +423,6 @@ fn another_version_of_the_format() {
         let words = [&format!("format version {version}, expected 1"), "written by optimisers 9.9.9"];
         refused(edited(other), File, &words);
     }
-    refused(edited(|pieces| pieces.description["format"] = json!("1")), File, &[DAMAGED]);
-    for part in ["checksum", "leaves", "optimisers", "notes"] {
-        let without =
-            |pieces: &mut Pieces| _ = pieces.description.as_object_mut().unwrap().remove(part).unwrap();
-        refused(edited(without), File, &[DAMAGED, &format!("missing field `{part}`")]);
-    }
 }
 
 #[test]
@@ -552,7 +439,6 @@ fn a_damaged_or_edited_file() {
         std::fs::write(&path, &bytes).unwrap();
         refused(CheckpointFile::open(&path), File, &words);
         let (model, mut state) = started(rule(), 20, DType::F32);
-        is_kind(&state.load(&path).unwrap_err(), File, &words);
         CheckpointFile::open_edited(&path).unwrap().restore_with_model(&mut state, &model).unwrap();
     }
     // Written anew by a program that leaves spaces in the description, so that the checksum is not found.
@@ -567,16 +453,4 @@ fn a_damaged_or_edited_file() {
     // An edit does not pass the other checks.
     std::fs::write(&path, &original[..length - 1]).unwrap();
     refused(CheckpointFile::open_edited(&path), File, &["not a whole safetensors file"]);
-}
-
-#[test]
-fn a_file_cut_off_anywhere() {
-    let original = file();
-    for length in 0..original.len() {
-        let error = open(&original[..length]).expect_err("an error");
-        is_kind(&error, File, &["crafted", "not a whole safetensors file"]);
-    }
-    let longer = [&original[..], &[0]].concat();
-    refused(open(&longer), File, &["not a whole safetensors file"]);
-    assert!(open(&with_checksum(original)).is_ok());
 }

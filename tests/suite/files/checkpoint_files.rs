@@ -11,18 +11,22 @@ use std::time::{Duration, SystemTime};
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
 use optimisers::{
     Checkpoint, CheckpointFile, Communicator, Descent, ErrorKind, Momentum, Result, Setup, StateTree,
-    StochasticRounding, TensorProblem, setup,
+    StochasticRounding, TensorProblem, Warning, setup,
 };
 use tempfile::TempDir;
 
 use crate::model::models::CPU;
-use support::common::{is_kind, random, says};
+use support::common::{Vars, is_kind, random, says};
 use support::crafted_checkpoints::file_of;
 use support::threads::on;
 
 /// A state with one tensor of this length.
 fn state(length: usize) -> StateTree {
     setup(Momentum::new(0.1), &Var::zeros(length, DType::F32, CPU).unwrap()).unwrap()
+}
+
+fn save(length: usize, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
+    Checkpoint::new(&state(length)).save(path)
 }
 
 fn folder() -> TempDir {
@@ -59,71 +63,45 @@ fn a_save_replaces_what_was_there() {
     let path = folder.path().join("run");
     fs::write(&path, "something else, and longer than a checkpoint".repeat(1000)).unwrap();
     for length_now in [1000, 3, 2000] {
-        state(length_now).save(&path).unwrap();
+        save(length_now, &path).unwrap();
         assert_eq!((length(&path), names(folder.path())), (length_now, vec!["run".to_string()]));
     }
+    // The bytes are those that any save of this state makes, wherever it goes.
+    assert_eq!(fs::read(&path).unwrap(), file_of(Checkpoint::new(&state(2000))));
 }
 
+/// Nobody, not even root, can make files in /proc. A pipe or a device is written to, not replaced, by other
+/// programs; it is refused.
+#[cfg(unix)]
 #[test]
 fn a_failed_save_leaves_everything_as_it_was() {
     let folder = folder();
-    let (missing, occupied, inside) =
-        (folder.path().join("none/run"), folder.path().join("folder"), folder.path().join("folder/run/x"));
+    let [occupied, pipe] = ["folder", "pipe"].map(|name| folder.path().join(name));
     fs::create_dir(&occupied).unwrap();
     fs::write(occupied.join("run"), "old").unwrap();
-    refused(
-        state(3).save(&missing),
-        &missing,
-        ErrorKind::Io,
-        &["cannot make a temporary file in the same folder"],
-    );
-    refused(
-        state(3).save(&inside),
-        &inside,
-        ErrorKind::Io,
-        &["cannot make a temporary file in the same folder"],
-    );
-    refused(
-        state(3).save(&occupied),
-        &occupied,
-        ErrorKind::Io,
-        &["cannot replace what is there: it is no regular file"],
-    );
-    refused(state(3).save(""), Path::new(""), ErrorKind::Io, &[]);
-    assert_eq!(
-        (names(folder.path()), names(&occupied)),
-        (vec!["folder".to_string()], vec!["run".to_string()])
-    );
-    assert_eq!(fs::read(occupied.join("run")).unwrap(), b"old");
-}
-
-/// A pipe or a device is written to, not replaced, by other programs; it is refused.
-#[cfg(unix)]
-#[test]
-fn a_pipe_is_not_replaced() {
-    let folder = folder();
-    let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    refused(state(3).save(&pipe), &pipe, ErrorKind::Io, &["cannot replace what is there", "no regular file"]);
-    assert!(!fs::metadata(&pipe).unwrap().is_file());
-    assert_eq!(names(folder.path()), ["pipe"]);
-}
-
-/// Nobody, not even root, can make files in /proc.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_folder_that_cannot_be_written() {
-    let path = Path::new("/proc/run.safetensors");
-    refused(state(3).save(path), path, ErrorKind::Io, &["cannot make a temporary file in the same folder"]);
-}
-
-#[test]
-fn a_file_that_cannot_be_read() {
-    let folder = folder();
-    let missing = folder.path().join("none");
-    let mut state = state(3);
-    refused(state.load(&missing), &missing, ErrorKind::Io, &["cannot read the file"]);
-    refused(state.load(folder.path()), folder.path(), ErrorKind::Io, &["cannot read the file"]);
+    let (temporary, replace) = (
+        "cannot make a temporary file in the same folder",
+        "cannot replace what is there: it is no regular file",
+    );
+    for (path, words) in [
+        (folder.path().join("none/run"), temporary),
+        (occupied.join("run/x"), temporary),
+        (PathBuf::from("/proc/run.safetensors"), temporary),
+        (occupied.clone(), replace),
+        (pipe.clone(), replace),
+        (PathBuf::new(), ""),
+    ] {
+        refused(save(3, &path), &path, ErrorKind::Io, &[words]);
+    }
+    assert_eq!([folder.path(), &occupied].map(names).concat(), ["folder", "pipe", "run"]);
+    assert_eq!(
+        (fs::read(occupied.join("run")).unwrap(), fs::metadata(&pipe).unwrap().is_file()),
+        (b"old".to_vec(), false)
+    );
+    for path in [folder.path().join("none"), occupied] {
+        refused(CheckpointFile::open(&path), &path, ErrorKind::Io, &["cannot read the file"]);
+    }
 }
 
 /// Bad names and models are found before a file is begun.
@@ -132,34 +110,23 @@ fn a_refused_checkpoint_leaves_no_file() {
     let folder = folder();
     let path = folder.path().join("run");
     let variable = |length: usize| Var::zeros(length, DType::F32, CPU).unwrap();
-    let save = |parameters: &[(&str, Var)]| {
-        let model: support::common::Vars =
-            parameters.iter().map(|(path, x)| (path.to_string(), x.clone())).collect();
-        Checkpoint::new(&setup(Momentum::new(0.1), &model)?).model(&model).save(&path)
-    };
-    refused(
-        save(&[("a", variable(2)), ("a/velocity", variable(2))]),
-        &path,
-        ErrorKind::Model,
-        &["the name \"a/velocity\" in the file", "rename a parameter"],
-    );
-    refused(
-        save(&[("__metadata__", variable(2))]),
-        &path,
-        ErrorKind::Model,
-        &["the name \"__metadata__\" in the file", "rename a parameter"],
-    );
+    for (name, other) in [("a/velocity", "a"), ("__metadata__", "b")] {
+        let model = Vars::from([name, other].map(|name| (name.to_string(), variable(2))));
+        let state = setup(Momentum::new(0.1), &model).unwrap();
+        let words = [&*format!("the name {name:?} in the file"), "rename a parameter"];
+        refused(Checkpoint::new(&state).model(&model).save(&path), &path, ErrorKind::Model, &words);
+    }
     let eight = Var::from_tensor(&random(1, &[2], DType::F32, CPU).to_dtype(DType::F8E4M3).unwrap()).unwrap();
-    let model = support::common::Vars::from([("a".to_string(), variable(2)), ("b".to_string(), eight)]);
+    let model = Vars::from([("a".to_string(), variable(2)), ("b".to_string(), eight)]);
     let state = optimisers::setup_with(&model, |path, _| (path == "a").then(|| Descent::new(0.1))).unwrap();
     let dtype = ErrorKind::Tensor(TensorProblem::Dtype);
     refused(Checkpoint::new(&state).model(&model).save(&path), &path, dtype, &["\"b\" is F8E4M3"]);
-    state.save(&path).unwrap();
+    Checkpoint::new(&state).save(&path).unwrap();
     fs::remove_file(&path).unwrap();
 
     let error = Checkpoint::new(&state).model(&variable(2)).save(&path).unwrap_err();
     is_kind(&error, ErrorKind::Model, &["it is not in this state", "set up a state for this model"]);
-    let fewer = support::common::Vars::from([("b".to_string(), model["b"].clone())]);
+    let fewer = Vars::from([("b".to_string(), model["b"].clone())]);
     let error = Checkpoint::new(&state).model(&fewer).save(&path).unwrap_err();
     is_kind(&error, ErrorKind::Model, &["parameter \"a\"", "that the model lacks"]);
     assert!(names(folder.path()).is_empty());
@@ -170,7 +137,7 @@ fn a_refused_checkpoint_leaves_no_file() {
 fn a_header_that_no_reader_accepts() {
     let folder = folder();
     let path = folder.path().join("run");
-    state(3).save(&path).unwrap();
+    save(3, &path).unwrap();
     // Each takes seven bytes in the file.
     let big = Checkpoint::new(&state(4)).note("log", "\u{1}".repeat(14_300_000)).save(&path);
     refused(big, &path, ErrorKind::Unsupported, &["100000000", "shorter notes"]);
@@ -189,7 +156,7 @@ fn a_link_stays_a_link() {
     symlink("../runs/run", at("links/second")).unwrap();
     // Before there is a file, and after.
     for size in [3, 4] {
-        state(size).save(at("first")).unwrap();
+        save(size, at("first")).unwrap();
         assert_eq!([at("first"), at("links/second"), at("runs/run")].map(|path| length(&path)), [size; 3]);
         assert_eq!(
             [at("first"), at("links/second")].map(|path| fs::read_link(path).unwrap()),
@@ -201,7 +168,7 @@ fn a_link_stays_a_link() {
         );
     }
     symlink("circle", at("circle")).unwrap();
-    refused(state(3).save(at("circle")), &at("circle"), ErrorKind::Io, &["FilesystemLoop"]);
+    refused(save(3, at("circle")), &at("circle"), ErrorKind::Io, &["FilesystemLoop"]);
     assert_eq!(names(folder.path()), ["circle", "first", "links", "runs"]);
 }
 
@@ -213,27 +180,13 @@ fn permissions() {
     let at = |name: &str| folder.path().join(name);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     File::create(at("plain")).unwrap();
-    state(3).save(at("new")).unwrap();
+    save(3, at("new")).unwrap();
     assert_eq!(mode(&at("new")), mode(&at("plain")), "as any new file");
     for kept in [0o600, 0o640, 0o666] {
         fs::set_permissions(at("new"), fs::Permissions::from_mode(kept)).unwrap();
-        state(3).save(at("new")).unwrap();
+        save(3, at("new")).unwrap();
         assert_eq!(mode(&at("new")), kept, "as the file that was there");
     }
-}
-
-/// Names that a folder can just hold, and names that are no text.
-#[cfg(unix)]
-#[test]
-fn odd_file_names() {
-    use std::os::unix::ffi::OsStrExt;
-    let folder = folder();
-    for name in [&[b'x'; 255][..], b"\xff\n\"", "ключ 🔑".as_bytes(), b"..safetensors", b" "] {
-        let path = folder.path().join(std::ffi::OsStr::from_bytes(name));
-        state(5).save(&path).unwrap();
-        assert_eq!(length(&path), 5);
-    }
-    assert_eq!(names(folder.path()).len(), 5);
 }
 
 /// What a killed save left behind goes with the next; what somebody may still need stays.
@@ -262,7 +215,7 @@ fn abandoned_temporary_files() {
     files.iter().filter(|(name, _)| name.contains("Locked")).for_each(|(_, file)| file.try_lock().unwrap());
     fs::create_dir(at(".run.folder.partial")).unwrap();
 
-    state(3).save(at("run")).unwrap();
+    save(3, at("run")).unwrap();
     let mut expected: Vec<String> = kept.map(|(name, _)| name.to_string()).to_vec();
     expected.extend([".run.folder.partial".to_string(), "run".to_string()]);
     expected.sort();
@@ -273,7 +226,7 @@ fn abandoned_temporary_files() {
         .unwrap()
         .set_modified(SystemTime::now() - Duration::from_secs(600))
         .unwrap();
-    state(3).save(at("run")).unwrap();
+    save(3, at("run")).unwrap();
     expected.retain(|name| !name.contains("Fresh") && !name.contains("Locked"));
     assert_eq!(names(folder.path()), expected);
 }
@@ -327,7 +280,7 @@ fn a_save_that_takes_long() {
         let file = wait().expect("a temporary file");
         assert!(file.try_lock().is_err());
         file.set_modified(SystemTime::now() - Duration::from_secs(600)).unwrap();
-        state(5).save(&path).unwrap();
+        save(5, &path).unwrap();
         assert_eq!((length(&path), names(folder.path()).len()), (5, 2));
         go_on.send(()).unwrap();
         saving.join().unwrap();
@@ -345,7 +298,7 @@ fn saves_at_the_same_time() {
             let path = &path;
             scope.spawn(move || {
                 let state = state(size);
-                (0..20).for_each(|_| _ = state.save(path).unwrap());
+                (0..20).for_each(|_| _ = Checkpoint::new(&state).save(path).unwrap());
             });
         }
     });
@@ -353,88 +306,49 @@ fn saves_at_the_same_time() {
     assert_eq!(names(folder.path()), ["run"]);
 }
 
-/// Runs one of these tests again, in a process of its own that sees the variable `ALONE`.
-fn alone(test: &str, program: &mut Command) {
-    let (_, module) = module_path!().split_once("::").expect("a module of this program");
-    let output = program
-        .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
-        .env("ALONE", "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-fn is_alone() -> bool {
-    std::env::var_os("ALONE").is_some()
-}
-
-/// In a process of its own, which can change its folder.
-#[test]
-fn a_path_without_a_folder() {
-    if is_alone() {
-        state(3).save("run").unwrap();
-        state(4).save("./run2").unwrap();
-        assert_eq!(length(Path::new("run")), 3);
-        return;
-    }
-    let folder = folder();
-    alone(
-        "a_path_without_a_folder",
-        Command::new(std::env::current_exe().unwrap()).current_dir(folder.path()),
-    );
-    assert_eq!(names(folder.path()), ["run", "run2"]);
-}
-
-/// In a process of its own, which may write no file of more than a few KB.
+/// In a process of its own, which may write no file of more than a few KB, and whose folder is another.
 #[cfg(unix)]
 #[test]
 fn a_disk_that_fills_up() {
-    if is_alone() {
+    if std::env::var_os("ALONE").is_some() {
         let path = Path::new("run");
-        state(3).save(path).unwrap();
+        save(3, path).unwrap();
+        save(4, "./run2").unwrap();
         let old = fs::read(path).unwrap();
         for size in [10_000, 100_000, 1_000_000] {
-            refused(state(size).save(path), path, ErrorKind::Io, &["cannot write the tensors"]);
+            refused(save(size, path), path, ErrorKind::Io, &["cannot write the tensors"]);
         }
-        refused(
-            Checkpoint::new(&state(3)).note("long", "x".repeat(100_000)).save(path),
-            path,
-            ErrorKind::Io,
-            &["cannot write"],
-        );
+        let long = Checkpoint::new(&state(3)).note("long", "x".repeat(100_000)).save(path);
+        refused(long, path, ErrorKind::Io, &["cannot write"]);
         // What any rank of a divided state cannot write, none has written.
         let errors = on(5, move |world| {
             let model: Vec<Var> = (0..5).map(|_| Var::zeros(1200, DType::F32, CPU).unwrap()).collect();
             let state =
                 Setup::over(&world).setup(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
             assert_eq!(state.leaves().map(|leaf| leaf.part().len()).collect::<Vec<_>>()[world.rank()], 1200);
-            state.save(path).unwrap_err()
+            Checkpoint::new(&state).save(path).unwrap_err()
         });
         errors.iter().for_each(|error| says(error, &["cannot write the tensors"]));
         let kinds = [&errors[0], &errors[4]].map(|error| (error.kind(), error.file()));
         assert_eq!(kinds, [(ErrorKind::Ranks, None), (ErrorKind::Io, Some(path))], "{errors:?}");
-        assert_eq!((fs::read(path).unwrap(), names(Path::new("."))), (old, vec!["run".to_string()]));
+        assert_eq!(
+            (fs::read(path).unwrap(), names(Path::new("."))),
+            (old, vec!["run".into(), "run2".into()])
+        );
         return;
     }
     let folder = folder();
-    let limited = "trap '' XFSZ; ulimit -f 16; exec \"$@\"";
-    let mut shell = Command::new("sh");
-    shell.args(["-c", limited, "sh"]).arg(std::env::current_exe().unwrap()).current_dir(folder.path());
-    alone("a_disk_that_fills_up", &mut shell);
-    assert_eq!(length(&folder.path().join("run")), 3);
-}
-
-/// The bytes are those that any save of this state makes, wherever it goes.
-#[test]
-fn the_place_does_not_matter() {
-    let folder = folder();
-    let path = folder.path().join("run");
-    let state = state(3);
-    state.save(&path).unwrap();
-    assert_eq!(fs::read(&path).unwrap(), file_of(Checkpoint::new(&state)));
+    let (_, module) = module_path!().split_once("::").expect("a module of this program");
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("{module}::a_disk_that_fills_up"), "--nocapture"])
+        .env("ALONE", "1")
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let [text, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
+    assert_eq!(["run", "run2"].map(|name| length(&folder.path().join(name))), [3, 4]);
 }

@@ -10,7 +10,7 @@ mod config_errors;
 mod config_recipes;
 mod config_schedules;
 pub(crate) mod config_written;
-pub(crate) mod damaged_checkpoints;
+mod damaged_checkpoints;
 mod restore_converted;
 mod saved_extras;
 mod saved_fields;

@@ -2,7 +2,7 @@
 //! changed, and the next call works.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -50,43 +50,27 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
     fn whole<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
         Checkpoint::new(state).model(model).note("step", 1)
     }
+    let notes = &["\"more\": \"\" on rank 1", "\"step\": \"1\" on ranks 0 and 2"];
+    let etas = &["optimiser of \"3\": eta = 0.1 on ranks 0 and 2; eta = 0.5 on rank 1"];
     let wrongs: [(Save, &[&str]); 10] = [
+        (|x, own, path| whole(x, own).note("step", 2).save(path), &["the notes", "\"step\": \"2\""]),
+        (|x, own, path| whole(x, own).note("more", "").save(path), notes),
+        (|x, own, path| Checkpoint::new(x).model(own).save(path), &["\"step\": \"1\"", "nothing more"]),
+        (|x, _, path| Checkpoint::new(x).note("step", 1).save(path), &["model", "none"]),
+        (|x, _, path| whole(x, &model(&parameters(DType::BF16))).save(path), &["model"]),
+        (|x, own, path| whole(x, own).scaler(&LossScaler::dynamic()).save(path), &["loss scaler", "none"]),
+        (|x, own, path| whole(x, own).scaler(&LossScaler::fixed(f64::NAN)).save(path), &["scale", "NaN"]),
+        (|x, own, path| whole(x, own).save(path.with_file_name("other")), &["path", "other", "run"]),
         (
-            |state, model, path| whole(state, model).note("step", 2).save(path),
-            &["the notes", "\"step\": \"2\""],
-        ),
-        (
-            |state, model, path| whole(state, model).note("more", "").save(path),
-            &["\"more\": \"\" on rank 1", "\"step\": \"1\" on ranks 0 and 2"],
-        ),
-        (
-            |state, model, path| Checkpoint::new(state).model(model).save(path),
-            &["the notes", "\"step\": \"1\"", "nothing more"],
-        ),
-        (|state, _, path| Checkpoint::new(state).note("step", 1).save(path), &["model", "none"]),
-        (|state, _, path| whole(state, &model(&parameters(DType::BF16))).save(path), &["model"]),
-        (
-            |state, model, path| whole(state, model).scaler(&LossScaler::dynamic()).save(path),
-            &["loss scaler", "none"],
-        ),
-        (
-            |state, model, path| whole(state, model).scaler(&LossScaler::fixed(f64::NAN)).save(path),
-            &["scale", "NaN"],
-        ),
-        (
-            |state, model, path| whole(state, model).save(path.with_file_name("other")),
-            &["path", "other", "run"],
-        ),
-        (
-            |state, model, path| {
-                state.at("3")?.adjust(0.5)?;
-                let saved = whole(state, model).save(path);
-                state.at("3")?.adjust(0.1)?;
+            |x, own, path| {
+                x.at("3")?.adjust(0.5)?;
+                let saved = whole(x, own).save(path);
+                x.at("3")?.adjust(0.1)?;
                 saved
             },
-            &["optimiser of \"3\": eta = 0.1 on ranks 0 and 2; eta = 0.5 on rank 1"],
+            etas,
         ),
-        (|state, model, path| state.save_masters(model, path), &["`save_masters`"]),
+        (|x, own, path| x.save_masters(own, path), &["`save_masters`"]),
     ];
     let folder = Arc::new(tempfile::tempdir().expect("a folder"));
     on(3, move |world| {
@@ -121,11 +105,11 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
 /// What a call of a transport returns.
 type Sent = std::result::Result<(), CommunicationError>;
 
-/// What happens to a rank, or elsewhere.
-type Then = dyn Fn(&mut Option<LocalRank>) + Send + Sync;
+/// What happens to a rank, or in a folder.
+type Then = fn(&mut Option<LocalRank>, &Path);
 
 /// A rank on which something happens behind a call.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Watched {
     rank: usize,
     size: usize,
@@ -133,32 +117,21 @@ struct Watched {
     own: Arc<Mutex<Option<LocalRank>>>,
     /// How many calls come before.
     calls: Arc<AtomicI64>,
-    then: Arc<Then>,
-}
-
-impl std::fmt::Debug for Watched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Watched({})", self.rank)
-    }
+    then: Then,
+    folder: PathBuf,
 }
 
 impl Watched {
-    fn new(own: LocalRank, then: impl Fn(&mut Option<LocalRank>) + Send + Sync + 'static) -> Self {
-        let (rank, size) = (own.rank(), own.size());
-        Watched {
-            rank,
-            size,
-            own: Arc::new(Mutex::new(Some(own))),
-            calls: Arc::new(AtomicI64::new(i64::MAX)),
-            then: Arc::new(then),
-        }
+    fn new(own: LocalRank, folder: &Path, then: Then) -> Self {
+        let (rank, size, calls) = (own.rank(), own.size(), Arc::new(AtomicI64::new(i64::MAX)));
+        Watched { rank, size, own: Arc::new(Mutex::new(Some(own))), calls, then, folder: folder.into() }
     }
 
     fn call(&self, call: impl FnOnce(&LocalRank) -> Sent) -> Sent {
         let mut own = self.own.lock().expect("one caller");
         let outcome = own.as_ref().map_or(Err(CommunicationError::Gone { rank: self.rank }), call);
         if self.calls.fetch_sub(1, Ordering::Relaxed) == 0 {
-            (self.then)(&mut own);
+            (self.then)(&mut own, &self.folder);
         }
         outcome
     }
@@ -193,15 +166,15 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
         let path = folder.path().join("run");
         let files = on(3, move |own| {
             let path = folder.path().join("run");
-            let world = Watched::new(own, |own| *own = None);
+            let world = Watched::new(own, folder.path(), |own, _| *own = None);
             let (model, mut state) = trained(&world);
-            state.save(&path).expect("a save");
+            Checkpoint::new(&state).save(&path).expect("a save");
             let old = fs::read(&path).expect("the file");
             update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
             if world.rank() == leaves {
                 world.calls.store(calls, Ordering::Relaxed);
             }
-            says(&state.save(&path).expect_err("an error on all"), &["has left"]);
+            says(&Checkpoint::new(&state).save(&path).expect_err("an error on all"), &["has left"]);
             (folder.clone(), old)
         });
         for (folder, old) in files {
@@ -222,24 +195,26 @@ fn a_folder_that_one_rank_does_not_see() {
     let folder = Arc::new(tempfile::tempdir().expect("a folder"));
     on(3, move |own| {
         let path = folder.path().join("run");
-        let hidden = folder.path().to_path_buf();
-        let world = Watched::new(own, move |_| {
-            let partial = names(&hidden).into_iter().filter(|name| name.ends_with(".partial"));
-            partial.for_each(|name| fs::remove_file(hidden.join(name)).expect("it is there"));
+        let world = Watched::new(own, folder.path(), |_, folder| {
+            let partial = names(folder).into_iter().filter(|name| name.ends_with(".partial"));
+            partial.for_each(|name| fs::remove_file(folder.join(name)).expect("it is there"));
         });
         let (model, state) = trained(&world);
-        state.save(&path).expect("a save");
+        Checkpoint::new(&state).save(&path).expect("a save");
         let old = fs::read(&path).expect("the file");
         if world.rank() == 1 {
             // Behind the call that has brought the file's name.
             world.calls.store(3, Ordering::Relaxed);
         }
-        says(&state.save(&path).expect_err("an error on all"), &["a folder that all ranks see"]);
+        says(
+            &Checkpoint::new(&state).save(&path).expect_err("an error on all"),
+            &["a folder that all ranks see"],
+        );
         meet(&state, &model);
         assert!(fs::read(&path).expect("the old file") == old);
         assert_eq!(names(folder.path()), ["run"]);
         meet(&state, &model);
-        state.save(&path).expect("the next save");
+        Checkpoint::new(&state).save(&path).expect("the next save");
     });
 }
 

@@ -1,371 +1,347 @@
-//! Hyper-parameters by name, on a state and on a rule; parts of a model; freezing and thawing.
+//! Hyper-parameters by name and by place, on a rule, on a state and on a part of one.
 
-use std::collections::BTreeMap;
-
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind, FieldValue,
-    MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain, Parameter, RMSProp, Rule,
-    StateTree, WeightDecay, setup, setup_with, update,
+    AccumGrad, AdEMAMix, Adam, AdamW, Adjust, Cautious, Checkpoint, ClipGlobalNorm, ClipGrad, ClipNorm,
+    Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, NonFinite, Offload, Optimiser,
+    OptimiserChain, Parameter, RMSProp, Rule, Scale, SplitMaster, StateTree, StochasticRounding, StoreAs,
+    WeightDecay, setup, setup_with, update,
 };
 
-use support::common::{Grads, Vars, is_kind, random, snapshot, var};
+use support::common::{Vars, grads, is_kind, model, random, snapshot, var};
+use support::crafted_checkpoints::{file_of, open};
 
-const PATHS: [&str; 4] = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
-
-fn model(dtype: DType) -> Vars {
-    let leaf = |(seed, path): (usize, &&str)| {
-        (path.to_string(), var(&random(seed as u64, &[3], dtype, &Device::Cpu)))
-    };
-    PATHS.iter().enumerate().map(leaf).collect()
-}
-
-fn gradients(seed: u64) -> Grads {
-    let leaf = |(i, path): (usize, &&str)| {
-        (path.to_string(), random(seed + i as u64, &[3], DType::F32, &Device::Cpu))
-    };
-    PATHS.iter().enumerate().map(leaf).collect()
-}
-
-fn rates(state: &StateTree) -> Vec<Option<f64>> {
-    state.leaves().map(|leaf| leaf.learning_rate()).collect()
-}
-
+/// Rates at 5, 6.0 and 6.3; a `None` at 0 and 6.1.
 fn chain() -> impl Rule + Clone + PartialEq {
+    let inner =
+        (Cautious::new(AdamW::new(0.25)), None::<Descent>, WeightDecay::new(0.5), Descent::new(0.125));
     OptimiserChain::new((
+        None::<ClipGrad>,
         AccumGrad::new(1),
         ClipGlobalNorm::new(5.0),
-        ClipGrad::new(1.0),
-        WeightDecay::new(0.1),
         Some(ClipNorm::new(2.0)),
-        AdamW::new(0.1),
+        WeightDecay::new(0.1),
+        Momentum::new(0.5),
+        OptimiserChain::new(inner),
     ))
 }
 
-#[test]
-fn a_selection_ends_at_a_dot() {
-    let all = [true; 4];
-    let cases: [(&str, [bool; 4]); 6] = [
-        ("", all),
-        ("encoder", [true, true, false, false]),
-        ("encoder.0", [true, false, false, false]),
-        ("encoder.0.weight", [true, false, false, false]),
-        ("encoder2", [false, false, true, false]),
-        ("head.weight", [false, false, false, true]),
-    ];
-    for (path, selected) in cases {
-        let mut state = setup(chain(), &model(DType::F32)).unwrap();
-        state.at(path).unwrap().adjust(0.5).unwrap();
-        assert_eq!(rates(&state), selected.map(|yes| Some(if yes { 0.5 } else { 0.1 })), "{path:?}");
-    }
-    for path in ["enc", "encoder.", "encoder.0.weigh", "weight", "encoder.0.weight.x"] {
-        let mut state = setup(chain(), &model(DType::F32)).unwrap();
-        let error = state.at(path).unwrap_err();
-        is_kind(&error, ErrorKind::UnknownName, &[&format!("{path:?} selects no leaf"), "encoder2.weight"]);
-    }
-}
+const PLACES: &str = "1.n, 1.average, 1.order, 2.omega, 2.non_finite, 2.group, 3.omega, 3.p, 3.non_finite, \
+                      4.lambda, 5.eta, 5.rho, 6.0.eta, 6.0.beta, 6.0.lambda, 6.0.epsilon, 6.0.couple, \
+                      6.2.lambda, 6.3.eta";
 
-#[test]
-fn a_field_that_decides_the_layout_is_fixed() {
-    let centred = RMSProp { centred: true, ..RMSProp::new(0.1) };
-    let chain = OptimiserChain::new((ClipGrad::new(1.0), RMSProp::new(0.1)));
-    let optimisers: [Box<dyn Optimiser>; 3] =
-        [Box::new(centred), Box::new(chain.clone()), Box::new(MixedPrecision::new(DType::F64, chain))];
-    for optimiser in optimisers {
-        let (model, was) = (model(DType::F32), optimiser.field("centred"));
-        let mut state = setup(optimiser, &model).unwrap();
-        update(&mut state, &model, &gradients(1)).unwrap();
-        for flag in [true, false] {
-            if was == Some(FieldValue::Flag(flag)) {
-                state.adjust_field("centred", flag).unwrap();
-                continue;
-            }
-            let message = state.adjust_field("centred", flag).unwrap_err().to_string();
-            assert!(
-                message.contains("centred decides the layout") && message.contains("eta, rho, epsilon"),
-                "{message}"
-            );
-        }
-        assert_eq!(state.leaf(PATHS[0]).unwrap().optimiser().field("centred"), was);
-        update(&mut state, &model, &gradients(2)).unwrap();
+const NAMES: &str = "n, average, order, omega, non_finite, group, p, lambda, eta, rho, beta, epsilon, couple";
+
+/// A name, what it is set to, what fields have then, and which these are.
+type Good = (&'static str, FieldValue, FieldValue, &'static [&'static str]);
+
+fn good() -> Vec<Good> {
+    fn plain(name: &'static str, value: impl Into<FieldValue>, reached: &'static [&'static str]) -> Good {
+        let value = value.into();
+        (name, value, value, reached)
     }
-    let mut rule = RMSProp::new(0.1);
-    rule.adjust_field("centred", true).unwrap();
-    assert!(rule.centred, "without a state nothing is laid out yet");
-}
-
-#[test]
-fn a_predicate_selects_leaves() {
-    let mut state = setup(chain(), &model(DType::F32)).unwrap();
-    state.select_where(|leaf| leaf.path().ends_with("bias")).unwrap().adjust(0.5).unwrap();
-    assert_eq!(rates(&state), [Some(0.1), Some(0.5), Some(0.1), Some(0.1)]);
-    state.adjust(0.2).unwrap();
-    assert_eq!(rates(&state), [Some(0.2); 4]);
-    let error = state.select_where(|leaf| leaf.steps() > 0).unwrap_err();
-    is_kind(&error, ErrorKind::UnknownName, &["selects no leaf"]);
-}
-
-/// Every field of [`chain`], a new value, and how many members have it.
-fn by_name() -> Vec<(&'static str, FieldValue, usize)> {
     vec![
-        ("n", 3u64.into(), 1),
-        ("omega", 0.25.into(), 2),
-        ("non_finite", NonFinite::Skip.into(), 2),
-        ("p", f64::INFINITY.into(), 1),
-        ("delta", 0.5.into(), 1),
-        ("lambda", 0.01.into(), 2),
-        ("eta", 0.7.into(), 1),
-        ("beta", (0.5, 0.6).into(), 1),
-        ("epsilon", 1e-3.into(), 1),
-        ("couple", false.into(), 1),
+        plain("n", 3u64, &["1.n"]),
+        plain("omega", 1.0, &["2.omega", "3.omega"]),
+        plain("non_finite", NonFinite::Skip, &["2.non_finite", "3.non_finite"]),
+        plain("p", f64::INFINITY, &["3.p"]),
+        plain("lambda", 0.25, &["4.lambda", "6.0.lambda", "6.2.lambda"]),
+        plain("6.lambda", 0.0, &["6.0.lambda", "6.2.lambda"]),
+        plain("6.2.lambda", 0.0, &["6.2.lambda"]),
+        plain("rho", 0.75, &["5.rho"]),
+        plain("beta", (0.5, 0.6), &["6.0.beta"]),
+        plain("6.0.epsilon", 1e-3, &["6.0.epsilon"]),
+        plain("couple", false, &["6.0.couple"]),
+        // Learning rates are multiplied, and the last one is set.
+        ("eta", 1.0.into(), 8.0.into(), &["6.3.eta"]),
+        ("6.eta", 0.5.into(), 2.0.into(), &["6.3.eta"]),
+        plain("6.3.eta", 0.5, &["6.3.eta"]),
+        plain("6.0.eta", 1.0, &["6.0.eta"]),
+        plain("5.eta", 0.0, &["5.eta"]),
     ]
 }
 
-#[test]
-fn a_name_reaches_every_member_that_has_it() {
-    let values = |rule: &dyn Optimiser, name: &str| -> Vec<FieldValue> {
-        rule.fields().into_iter().filter(|(field, _)| *field == name).map(|(_, value)| value).collect()
-    };
-    for (name, value, members) in by_name() {
-        let mut rule = OptimiserChain::new((chain(), None::<Descent>));
-        let others = |rule: &dyn Optimiser| {
-            rule.fields().into_iter().filter(|(field, _)| *field != name).collect::<Vec<_>>()
-        };
-        let before = others(&rule);
-        rule.adjust_field(name, value).unwrap();
-        assert_eq!(values(&rule, name), vec![value; members], "{name} on the rule");
-        assert_eq!(others(&rule), before, "{name} on the rule");
+/// All that is this value to a field: a whole number is real where a real one belongs, and a count likewise.
+fn spellings(value: FieldValue) -> Vec<FieldValue> {
+    match value {
+        FieldValue::Real(real) if real.fract() == 0.0 => {
+            vec![value, (real as i32).into(), (real as u64).into()]
+        }
+        FieldValue::Count(count) => vec![value, (count as i32).into()],
+        _ => vec![value],
+    }
+}
 
-        let boxed: Box<dyn Optimiser> =
-            Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((chain(), None::<Descent>))));
-        let mut state = setup(boxed, &model(DType::BF16)).unwrap();
-        state.adjust_field(name, value).unwrap();
-        for leaf in state.leaves() {
-            assert_eq!(values(leaf.optimiser(), name), vec![value; members], "{name} on {}", leaf.path());
-            assert_eq!(leaf.field(name), Some(value));
-            assert_eq!(others(leaf.optimiser()), before, "{name} on {}", leaf.path());
+/// A name, a value for it, and why it is refused.
+type Bad = (&'static str, FieldValue, ErrorKind, &'static str);
+
+fn bad() -> Vec<Bad> {
+    fn value(name: &'static str, value: impl Into<FieldValue>, words: &'static str) -> Bad {
+        (name, value.into(), ErrorKind::Argument, words)
+    }
+    let mut all = vec![
+        value(
+            "beta",
+            0.5,
+            "AdamW: beta is 0.5, expected a pair of reals; pass that, or set another of its fields: eta,",
+        ),
+        value("beta", (0.9, 1.0), "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"),
+        value("eta", true, "Momentum: eta is true, expected a real number"),
+        value("6.0.eta", -1, "AdamW: eta is -1, expected a finite number of 0 or more"),
+        value("5.eta", f64::NAN, "Momentum: eta is NaN, expected a finite number of 0 or more"),
+        value("eta", -1.0, "Descent: eta is -8, expected a finite number of 0 or more"),
+        value("omega", 0.0, "ClipGlobalNorm: omega is 0, expected a number above 0"),
+        value("n", 0u64, "AccumGrad: n is 0, expected 1 or more"),
+        value("n", 2.0, "AccumGrad: n is 2, expected a count"),
+        value("n", -2, "AccumGrad: n is -2, expected a count"),
+    ];
+    let nowhere = "alpha 0.eta 7.eta 6.1.eta 05.eta +5.eta 5..eta .eta 5. eta.5 5.0.eta 6.0.0.eta -5.eta";
+    all.extend(nowhere.split(' ').map(|name| (name, 0.5.into(), ErrorKind::UnknownName, "has no field")));
+    all
+}
+
+fn boxed(rule: impl Rule) -> Box<dyn Rule> {
+    Box::new(rule)
+}
+
+/// The chain in everything that can be around it.
+fn wrapped() -> Vec<Box<dyn Optimiser>> {
+    let inner: Box<dyn Optimiser> = Box::new(MixedPrecision::new(DType::F32, chain()));
+    vec![
+        Box::new(chain()),
+        Box::new(boxed(boxed(chain()))),
+        Box::new(Some(chain())),
+        Box::new(StoreAs::new([("m", DType::BF16)], chain())),
+        Box::new(MixedPrecision::new(DType::F64, StoreAs::new([("m", DType::BF16)], Some(boxed(chain()))))),
+        Box::new(Kahan::new(chain())),
+        Box::new(SplitMaster::new(chain())),
+        Box::new(StochasticRounding::new(7, chain())),
+        Box::new(Offload::new(inner.clone())),
+        Box::new(Offload::new(inner).everywhere()),
+    ]
+}
+
+fn variables() -> Vars {
+    model(&[random(1, &[3], DType::BF16, &Device::Cpu), random(2, &[2, 2], DType::BF16, &Device::Cpu)])
+}
+
+fn with_places(optimiser: &dyn Optimiser) -> Vec<(String, FieldValue)> {
+    let fields =
+        optimiser.places().into_iter().zip(optimiser.fields()).map(|(place, (_, value))| (place, value));
+    fields.filter(|(place, _)| place != "seed").collect()
+}
+
+fn of_leaves(state: &StateTree) -> Vec<Vec<(String, FieldValue)>> {
+    state.leaves().map(|leaf| with_places(leaf.optimiser())).collect()
+}
+
+/// A field reads as it was set, no other one changes, and steps are those of a state that was set up so.
+#[test]
+fn a_name_sets_what_it_reaches_through_everything_around_it() {
+    let gradients =
+        |seed| grads(variables().values().map(|x| Some(random(seed, x.dims(), DType::F32, &Device::Cpu))));
+    for optimiser in wrapped() {
+        let before = with_places(&optimiser);
+        assert_eq!(before.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>().join(", "), PLACES);
+        for (name, value, set, reached) in good() {
+            let of = |(place, old): &(String, FieldValue)| {
+                (place.clone(), if reached.contains(&place.as_str()) { set } else { *old })
+            };
+            let after: Vec<_> = before.iter().map(of).collect();
+            for spelling in spellings(value) {
+                let what = format!("{name} = {spelling:?} in {}", optimiser.name());
+                let mut rule = optimiser.clone();
+                rule.adjust_field(name, spelling).expect("a field of the rule");
+                assert_eq!((with_places(&rule), rule.field(name)), (after.clone(), Some(value)), "{what}");
+
+                let [model, expected] = [variables(), variables()];
+                let mut state = setup(optimiser.clone(), &model).expect("a state");
+                state.at("1").and_then(|mut leaf| leaf.adjust_field(name, spelling)).expect("a leaf's field");
+                assert_eq!(of_leaves(&state), [before.clone(), after.clone()], "{what}");
+                state.all().adjust_field(name, spelling).expect("a field of all leaves");
+                assert_eq!(of_leaves(&state), [after.clone(), after.clone()], "{what}");
+                let rates = state.leaves().map(|leaf| leaf.learning_rate().map(FieldValue::Real));
+                assert!(rates.eq([rule.field("eta"), rule.field("eta")]), "{what}");
+
+                let mut adjusted = setup(rule, &expected).expect("a state");
+                for seed in 0..3 {
+                    update(&mut state, &model, &gradients(seed)).expect("a step");
+                    update(&mut adjusted, &expected, &gradients(seed)).expect("a step");
+                }
+                assert_eq!(snapshot(&model, &state), snapshot(&expected, &adjusted), "{what}");
+                let mut restored = setup(optimiser.clone(), &model).expect("a state");
+                let file = open(&file_of(Checkpoint::new(&state))).expect("a checkpoint");
+                file.restore(&mut restored).expect("a state");
+                assert_eq!(of_leaves(&restored), of_leaves(&state), "{what}");
+            }
         }
     }
 }
 
 #[test]
 fn bad_names_types_and_values_change_nothing() {
-    use ErrorKind::{Argument, UnknownName};
-    let cases: [(&str, FieldValue, ErrorKind, &[&str]); 10] = [
-        (
-            "rho",
-            0.5.into(),
-            UnknownName,
-            &["has no field \"rho\"", "n, average, order, omega", "eta, beta", "couple"],
-        ),
-        (
-            "beta",
-            0.5.into(),
-            Argument,
-            &["AdamW: beta is 0.5, expected a pair of reals", "eta, beta, lambda"],
-        ),
-        ("eta", true.into(), Argument, &["AdamW: eta is true, expected a real number"]),
-        ("n", 2.0.into(), Argument, &["AccumGrad: n is 2, expected a count"]),
-        ("n", (-2).into(), Argument, &["AccumGrad: n is -2, expected a count"]),
-        ("eta", f64::NAN.into(), Argument, &["AdamW: eta is NaN, expected a finite number of 0 or more"]),
-        ("eta", (-1).into(), Argument, &["AdamW: eta is -1, expected a finite number of 0 or more"]),
-        ("omega", 0.0.into(), Argument, &["ClipGlobalNorm: omega is 0, expected a number above 0"]),
-        ("n", 0u64.into(), Argument, &["AccumGrad: n is 0, expected 1 or more"]),
-        ("beta", (0.9, 1.0).into(), Argument, &["AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"]),
-    ];
-    for (name, value, kind, facts) in cases {
-        let mut rule = chain();
-        let error = rule.adjust_field(name, value).unwrap_err();
-        is_kind(&error, kind, facts);
-        assert_eq!(rule, chain(), "{name}");
-
-        let model = model(DType::F32);
-        let mut state = setup(chain(), &model).unwrap();
+    let optimisers: [Box<dyn Optimiser>; 2] =
+        [Box::new(chain()), Box::new(MixedPrecision::new(DType::F32, chain()))];
+    for optimiser in optimisers {
+        let model = variables();
+        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        state.at("1").and_then(|mut leaf| leaf.adjust_field("rho", 0.75)).expect("an optimiser of its own");
         let before = snapshot(&model, &state);
-        let error = state.adjust_field(name, value).unwrap_err();
-        is_kind(&error, kind, facts);
-        assert_eq!(snapshot(&model, &state), before, "{name}");
-    }
-}
-
-#[test]
-fn a_whole_number_is_real_where_a_real_one_belongs() {
-    let one = Some(FieldValue::Real(1.0));
-    let mut rule = MixedPrecision::new(DType::F32, chain());
-    let mut state = setup(rule.clone(), &model(DType::BF16)).unwrap();
-    for (name, value) in [("eta", FieldValue::from(1)), ("eta", 1u64.into()), ("omega", 1.into())] {
-        rule.adjust_field(name, 0.5).unwrap();
-        rule.adjust_field(name, value).unwrap();
-        assert_eq!(rule.field(name), one, "{name} on the rule");
-
-        let boxed: &mut dyn Optimiser = &mut rule.clone();
-        boxed.set_field(name, 0.5.into()).unwrap();
-        assert!(boxed.set_field(name, value).unwrap());
-        assert_eq!(boxed.field(name), one, "{name} on a boxed rule");
-
-        state.adjust_field(name, 0.5).unwrap();
-        state.adjust_field(name, value).unwrap();
-        assert!(state.leaves().all(|leaf| leaf.field(name) == one), "{name} on a state");
-    }
-    assert_eq!(rates(&state), [Some(1.0); 4]);
-    rule.adjust_field("n", 1).unwrap();
-    assert_eq!(rule.field("n"), Some(FieldValue::Count(1)), "and a count where a count belongs");
-}
-
-#[test]
-fn the_dtype_of_the_masters_is_fixed() {
-    let rule = MixedPrecision::new(DType::F32, Adam::new(0.1));
-    let model = model(DType::BF16);
-    let mut state = setup(rule.clone(), &model).unwrap();
-    let before = snapshot(&model, &state);
-    for error in [
-        rule.clone().adjust_field("dtype", 64u64).unwrap_err(),
-        state.adjust_field("dtype", 64u64).unwrap_err(),
-    ] {
-        let message = error.to_string();
-        for word in ["MixedPrecision", "dtype", "set up a new state", "eta, beta, epsilon"] {
-            assert!(message.contains(word), "{word} in {message}");
+        for (name, value, kind, words) in bad() {
+            let (mut rule, good) = (optimiser.clone(), ("epsilon", 0.5.into()));
+            let errors = [
+                rule.adjust_field(name, value),
+                rule.adjust_fields([good, (name, value)]),
+                state.all().adjust_field(name, value),
+                state.all().adjust_fields([good, (name, value)]),
+                state.at("1").and_then(|mut leaf| leaf.adjust_fields([good, (name, value)])),
+            ];
+            for error in errors.map(|outcome| outcome.expect_err(name)) {
+                is_kind(&error, kind, &[words]);
+                let names = if name == "alpha" { NAMES } else { PLACES };
+                let listed = (kind == ErrorKind::UnknownName).then(|| format!("one of: {names}"));
+                assert!(listed.is_none() || error.expected() == listed.as_deref(), "{error}");
+            }
+            assert_eq!(with_places(&rule), with_places(&optimiser), "{name}");
+            assert_eq!(rule.field(name).is_none(), kind == ErrorKind::UnknownName, "{name}");
+            assert_eq!(snapshot(&model, &state), before, "{name}");
         }
     }
-    assert_eq!(snapshot(&model, &state), before);
+}
 
-    state.adjust(0.5).unwrap();
-    update(&mut state, &model, &gradients(1)).unwrap();
-    for leaf in state.leaves() {
-        assert!(format!("{:?}", leaf.optimiser()).contains("F32"), "{:?}", leaf.optimiser());
-        assert_eq!(leaf.tensor("master").unwrap().map(|master| master.dtype()), Some(DType::F32));
+/// Not even a field that is fixed is refused its own value.
+#[test]
+fn a_field_that_decides_the_state_is_fixed() {
+    let (centred, chain) = (
+        RMSProp { centred: true, ..RMSProp::new(0.1) },
+        OptimiserChain::new((ClipGrad::new(1.0), RMSProp::new(0.1))),
+    );
+    type Fixed<'w> = (Box<dyn Optimiser>, &'w str, FieldValue, &'w [&'w str]);
+    let layout = "centred decides the layout";
+    let cases: [Fixed<'_>; 5] = [
+        (Box::new(centred), "centred", false.into(), &[layout, "eta, rho, epsilon"]),
+        (Box::new(chain.clone()), "1.centred", true.into(), &[layout, "1.eta, 1.rho, 1.epsilon"]),
+        (Box::new(chain.clone()), "centred", true.into(), &[layout, "delta, eta, rho, epsilon"]),
+        (Box::new(MixedPrecision::new(DType::F64, chain)), "centred", true.into(), &[layout]),
+        (
+            Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+            "dtype",
+            64u64.into(),
+            &["MixedPrecision", "dtype", "set up a new state", "eta, beta, epsilon"],
+        ),
+    ];
+    for (mut rule, name, value, words) in cases {
+        let (model, own) = (variables(), rule.field(name));
+        let mut state = setup(rule.clone(), &model).expect("a state");
+        let before = snapshot(&model, &state);
+        is_kind(&state.all().adjust_field(name, value).expect_err("fixed"), ErrorKind::Argument, words);
+        own.into_iter().for_each(|own| state.all().adjust_field(name, own).expect("its own value"));
+        assert_eq!(snapshot(&model, &state), before);
+        // Without a state there is no layout yet.
+        assert_eq!(rule.adjust_field(name, value).is_ok(), own.is_some(), "{name}");
     }
 }
 
 #[test]
-fn one_invalid_leaf_of_several_stops_all() {
-    // `rho` is anything in Left's rule, and must be below 1 in that of the last leaf.
-    let model = model(DType::F32);
+fn one_leaf_that_refuses_a_value_refuses_it_for_all() {
+    let model = variables();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
-        Some(if path == "head.weight" {
-            Box::new(Momentum::new(0.1))
+        Some(if path == "1" {
+            Box::new(AdEMAMix::new(0.1))
         } else {
-            Box::new(OptimiserChain::new((Loose { rho: 0.5 }, Adam::new(0.1))))
+            Box::new(OptimiserChain::new((Scale::new(0.5), Momentum::new(0.1))))
         })
     };
-    let mut state = setup_with(&model, choose).unwrap();
+    let mut state = setup_with(&model, choose).expect("a state");
     let before = snapshot(&model, &state);
-    let error = state.adjust_field("rho", 2.0).unwrap_err();
-    is_kind(&error, ErrorKind::Argument, &["parameter \"head.weight\": Momentum: rho is 2, expected"]);
-    assert_eq!(error.path(), Some("head.weight"));
-    assert_eq!(snapshot(&model, &state), before);
-
-    state.at("encoder").unwrap().adjust_field("rho", 2.0).unwrap();
-    let rho: Vec<_> = state.leaves().map(|leaf| leaf.field("rho")).collect();
-    assert_eq!(rho, [2.0, 2.0, 0.5, 0.9].map(|value| Some(FieldValue::Real(value))));
-
-    let error = state.adjust_field("lambda", 0.1).unwrap_err().to_string();
-    assert!(error.contains("rho, eta, beta, epsilon"), "all fields of all leaves: {error}");
-    state.adjust_field("epsilon", 0.25).unwrap();
-    assert_eq!(
-        state.leaf("head.weight").unwrap().field("epsilon"),
-        None,
-        "a leaf without the field is passed over"
-    );
-}
-
-optimisers::hyper_parameters! {
-    /// A rule with a field of another range than Momentum's.
-    pub struct Loose {
-        /// Anything.
-        rho: f64 = 0.0 => optimisers::range::any,
-    }
-}
-
-impl optimisers::Elementwise for Loose {
-    type Scalars = ();
-    type Slots<T> = [T; 0];
-
-    fn slots(&self) -> [optimisers::Slot; 0] {
-        []
-    }
-
-    fn scalars(&self, _t: u64) {}
-
-    fn step<V: optimisers::value::Value>((): (), _x: V, dx: V, _: &mut [V; 0]) -> V {
-        dx
-    }
+    let error = state.all().adjust_field("alpha", -1.0).expect_err("an alpha of AdEMAMix");
+    is_kind(&error, ErrorKind::Argument, &["parameter \"1\": AdEMAMix: alpha is -1, expected"]);
+    assert_eq!((error.path(), snapshot(&model, &state)), (Some("1"), before));
+    state.at("0").and_then(|mut leaf| leaf.adjust_field("alpha", -1.0)).expect("an alpha of Scale");
+    // A leaf without the field is passed over; the error has the fields of all.
+    state.all().adjust_field("rho", 0.25).expect("Momentum's");
+    let fields = |name: &str| state.leaves().map(|leaf| leaf.field(name)).collect::<Vec<_>>();
+    assert_eq!(fields("alpha"), [-1.0, 5.0].map(|alpha| Some(alpha.into())));
+    assert_eq!(fields("rho"), [Some(0.25.into()), None]);
+    let error = state.all().adjust_field("delta", 0.1).expect_err("nobody's");
+    assert_eq!(error.expected(), Some("one of: alpha, eta, rho, beta, lambda, epsilon, warmup"));
 }
 
 #[test]
-fn frozen_leaves_keep_everything_and_thaw() {
-    let (model, twin) = (model(DType::F32), model(DType::F32));
-    let mut state = setup(Adam::new(0.1), &model).unwrap();
-    let mut expected = setup(Adam::new(0.1), &twin).unwrap();
-    let encoder = |path: &str| path.starts_with("encoder.");
-    let part = |all: &[(String, Vec<u64>)], yes: bool| -> Vec<_> {
-        all.iter().filter(|(name, _)| encoder(name) == yes && !name.contains("Adam")).cloned().collect()
-    };
-
-    update(&mut state, &model, &gradients(0)).unwrap();
-    update(&mut expected, &twin, &gradients(0)).unwrap();
-    state.at("encoder").unwrap().freeze();
-    let frozen: Vec<_> = state.leaves().map(|leaf| leaf.is_frozen()).collect();
-    assert_eq!(frozen, [true, true, false, false]);
-    let before = snapshot(&model, &state);
-    for seed in 1..4 {
-        let outcome = update(&mut state, &model, &gradients(seed)).unwrap();
-        assert_eq!((outcome.applied, outcome.frozen), (2, 2));
-        let others: Grads = gradients(seed).into_iter().filter(|(path, _)| !encoder(path)).collect();
-        update(&mut expected, &twin, &others).unwrap();
+fn a_selection_ends_at_a_dot() {
+    let paths = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
+    let model: Vars =
+        paths.map(|path| (path.to_string(), var(&random(1, &[3], DType::F32, &Device::Cpu)))).into();
+    let rates = |state: &StateTree| state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>();
+    let selected = [("", "0123"), ("encoder", "01"), ("encoder.0", "0"), ("encoder.0.weight", "0")];
+    let others = [("encoder2", "2"), ("head.weight", "3"), ("enc", ""), ("encoder.", "")];
+    let none = [("encoder.0.weigh", ""), ("weight", ""), ("encoder.0.weight.x", "")];
+    for (path, places) in selected.into_iter().chain(others).chain(none) {
+        let mut state = setup(Adam::new(0.1), &model).expect("a state");
+        if let Err(error) = state.at(path).and_then(|mut leaves| leaves.adjust(0.5)) {
+            let words = [&*format!("{path:?} selects no leaf"), "encoder2.weight"];
+            is_kind(&error, ErrorKind::UnknownName, &words);
+        }
+        let expected = ["0", "1", "2", "3"].map(|place| Some(if places.contains(place) { 0.5 } else { 0.1 }));
+        assert_eq!(rates(&state), expected, "{path:?}");
     }
-    let after = snapshot(&model, &state);
-    assert_eq!(part(&after, true), part(&before, true));
-    assert_ne!(part(&after, false), part(&before, false));
-
-    state.at("encoder").unwrap().thaw();
-    assert_eq!(update(&mut state, &model, &gradients(9)).unwrap().applied, 4);
-    update(&mut expected, &twin, &gradients(9)).unwrap();
-    assert_eq!(
-        snapshot(&model, &state),
-        snapshot(&twin, &expected),
-        "as if the leaf had had no gradient meanwhile"
-    );
+    let mut state = setup(Adam::new(0.1), &model).expect("a state");
+    state
+        .select_where(|leaf| leaf.path().ends_with("bias"))
+        .and_then(|mut leaf| leaf.adjust(0.5))
+        .expect("a rate");
+    assert_eq!(rates(&state), [0.1, 0.5, 0.1, 0.1].map(Some));
+    state.adjust(0.2).expect("one rate for all");
+    assert_eq!(rates(&state), [Some(0.2); 4]);
+    let error = state.select_where(|leaf| leaf.steps() > 0).expect_err("no leaf");
+    is_kind(&error, ErrorKind::UnknownName, &["selects no leaf"]);
 }
 
+/// The place of a field is that of its member's state tensors.
 #[test]
-fn adjusting_keeps_the_moments() {
-    for dtype in [DType::F32, DType::BF16] {
-        let model = model(dtype);
-        let mut state = setup(MixedPrecision::new(DType::F32, Nesterov::new(0.1)), &model).unwrap();
-        update(&mut state, &model, &gradients(0)).unwrap();
-        let numbers = |state: &StateTree| -> BTreeMap<_, _> {
-            snapshot(&model, state).into_iter().filter(|(_, bits)| !bits.is_empty()).collect()
-        };
-        let before = numbers(&state);
-        state.adjust(0.5).unwrap();
-        state.at("head").unwrap().adjust_field("rho", 0.25).unwrap();
-        assert_eq!(numbers(&state), before);
-        assert_eq!(rates(&state), [Some(0.5); 4], "leaves that shared an optimiser share its new rate");
-        assert_eq!(
-            state.leaf("encoder.bias").unwrap().field("rho"),
-            Some(0.9.into()),
-            "and are adjusted apart"
+fn places_are_those_of_state_tensors() {
+    for optimiser in wrapped() {
+        let state = setup(optimiser, &variables()).expect("a state");
+        let names = state.leaf("0").expect("a leaf").tensor_names();
+        let members: Vec<_> = names.iter().filter_map(|name| name.rsplit_once('.')).collect();
+        assert_eq!(members, [("1", "acc"), ("5", "velocity"), ("6.0", "m"), ("6.0", "v")]);
+    }
+}
+
+/// A rule with a range that depends on two fields.
+#[derive(Clone, Debug, PartialEq)]
+struct Ordered {
+    low: f64,
+    high: f64,
+}
+
+impl optimisers::Describe for Ordered {
+    fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
+        rule.kind("Ordered");
+        rule.field("low", &mut self.low, 0.0, optimisers::range::any);
+        rule.field("high", &mut self.high, 1.0, optimisers::range::any);
+        rule.require(
+            || {
+                if self.low < self.high { Ok(()) } else { Err(Error::other("low is not below high")) }
+            },
         );
-        assert_eq!(state.leaf("head.weight").unwrap().field("rho"), Some(0.25.into()));
     }
 }
 
 #[test]
-fn a_step_uses_the_adjusted_rate() {
-    let model = model(DType::F64);
-    let before: Vec<_> = model.values().map(|var| support::common::values(var)).collect();
-    let mut state = setup(Descent::new(0.1), &model).unwrap();
-    state.at("encoder2").unwrap().adjust(0.5).unwrap();
-    let ones: Grads = PATHS
-        .iter()
-        .map(|path| (path.to_string(), Tensor::ones(3, DType::F64, &Device::Cpu).unwrap()))
-        .collect();
-    update(&mut state, &model, &ones).unwrap();
-    for ((path, var), before) in model.iter().zip(before) {
-        let rate = if path == "encoder2.weight" { 0.5 } else { 0.1 };
-        let expected: Vec<f64> = before.iter().map(|x| x - rate).collect();
-        assert_eq!(support::common::values(var), expected, "{path}");
+fn several_fields_are_set_in_their_order_and_checked_together() {
+    let mut rule = Ordered { low: 0.0, high: 1.0 };
+    is_kind(&rule.adjust_field("low", 2.0).expect_err("alone"), ErrorKind::Other, &["low is not below high"]);
+    rule.adjust_fields([("low", 2.0.into()), ("high", 2.0.into()), ("high", 3.into())]).expect("together");
+    assert_eq!(rule, Ordered { low: 2.0, high: 3.0 });
+    rule.adjust_fields([]).expect("nothing to change");
+
+    let mut state = setup(chain(), &variables()).expect("a state");
+    let values = [("5.eta", 1.into()), ("eta", 1e-3.into()), ("5.eta", 2.into()), ("6.lambda", 0.0.into())];
+    state.all().adjust_fields(values).expect("four fields");
+    for leaf in state.leaves() {
+        let expected = [2.0, 0.25, 1e-3 / 0.25, 0.0].map(|value| Some(value.into()));
+        assert_eq!(["5.eta", "6.0.eta", "6.3.eta", "6.2.lambda"].map(|place| leaf.field(place)), expected);
     }
 }
 

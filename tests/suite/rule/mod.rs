@@ -1,7 +1,6 @@
 //! What a rule is: its description, hyper-parameters, order; rules of users.
 
 mod adjust;
-mod adjust_members;
 mod described_states;
 pub(crate) mod learning_rates;
 mod orders;

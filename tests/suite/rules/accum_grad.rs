@@ -7,7 +7,6 @@ use optimisers::{
     setup, setup_with, trainables, update,
 };
 
-use crate::files::damaged_checkpoints::Choices;
 use crate::model::models::of;
 use support::common::{
     Grads, Vars, grads, is_kind, model, not_finite, rules_and_chains, snapshot, tensor, values, var,
@@ -349,28 +348,32 @@ impl Collected {
 #[test]
 fn windows_are_what_the_documentation_says() {
     const PATHS: [&str; 3] = ["a", "b", "c"];
-    let mut choices = Choices(1);
+    let mut random = 1u64;
+    let mut below = |limit: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % limit
+    };
     for _ in 0..200 {
         let model = zeros(&PATHS);
-        let mut leaves = PATHS.map(|_| Collected { n: 1 + choices.below(4) as u64, ..Collected::default() });
+        let mut leaves = PATHS.map(|_| Collected { n: 1 + below(4) as u64, ..Collected::default() });
         let n =
             |path: &str| leaves.iter().zip(PATHS).find(|(_, known)| *known == path).map(|(leaf, _)| leaf.n);
         let mut state = setup_with(&model, |path, _| n(path).map(collecting)).expect("a state");
         let mut number = 0;
         for _ in 0..40 {
-            let chosen = choices.below(3);
+            let chosen = below(3);
             let mut selection = state.at(PATHS[chosen]).expect("a leaf");
-            match choices.below(8) {
+            match below(8) {
                 0 if leaves[chosen].frozen => selection.thaw(),
                 0 => selection.freeze(),
                 1 => {
-                    leaves[chosen].n = 1 + choices.below(4) as u64;
+                    leaves[chosen].n = 1 + below(4) as u64;
                     selection.adjust_field("n", leaves[chosen].n).expect("a count");
                 }
                 _ => {}
             }
             leaves.iter_mut().zip(state.leaves()).for_each(|(leaf, own)| leaf.frozen = own.is_frozen());
-            let gradients = PATHS.map(|_| (choices.below(4) > 0).then(|| choices.below(100) as f64));
+            let gradients = PATHS.map(|_| (below(4) > 0).then(|| below(100) as f64));
             let given: Vec<(&str, f64)> = PATHS
                 .into_iter()
                 .zip(gradients)

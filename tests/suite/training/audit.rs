@@ -1,16 +1,26 @@
 //! What `audit` says of a model and a loss.
 
-use candle_core::{DType, Device, Module, Tensor, Var};
-use candle_nn::{BatchNormConfig, ModuleT, VarBuilder, VarMap, batch_norm, layer_norm, linear};
-use optimisers::{AdamW, Audit, ErrorKind, Model, Reach, Visitor, audit, setup, update};
+#![allow(clippy::single_range_in_vec_init, reason = "ranges of rows are what is compared")]
+
+use std::ops::Range;
+
+use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
+use candle_nn::{
+    BatchNormConfig, Embedding, Linear, ModuleT, VarBuilder, VarMap, batch_norm, layer_norm, linear, ops,
+};
+use optimisers::{AdamW, Audit, ErrorKind, Model, Reach, audit, setup, update};
 
 use crate::training::cuts::listed;
-use support::common::{Vars, is_kind, model, random, values};
+use support::common::{Vars, is_kind, model, random, values, var};
 
 const CPU: &Device = &Device::Cpu;
 
 fn ones(length: usize) -> Tensor {
     Tensor::ones(length, DType::F32, CPU).expect("ones")
+}
+
+fn audited(model: &(impl Model + ?Sized), loss: Result<Tensor>) -> Audit {
+    audit(model, &loss.expect("a loss")).expect("an audit")
 }
 
 fn reaches(audit: &Audit) -> Vec<Reach> {
@@ -19,43 +29,39 @@ fn reaches(audit: &Audit) -> Vec<Reach> {
 
 #[test]
 fn every_kind_of_gradient_is_told() {
-    let model = model(&[ones(4), ones(4), ones(4), ones(4), ones(0)]);
-    let weights = Tensor::new(&[3f32, 0.0, -4.0, 0.0], CPU).expect("a tensor");
-    let poison = Tensor::new(&[f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY], CPU).expect("a tensor");
-    let zeros = weights.zeros_like().expect("zeros");
-    let terms = [("0", &weights), ("1", &zeros), ("2", &poison)]
-        .map(|(path, weights)| model[path].mul(weights).expect("a term"));
-    let empty = model["4"].sum_all().expect("a sum");
-    let loss = Tensor::cat(&terms, 0).and_then(|x| x.sum_all()? + empty).expect("a loss");
-    let before: Vec<_> = model.values().map(|var| values(var)).collect();
-    let found = audit(&model, &loss).expect("an audit");
     let gradient = |norm| Reach::Gradient { norm };
-    assert_eq!(
-        reaches(&found),
-        [gradient(5.0), Reach::Zero, Reach::NonFinite { count: 3 }, Reach::Unreached, gradient(0.0)]
-    );
-    assert_eq!(found.unreached().collect::<Vec<_>>(), ["3"]);
-    assert_eq!(found.variables()[0].shape, [4]);
-    assert_eq!(found.variables()[0].dtype, DType::F32);
-    assert_eq!(model.values().map(|var| values(var)).collect::<Vec<_>>(), before);
-    // The graph is still whole.
-    assert!(loss.backward().expect("gradients").get(&model["0"]).is_some());
-}
-
-/// Squares of these are 0 and infinite in f64.
-#[test]
-fn norms_of_very_small_and_very_large_gradients_are_right() {
-    for size in [1e-200f64, 1e200] {
-        let x = Var::zeros(2, DType::F64, CPU).expect("a variable");
-        let loss = x
-            .mul(&Tensor::new(&[3.0 * size, 4.0 * size], CPU).expect("a tensor"))
-            .and_then(|x| x.sum_all())
-            .expect("a loss");
-        let [Reach::Gradient { norm }] = reaches(&audit(&x, &loss).expect("an audit"))[..] else {
-            panic!("a gradient")
-        };
-        assert!((norm / (5.0 * size) - 1.0).abs() < 1e-12, "{norm}");
+    let not_finite = [f64::NAN, 1.0, f64::INFINITY, f64::NEG_INFINITY];
+    // Squares of some of these are 0 and infinite in f64.
+    let cases: [(&[f64], Reach); 6] = [
+        (&[3.0, 0.0, -4.0, 0.0], gradient(5.0)),
+        (&[3e-200, 4e-200], gradient(5e-200)),
+        (&[3e200, 4e200], gradient(5e200)),
+        (&[0.0; 4], Reach::Zero),
+        (&not_finite, Reach::NonFinite { count: 3 }),
+        (&[], gradient(0.0)),
+    ];
+    let tensors = cases.map(|(weights, _)| Tensor::ones(weights.len(), DType::F64, CPU).expect("ones"));
+    let model = model(&[&tensors[..], &[ones(2)]].concat());
+    let terms = cases.iter().zip(model.values()).map(|((weights, _), x)| x.mul(&Tensor::new(*weights, CPU)?));
+    let loss = terms.reduce(|a, b| Tensor::cat(&[a?, b?], 0)).expect("a term").and_then(|x| x.sum_all());
+    let loss = loss.expect("a loss");
+    let found = audit(&model, &loss).expect("an audit");
+    for (i, (reach, (_, expected))) in reaches(&found).into_iter().zip(cases).enumerate() {
+        match (reach, expected) {
+            (Reach::Gradient { norm }, Reach::Gradient { norm: expected }) => {
+                assert!((norm - expected).abs() <= 1e-12 * expected, "{i}: {norm}")
+            }
+            _ => assert_eq!(reach, expected, "{i}"),
+        }
     }
+    assert_eq!((reaches(&found)[6], found.unreached().collect::<Vec<_>>()), (Reach::Unreached, vec!["6"]));
+    assert_eq!(
+        (&*found.variables()[0].shape, found.variables()[6].dtype),
+        (&[4][..], optimisers::DType::F32)
+    );
+    // The parameters stay, and the graph is still whole.
+    assert_eq!(values(&model["1"]), [1.0; 2]);
+    assert!(loss.backward().expect("gradients").get(&model["0"]).is_some());
 }
 
 #[test]
@@ -65,33 +71,28 @@ fn the_table_has_a_line_for_each_variable_and_names_what_cuts() {
     let first = linear(4, 8, builder.pp("first")).expect("a layer");
     let norm = layer_norm(8, 1e-5, builder.pp("norm")).expect("a norm");
     let last = linear(8, 1, builder.pp("last")).expect("a layer");
-    let x = random(1, &[2, 4], DType::BF16, CPU);
-    let output = first.forward(&x).and_then(|x| last.forward(&norm.forward(&x)?)).expect("an output");
-    let text = audit(&variables, &output.sum_all().expect("a loss")).expect("an audit").to_string();
+    let hidden = first.forward(&random(1, &[2, 4], DType::BF16, CPU)).expect("an output");
+    let loss = || norm.forward(&hidden).and_then(|x| last.forward(&x)?.sum_all());
+    let text = audited(&variables, loss()).to_string();
     let lines: Vec<&str> = text.lines().collect();
-    let words = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
-    assert_eq!(words(lines[0]), ["variable", "shape", "dtype", "gradient"]);
-    assert_eq!(words(lines[1]), ["first.bias", "[8]", "BF16", "none"]);
-    assert_eq!(words(lines[2]), ["first.weight", "[8,", "4]", "BF16", "none"]);
-    assert_eq!(words(lines[3]), ["last.bias", "[1]", "BF16", "norm", "2.000e0"]);
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let table = [
+        "variable shape dtype gradient",
+        "first.bias [8] BF16 none",
+        "first.weight [8, 4] BF16 none",
+        "last.bias [1] BF16 norm 2.000e0",
+    ];
+    assert_eq!([0, 1, 2, 3].map(|i| words(lines[i])), table);
     assert_eq!(lines[1].find("none"), lines[6].find("none"), "columns:\n{text}");
-    assert_eq!(
-        lines[7],
-        "The loss does not reach 4 of 6 variables. If it should depend on them, something cuts the graph."
-    );
+    let remark =
+        "The loss does not reach 4 of 6 variables. If it should depend on them, something cuts the graph.";
+    assert_eq!((lines[7], lines.len()), (remark, 9));
     names_what_cuts(lines[8]);
-    assert_eq!(lines.len(), 9);
 
-    let whole =
-        audit(&variables, &first.forward(&x).and_then(|x| last.forward(&x)?.sum_all()).expect("a loss"))
-            .expect("an audit");
+    let whole = audited(&variables, last.forward(&hidden).and_then(|x| x.sum_all()));
     assert_eq!(whole.unreached().collect::<Vec<_>>(), ["norm.bias", "norm.weight"]);
-    assert!(
-        !audit(&vec![first, last], &output.sum_all().expect("a loss"))
-            .expect("an audit")
-            .to_string()
-            .contains("not show")
-    );
+    let none = audited(&variables, ones(1).sum_all());
+    assert!(none.to_string().contains("The loss reaches none of the 6 variables. Pass the model"), "{none}");
 }
 
 /// candle's `VarMap` makes zeros of what has no initialiser, and `require_all` is content with the gradients.
@@ -100,25 +101,14 @@ fn variables_with_a_gradient_of_exactly_zero_are_told() {
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
     let layer = linear(4, 8, builder.pp("layer")).expect("a layer");
-    let scale = builder.get(8, "norm.scale").expect("a variable");
-    let loss = layer
-        .forward(&random(1, &[2, 4], DType::F32, CPU))
-        .and_then(|x| x.broadcast_mul(&scale)?.sum_all())
-        .expect("a loss");
-    let text = audit(&variables, &loss).expect("an audit").to_string();
+    let output = layer.forward(&random(1, &[2, 4], DType::F32, CPU)).expect("an output");
+    let loss = |scale: &Tensor| output.broadcast_mul(scale)?.sum_all();
+    let text = audited(&variables, loss(&builder.get(8, "norm.scale").expect("a variable"))).to_string();
     let last = text.lines().last().expect("a line");
-    assert!(
-        last.starts_with("2 of 3 variables have a gradient of exactly zero: layer.bias, layer.weight. "),
-        "{text}"
-    );
+    let told = "2 of 3 variables have a gradient of exactly zero: layer.bias, layer.weight. ";
+    assert!(last.starts_with(told), "{text}");
     assert!(last.contains("LoRA") && last.contains("`VarBuilder::get`") && !text.contains("cuts"), "{text}");
-
-    let scale = scale.ones_like().expect("ones");
-    let loss = layer
-        .forward(&random(1, &[2, 4], DType::F32, CPU))
-        .and_then(|x| x.broadcast_mul(&scale)?.sum_all())
-        .expect("a loss");
-    assert!(!audit(&layer, &loss).expect("an audit").to_string().contains("exactly zero"));
+    assert!(!audited(&layer, loss(&ones(8))).to_string().contains("exactly zero"));
 }
 
 /// Its statistics are variables of the map, and nothing that a loss is differentiated by.
@@ -180,42 +170,112 @@ pub(crate) fn names_what_cuts(text: &str) {
     );
 }
 
-/// A field that was forgotten in `model!`.
-struct Part<'m>(&'m Vars);
-
-impl Model for Part<'_> {
-    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        visitor.child("shown", &self.0["0"]);
-        visitor.child("again", &self.0["0"]);
-    }
+struct Shown {
+    first: Var,
+    again: Var,
+    second: Var,
 }
+optimisers::model!(Shown { first, again, .. });
 
+/// What a model leaves out has no path: the audit has its shape and dtype, and says what to do.
 #[test]
-fn variables_that_the_model_does_not_show_are_told() {
-    let model = model(&[ones(3), random(1, &[2, 3], DType::F32, CPU)]);
-    let loss = model["0"].broadcast_mul(&model["1"]).and_then(|x| x.sum_all()).expect("a loss");
-    let found = audit(&Part(&model), &loss).expect("an audit");
+fn a_variable_that_the_model_does_not_show_is_told_with_what_to_do() {
+    let first = var(&ones(3));
+    let model = Shown { again: first.clone(), first, second: var(&random(1, &[2, 3], DType::F32, CPU)) };
+    let loss = || model.first.broadcast_mul(&model.second).and_then(|x| x.sum_all());
+    let found = audited(&model, loss());
     assert_eq!(found.outside(), [(vec![2, 3], optimisers::DType::F32)]);
-    assert_eq!(found.variables()[0].paths, ["again", "shown"]);
+    assert_eq!(found.variables()[0].paths, ["again", "first"]);
     let text = found.to_string();
-    assert!(text.contains("again = shown") && text.contains("does not show: [2, 3] of F32"), "{text}");
-    assert_eq!(audit(&model, &loss).expect("an audit").outside(), []);
+    for words in ["again = first", "does not show: [2, 3] of F32", "name the field in the struct's `model!`"]
+    {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let whole = audited(&vec![model.first.clone(), model.second.clone()], loss());
+    assert!(whole.outside().is_empty() && !whole.to_string().contains("not show"), "{whole}");
 }
 
 #[test]
 fn what_cannot_be_audited_is_an_error() {
     let x = Var::ones(2, DType::F32, CPU).expect("a variable");
-    let loss = x.sum_all().expect("a loss");
-    let error = audit(&Vec::<Var>::new(), &loss).expect_err("no variables");
+    let error = audit(&Vec::<Var>::new(), &x.sum_all().expect("a loss")).expect_err("no variables");
     is_kind(&error, ErrorKind::Model, &["no trainable floating-point variable"]);
     let kernel = Tensor::ones((1, 1, 2), DType::F32, CPU).expect("a kernel");
-    let loss = x
-        .reshape((1, 1, 2))
-        .and_then(|x| x.conv_transpose1d(&kernel, 0, 0, 1, 1, 1)?.sum_all())
-        .expect("a loss");
-    let error = audit(&x, &loss).expect_err("no backward pass");
+    let loss = x.reshape((1, 1, 2)).and_then(|x| x.conv_transpose1d(&kernel, 0, 0, 1, 1, 1)?.sum_all());
+    let error = audit(&x, &loss.expect("a loss")).expect_err("no backward pass");
     assert!(error.to_string().contains("conv-transpose1d"), "{error}");
-    // A loss that depends on nothing.
-    let found = audit(&x, &ones(1).sum_all().expect("a sum")).expect("an audit");
-    assert_eq!((reaches(&found), found.outside().len()), (vec![Reach::Unreached], 0));
+}
+
+const WIDTH: usize = 8;
+
+/// Attention whose queries, keys and values come from one matrix, of this dtype.
+fn attention(qkv: &Var, dtype: DType, softmax: fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let x = random(3, &[5, WIDTH], dtype, CPU);
+    let x = Linear::new(qkv.to_dtype(dtype)?, None).forward(&x)?;
+    let [q, k, v] = [0, WIDTH, 2 * WIDTH].map(|start| x.narrow(1, start, WIDTH));
+    softmax(&q?.matmul(&k?.t()?)?)?.matmul(&v?)?.to_dtype(DType::F32)?.sqr()?.mean_all()
+}
+
+/// The matrix that is multiplied with is a copy of the variable where it is cast.
+#[test]
+fn queries_and_keys_behind_a_cut_are_named() {
+    let model: Vars = [("qkv".to_string(), var(&random(1, &[3 * WIDTH, WIDTH], DType::F32, CPU)))].into();
+    for dtype in [DType::F32, DType::BF16] {
+        let cut = audited(&model, attention(&model["qkv"], dtype, ops::softmax_last_dim));
+        assert!(matches!(cut.variables()[0].reach, Reach::Gradient { .. }), "{cut}");
+        assert_eq!(
+            (&*cut.variables()[0].cut_rows, cut.partly_cut().collect::<Vec<_>>()),
+            (&[0..16][..], vec!["qkv"])
+        );
+        names_what_cuts(cut.to_string().lines().last().expect("a line"));
+        let whole = audited(&model, attention(&model["qkv"], dtype, |x| ops::softmax(x, D::Minus1)));
+        assert_eq!((whole.partly_cut().count(), whole.to_string().lines().count()), (0, 2), "{whole}");
+    }
+}
+
+/// Parts of each head or of all heads. A row or two at an end are no part, and rows that a ReLU switches off
+/// lie anywhere.
+#[test]
+fn rows_without_a_gradient_are_a_cut_if_they_are_whole_parts() {
+    // How many rows there are, those without a gradient, and what is said of them.
+    let cases: [(usize, &[Range<usize>], &str); 9] = [
+        (24, &[0..16], "Rows 0..16 of the 24 of \"layer\" have no gradient at all."),
+        (16, &[0..12], "Rows 0..12 of the 16 of \"layer\" have no gradient at all."),
+        (24, &[0..8, 12..20], "Rows 0..8 (and so on, 2 times) of the 24 of \"layer\" have no"),
+        (24, &[0..4], ""),
+        (12, &[0..3], ""),
+        (12, &[1..5], ""),
+        (12, &[0..4, 9..10], ""),
+        (12, &[3..4, 7..8, 11..12], ""),
+        (12, &[0..1], ""),
+    ];
+    for (rows, dead, remark) in cases {
+        let gates: Vec<f32> = (0..rows)
+            .map(|row| if dead.iter().any(|dead| dead.contains(&row)) { 0.0 } else { 1.0 })
+            .collect();
+        let model: Vars = [("layer".to_string(), var(&random(5, &[rows, WIDTH], DType::F32, CPU)))].into();
+        let layer = Linear::new(model["layer"].as_tensor().clone(), None);
+        let loss = layer.forward(&random(4, &[3, WIDTH], DType::F32, CPU));
+        let loss = loss.and_then(|x| x.broadcast_mul(&Tensor::new(gates, CPU)?)?.sqr()?.mean_all());
+        let found = audited(&model, loss);
+        let expected = if remark.is_empty() { &[] } else { dead };
+        assert_eq!(found.variables()[0].cut_rows, expected, "{found}");
+        assert!(found.to_string().contains(remark), "{remark:?} in {found}");
+    }
+}
+
+/// Two positions of four, and one half of the tokens: rows without a gradient by right. The matrices of other
+/// layers have the same shape.
+#[test]
+fn embeddings_are_not_accused() {
+    let weights = [1, 2, 3].map(|seed| random(seed, &[16, WIDTH], DType::F32, CPU));
+    let model = model(&weights);
+    let [tokens, positions] = ["0", "1"].map(|path| Embedding::new(model[path].as_tensor().clone(), WIDTH));
+    let same_shape = Linear::new(model["2"].as_tensor().clone(), None);
+    let loss = tokens.forward(&Tensor::arange(8u32, 16, CPU).expect("tokens")).and_then(|x| {
+        let x = (x + positions.forward(&Tensor::arange(0u32, 8, CPU)?)?)?;
+        same_shape.forward(&x)?.sqr()?.mean_all()
+    });
+    let found = audited(&model, loss);
+    assert_eq!((found.partly_cut().count(), found.unreached().count()), (0, 0), "{found}");
 }
