@@ -60,13 +60,17 @@ fn python_reads_what_was_saved() {
     }
     Checkpoint::new(&state)
         .model(&model)
-        .note("step", 3)
-        .note("\"ключ\"", "\\ \n")
+        .bytes("step", "3")
+        .bytes("\"ключ\"", "\\ \n")
         .save(&checkpoint)
         .expect("a save");
 
     let mut tensors: BTreeMap<String, Value> =
         model.iter().map(|(path, x)| (path.to_string(), entry(x))).collect();
+    for (name, bytes) in [("step", &b"3"[..]), ("\"ключ\"", b"\\ \n")] {
+        let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
+        tensors.insert(format!("optimisers.bytes/{name}"), json!(["uint8", [bytes.len()], numbers]));
+    }
     let mut leaves = BTreeMap::new();
     for leaf in state.leaves() {
         for name in leaf.tensor_names() {
@@ -79,8 +83,7 @@ fn python_reads_what_was_saved() {
         let fields = json!({ "lambda": 0.1, "eta": 1e-3, "beta": [0.9, 0.999], "epsilon": 1e-8 });
         leaves.insert(leaf.path(), json!({ "steps": leaf.steps(), "counters": counters, "fields": fields }));
     }
-    let facts =
-        json!({ "tensors": tensors, "leaves": leaves, "notes": { "step": "3", "\"ключ\"": "\\ \n" } });
+    let facts = json!({ "tensors": tensors, "leaves": leaves, "bytes": ["\"ключ\"", "step"] });
     std::fs::write(&expected, facts.to_string()).expect("a written file");
 
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
@@ -94,7 +97,9 @@ fn python_reads_what_was_saved() {
     );
 
     let mut resumed = started(&model);
-    let error = resumed.load(&edited).expect_err("a changed file");
+    let error = CheckpointFile::open(&edited)
+        .and_then(|file| file.restore(&mut resumed))
+        .expect_err("a changed file");
     assert!(error.to_string().contains("CheckpointFile::open_edited"), "{error}");
     CheckpointFile::open_edited(&edited).and_then(|file| file.restore(&mut resumed)).expect("a checkpoint");
     let moment = |state: &StateTree| {

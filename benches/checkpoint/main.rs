@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor, Var};
 use clap::Parser;
-use optimisers::{Adam, Checkpoint, CheckpointSaver, Result, StateTree, setup, update};
+use optimisers::{Adam, Checkpoint, CheckpointFile, CheckpointSaver, Result, StateTree, setup, update};
 
 /// Measures saving and loading against plain files.
 #[derive(Parser)]
@@ -269,7 +269,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
     let (path, plain_path) = (folder.path().join("run"), folder.path().join("plain"));
     let mut state = state(options.megabytes)?;
-    state.save(&path)?;
+    Checkpoint::new(&state).save(&path)?;
     let bytes = fs::read(&path)?;
     println!("state_bytes={} file_bytes={} rounds={}", state.bytes(), bytes.len(), options.rounds);
 
@@ -277,11 +277,11 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     for round in 0..options.rounds {
         // By turns who goes first: the disk may still be busy with what came before.
         if round % 2 == 0 {
-            save.take(|| state.save(&path))?;
+            save.take(|| Checkpoint::new(&state).save(&path))?;
         }
         plain.take(|| write_plain(&plain_path, &bytes))?;
         if round % 2 == 1 {
-            save.take(|| state.save(&path))?;
+            save.take(|| Checkpoint::new(&state).save(&path))?;
         }
     }
     drop(bytes);
@@ -289,7 +289,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 
     let (mut load, mut plain) = (Samples::default(), Samples::default());
     for _ in 0..options.rounds {
-        load.take(|| state.load(&path))?;
+        load.take(|| CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)))?;
         drop(plain.take(|| fs::read(&path))?);
     }
     report("load", &load, &plain, state.bytes());

@@ -37,7 +37,7 @@ impl Trained {
             Ok((format!("{index:04}"), Var::from_tensor(&numbers(*size, index)?)?))
         };
         let model: Model = sizes.iter().enumerate().map(of_leaf).collect::<Result<_, Error>>()?;
-        let state = setup.setup(optimiser, &model)?;
+        let state = setup.build(optimiser, &model)?;
         Ok(RefCell::new(Trained { model, state }))
     }
 

@@ -108,9 +108,9 @@ impl Variant {
     ) -> Result<Trainer> {
         let setup = world.setup();
         Ok(match self.method {
-            Method::Plain => Trainer::new(setup.setup(rule.rule(eta)?, mlp)?),
+            Method::Plain => Trainer::new(setup.build(rule.rule(eta)?, mlp)?),
             Method::Master => {
-                Trainer::new(setup.setup(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?)
+                Trainer::new(setup.build(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?)
             }
             Method::Candle => {
                 let mut parameters = candle_nn::ParamsAdamW { weight_decay: LAMBDA, ..Default::default() };

@@ -15,7 +15,6 @@ use crate::trainer::Trainer;
 /// The names of the notes.
 const RUN: &str = "run";
 const HISTORY: &str = "history";
-const SCALER: &str = "loss scaler";
 /// What may change: the numbers do not depend on it.
 const RANKS: &str = "ranks";
 
@@ -39,9 +38,9 @@ pub(crate) fn save(
     let run = Run { settings, ranks: trainer.world.size(), text: text.fingerprint() };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)
-        .note(RUN, serde_json::to_string(&run)?)
-        .note(HISTORY, serde_json::to_string(&trainer.history)?)
-        .note(SCALER, serde_json::to_string(&trainer.scaler)?);
+        .scaler(&trainer.scaler)
+        .bytes(RUN, serde_json::to_vec(&run)?)
+        .bytes(HISTORY, serde_json::to_vec(&trainer.history)?);
     saver.save(trainer.history.steps() as u64, checkpoint)?;
     Ok(())
 }
@@ -74,14 +73,13 @@ impl Saved {
         let found = newest.found.ok_or_else(none)?;
         let (path, file) = (saver.path(found.0), found.1);
         let path = &*path;
-        let note = |name| {
-            file.note(name).ok_or_else(|| {
-                format!("{} is no checkpoint of this example: it has no note {name:?}", path.display())
-            })
-        };
-        let before: Map<String, Value> = serde_json::from_str(note(RUN)?)?;
+        let lacks = |name| format!("{} is no checkpoint of this example: it has no {name}", path.display());
+        let saved =
+            |name| -> Result<Vec<u8>, Box<dyn Error>> { Ok(file.bytes(name)?.ok_or_else(|| lacks(name))?) };
+        let before: Map<String, Value> = serde_json::from_slice(&saved(RUN)?)?;
         check_same(path, &before, &Run { settings, ranks, text: text.fingerprint() })?;
-        let (history, scaler) = (serde_json::from_str(note(HISTORY)?)?, serde_json::from_str(note(SCALER)?)?);
+        let history = serde_json::from_slice(&saved(HISTORY)?)?;
+        let scaler = file.scaler()?.ok_or_else(|| lacks("loss scaler"))?;
         let ranks = before.get(RANKS).and_then(Value::as_u64).map_or(ranks, |ranks| ranks as usize).max(1);
         Ok(Saved { file, ranks, history, scaler })
     }

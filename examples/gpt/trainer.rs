@@ -57,7 +57,7 @@ impl Trainer {
         let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
         let micro_batches = settings.micro_batches / world.size();
         let mut state =
-            world.setup().setup_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
+            world.setup().build_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
         // A parameter without a gradient is an error, and not one that is never trained: several of candle's
         // operations cut the graph.
         state.require_all();

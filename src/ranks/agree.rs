@@ -445,7 +445,6 @@ mod tests {
             File,
             Pieces,
             Saved,
-            Load,
             Restore,
             Restored,
             NewMasters,

@@ -41,7 +41,6 @@ calls! {
     File = 9 "the file of a save",
     Pieces = 10 "the pieces of a save",
     Saved = 11 "the end of a save",
-    Load = 12 "`load`",
     Restore = 13 "the restore of a checkpoint",
     Restored = 14 "the end of a restore",
     NewMasters = 15 "`set_masters`",

@@ -23,7 +23,7 @@ use crate::tensors::{Device, Tensor};
 ///
 /// let x = Tensor::zeros((2, 3), F32.into(), &Device::Cpu)?;
 /// let parameter = Parameter::from(&x);
-/// assert_eq!((parameter.dims(), parameter.dtype()), (&[2, 3][..], F32));
+/// assert_eq!((parameter.shape(), parameter.dtype()), (&[2, 3][..], F32));
 /// assert!(Adam::new(1e-3).init(parameter).is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -38,11 +38,6 @@ pub struct Parameter<'a> {
 
 impl<'a> Parameter<'a> {
     /// The size of each dimension.
-    pub fn dims(self) -> &'a [usize] {
-        self.shape
-    }
-
-    /// The size of each dimension, by the name that [`Leaf`](crate::Leaf) and tensors have for it.
     pub fn shape(self) -> &'a [usize] {
         self.shape
     }

@@ -50,7 +50,7 @@ impl<'s> Update<'s, &'s StateTree> {
     /// # Errors
     /// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or
     /// dtype than its leaf. With a [scaler](Update::scaler) also as
-    /// [`LossScaler::update`](crate::LossScaler::update).
+    /// [`Update::apply`](crate::Update::apply).
     pub fn apply<G: Gradients + ?Sized>(
         self,
         parameters: &BTreeMap<String, Tensor>,

@@ -37,7 +37,7 @@ use crate::tree::{ChoiceCache, StateTree, check_patterns, chosen, is_trainable};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
-    Setup::default().setup(optimiser, model)
+    Setup::default().build(optimiser, model)
 }
 
 /// Makes a state with an optimiser for each trainable parameter, or none, as `choose` says.
@@ -74,7 +74,7 @@ where
     O: Optimiser,
     M: Model + ?Sized,
 {
-    Setup::default().setup_with(model, choose)
+    Setup::default().build_with(model, choose)
 }
 
 /// A [`setup`] with options: ranks, and the dtype in which gradients travel between them.
@@ -86,7 +86,7 @@ where
 /// // Two ranks, which are threads here, train one model on data of their own.
 /// let train = |world: optimisers::LocalRank| -> optimisers::Result<(usize, Vec<f32>)> {
 ///     let x = Var::new(vec![1f32; 40_000], &Device::Cpu)?;
-///     let mut state = Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///     let mut state = Setup::over(&world).build(AdamW::new(0.1), &x)?;
 ///     let loss = (x.as_tensor() * (world.rank() as f64 + 1.0))?.sum_all()?;
 ///     update(&mut state, &x, &loss.backward()?)?;
 ///     Ok((state.bytes(), x.to_vec1()?))
@@ -189,20 +189,20 @@ impl Setup {
     ///
     /// # Errors
     /// As [`setup`], and those of [`Setup::over`].
-    pub fn setup<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<StateTree> {
+    pub fn build<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<StateTree> {
         let choices = || {
             optimiser.check()?;
             let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
             Ok(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
         };
-        self.build(choices())
+        self.assemble(choices())
     }
 
     /// As [`setup_with`].
     ///
     /// # Errors
     /// As [`setup_with`], and those of [`Setup::over`].
-    pub fn setup_with<O, M>(
+    pub fn build_with<O, M>(
         self,
         model: &M,
         mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>,
@@ -211,11 +211,11 @@ impl Setup {
         O: Optimiser,
         M: Model + ?Sized,
     {
-        self.build(variables(model).and_then(|variables| chosen(variables, &mut choose)))
+        self.assemble(variables(model).and_then(|variables| chosen(variables, &mut choose)))
     }
 
     /// The state of variables with their optimisers; those without one are left out.
-    pub(crate) fn build(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
+    pub(crate) fn assemble(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
         let choices =
             choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
         let choices = match &self.world {

@@ -114,7 +114,7 @@ impl<'s> Update<'s> {
     /// - A rule needs numbers of all gradients together, such as [`ClipGlobalNorm`](crate::ClipGlobalNorm):
     ///   see [`apply_owned`](Update::apply_owned).
     /// - The state is [divided](crate::Setup::over) among ranks, which exchange all gradients in one order.
-    /// - With a [scaler](Update::scaler) also as [`LossScaler::update`].
+    /// - With a [scaler](Update::scaler) also as [`apply`](Update::apply).
     pub fn begin<M: Model + ?Sized>(self, model: &'s M) -> Result<StreamedStep<'s>> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;

@@ -148,7 +148,25 @@ impl<'s, S> Update<'s, S> {
 
     /// Divides the gradients by the scale of their loss, which this scaler has scaled.
     ///
-    /// [`LossScaler::update`] is the short form, and documents what happens.
+    /// The call checks that all gradients are finite, divides them, and applies the step. If one is not finite
+    /// nothing moves; the outcome is skipped and names the parameter, and the scale falls.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, LossScaler, Update, setup, trainables};
+    ///
+    /// let model = vec![Var::new(&[1f32, 2.0], &Device::Cpu)?];
+    /// let mut scaler = LossScaler::dynamic();
+    /// let (mut state, parameters) = (setup(Descent::new(0.25), &model)?, trainables(&model)?);
+    /// let grads = scaler.scale(&parameters["0"].sqr()?.sum_all()?)?.backward()?;
+    /// let (_, next, _) = Update::functional(&state).scaler(&mut scaler).apply(&parameters, &grads)?;
+    /// assert_eq!(next["0"].to_vec1::<f32>()?, [0.5, 1.0]);
+    ///
+    /// let grads = scaler.scale(&model[0].sqr()?.sum_all()?)?.backward()?;
+    /// Update::new(&mut state).scaler(&mut scaler).apply(&model, &grads)?;
+    /// assert_eq!(model[0].to_vec1::<f32>()?, [0.5, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn scaler(mut self, scaler: &'s mut LossScaler) -> Self {
         self.scaler = Some(scaler);
         self
@@ -231,7 +249,8 @@ impl<'s> Update<'s> {
     /// Applies the step.
     ///
     /// # Errors
-    /// As [`update`]; with a [scaler](Update::scaler) also as [`LossScaler::update`].
+    /// As [`update`]; with a [scaler](Update::scaler) also if no loss was scaled since the last update, or the
+    /// scale would fall below its floor.
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
         self.apply_scaled(model, grads, loss_scale)
@@ -368,42 +387,5 @@ pub(super) fn check_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -
     match grads.paths().find(|path| !state.knows(path)) {
         Some(path) => Err(Error::unknown("parameter for the gradient of", path, &state.listed())),
         None => Ok(()),
-    }
-}
-
-impl LossScaler {
-    /// [`update`](crate::update) with the gradients of a loss that this scaler has scaled.
-    ///
-    /// One call checks that all gradients are finite, divides them, and applies the step. If one is not
-    /// finite nothing moves; the outcome is skipped and names the parameter.
-    ///
-    /// For other options use [`Update::scaler`], which the functional form has too:
-    ///
-    /// ```
-    /// use candle_core::{Device, Var};
-    /// use optimisers::{Descent, LossScaler, Update, setup, trainables};
-    ///
-    /// let model = vec![Var::new(&[1f32, 2.0], &Device::Cpu)?];
-    /// let mut scaler = LossScaler::dynamic();
-    /// let (mut state, parameters) = (setup(Descent::new(0.25), &model)?, trainables(&model)?);
-    /// let grads = scaler.scale(&parameters["0"].sqr()?.sum_all()?)?.backward()?;
-    /// let (_, next, _) = Update::functional(&state).scaler(&mut scaler).apply(&parameters, &grads)?;
-    /// assert_eq!(next["0"].to_vec1::<f32>()?, [0.5, 1.0]);
-    ///
-    /// let grads = scaler.scale(&model[0].sqr()?.sum_all()?)?.backward()?;
-    /// Update::new(&mut state).scaler(&mut scaler).with_figures().apply(&model, &grads)?;
-    /// assert_eq!(model[0].to_vec1::<f32>()?, [0.5, 1.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`update`](crate::update). Also if no loss was scaled since the last update, or the scale would
-    /// fall below its floor.
-    pub fn update<M, G>(&mut self, state: &mut StateTree, model: &M, grads: &G) -> Result<Outcome>
-    where
-        M: Model + ?Sized,
-        G: Gradients + ?Sized,
-    {
-        Update::new(state).scaler(self).apply(model, grads)
     }
 }

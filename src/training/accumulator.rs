@@ -57,7 +57,7 @@ use crate::tree::is_trainable;
 ///
 /// # Loss scaling
 /// Add the gradients of scaled losses as they are, and give the result of [`take`](Accumulator::take) to
-/// [`LossScaler::update`](crate::LossScaler::update): the scale does not change between two of its calls. A
+/// an update with this [`scaler`](crate::Update::scaler): the scale does not change between two of its calls. A
 /// sum that has overflowed is infinite, and the step is skipped.
 #[must_use]
 #[derive(Debug)]

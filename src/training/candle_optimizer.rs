@@ -110,7 +110,7 @@ impl<O: Optimiser> CandleOptimizer<O> {
     }
 
     /// The state, to adjust it or freeze parts, to [require all](StateTree::require_all) gradients, or to
-    /// [load](StateTree::load) a saved one.
+    /// [restore](crate::CheckpointFile::restore) a saved one.
     ///
     /// With the model it also goes into an [`Update`](crate::Update) or a [`LossScaler`](crate::LossScaler),
     /// for steps that candle's trait cannot express.

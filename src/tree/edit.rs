@@ -231,7 +231,7 @@ impl StateTree {
     ///
     /// let (first, second) = (vec![Var::ones(2, DType::F32, &Device::Cpu)?], vec![Var::ones(2, DType::F32, &Device::Cpu)?]);
     /// let state = setup(Adam::new(1e-3), &first)?;
-    /// let mut copy = state.clone();
+    /// let mut copy = state.try_clone()?;
     /// copy.rebind(&second)?;
     /// update(&mut copy, &second, &second[0].sqr()?.sum_all()?.backward()?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -291,10 +291,10 @@ impl StateTree {
         Ok(())
     }
 
-    /// A copy with storage of its own. `clone` does the same and panics where this returns an error.
+    /// A copy with storage of its own.
     ///
     /// # Errors
-    /// If a device has no memory left.
+    /// If a device has no memory left, or the state has lost its leaves.
     pub fn try_clone(&self) -> Result<Self> {
         self.check_leaves()?;
         let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;

@@ -40,7 +40,6 @@ use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 use crate::ranks::{KeptSums, StateWorld};
-use crate::rule::FieldValue;
 use crate::tensors::{Tensor, TensorId};
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
@@ -303,42 +302,9 @@ impl StateTree {
     /// Sets the learning rate of every leaf: in a chain with several, [their product](crate::Adjust::adjust).
     ///
     /// # Errors
-    /// As [`StateTree::adjust_field`].
+    /// As [`Selection::adjust_field`].
     pub fn adjust(&mut self, eta: f64) -> Result<()> {
         self.all().adjust(eta)
-    }
-
-    /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
-    ///
-    /// A name that several members have is set in all; only `eta` sets [their
-    /// product](crate::Adjust::adjust). With a place before it (`1.lambda`) a name is set in that member.
-    ///
-    /// # Errors
-    /// As [`Selection::adjust_field`].
-    pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
-        self.all().adjust_field(field, value)
-    }
-
-    /// Sets several hyper-parameters in their order, all or none. Ranges are checked when all are set.
-    ///
-    /// # Errors
-    /// As [`StateTree::adjust_field`], for any of them.
-    ///
-    /// ```
-    /// # use candle_core::{DType, Device, Var};
-    /// # use optimisers::{Adam, FieldValue, setup};
-    /// # let model = Var::zeros(2, DType::F32, &Device::Cpu)?;
-    /// # let mut state = setup(Adam::new(1e-3), &model)?;
-    /// state.adjust_fields([("eta", 1e-4.into()), ("beta", (0.9, 0.95).into())])?;
-    /// assert!(state.adjust_fields([("eta", 1.0.into()), ("beta", (0.9, 2.0).into())]).is_err());
-    /// assert_eq!(state.leaf("").and_then(|leaf| leaf.field("eta")), Some(FieldValue::Real(1e-4)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn adjust_fields<'f>(
-        &mut self,
-        values: impl IntoIterator<Item = (&'f str, FieldValue)>,
-    ) -> Result<()> {
-        self.all().adjust_fields(values)
     }
 
     /// Makes a parameter without a gradient an error of every update from now on.
@@ -507,17 +473,6 @@ impl StateTree {
     /// Whether a gradient may have this name.
     pub(crate) fn knows(&self, path: &str) -> bool {
         self.by_path.contains_key(path)
-    }
-}
-
-impl Clone for StateTree {
-    /// A copy with storage of its own.
-    ///
-    /// # Panics
-    /// If a device has no memory left, or the state has lost its leaves; [`StateTree::try_clone`] returns the
-    /// error.
-    fn clone(&self) -> Self {
-        self.try_clone().unwrap_or_else(|error| panic!("cannot copy the optimiser state: {error}"))
     }
 }
 

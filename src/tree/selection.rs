@@ -138,6 +138,17 @@ impl Selection<'_> {
     ///
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Var};
+    /// # use optimisers::{Adam, FieldValue, setup};
+    /// # let model = Var::zeros(2, DType::F32, &Device::Cpu)?;
+    /// # let mut state = setup(Adam::new(1e-3), &model)?;
+    /// state.all().adjust_fields([("eta", 1e-4.into()), ("beta", (0.9, 0.95).into())])?;
+    /// assert!(state.all().adjust_fields([("eta", 1.0.into()), ("beta", (0.9, 2.0).into())]).is_err());
+    /// assert_eq!(state.leaf("").and_then(|leaf| leaf.field("eta")), Some(FieldValue::Real(1e-4)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn adjust_fields<'f>(
         &mut self,
         values: impl IntoIterator<Item = (&'f str, FieldValue)>,

@@ -92,12 +92,12 @@ impl<'c> Training<'c> {
         let setup = world.as_ref().map_or_else(Setup::default, Setup::over);
         let optimiser = optimiser(rules, *around, *moments, *store)?;
         let mut state = match slices {
-            true => setup.setup(optimiser, &lent(&paths, parameters, &mut numbers)),
-            false => setup.setup(optimiser, &variables),
+            true => setup.build(optimiser, &lent(&paths, parameters, &mut numbers)),
+            false => setup.build(optimiser, &variables),
         }
         .ok()?;
         // So that a rule whose defaults have changed is the same.
-        let _ = state.adjust_field("lambda", 0.01);
+        let _ = state.all().adjust_field("lambda", 0.01);
         // A rule without a rate is refused here.
         let scheduler = curve.map(|curve| Scheduler::new(schedule(curve), &mut state)).transpose().ok()?;
         let (rules, parameters) = (vec![rules.clone(); paths.len()], parameters.clone());
@@ -112,7 +112,7 @@ impl<'c> Training<'c> {
             Event::Freeze(parameter) => self.state.at(&self.paths[*parameter])?.freeze(),
             Event::Thaw(parameter) => self.state.at(&self.paths[*parameter])?.thaw(),
             Event::Rate(parameter, eta) => self.state.at(&self.paths[*parameter])?.adjust(*eta)?,
-            Event::Field(field, value) => self.state.adjust_field(field, *value)?,
+            Event::Field(field, value) => self.state.all().adjust_field(field, *value)?,
             Event::Replace(parameter, rules) => {
                 let (path, optimiser) = (self.paths[*parameter].clone(), self.optimiser(rules)?);
                 self.with_model(|state, model| state.at(&path)?.replace(optimiser, model).map(drop))?;
@@ -205,7 +205,7 @@ impl<'c> Training<'c> {
         let optimisers: BTreeMap<String, _> = self.paths.iter().cloned().zip(optimisers).collect();
         let setup = self.world.as_ref().map_or_else(Setup::default, Setup::over);
         self.state =
-            self.with_model(|_, model| setup.setup_with(model, |path, _| optimisers.get(path).cloned()))?;
+            self.with_model(|_, model| setup.build_with(model, |path, _| optimisers.get(path).cloned()))?;
         let saved = CheckpointFile::open(file)?;
         self.with_model(|state, model| saved.restore_with_model(state, model).map(drop))?;
         if let (Some(curve), Some(steps)) = (self.case.curve, saved.scheduler_steps()) {

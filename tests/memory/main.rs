@@ -131,7 +131,6 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
         ("many leaves", part("leaves", map(&a_leaf))),
         ("one leaf many times", part("leaves", map(&|_| a_leaf(0)))),
         ("many variables", part("model", list(r#""""#))),
-        ("many notes", part("notes", map(&|i| format!(r#""{i}":"""#)))),
         ("many counters", leaf("counters", list(r#"["",0]"#))),
         ("many numbers", leaf("numbers", list(r#"["",0]"#))),
         ("many tensor names", leaf("tensors", list(r#""""#))),
@@ -324,7 +323,7 @@ fn of_ranks<O: Optimiser>(
             scope.spawn(move || {
                 let model: Vec<Var> =
                     (0..LEAVES).map(|_| Var::from_tensor(&half(1.0)).expect("a variable")).collect();
-                let mut state = Setup::over(&world).setup(optimiser(), &model).expect("a state");
+                let mut state = Setup::over(&world).build(optimiser(), &model).expect("a state");
                 assert_eq!(state.bytes(), 12 * LEAVES * LEAF / RANKS);
                 (0..before).for_each(|_| work(&mut state, &model));
                 barrier.wait();

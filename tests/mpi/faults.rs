@@ -142,11 +142,11 @@ impl Model for FailingModel {
 /// One of three ranks fails in its second step or save, or before it.
 fn failing(world: World) -> Result<(), Error> {
     let model = model(&parameters(DType::BF16));
-    let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+    let mut state = Setup::over(&world).build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
     let is_failing = std::env::var(WHO).expect("who") == world.rank().to_string();
     let place = std::env::var(WHERE).expect("where");
     update(&mut state, &model, &gradients(0, 0, DType::BF16))?;
-    Checkpoint::new(&state).note("step", 1).save(folder().join("old"))?;
+    Checkpoint::new(&state).bytes("step", "1").save(folder().join("old"))?;
     if is_failing && place == "before_update" {
         fail()?;
     }
@@ -164,7 +164,7 @@ fn failing(world: World) -> Result<(), Error> {
     if is_failing && place == "before_save" {
         fail()?;
     }
-    let checkpoint = Checkpoint::new(&state).note("step", 1);
+    let checkpoint = Checkpoint::new(&state).bytes("step", "1");
     match how.as_str() {
         "error" if is_failing => checkpoint.save(folder().join("missing/old")).map_err(|_| wrong)?,
         _ if is_failing => checkpoint.model(&FailingModel).save(folder().join("old"))?,
@@ -176,7 +176,7 @@ fn failing(world: World) -> Result<(), Error> {
 /// A rank whose program is at its end while the others train on.
 fn leaving(world: World) -> Result<(), Error> {
     let model = model(&parameters(DType::BF16));
-    let mut state = Setup::over(&world).setup(AdamW::new(0.1), &model)?;
+    let mut state = Setup::over(&world).build(AdamW::new(0.1), &model)?;
     for call in 0..if world.rank() == 1 { 2 } else { 4 } {
         update(&mut state, &model, &gradients(call, 0, DType::BF16))?;
     }
@@ -189,11 +189,11 @@ fn saving(world: World) -> Result<(), Error> {
         random(1, &[300_000], DType::BF16, &Device::Cpu),
         random(2, &[5], DType::BF16, &Device::Cpu),
     ]);
-    let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+    let mut state = Setup::over(&world).build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
     let grads = support::common::grads([Some(random(3, &[300_000], DType::BF16, &Device::Cpu)), None]);
     for step in 1u64.. {
         update(&mut state, &model, &grads)?;
-        Checkpoint::new(&state).model(&model).note("step", step).save(folder().join("file"))?;
+        Checkpoint::new(&state).model(&model).bytes("step", step.to_string()).save(folder().join("file"))?;
     }
     Ok(())
 }
@@ -228,7 +228,9 @@ fn killed(at: u64) -> Result<(), String> {
 /// The step that a whole file says.
 fn step_of(file: &Path) -> Result<u64, String> {
     let checkpoint = CheckpointFile::open(file).map_err(|error| error.to_string())?;
-    checkpoint.note("step").and_then(|step| step.parse().ok()).ok_or_else(|| "no step".to_string())
+    let step = checkpoint.bytes("step").map_err(|error| error.to_string())?;
+    let step = step.and_then(|step| String::from_utf8(step).ok()?.parse().ok());
+    step.ok_or_else(|| "no step".to_string())
 }
 
 /// A second start of MPI is an error, a second world is none.
@@ -240,7 +242,7 @@ fn nested() -> ExitCode {
         assert_eq!((second.rank(), second.size()), (world.rank(), world.size()));
         let model = model(&parameters(DType::BF16));
         let mut states = [&world, &second]
-            .map(|world| Setup::over(world).setup(AdamW::new(0.1), &model).expect("a state"));
+            .map(|world| Setup::over(world).build(AdamW::new(0.1), &model).expect("a state"));
         states.iter_mut().try_for_each(|state| update(state, &model, &gradients(0, 0, DType::BF16)).map(drop))
     })
 }

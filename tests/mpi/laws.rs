@@ -83,7 +83,7 @@ fn equal_gradients(world: World) -> Result<(), Error> {
 /// What ranks say that have gradients and weights of their own.
 fn differing(world: &(impl Communicator + Clone + 'static), optimiser: Box<dyn Optimiser>) -> Vec<Said> {
     let model = model(&parameters(DType::BF16));
-    let mut state = Setup::over(world).setup(optimiser, &model).expect("a state");
+    let mut state = Setup::over(world).build(optimiser, &model).expect("a state");
     let step = |call| {
         let weight = 1 + (world.rank() as u64 + call) % 3;
         let grads = gradients(call, world.rank() as u64, DType::BF16);
@@ -125,12 +125,12 @@ fn checkpoints(world: World) -> Result<(), Error> {
 
         let path = folder().join(optimiser.name().replace(['/', ' '], "_"));
         let own = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).setup(optimiser.clone(), &own)?;
+        let mut state = Setup::over(&world).build(optimiser.clone(), &own)?;
         train(&mut state, &own, 0..3)?;
         Checkpoint::new(&state).model(&own).save(&path)?;
         assert!(fs::read(&path).expect("the file") == early, "{}", optimiser.name());
         let own = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).setup(optimiser.clone(), &own)?;
+        let mut state = Setup::over(&world).build(optimiser.clone(), &own)?;
         CheckpointFile::open(&path)?.restore_with_model(&mut state, &own)?;
         train(&mut state, &own, 3..5)?;
         Checkpoint::new(&state).model(&own).save(&path)?;
@@ -143,7 +143,7 @@ fn checkpoints(world: World) -> Result<(), Error> {
 /// says who and what, nothing has moved, and the next call is as if there had been none.
 fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
     let model = model(&parameters(DType::BF16));
-    let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
+    let mut state = Setup::over(&world).build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
     train(&mut state, &model, 0..1)?;
     let refused = |state: &mut StateTree,
                    what: &str,

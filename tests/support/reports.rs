@@ -67,7 +67,7 @@ pub fn steps(
 ) -> Vec<Said> {
     let [dtype, of_gradient] = dtypes;
     let model = model(&parameters(dtype));
-    let mut state = setup.setup(optimiser, &model).expect("a state");
+    let mut state = setup.build(optimiser, &model).expect("a state");
     let step = |call| {
         let outcome = Update::new(&mut state)
             .engine(engine)

@@ -116,10 +116,6 @@ fn aspects(
         format!("{name:?}: {} bytes, checksum {:08x}", bytes.len(), crc32fast::hash(bytes))
     };
     aspects.push(Aspect::of_words("the bytes", bytes.iter().map(sum).collect()));
-    aspects.push(Aspect::of_words(
-        "the notes",
-        record.notes.iter().map(|(name, note)| format!("{name:?}: {note:?}")).collect(),
-    ));
     aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
     aspects
         .push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));

@@ -108,7 +108,7 @@ mod tests {
             (1_000_000, "failed to fill whole buffer"),
             (2_000_000, "it was changed after it had been opened; open it again"),
         ] {
-            state.save(&path).expect("a save");
+            crate::Checkpoint::new(&state).save(&path).expect("a save");
             let file = CheckpointFile::open(&path).expect("a checkpoint");
             let restoration = file.restoration(&state, None).expect("a plan");
             resize(length);

@@ -116,11 +116,6 @@ impl CheckpointFile {
         self
     }
 
-    /// The text that was saved under this name.
-    pub fn note(&self, name: &str) -> Option<&str> {
-        self.record.notes.get(name).map(String::as_str)
-    }
-
     /// The bytes that were saved under this name.
     ///
     /// # Errors

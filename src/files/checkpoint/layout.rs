@@ -124,10 +124,10 @@ fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<
     head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
     let length = head.len() - size_of::<u64>();
     if length > LARGEST_HEADER {
-        return Err(Error::new(ErrorKind::Unsupported, "names, hyper-parameters and notes would take")
+        return Err(Error::new(ErrorKind::Unsupported, "names and hyper-parameters would take")
             .with_got(format_args!("{length} bytes"))
             .with_expected(format_args!("at most {LARGEST_HEADER}, as no safetensors file can have more"))
-            .with_remedy("save shorter notes, or keep them in a file of their own"));
+            .with_remedy("give shorter names to parameters and bytes"));
     }
     head[..size_of::<u64>()].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(head)

@@ -57,8 +57,6 @@ pub(crate) struct Record {
     version: String,
     /// CRC-32 of the whole file with zeros in this place, in hexadecimal digits.
     pub(super) checksum: String,
-    /// Notes of the user.
-    pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) plateau: Option<ReduceOnPlateau>,
@@ -83,7 +81,6 @@ pub(crate) struct Record {
 /// What the user adds to state and model.
 #[derive(Debug, Default)]
 pub(super) struct CheckpointExtras {
-    pub(super) notes: BTreeMap<String, String>,
     pub(super) scaler: Option<LossScaler>,
     pub(super) plateau: Option<ReduceOnPlateau>,
     /// The steps of the scheduler.
@@ -139,7 +136,7 @@ const MASTER: &str = "master";
 
 impl Record {
     pub(super) fn new(state: &StateTree, extras: CheckpointExtras, model: Option<Vec<String>>) -> Self {
-        let CheckpointExtras { notes, scaler, plateau, scheduler, bytes } = extras;
+        let CheckpointExtras { scaler, plateau, scheduler, bytes } = extras;
         let mut optimisers = Vec::new();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
@@ -155,7 +152,6 @@ impl Record {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_string(),
             checksum: NO_CHECKSUM.to_string(),
-            notes,
             scaler,
             plateau,
             scheduler,

@@ -18,10 +18,10 @@ use crate::tensors::Tensor;
 use crate::training::scheduler::{ReduceOnPlateau, Scheduler};
 use crate::tree::{Leaf, StateTree};
 
-/// A checkpoint to be saved: a state, and the model and notes with it.
+/// A checkpoint to be saved: a state, with the model and bytes of the program.
 ///
-/// Model and state in one file stay together: no crash can leave a new model beside an old state. Notes hold
-/// anything else that a program needs to go on, such as the step or the place in the data.
+/// Model and state in one file stay together: no crash can leave a new model and an old state. Bytes hold
+/// anything else that a program needs to go on, such as the place in the data.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -32,15 +32,14 @@ use crate::tree::{Leaf, StateTree};
 /// let model = vec![Var::ones(3, DType::BF16, &Device::Cpu)?];
 /// let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
 /// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
-/// Checkpoint::new(&state).model(&model).note("step", 1).save(&path)?;
+/// Checkpoint::new(&state).model(&model).bytes("batch", "17").save(&path)?;
 ///
 /// // In another process:
 /// let model = vec![Var::zeros(3, DType::BF16, &Device::Cpu)?];
 /// let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)?;
 /// let file = CheckpointFile::open(&path)?;
 /// file.restore_with_model(&mut state, &model)?;
-/// let step: u64 = file.note("step").unwrap_or("0").parse()?;
-/// # assert_eq!(step, 1);
+/// assert_eq!(file.bytes("batch")?, Some(b"17".to_vec()));
 /// # assert!(model[0].to_dtype(DType::F32)?.to_vec1::<f32>()?[0] < 1.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -117,7 +116,7 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Saves bytes under a name, such as the state of a random generator.
+    /// Saves bytes under a name, such as a text or the state of a random generator.
     ///
     /// They are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory allows.
     /// [`CheckpointFile::bytes`](crate::CheckpointFile::bytes) gives them back.
@@ -125,12 +124,6 @@ impl<'s> Checkpoint<'s> {
         let name = name.into();
         self.extras.bytes.insert(name.clone());
         self.bytes.insert(name, bytes.into());
-        self
-    }
-
-    /// Saves a text under a name, in the file's header, which holds 100 MB at most.
-    pub fn note(mut self, name: impl Into<String>, text: impl ToString) -> Self {
-        self.extras.notes.insert(name.into(), text.to_string());
         self
     }
 
@@ -145,7 +138,7 @@ impl<'s> Checkpoint<'s> {
     /// Each rank writes its parts of state and parameters to their places in one file, in a folder that all
     /// see. The file is byte for byte the one that a single process would write: any number of ranks can
     /// restore from it. Variables without a leaf are those of rank 0. A failure on one rank is an error on
-    /// all, and so are notes, bytes, a loss scaler, a plateau, a scheduler, a path or a model that differ on
+    /// all, and so are bytes, a loss scaler, a plateau, a scheduler, a path or a model that differ on
     /// one of them.
     ///
     /// # Warnings

@@ -213,7 +213,7 @@ impl Registry {
             .into_iter()
             .zip(chosen)
             .map(|(variable, choice)| (variable, optimisers[choice].clone()));
-        Setup::default().build(Ok(choices.collect()))
+        Setup::default().assemble(Ok(choices.collect()))
     }
 
     fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {

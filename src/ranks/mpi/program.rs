@@ -29,7 +29,7 @@ use crate::ranks::{Call, CommunicationError, Communicator, StateWorld};
 /// fn main() -> Result<(), Box<dyn std::error::Error>> {
 ///     optimisers::mpi::run(|world| {
 ///         let x = Var::ones(40_000, DType::F32, &Device::Cpu)?;
-///         let mut state = Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///         let mut state = Setup::over(&world).build(AdamW::new(0.1), &x)?;
 ///         let loss = (x.as_tensor() * (world.rank() as f64 + 1.0))?.sum_all()?;
 ///         update(&mut state, &x, &loss.backward()?)?;
 ///         println!("rank {} has {} bytes of the state", world.rank(), state.bytes());

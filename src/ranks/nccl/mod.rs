@@ -15,7 +15,7 @@
 //!     let device = Device::new_cuda(on_this_machine)?;
 //!     let world = nccl::World::over(&host, &device)?;
 //!     let x = Var::ones(40_000, DType::BF16, &device)?;
-//!     let mut state = Setup::over(&world).setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &x)?;
+//!     let mut state = Setup::over(&world).build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &x)?;
 //!     update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
 //!     Ok::<(), Box<dyn std::error::Error>>(())
 //! })

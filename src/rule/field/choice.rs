@@ -122,11 +122,11 @@ impl std::fmt::Debug for Choice {
 ///
 /// let x = Var::new(&[1f32], &Device::Cpu)?;
 /// let mut state = setup(Walk::default(), &x)?;
-/// state.adjust_field("direction", Direction::Up)?;
+/// state.all().adjust_field("direction", Direction::Up)?;
 /// update(&mut state, &x, &x.sum_all()?.backward()?)?;
 /// assert_eq!(x.to_vec1::<f32>()?, [2.0]);
 ///
-/// let error = state.adjust_field("direction", true).unwrap_err();
+/// let error = state.all().adjust_field("direction", true).unwrap_err();
 /// assert_eq!((error.got(), error.expected()), (Some("true"), Some("one of Down, Up")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -138,7 +138,7 @@ impl State {
     pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
         let state = slots
             .iter()
-            .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.dims()))?;
+            .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }

@@ -105,7 +105,7 @@ impl Adafactor {
     /// The shapes of the two moments: a number for each row, and one for each column, of a parameter's
     /// matrices.
     fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
-        let (outer, rows, columns) = match *x.dims() {
+        let (outer, rows, columns) = match *x.shape() {
             [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => {
                 (&[][..], rows, others.iter().product())
             }

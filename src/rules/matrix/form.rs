@@ -102,7 +102,7 @@ impl Matrices {
     pub(crate) fn column(self, x: Parameter<'_>) -> Vec<usize> {
         let rank = x.rank();
         let rows = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
-        x.dims().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
+        x.shape().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
     }
 
     /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices

@@ -104,7 +104,7 @@ const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 pub(crate) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Result<State> {
     let names = if form.dims(x.shape()).is_some() { MOMENTS } else { ["m", "v"] };
     let low = LowRank::new(x, form, rank as usize);
-    let shape = low.map_or(x.dims().to_vec(), |low| low.shape().to_vec());
+    let shape = low.map_or(x.shape().to_vec(), |low| low.shape().to_vec());
     let [m, v] = names.map(Slot::zeros);
     State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)
 }

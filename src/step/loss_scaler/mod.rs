@@ -26,7 +26,7 @@ pub use dynamic::{DynamicScale, OnOverflow};
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Var};
-/// use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, OptimiserChain, Status, setup};
+/// use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, OptimiserChain, Status, Update, setup};
 ///
 /// let x = Var::ones(3, F16, &Device::Cpu)?;
 /// let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
@@ -35,7 +35,7 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// for _ in 0..3 {
 ///     let loss = (x.sqr()? * 1e-6)?.to_dtype(F32)?.mean_all()?;
 ///     let grads = scaler.scale(&loss)?.backward()?;
-///     let outcome = scaler.update(&mut state, &x, &grads)?;
+///     let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
 ///     if outcome.status == Status::Stepped {
 ///         // A learning-rate schedule advances here.
 ///     }
@@ -164,13 +164,13 @@ impl LossScaler {
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
-    /// use optimisers::{Descent, LossScaler, setup};
+    /// use optimisers::{Descent, LossScaler, Update, setup};
     ///
     /// let x = Var::ones(1, DType::BF16, &Device::Cpu)?;
     /// let mut scaler = LossScaler::dynamic().enabled(x.dtype() == DType::F16);
     /// let mut state = setup(Descent::new(0.5), &x)?;
     /// let grads = scaler.scale(&x.sum_all()?)?.backward()?;
-    /// let outcome = scaler.update(&mut state, &x, &grads)?;
+    /// let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
     /// assert_eq!((outcome.applied, outcome.loss_scale, scaler.current()), (1, Some(1.0), 1.0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -220,7 +220,7 @@ impl LossScaler {
     ///
     /// ```
     /// use candle_core::{DType::F16, Device, Var};
-    /// use optimisers::{Adam, DynamicScale, LossScaler, setup};
+    /// use optimisers::{Adam, DynamicScale, LossScaler, Update, setup};
     ///
     /// let (generator, discriminator) = (Var::ones(2, F16, &Device::Cpu)?, Var::ones(2, F16, &Device::Cpu)?);
     /// let (mut of_generator, mut of_discriminator) = (setup(Adam::new(1e-3), &generator)?, setup(Adam::new(1e-3), &discriminator)?);
@@ -229,8 +229,8 @@ impl LossScaler {
     ///     scaler.iteration(|scaler| {
     ///         let judged = (&*generator * &*discriminator)?.sum_all()?;
     ///         let (grads, opposite) = (scaler.scale(&judged)?.backward()?, scaler.scale(&judged.neg()?)?.backward()?);
-    ///         scaler.update(&mut of_discriminator, &discriminator, &grads)?;
-    ///         scaler.update(&mut of_generator, &generator, &opposite)
+    ///         Update::new(&mut of_discriminator).scaler(scaler).apply(&discriminator, &grads)?;
+    ///         Update::new(&mut of_generator).scaler(scaler).apply(&generator, &opposite)
     ///     })?;
     /// }
     /// assert_eq!(scaler.current(), 2048.0);
@@ -406,10 +406,8 @@ impl LossScaler {
 pub(crate) fn check_unscaled(known: Option<f64>) -> Result<()> {
     match known {
         None => Ok(()),
-        Some(scale) => Err(multiplied_by(scale).with_remedy(
-            "call `scaler.update(&mut state, &model, &grads)`, or give the update its scaler with \
-             `Update::scaler`: both divide by it",
-        )),
+        Some(scale) => Err(multiplied_by(scale)
+            .with_remedy("give the update its scaler by `Update::scaler`, which divides by it")),
     }
 }
 

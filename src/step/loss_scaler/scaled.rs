@@ -49,7 +49,7 @@ pub struct ScaledLoss {
 }
 
 impl ScaledLoss {
-    /// The gradients of this loss, for [`LossScaler::update`](crate::LossScaler::update).
+    /// The gradients of this loss, for [`Update::scaler`](crate::Update::scaler).
     ///
     /// # Errors
     /// As candle's `Tensor::backward`.
@@ -72,7 +72,7 @@ impl Deref for ScaledLoss {
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use optimisers::{ErrorKind, Descent, LossScaler, setup, update};
+/// use optimisers::{ErrorKind, Descent, LossScaler, Update, setup, update};
 ///
 /// let x = Var::new(1f32, &Device::Cpu)?;
 /// let mut state = setup(Descent::new(0.5), &x)?;
@@ -81,7 +81,7 @@ impl Deref for ScaledLoss {
 /// let refused = update(&mut state, &x, &grads).unwrap_err();
 /// assert_eq!((refused.kind(), refused.got()), (ErrorKind::LossScale, Some("1024")));
 ///
-/// scaler.update(&mut state, &x, &grads)?;
+/// Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
 /// assert_eq!(x.to_vec0::<f32>()?, 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -25,7 +25,7 @@ use crate::tensors::Tensor;
 /// let train = |world: optimisers::LocalRank| -> optimisers::Result<Vec<f32>> {
 ///     let x = Var::randn(0f32, 1.0, 1000, &Device::Cpu)?;
 ///     broadcast(&world, &x)?;
-///     let _state = Setup::over(&world).setup(AdamW::new(0.1), &x)?;
+///     let _state = Setup::over(&world).build(AdamW::new(0.1), &x)?;
 ///     Ok(x.to_vec1()?)
 /// };
 /// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();

@@ -20,7 +20,7 @@ use crate::step::setup::variables;
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor};
 /// use candle_nn::{VarMap, layer_norm_no_bias, linear};
-/// use optimisers::{AdamW, InDtype, LossScaler, MixedPrecision, PrecisionPolicy, setup};
+/// use optimisers::{AdamW, InDtype, LossScaler, MixedPrecision, PrecisionPolicy, Update, setup};
 ///
 /// let policy = PrecisionPolicy::new([("*norm.*", F32), ("*", F16)])?;
 /// let variables = VarMap::new();
@@ -39,7 +39,7 @@ use crate::step::setup::variables;
 /// for _ in 0..20 {
 ///     let loss = output.forward(&norm.forward(&hidden.forward(&input)?)?)?.to_dtype(F32)?.sqr()?.mean_all()?;
 ///     let gradients = scaler.scale(&loss)?.backward()?;
-///     let outcome = scaler.update(&mut state, &variables, &gradients)?;
+///     let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&variables, &gradients)?;
 ///     assert!(outcome.without_gradient.is_empty());
 /// }
 /// assert!(state.leaf("hidden.weight").is_some_and(|leaf| leaf.steps() > 0));

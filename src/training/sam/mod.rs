@@ -64,7 +64,7 @@ use climb::Climb;
 /// Scale both losses, and let the scaler do the update. A scale does not change the direction of the ascent.
 /// If the first gradients overflow, [`ascend`](Sam::ascend) returns the error
 /// [`NotFinite`](crate::TensorProblem::NotFinite). Give these gradients to
-/// [`LossScaler::update`](crate::LossScaler::update), which skips the call and lowers the scale.
+/// an update with the [`scaler`](crate::Update::scaler), which skips the call and lowers the scale.
 ///
 /// # With accumulation and over ranks
 /// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over
@@ -195,7 +195,7 @@ fn of_climb(error: Error) -> Error {
     let rank = error.rank();
     let error = error.with_remedy(
         "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to \
-         `LossScaler::update`, which skips the call and lowers the scale",
+         an update with `Update::scaler`, which skips the call and lowers the scale",
     );
     match rank {
         Some(rank) => error.brought_by(rank),

@@ -122,13 +122,13 @@ use course::{DriveStep, Start};
 /// let mut state = setup(Descent::new(0.5), &model)?;
 /// state.at("1")?.adjust(0.25)?;
 /// let mut scheduler = Scheduler::new(schedule(), &mut state)?;
-/// Checkpoint::new(&state).note("steps", scheduler.steps()).save(&path)?;
+/// Checkpoint::new(&state).scheduler(&scheduler).save(&path)?;
 ///
 /// // In another process, where all rates are 0 at first:
 /// let mut state = setup(Descent::new(0.5), &model)?;
 /// let file = CheckpointFile::open(&path)?;
 /// file.restore(&mut state)?;
-/// let mut scheduler = Scheduler::resume(schedule(), file.note("steps").unwrap_or("0").parse()?, &mut state)?;
+/// let mut scheduler = Scheduler::resume(schedule(), file.scheduler_steps().unwrap_or(0), &mut state)?;
 /// scheduler.go_to(10, &mut state)?;
 /// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.5), Some(0.25)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

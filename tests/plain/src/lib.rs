@@ -210,7 +210,7 @@ pub fn of_rank(
     path: &Path,
 ) -> u64 {
     let mut model = Plain::new(1, DType::BF16);
-    let mut state = Setup::over(world).setup(optimiser, &model.lend()).expect("a state");
+    let mut state = Setup::over(world).build(optimiser, &model.lend()).expect("a state");
     train(&mut state, &mut model, 0..STEPS);
     Checkpoint::new(&state).model(&model.lend()).save(path).expect("a checkpoint");
     model.hash()

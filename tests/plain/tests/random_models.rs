@@ -62,7 +62,7 @@ fn train(
 fn on_ranks(count: usize, start: &Plain, optimiser: &(impl Optimiser + Clone)) -> Vec<u64> {
     let of_rank = |world: LocalRank| -> Result<u64> {
         let mut model = start.clone();
-        let mut state = Setup::over(&world).setup(optimiser.clone(), &model.lend())?;
+        let mut state = Setup::over(&world).build(optimiser.clone(), &model.lend())?;
         train(&mut state, &mut model, 0..6, Engine::default())?;
         Ok(model.hash())
     };

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Adjust, CheckpointFile, Engine, Error, Kind, MixedPrecision, Optimiser,
-    OptimiserChain, Parameter, Q8, Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree,
+    AccumGrad, AdaGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, Engine, Error, Kind, MixedPrecision,
+    Optimiser, OptimiserChain, Parameter, Q8, Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree,
     StochasticRounding, StoreAs, Update, setup, update,
 };
 
@@ -180,11 +180,11 @@ fn a_file_goes_on_bit_for_bit() {
         Box::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
     ] {
         let (model, mut state) = trained(optimiser.clone());
-        state.save(&path).expect("a save");
+        Checkpoint::new(&state).save(&path).expect("a save");
         let copy =
             support::common::model(&model.values().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
         let mut restored = setup(optimiser, &copy).expect("a state");
-        restored.load(&path).expect("a load");
+        CheckpointFile::open(&path).and_then(|file| file.restore(&mut restored)).expect("a load");
         assert_eq!(snapshot(&copy, &restored), snapshot(&model, &state));
         train(&mut state, &model, 4..7);
         train(&mut restored, &copy, 4..7);
@@ -196,7 +196,7 @@ fn a_file_goes_on_bit_for_bit() {
 fn file() -> (Vec<u8>, usize) {
     let (_, state) = trained(adamw());
     let folder = tempfile::tempdir().expect("a folder");
-    state.save(folder.path().join("state")).expect("a save");
+    Checkpoint::new(&state).save(folder.path().join("state")).expect("a save");
     let file = std::fs::read(folder.path().join("state")).expect("the file");
     let header = u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
     let text: serde_json::Value = serde_json::from_slice(&file[8..8 + header]).expect("a header");
@@ -268,9 +268,10 @@ fn formats_are_not_mixed_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
     let (x, wide) = trained(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
-    wide.save(&path).expect("a save");
+    Checkpoint::new(&wide).save(&path).expect("a save");
     let mut state = setup(adamw(), &x).expect("a state");
-    let error = state.load(&path).expect_err("another format");
+    let error =
+        CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).expect_err("another format");
     says(&error, &["StoreAs(Q8, AdamW)"]);
 
     let mut state = wide;

@@ -228,7 +228,7 @@ fn ranks_skip_together() {
         let skipped = on(3, move |world| {
             let x = ones(DType::F32);
             let rank = world.rank();
-            let mut state = Setup::over(&world).setup(rule(), &x).expect("a state");
+            let mut state = Setup::over(&world).build(rule(), &x).expect("a state");
             let mut call = |odd: f64| finite(Engine::Fused, &mut state, &x, &ones_and(odd, DType::F32));
             let outcomes = [call(1.0), call(if rank == 2 { 1e22 } else { 1.0 }), call(1.0)];
             (outcomes.map(|outcome| outcome.status), values(&x["0"]).iter().all(|x| x.is_finite()))
@@ -338,7 +338,7 @@ fn a_checkpoint_says_that_it_is_not_finite() {
 
     let fine = setup(AdamW::new(0.1), &x).expect("a state");
     assert_eq!(Checkpoint::new(&fine).model(&x).save(&path).expect("a save"), []);
-    assert_eq!(fine.save(&path).expect("a save"), []);
+    assert_eq!(Checkpoint::new(&fine).save(&path).expect("a save"), []);
 }
 
 /// In 8 bits, and for every dtype of a model.
@@ -374,14 +374,15 @@ fn a_checkpoint_of_any_format_says_it() {
     (gradient[4444], gradient[4999]) = (1e20, f32::NAN);
     update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
         .expect("an update");
-    let warnings = state.save(&path).expect("a save");
+    let warnings = Checkpoint::new(&state).save(&path).expect("a save");
     let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else {
         panic!("{warnings:?}")
     };
     assert!(entry == "0/m" && value.is_nan());
     assert_eq!(warnings, warnings.clone());
     let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
-    let error = other.load(&path).expect_err("not finite");
+    let error =
+        CheckpointFile::open(&path).and_then(|file| file.restore(&mut other)).expect_err("not finite");
     is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["\"0/m\" is NaN at element 4999"]);
     let file = CheckpointFile::open(&path).expect("a checkpoint").accepting_non_finite();
     file.restore(&mut other).expect("a restore");
@@ -396,7 +397,7 @@ fn ranks_say_alike_that_a_checkpoint_is_not_finite() {
     let shared = path.clone();
     let said = on(3, move |world| {
         let x = model(&[constant(1.0, 70_000, DType::F32)]);
-        let mut state = Setup::over(&world).setup(Adam::new(0.1), &x).expect("a state");
+        let mut state = Setup::over(&world).build(Adam::new(0.1), &x).expect("a state");
         let mut gradient = vec![1f32; 70_000];
         (gradient[69_000], gradient[1234]) = (3e20, 3e20);
         update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])

@@ -61,7 +61,7 @@ fn parameters_of_16_bits_under_a_bare_rule_are_warned_of_from_setup_on_and_said_
     assert_eq!(outcomes.map(|outcome| outcome.warnings), [vec![expected.clone()], vec![], vec![]]);
     assert_eq!(state.warnings(), std::slice::from_ref(&expected));
 
-    let mut copy = state.clone();
+    let mut copy = state.try_clone().expect("a copy");
     let (outcome, lines) = logged(|| update(&mut copy, &model, &ones(&model)).expect("an update"));
     assert_eq!((outcome.warnings, lines, copy.warnings()), (vec![], vec![], &[expected][..]));
 }
@@ -157,11 +157,11 @@ fn what_is_meant_is_not_said() {
     // A file says what is frozen.
     let mut frozen = setup(Adam::new(0.1), &model).expect("a state");
     assert_eq!(frozen.warnings().len(), 1);
-    let mut saved = frozen.clone();
+    let mut saved = frozen.try_clone().expect("a copy");
     saved.all().freeze();
     open(&file_of(Checkpoint::new(&saved))).and_then(|file| file.restore(&mut frozen)).expect("the state");
     assert_eq!(frozen.warnings(), []);
-    let mut all = state.clone();
+    let mut all = state.try_clone().expect("a copy");
     all.all().allow_low_precision();
     let (outcome, lines) = logged(|| update(&mut all, &model, &ones(&model)).expect("an update"));
     assert_eq!((all.warnings(), outcome.warnings, lines), (&[][..], vec![], vec![]));
@@ -292,8 +292,10 @@ fn debug_of_an_error_is_its_text_and_the_alternate_form_its_facts() {
         &["kind:Argument,", "got:Some(\"BF16\",),", "expected:Some(\"F32orF64\",),", "element:None,"],
     );
     let gradients = grads([Some(tensor(3, DType::F32))]);
-    let unscaled =
-        LossScaler::dynamic().update(&mut state, &model, &gradients).expect_err("a loss that was not scaled");
+    let unscaled = Update::new(&mut state)
+        .scaler(&mut LossScaler::dynamic())
+        .apply(&model, &gradients)
+        .expect_err("a loss that was not scaled");
     facts(&unscaled, &["kind:LossScale,", "path:None,"]);
     assert!(format!("{unscaled:?}").starts_with("the gradients are of a loss that was not scaled"));
 }

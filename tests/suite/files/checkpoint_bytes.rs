@@ -53,7 +53,7 @@ fn started(seed: usize) -> (Vars, StateTree) {
 }
 
 fn full((model, state): &(Vars, StateTree)) -> Checkpoint<'_> {
-    Checkpoint::new(state).model(model).note("step", 1).scaler(&LossScaler::dynamic())
+    Checkpoint::new(state).model(model).bytes("step", "1").scaler(&LossScaler::dynamic())
 }
 
 /// The sum is that of a file from before pieces of files were written to their places: every number is where
@@ -212,7 +212,7 @@ fn a_file_that_is_changed_while_it_is_open() {
     opened.refused();
     let words = ["changed after it had been opened", "open it again"];
     is_kind(&opened.file.tensor("large/m").unwrap_err(), ErrorKind::Io, &words);
-    assert_eq!(opened.file.note("step"), Some("1"));
+    assert_eq!(opened.file.bytes("step").unwrap(), Some(b"1".to_vec()));
     is_kind(&CheckpointFile::open(opened.path()).unwrap_err(), ErrorKind::File, &["checksum"]);
 }
 

@@ -48,7 +48,7 @@ fn started(optimiser: impl Optimiser, seed: u64, dtype: DType) -> (Vars, StateTr
 /// The file of a model in F32 with its state.
 fn file() -> Vec<u8> {
     let (model, state) = started(rule(), 1, DType::F32);
-    file_of(Checkpoint::new(&state).model(&model).note("step", 3))
+    file_of(Checkpoint::new(&state).model(&model).bytes("step", "3"))
 }
 
 /// The file fails to restore, alone and with the model, and leaves everything as it was.
@@ -87,7 +87,7 @@ const DAMAGED: &str = "the description of the state is damaged: ";
 /// in parts.
 type Edit = (&'static str, &'static str, ErrorKind, &'static str);
 
-const EDITS: [Edit; 39] = [
+const EDITS: [Edit; 38] = [
     ("leaves head tensors", r#"["0.acc", "2.m"]"#, OtherRule, "\"head\" | tensors | 2.v | another version"),
     ("tensors body.weight/2.m shape", "[3, 2]", SHAPE, "\"body.weight/2.m\" has shape | , expected"),
     (
@@ -132,7 +132,6 @@ const EDITS: [Edit; 39] = [
     ("checksum", "", File, "the description of the state is damaged: missing field `checksum`"),
     ("leaves", "", File, "missing field `leaves`"),
     ("optimisers", "", File, "missing field `optimisers`"),
-    ("notes", "", File, "missing field `notes`"),
     // Dtypes that candle does not have, or that take less than a byte.
     ("tensors body.bias", r#"{"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
     ("tensors body.bias", r#"{"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
@@ -449,7 +448,7 @@ fn a_damaged_or_edited_file() {
     bytes.splice(..header, assembled(&spaced, &[]));
     refused(open(&bytes), File, &words);
     std::fs::write(&path, &bytes).unwrap();
-    assert_eq!(CheckpointFile::open_edited(&path).unwrap().note("step"), Some("3"));
+    assert_eq!(CheckpointFile::open_edited(&path).unwrap().bytes("step").unwrap(), Some(b"3".to_vec()));
     // An edit does not pass the other checks.
     std::fs::write(&path, &original[..length - 1]).unwrap();
     refused(CheckpointFile::open_edited(&path), File, &["not a whole safetensors file"]);

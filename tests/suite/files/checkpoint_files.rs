@@ -139,8 +139,8 @@ fn a_header_that_no_reader_accepts() {
     let path = folder.path().join("run");
     save(3, &path).unwrap();
     // Each takes seven bytes in the file.
-    let big = Checkpoint::new(&state(4)).note("log", "\u{1}".repeat(14_300_000)).save(&path);
-    refused(big, &path, ErrorKind::Unsupported, &["100000000", "shorter notes"]);
+    let big = Checkpoint::new(&state(4)).bytes("\u{1}".repeat(14_300_000), []).save(&path);
+    refused(big, &path, ErrorKind::Unsupported, &["100000000", "shorter names"]);
     assert_eq!((length(&path), names(folder.path())), (3, vec!["run".to_string()]));
 }
 
@@ -261,7 +261,7 @@ fn a_save_that_takes_long() {
         scope.spawn(|| x.as_detached_tensor().inplace_op1(&Hold { begun, go_on: Mutex::new(told) }).unwrap());
         has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
         // So long that the header is in the file before the parameters are waited for.
-        let checkpoint = Checkpoint::new(&slow).model(&x).note("long", "x".repeat(100_000));
+        let checkpoint = Checkpoint::new(&slow).model(&x).bytes("long", "x".repeat(100_000));
         let saving = scope.spawn(|| checkpoint.save(&path).unwrap());
         let begun = || {
             let name = names(folder.path()).into_iter().find(|name| name.ends_with(".partial"))?;
@@ -318,13 +318,13 @@ fn a_disk_that_fills_up() {
         for size in [10_000, 100_000, 1_000_000] {
             refused(save(size, path), path, ErrorKind::Io, &["cannot write the tensors"]);
         }
-        let long = Checkpoint::new(&state(3)).note("long", "x".repeat(100_000)).save(path);
+        let long = Checkpoint::new(&state(3)).bytes("long", "x".repeat(100_000)).save(path);
         refused(long, path, ErrorKind::Io, &["cannot write"]);
         // What any rank of a divided state cannot write, none has written.
         let errors = on(5, move |world| {
             let model: Vec<Var> = (0..5).map(|_| Var::zeros(1200, DType::F32, CPU).unwrap()).collect();
             let state =
-                Setup::over(&world).setup(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
+                Setup::over(&world).build(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
             assert_eq!(state.leaves().map(|leaf| leaf.part().len()).collect::<Vec<_>>()[world.rank()], 1200);
             Checkpoint::new(&state).save(path).unwrap_err()
         });

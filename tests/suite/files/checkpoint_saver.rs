@@ -38,7 +38,7 @@ fn step(model: &Vec<Var>, state: &mut StateTree) {
 }
 
 fn checkpoint<'s>((model, state): &'s (Vec<Var>, StateTree)) -> Checkpoint<'s> {
-    Checkpoint::new(state).model(model).note("place", "7")
+    Checkpoint::new(state).model(model).bytes("place", "7")
 }
 
 /// The steps in the names of a saver's files.
@@ -108,7 +108,7 @@ fn a_copy_beside_a_forward_and_backward_pass() {
     let expected = file_of(checkpoint(&run));
     let (model, state) = &mut run;
     let gradients = std::thread::scope(|threads| {
-        let copied = threads.spawn(|| saver.save(1, Checkpoint::new(state).model(model).note("place", "7")));
+        let copied = threads.spawn(|| saver.save(1, Checkpoint::new(state).model(model).bytes("place", "7")));
         let gradients =
             model[2].sqr().and_then(|x| x.sum_all()).and_then(|loss| loss.backward()).expect("gradients");
         copied.join().expect("no panic").expect("a copy");
@@ -178,10 +178,10 @@ fn a_refused_save_leaves_no_file() {
     let mut saver = saver(&folder);
     let error = saver.save(1, Checkpoint::new(&run.1).model(&other.0)).expect_err("another model");
     assert_eq!(error.kind(), ErrorKind::Model);
-    let long = Checkpoint::new(&run.1).note("log", "\u{1}".repeat(14_300_000));
+    let long = Checkpoint::new(&run.1).bytes("\u{1}".repeat(14_300_000), []);
     says(
         &saver.save(1, long).expect_err("a header that no reader accepts"),
-        &["100000000", "shorter notes", "run-000000001"],
+        &["100000000", "shorter names", "run-000000001"],
     );
     let mut none = CheckpointSaver::new(folder.path().join("run.safetensors")).keep_last(0);
     let error = none.save(1, checkpoint(&run)).expect_err("no file to keep");
@@ -346,7 +346,7 @@ fn ranks_write_together() {
             let path = path.clone();
             move |world| {
                 let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
-                let state = Setup::over(&world).setup(Momentum::new(0.1), &model).expect("a state");
+                let state = Setup::over(&world).build(Momentum::new(0.1), &model).expect("a state");
                 let mut saver = CheckpointSaver::new(&path).keep_last(2);
                 for number in [1, 2, 3] {
                     saver.save(number, Checkpoint::new(&state).model(&model)).expect("a save");

@@ -361,7 +361,7 @@ fn a_state_is_written_as_it_is() {
         .map(|(path, shape)| (path.to_string(), var(&random(1, shape, DType::F32, &Device::Cpu))))
         .into();
     let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["head"]);
-    let mut state = Setup::default().setup(MixedPrecision::new(DType::F64, rule), &model).expect("a state");
+    let mut state = Setup::default().build(MixedPrecision::new(DType::F64, rule), &model).expect("a state");
     state.at("norm").expect("a leaf").adjust(0.25).expect("a rate");
     let config = assert_same_choices(&state, &model, 0);
     let names: Vec<String> =

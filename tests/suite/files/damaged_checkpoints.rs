@@ -45,7 +45,7 @@ fn step(model: &Vars, state: &mut StateTree, seed: u64) -> Result<Outcome> {
 
 fn file() -> Vec<u8> {
     let (model, state) = started(1);
-    file_of(Checkpoint::new(&state).model(&model).note("n", 1).scaler(&LossScaler::dynamic()))
+    file_of(Checkpoint::new(&state).model(&model).bytes("n", "1").scaler(&LossScaler::dynamic()))
 }
 
 /// Tries files out, and counts those that are refused when they are read, when they are restored, and others:

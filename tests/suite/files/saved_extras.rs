@@ -37,7 +37,7 @@ fn bytes_and_steps_come_back() {
         ("none", vec![]),
         ("a \"name\"/of\n\u{0}\u{1F600}", vec![0; 3]),
     ];
-    let mut checkpoint = Checkpoint::new(&state).model(&x).scheduler(&scheduler).note("generator", "a text");
+    let mut checkpoint = Checkpoint::new(&state).model(&x).scheduler(&scheduler);
     for (name, bytes) in &cases {
         checkpoint = checkpoint.bytes(*name, bytes.clone());
     }
@@ -46,8 +46,7 @@ fn bytes_and_steps_come_back() {
         assert_eq!(file.bytes(name).expect("an entry").as_ref(), Some(bytes), "{name:?}");
         assert!(file.tensor_names().contains(&format!("optimisers.bytes/{name}")));
     }
-    assert_eq!((file.bytes("loader").expect("no entry"), file.note("generator")), (None, Some("a text")));
-    assert_eq!(file.scheduler_steps(), Some(777));
+    assert_eq!((file.bytes("loader").expect("no entry"), file.scheduler_steps()), (None, Some(777)));
     file.restore_with_model(&mut state, &x).expect("a restore");
 
     // The file of a program that adds none says nothing of them.
@@ -112,7 +111,7 @@ fn over_ranks_all_have_to_bring_the_same() {
         let folder = std::env::temp_dir();
         let path = folder.join(format!("optimisers-extras-{}", std::process::id()));
         let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
-        let mut state = Setup::over(&world).setup(Adam::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
         let mut scheduler = scheduler(&mut state, 5);
         let same = Checkpoint::new(&state)
             .model(&model)

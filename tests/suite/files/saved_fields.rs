@@ -117,8 +117,11 @@ fn a_whole_file_takes_nothing_from_defaults() {
     let mut state = setup(AdamW::new(0.5), &x).expect("a state");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
-    state.save(&path).expect("a file");
-    assert_eq!(state.load(&path).expect("the same"), Restored::default());
+    Checkpoint::new(&state).save(&path).expect("a file");
+    assert_eq!(
+        CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).expect("the same"),
+        Restored::default()
+    );
 }
 
 /// A field that nobody knows, one in another place and one that is there twice are errors, and nothing

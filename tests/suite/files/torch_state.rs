@@ -451,7 +451,7 @@ fn ranks_read_and_write_one_file() {
             let (whole, parts) = (&whole, &parts);
             scope.spawn(move || {
                 let model = fresh();
-                let mut state = optimisers::Setup::over(&rank).setup(optimiser(), &model).expect("a state");
+                let mut state = optimisers::Setup::over(&rank).build(optimiser(), &model).expect("a state");
                 TorchState::open(whole).and_then(|file| file.restore(&mut state)).expect("torch's state");
                 assert!(state.leaves().any(|leaf| leaf.part().len() < leaf.shape().iter().product()));
                 state.save_torch(parts).expect("a save");

@@ -114,15 +114,17 @@ fn push_all(grads: &Grads, step: StreamedStep<'_>) -> Result<()> {
 /// All of them by name; names that several have stand as often.
 const METHODS: &[Method] = &[
     ("setup", Slices::Taken, |_, model| setup(rule(), model).map(drop)),
-    ("setup", Slices::Taken, |_, model| Setup::default().setup(rule(), model).map(drop)),
+    ("build", Slices::Taken, |_, model| Setup::default().build(rule(), model).map(drop)),
     ("setup", Slices::Taken, |_, model| config().setup(model).map(drop)),
     ("setup", Slices::Taken, |_, model| Registry::default().setup(&config(), model).map(drop)),
     ("setup_with", Slices::Taken, |_, model| setup_with(model, |_, _| Some(rule())).map(drop)),
-    ("setup_with", Slices::Taken, |_, model| {
-        Setup::default().setup_with(model, |_, _| Some(rule())).map(drop)
+    ("build_with", Slices::Taken, |_, model| {
+        Setup::default().build_with(model, |_, _| Some(rule())).map(drop)
     }),
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
-    ("update", Slices::Taken, |case, model| scaler().update(&mut case.state, model, &case.grads).map(drop)),
+    ("update", Slices::Taken, |case, model| {
+        Update::new(&mut case.state).scaler(&mut scaler()).apply(model, &case.grads).map(drop)
+    }),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
     ("apply_owned", Slices::Taken, |case, model| {
         Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)

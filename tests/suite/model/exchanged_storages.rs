@@ -299,8 +299,8 @@ fn an_exchanged_storage_on_one_rank_is_an_error_on_all() {
         let train = |rank: usize, world: optimisers::LocalRank| {
             let (model, grads) = (model(F32), gradients(F32));
             let mut state = match optimiser {
-                0 => Setup::over(&world).setup(Adam::new(0.1), &model),
-                _ => Setup::over(&world).setup(
+                0 => Setup::over(&world).build(Adam::new(0.1), &model),
+                _ => Setup::over(&world).build(
                     OptimiserChain::new((optimisers::ClipGlobalNorm::new(1.0), Adam::new(0.1))),
                     &model,
                 ),

@@ -822,7 +822,7 @@ fn several_ranks_have_the_bits_of_one() {
             .map(|(seed, (path, shape))| (path.to_string(), Locked::new(&tensor(seed, shape, BF16))));
         let model: HashMap<String, Locked> = start.collect();
         let rule = MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
-        let mut state = world.map_or_else(Setup::default, Setup::over).setup(rule, &model).expect("a state");
+        let mut state = world.map_or_else(Setup::default, Setup::over).build(rule, &model).expect("a state");
         for call in 0..3 {
             let grads: Grads = shapes
                 .iter()

@@ -96,7 +96,7 @@ fn a_gradient_that_is_a_view_of_its_variable_on_one_rank_of_a_state_of_slices() 
         let mut memory = vec![1f32; 40];
         let slices = ParameterSlices::new().with("x", 40, &mut memory).expect("slices");
         let world = optimisers::ranks(1).remove(0);
-        let mut state = Setup::over(&world).setup(Descent::new(1.0), &slices).expect("a state");
+        let mut state = Setup::over(&world).build(Descent::new(1.0), &slices).expect("a state");
         let x = Var::ones(40, F32, &Device::Cpu).expect("a variable");
         update(&mut state, &Vars::from([("x".to_string(), x.clone())]), &[("x", x.as_detached_tensor())])
             .expect("an update");

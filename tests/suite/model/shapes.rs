@@ -109,7 +109,7 @@ fn an_owner_of_such_a_shape_is_refused() {
             );
             let refuses = move |world: optimisers::LocalRank| {
                 is_kind(
-                    &Setup::over(&world).setup(rule(), &Boasting(shape, length)).expect_err("a refusal"),
+                    &Setup::over(&world).build(rule(), &Boasting(shape, length)).expect_err("a refusal"),
                     ErrorKind::Memory,
                     &[],
                 );

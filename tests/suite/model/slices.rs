@@ -216,12 +216,12 @@ fn spoil(tensor: &Tensor) {
 
 impl Rule for Grabs {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32.into()));
+        assert_eq!((x.shape(), x.dtype()), (&[2, 2][..], F32.into()));
         Ok(State::empty())
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        assert_eq!((x.dims(), x.dtype()), (&[2, 2][..], F32.into()));
+        assert_eq!((x.shape(), x.dtype()), (&[2, 2][..], F32.into()));
         Ok(Flow::Step(dx.with_tensors(state, |_, x, dx, _| {
             let next = (x + &dx)?;
             spoil(x);
@@ -381,8 +381,8 @@ fn several_ranks_have_the_bits_of_variables() {
             let model: Vars = (1..).zip(&shapes).map(start).collect();
             let new = || world.map_or_else(Setup::default, Setup::over);
             let mut state = match in_memory {
-                true => in_slices(&model, |model| new().setup(rule(), model)),
-                false => new().setup(rule(), &model),
+                true => in_slices(&model, |model| new().build(rule(), model)),
+                false => new().build(rule(), &model),
             }
             .expect("a state");
             for call in 0..4 {

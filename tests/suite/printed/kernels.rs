@@ -224,7 +224,7 @@ fn expected(case: &Case) -> Vec<BTreeMap<String, Vec<u64>>> {
     let has_eta = case.optimiser.field("eta").is_some();
     let mut step = |step: usize| {
         if has_eta {
-            state.adjust_field("eta", eta(step)).expect("a learning rate");
+            state.all().adjust_field("eta", eta(step)).expect("a learning rate");
         }
         update(&mut state, &model, &grads([Some(case.numbers(step, case.gradient))])).expect("an update");
         let leaf = state.leaf("0").expect("a leaf");

@@ -41,7 +41,7 @@ fn all_ranks_get_the_values_of_the_first() {
                 .map(|(path, x)| (path.clone(), x.clone()))
                 .collect();
             let _ =
-                Setup::over(&world).setup(AdamW::new(0.1), &floats).expect("the same values on all ranks");
+                Setup::over(&world).build(AdamW::new(0.1), &floats).expect("the same values on all ranks");
             (before, model.values().map(|x| bits(x)).collect::<Vec<_>>())
         });
         for (rank, (before, after)) in all.iter().enumerate() {

@@ -148,7 +148,7 @@ fn train<C: Communicator + Clone + 'static>(world: &C, file: &Path) -> (Vec<Said
     let model = model(&parameters(DType::F32));
     let rule = OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1), Ema::new(0.5)));
     let setup = Setup::over(world).wire(|path, _| (path == "2").then_some(DType::BF16));
-    let mut state = setup.setup(rule, &model).expect("a state");
+    let mut state = setup.build(rule, &model).expect("a state");
     let step = |state: &mut StateTree, call| {
         let update = Update::new(state).weight(1 + world.rank() as u64);
         let outcome =
@@ -210,7 +210,7 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
         let world = Mover::new(host.clone(), device);
         let model = model(&parameters(DType::F32));
         let before: Vec<_> = model.values().map(|x| bits(x)).collect();
-        let error = Setup::over(&world).setup(AdamW::new(0.1), &model).expect_err("another device");
+        let error = Setup::over(&world).build(AdamW::new(0.1), &model).expect_err("another device");
         let kind = if is_elsewhere { ErrorKind::Tensor(TensorProblem::Device) } else { ErrorKind::Ranks };
         assert_eq!(broadcast(&world, &model).expect_err("another device").kind(), kind);
         assert!(model.values().map(|x| bits(x)).eq(before));
@@ -221,7 +221,7 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
             "{error}"
         );
         // All are in step, and the host's own transport takes the model.
-        let mut state = Setup::over(&host).setup(AdamW::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&host).build(AdamW::new(0.1), &model).expect("a state");
         Update::new(&mut state).apply(&model, &gradients(0, 0, DType::F32)).expect("an update");
         error.to_string()
     });

@@ -117,7 +117,7 @@ fn different_gradients_have_a_weighted_mean() {
     let rule = optimiser.clone();
     let divided = on(weights.len(), move |world| {
         let model = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).setup(rule.clone(), &model).expect("a state");
+        let mut state = Setup::over(&world).build(rule.clone(), &model).expect("a state");
         let step = |call| {
             let update = Update::new(&mut state).weight(weights[world.rank()]);
             let outcome =
@@ -158,7 +158,7 @@ fn ranks_and_windows_are_exchangeable() {
                 ClipGlobalNorm::new(0.5),
                 AdamW::new(0.1),
             ));
-            let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
+            let mut state = Setup::over(&world).build(rule, &model).expect("a state");
             for micro_batch in (0..8).filter(|batch| batch % size as u64 == world.rank() as u64) {
                 update(&mut state, &model, &gradients(2 * micro_batch, 0, DType::BF16)).expect("an update");
             }
@@ -182,7 +182,7 @@ fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
         let model =
             model(&[tensor(1, &[4], DType::F32), tensor(2, &[4], DType::F32), tensor(3, &[4], DType::F32)]);
         let before: Vec<_> = model.values().map(|x| bits(x)).collect();
-        let mut state = Setup::over(&world).setup(Momentum::new(1.0), &model).expect("a state");
+        let mut state = Setup::over(&world).build(Momentum::new(1.0), &model).expect("a state");
         let three = Tensor::new(&[3f32; 4], CPU).expect("a tensor");
         let all = grads([Some(three.clone()), (world.rank() == 1).then_some(three), None]);
         // The last rank has no data at all, and still takes part.
@@ -203,7 +203,7 @@ fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
     assert_eq!(moved, vec![(vec![-12.0, -6.0, 0.0], 0); 3]);
     let weightless = on(2, |world| {
         let model = model(&[tensor(1, &[4], DType::F32)]);
-        let mut state = Setup::over(&world).setup(Descent::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world).build(Descent::new(0.1), &model).expect("a state");
         Update::new(&mut state)
             .weight(0)
             .apply(&model, &grads([Some(tensor(2, &[4], DType::F32))]))
@@ -218,7 +218,7 @@ fn an_overflow_on_one_rank_is_one_on_all() {
     let scales = on(3, |world| {
         let model = model(&parameters(DType::F16));
         let rule = MixedPrecision::new(DType::F32, AdamW::new(0.1));
-        let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
+        let mut state = Setup::over(&world).build(rule, &model).expect("a state");
         let mut scaler = LossScaler::dynamic();
         // The gradients stand for those of this loss.
         let _ = scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
@@ -228,11 +228,14 @@ fn an_overflow_on_one_rank_is_one_on_all() {
             let infinite = (&bad["2"] * f64::INFINITY).expect("a product");
             bad.insert("2".to_string(), infinite);
         }
-        let skipped = scaler.update(&mut state, &model, &bad).expect("an update");
+        let skipped = Update::new(&mut state).scaler(&mut scaler).apply(&model, &bad).expect("an update");
         assert_eq!(skipped.status, not_finite("2"));
         assert_same(&[snapshot(&model, &state)], &[before], "nothing moves");
         let _ = scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
-        let stepped = scaler.update(&mut state, &model, &gradients(2, 0, DType::F32)).expect("an update");
+        let stepped = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&model, &gradients(2, 0, DType::F32))
+            .expect("an update");
         assert_eq!(stepped.status, Status::Stepped);
         scaler.current()
     });
@@ -245,7 +248,7 @@ fn each_rank_has_its_share() {
     let bytes = on(4, move |world| {
         let model = model(&shapes.map(|shape| tensor(1, shape, DType::BF16)));
         let state = Setup::over(&world)
-            .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
+            .build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
             .expect("a state");
         assert_eq!(state.world().map(|world| world.size()), Some(4));
         state.bytes()
@@ -260,7 +263,7 @@ fn each_rank_has_its_share() {
             AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
             Descent::new(1.0),
         ));
-        let mut state = Setup::over(&world).setup(rule, &x).expect("a state");
+        let mut state = Setup::over(&world).build(rule, &x).expect("a state");
         for (call, tokens) in [(0, [1, 3]), (1, [2, 2])] {
             let gradient = [[8f32, 0.0], [4.0, 0.0]][call][world.rank()];
             let grads = [("", Tensor::new(&[gradient], CPU).expect("a tensor"))];

@@ -47,7 +47,7 @@ fn step(state: &mut StateTree, model: &Vars, call: u64) {
 #[test]
 fn averages_and_masters_are_those_of_one_process() {
     fn run(optimiser: &Boxed, setup: Setup, model: &Vars) -> Vec<Seen> {
-        let mut state = setup.setup(optimiser.clone(), model).expect("a state");
+        let mut state = setup.build(optimiser.clone(), model).expect("a state");
         let first = of_model(model);
         assert_eq!(
             state.with_averages(model, || Ok::<_, Error>(of_model(model))).expect("no step yet"),
@@ -93,7 +93,7 @@ fn averages_and_masters_are_those_of_one_process() {
 #[test]
 fn another_rule_and_other_variables() {
     alike(&[2, 4], DType::BF16, |setup, first| {
-        let mut state = setup.setup(Adam::new(0.1), first).expect("a state");
+        let mut state = setup.build(Adam::new(0.1), first).expect("a state");
         step(&mut state, first, 0);
         let replaced = state
             .all()
@@ -136,7 +136,7 @@ fn another_rule_and_other_variables() {
 fn another_rule_on_one_rank_is_found_by_the_next_update() {
     on(2, |world| {
         let model = model(&parameters(DType::F32));
-        let mut state = Setup::over(&world).setup(Adam::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
         step(&mut state, &model, 0);
         let error = state.all().replace(muon(), &model).expect_err("cut parameters");
         assert_eq!(error.path(), Some("0"), "{error}");

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, AdamW, Checkpoint, ClipGlobalNorm, Communicator, Descent, Ema, Error, ErrorKind,
-    Flow, Gradient, Kahan, LAMB, LocalRank, LossScaler, MixedPrecision, Momentum, Offload, Optimiser,
-    OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
+    AccumGrad, Adafactor, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema,
+    Error, ErrorKind, Flow, Gradient, Kahan, LAMB, LocalRank, LossScaler, MixedPrecision, Momentum, Offload,
+    Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
     StochasticRounding, TensorProblem, Update, hyper_parameters, range, trainables, update,
 };
 
@@ -133,7 +133,7 @@ fn an_error(
 ) {
     on(3, move |world| {
         let model = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).setup(optimiser.clone(), &model).expect("a state");
+        let mut state = Setup::over(&world).build(optimiser.clone(), &model).expect("a state");
         let good = |state: &mut StateTree, call| update(state, &model, &gradients(call, 0, DType::F32));
         good(&mut state, 0).expect("a good call");
         let before = snapshot(&model, &state);
@@ -155,7 +155,7 @@ fn a_gradient_that_is_not_finite_names_its_rank() {
         on(3, move |world| {
             let model = model(&parameters(DType::F32));
             let rule = OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
-            let mut state = Setup::over(&world).setup(rule, &model).expect("a state");
+            let mut state = Setup::over(&world).build(rule, &model).expect("a state");
             let mut grads = gradients(1, 0, DType::F32);
             if world.rank() == bad {
                 let first = grads["1"]
@@ -193,7 +193,7 @@ fn states_of_other_models_and_rules_are_refused() {
     };
     fn of(world: &LocalRank, seed: u64, length: usize, rule: impl Optimiser) -> Result<StateTree> {
         let last = world.rank() == 2;
-        Setup::over(world).setup(
+        Setup::over(world).build(
             rule,
             &model(&[
                 tensor(1, &[3], DType::F32),
@@ -208,7 +208,7 @@ fn states_of_other_models_and_rules_are_refused() {
         &["rank 2", "optimiser", "0.2"],
     );
     told(|world| of(world, 2, 4, Descent::new(if world.rank() == 1 { -1.0 } else { 0.1 })), &["eta"]);
-    told(|world| Setup::over(world).setup(Descent::new(0.1), &Vars::new()), &["no trainable"]);
+    told(|world| Setup::over(world).build(Descent::new(0.1), &Vars::new()), &["no trainable"]);
 }
 
 /// Who has the element finds what was changed there, and all hear of it.
@@ -217,7 +217,7 @@ fn masters_are_looked_at_by_those_who_have_them() {
     on(2, |world| {
         let model = model(&parameters(DType::BF16));
         let mut state = Setup::over(&world)
-            .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
+            .build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
             .expect("a state");
         update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("an update");
         state.check_masters(&model).expect("as they were left");
@@ -243,7 +243,7 @@ fn what_is_not_done_over_ranks_is_refused() {
     on(2, |world| {
         let model = model(&parameters(DType::BF16));
         let mut state = Setup::over(&world)
-            .setup(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
+            .build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &model)
             .expect("a state");
         let parameters = trainables(&model).expect("parameters");
         let refusals: Vec<Error> = vec![
@@ -283,13 +283,13 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
             ];
             let run = || -> optimisers::Result<()> {
                 let mut state = Setup::over(&world)
-                    .setup(MixedPrecision::new(DType::F32, rules[seed % 2].clone()), &model)?;
+                    .build(MixedPrecision::new(DType::F32, rules[seed % 2].clone()), &model)?;
                 for gradients in &of_call {
                     update(&mut state, &model, gradients)?;
                 }
                 Checkpoint::new(&state).model(&model).save(&*path)?;
                 state.with_averages(&model, || Ok::<_, optimisers::Error>(()))?;
-                state.load(&*path).map(drop)
+                CheckpointFile::open(&*path).and_then(|file| file.restore(&mut state)).map(drop)
             };
             run().map_err(|error| error.to_string())
         });
@@ -333,7 +333,7 @@ impl Rule for Counting {
 fn a_divisible_rule_keeps_a_number_for_each_element() {
     for error in on(2, |world| {
         Setup::over(&world)
-            .setup(Counting::new(0.1), &model(&[tensor(1, &[33_001], DType::F32)]))
+            .build(Counting::new(0.1), &model(&[tensor(1, &[33_001], DType::F32)]))
             .expect_err("refused")
     }) {
         is_kind(&error, ErrorKind::Contract, &["\"0\"", "Counting", "\"count\"", "[1]", "`is_divisible`"]);
@@ -347,7 +347,7 @@ fn apart(
 ) -> Vec<Error> {
     let errors = on(2, move |world| {
         let model = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).setup(optimiser.clone(), &model).expect("a state");
+        let mut state = Setup::over(&world).build(optimiser.clone(), &model).expect("a state");
         let error = call(world.rank(), &mut state, &model).expect_err("an error on each rank");
         update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("the ranks are in step again");
         error
@@ -367,7 +367,7 @@ fn a_loss_that_one_rank_has_not_scaled() {
         if rank == 0 {
             let _ = scaler.scale(&Tensor::zeros((), DType::F32, CPU)?)?;
         }
-        scaler.update(state, model, &gradients(0, 0, DType::F32)).map(|_| ())
+        Update::new(state).scaler(&mut scaler).apply(model, &gradients(0, 0, DType::F32)).map(|_| ())
     });
     is_kind(&errors[0], ErrorKind::Ranks, &["rank 1", "scale"]);
     is_kind(&errors[1], ErrorKind::LossScale, &["scale"]);
@@ -440,7 +440,7 @@ fn the_odd_one_of_four_ranks_is_named() {
     for odd in 0..4 {
         on(4, move |world| {
             let model = model(&parameters(DType::F32));
-            let mut state = Setup::over(&world).setup(AdamW::new(0.1), &model).expect("a state");
+            let mut state = Setup::over(&world).build(AdamW::new(0.1), &model).expect("a state");
             if world.rank() == odd {
                 state.adjust(0.5).expect("another rate");
             }

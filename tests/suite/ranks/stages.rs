@@ -167,7 +167,7 @@ fn four_ways_to_collect_gradients() {
             let world = Counting { rank, sent: Arc::default() };
             let model = model(&[tensor(1, &[LENGTH], DType::BF16)]);
             let mut state =
-                Setup::over(&world).wire(move |_, _| wire).setup(rule(), &model).expect("a state");
+                Setup::over(&world).wire(move |_, _| wire).build(rule(), &model).expect("a state");
             let mut collected = outside.map(|dtype| Accumulator::new(dtype, &model).expect("an accumulator"));
             let mut accumulators = state.bytes() - 12 * LENGTH / RANKS;
             for call in 0..CALLS {
@@ -205,7 +205,7 @@ fn sent_in(wire: Option<DType>, of: fn(u64, u64) -> Grads) -> Vec<Vec<Vec<u64>>>
     on(3, move |world| {
         let model = model(&parameters(DType::F32));
         let mut state =
-            Setup::over(&world).wire(move |_, _| wire).setup(AdamW::new(0.1), &model).expect("a state");
+            Setup::over(&world).wire(move |_, _| wire).build(AdamW::new(0.1), &model).expect("a state");
         for call in 0..2 {
             update(&mut state, &model, &of(call, world.rank() as u64)).expect("an update");
         }
@@ -233,7 +233,7 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
     on(3, |world| {
         let model = model(&parameters(DType::F32));
         let wire = |path: &str, _: Parameter<'_>| (path == "2").then_some(DType::F16);
-        let mut state = Setup::over(&world).wire(wire).setup(AdamW::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world).wire(wire).build(AdamW::new(0.1), &model).expect("a state");
         let good = |state: &mut _| {
             update(state, &model, &gradients(0, world.rank() as u64, DType::F32)).expect("an update")
         };
@@ -257,7 +257,8 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
         assert_eq!(outcome.status, not_finite("2"));
         let mut scaler = LossScaler::dynamic();
         let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
-        let outcome = scaler.update(&mut state, &model, &large).expect("a skipped call");
+        let outcome =
+            Update::new(&mut state).scaler(&mut scaler).apply(&model, &large).expect("a skipped call");
         assert_eq!((outcome.status, scaler.current()), (not_finite("2"), 32_768.0));
         assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), "nothing has moved");
         good(&mut state);
@@ -272,7 +273,7 @@ fn all_ranks_send_in_one_dtype() {
         let setup = |dtype| {
             Setup::over(&world)
                 .wire(wire(dtype))
-                .setup(Descent::new(0.1), &model)
+                .build(Descent::new(0.1), &model)
                 .expect_err("an error")
                 .to_string()
         };

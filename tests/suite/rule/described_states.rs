@@ -127,7 +127,7 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
                     return None;
                 }
                 let model = model(&tensors(1, cut));
-                let mut state = Setup::over(&world).setup(made(seed), &model).ok()?;
+                let mut state = Setup::over(&world).build(made(seed), &model).ok()?;
                 gradients[..BEFORE]
                     .iter()
                     .try_for_each(|gradients| update(&mut state, &model, gradients).map(drop))

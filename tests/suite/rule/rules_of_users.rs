@@ -421,9 +421,9 @@ fn choices_of_ones_own_are_adjusted_by_name() {
     let model = support::common::model(&[random(1, &[4], F32, &Device::Cpu)]);
     let mut state =
         setup(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1))), &model).expect("a state");
-    state.adjust_field("non_finite", Answer::Pass).expect("a choice");
+    state.all().adjust_field("non_finite", Answer::Pass).expect("a choice");
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.field("non_finite")), Some(Answer::Pass.into()));
-    let error = state.adjust_field("non_finite", true).expect_err("no choice");
+    let error = state.all().adjust_field("non_finite", true).expect_err("no choice");
     assert!(error.to_string().contains("non_finite is true, expected one of Error, Pass, Skip"), "{error}");
     assert_eq!(optimisers::Adam::new(0.1).slots().len(), 2);
 }

@@ -96,7 +96,7 @@ fn a_new_length_divides_by_the_calls_that_were_counted() {
             // A whole window, and a part of the next.
             (1..=before).for_each(|number| _ = numbered(&mut state, &model, number));
             (1..=calls).for_each(|number| _ = numbered(&mut state, &model, number));
-            state.adjust_field("n", after).expect("a count");
+            state.all().adjust_field("n", after).expect("a count");
             state.adjust(1.0).expect("a learning rate");
             for number in calls + 1..ends {
                 assert_eq!(numbered(&mut state, &model, number), Status::Accumulated);
@@ -228,7 +228,7 @@ fn a_tree_that_changes_keeps_its_windows() {
     let steps = |state: &mut StateTree, model: &Vars| assert_eq!(all(state, model, 6.0), [-3.0, -3.0]);
 
     let other = zeros(&["a", "b"]);
-    let mut copy = state.clone();
+    let mut copy = state.try_clone().expect("a copy");
     copy.rebind(&other).expect("another model");
     steps(&mut copy, &other);
 
@@ -269,7 +269,7 @@ fn windows_that_are_ended_begin_together() {
         let _ = scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
         let grads: Grads =
             model.keys().map(|path| (path.clone(), of(&[gradient * scale], DType::F64))).collect();
-        let outcome = scaler.update(state, &model, &grads).expect("an update");
+        let outcome = Update::new(state).scaler(&mut scaler).apply(&model, &grads).expect("an update");
         (outcome.status, outcome.applied)
     };
     use Status::{Accumulated, Stepped};

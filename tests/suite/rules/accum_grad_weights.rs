@@ -199,7 +199,7 @@ fn a_window_that_is_given_up_leaves_the_loss_scale() {
         let _ = scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
         let scale = scaler.current();
         let grads = grads([first, 1.0].map(|gradient| Some(of(&[gradient * scale], DType::F32))));
-        let outcome = scaler.update(&mut state, &x, &grads).expect("an update");
+        let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads).expect("an update");
         assert_eq!(scaler.current(), 65536.0);
         (outcome.status, outcome.applied)
     };

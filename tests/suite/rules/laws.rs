@@ -499,7 +499,7 @@ fn keeps_its_state_where_it_is_adjusted(optimiser: Box<dyn Optimiser>) {
     let numbers = |state: &StateTree| [unnamed(of_leaf(&model, state, "0"))];
     let before = numbers(&state);
     // In all members of a chain.
-    state.adjust_field("eta", 0.5).expect("a learning rate");
+    state.all().adjust_field("eta", 0.5).expect("a learning rate");
     assert_same(&numbers(&state), &before, optimiser.name());
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.5));
 }
@@ -565,7 +565,7 @@ fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> V
             let fresh = is_valid.then(|| setup(fresh, &model).ok()).flatten().map(|state| layout(&state));
             let mut state = setup(optimiser.clone(), &model).expect("a state");
             let before = snapshot(&model, &state);
-            match (fresh, state.adjust_field(&place, other)) {
+            match (fresh, state.all().adjust_field(&place, other)) {
                 (Some(fresh), Ok(())) => {
                     assert_eq!(layout(&state), fresh, "{}", what());
                     update(&mut state, &model, &grads(tensors(2).map(Some)))

@@ -199,7 +199,7 @@ fn what_is_no_matrix_is_refused_at_setup() {
     ] {
         let mut state = setup(rule, &x).expect("a state");
         let own = state.leaf("0").and_then(|leaf| leaf.field(field));
-        says(&state.adjust_field(field, value).expect_err("other rows"), &["parameter \"0\"", field]);
+        says(&state.all().adjust_field(field, value).expect_err("other rows"), &["parameter \"0\"", field]);
         assert_eq!(state.leaf("0").and_then(|leaf| leaf.field(field)), own);
     }
 }
@@ -500,7 +500,7 @@ fn a_fallback_goes_wherever_rules_go() {
     // Over ranks, where matrices stay whole and the rest is cut.
     for world in ranks(1) {
         assert_eq!(
-            names(&Setup::over(&world).setup(fallback(), &model).expect("a state")),
+            names(&Setup::over(&world).build(fallback(), &model).expect("a state")),
             ["AdamW", "AdamW", "Muon", "AdamW"]
         );
     }

@@ -16,7 +16,7 @@ fn trained(size: u64, micro_batches: u64, dtype: DType) -> Vec<Vec<Vec<u64>>> {
         let collect = AccumGrad::new(micro_batches / size);
         let rule = OptimiserChain::new((collect, ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
         let mut state =
-            Setup::over(&world).setup(MixedPrecision::new(DType::F32, rule), &model).expect("a state");
+            Setup::over(&world).build(MixedPrecision::new(DType::F32, rule), &model).expect("a state");
         for step in 0..3 {
             for micro_batch in (world.rank() as u64..micro_batches).step_by(size as usize) {
                 // Those of even calls have a gradient for every parameter.

@@ -165,7 +165,7 @@ fn a_short_window_judges_when_it_is_full() {
         let mut state = setup(chain(SkipOutliers { window, ..SkipOutliers::new(3.0) }), &x).expect("a state");
         let expected = window.min(u64::max(20, window / 2) - 1);
         let judged = (0..200).find(|index| {
-            let mut copy = state.clone();
+            let mut copy = state.try_clone().expect("a copy");
             let is_judged = outlier(&call(&mut copy, &x, 1e9)).is_some();
             call(&mut state, &x, usual(*index));
             is_judged
@@ -284,7 +284,7 @@ fn a_loss_scaler_comes_first() {
         let scale = scaler.current();
         let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a loss");
         let gradients = grads([Some(constant(norm * scale, 1, DType::F16))]);
-        let outcome = scaler.update(&mut state, &x, &gradients).expect("an update");
+        let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradients).expect("an update");
         (outcome, scaler.current(), good_steps(&scaler))
     };
     for index in 0..40 {
@@ -455,15 +455,15 @@ fn ranks_judge_the_norm_of_all() {
             > 1,
         "{expected:?}"
     );
-    state.save(folder.path().join("whole")).expect("a file");
+    Checkpoint::new(&state).save(folder.path().join("whole")).expect("a file");
 
     let path = folder.path().join("ranks");
     let ranks = on(2, move |world| {
         let x = parameters();
-        let mut state = Setup::over(&world).setup(optimiser(), &x).expect("a state");
+        let mut state = Setup::over(&world).build(optimiser(), &x).expect("a state");
         // The same gradients everywhere, so that their mean is that of one process.
         let said = run(&mut state, &x, 0);
-        state.save(&path).expect("a file");
+        Checkpoint::new(&state).save(&path).expect("a file");
         let differs = run(&mut state, &x, world.rank() as u64);
         (said, differs, x.values().map(|x| bits(x)).collect::<Vec<_>>())
     });
@@ -481,16 +481,16 @@ fn ranks_with_other_norms_before_are_refused() {
     let path = folder.path().join("run");
     let refused = on(2, move |world| {
         let x = parameter();
-        let mut state = Setup::over(&world).setup(chain(small(6.0)), &x).expect("a state");
+        let mut state = Setup::over(&world).build(chain(small(6.0)), &x).expect("a state");
         for index in 0..40 {
             call(&mut state, &x, usual(index));
         }
-        let before = state.clone();
+        let before = state.try_clone().expect("a copy");
         assert!(outlier(&call(&mut state, &x, 50.0)).is_some());
         let mut mine = if world.rank() == 1 { before } else { state };
         let gradients = grads([Some(constant(1.5, 1, DType::F64))]);
         [
-            mine.save(&path).expect_err("two histories"),
+            Checkpoint::new(&mine).save(&path).expect_err("two histories"),
             update(&mut mine, &x, &gradients).expect_err("two histories"),
         ]
     });

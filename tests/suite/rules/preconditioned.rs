@@ -188,7 +188,7 @@ fn another_form_is_refused() {
         };
         let has_matrices =
             state.leaf("0").expect("the leaf").tensor_names().iter().any(|name| is_of_matrices(name));
-        match state.adjust_field("matrix", MatrixForm::Flat) {
+        match state.all().adjust_field("matrix", MatrixForm::Flat) {
             Ok(()) => assert!(!has_matrices, "{rule:?}"),
             Err(error) => {
                 assert_eq!((error.kind(), error.path()), (ErrorKind::Argument, Some("0")), "{error}");

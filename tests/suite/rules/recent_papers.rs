@@ -287,7 +287,7 @@ fn a_parameter_outside_of_its_bounds_is_moved_in() {
     let mut state = setup(Clamp::new((0.0, 1.0)), &x).expect("a state");
     update(&mut state, &x, &grads([Tensor::zeros(3, DType::F32, &Device::Cpu).ok()])).expect("an update");
     assert_eq!(values(&x["0"]), [1.0, 0.0, 0.5]);
-    state.adjust_field("bounds", (0.25, f64::INFINITY)).expect("bounds");
+    state.all().adjust_field("bounds", (0.25, f64::INFINITY)).expect("bounds");
     update(&mut state, &x, &grads([Tensor::new(&[-9f32, 0.0, 1.0], &Device::Cpu).ok()])).expect("an update");
     assert_eq!(values(&x["0"]), [10.0, 0.25, 0.25]);
 }

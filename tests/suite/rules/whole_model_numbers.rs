@@ -169,7 +169,7 @@ fn ranks_share_as_one_process_does() {
     train(&mut state, &x);
     let of_ranks = on(2, move |world| {
         let x = two();
-        let mut state = Setup::over(&world).setup(Prodigy::default(), &x).expect("a state");
+        let mut state = Setup::over(&world).build(Prodigy::default(), &x).expect("a state");
         train(&mut state, &x);
         (numbers(&state), values(&x["1"]))
     });

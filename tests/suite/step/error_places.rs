@@ -23,7 +23,7 @@ fn a_dtype_for_the_wire_is_not_the_parameters() {
         let model = model(&[tensor(1, &[2], DType::F32)]);
         let error = Setup::over(&world)
             .wire(|_, _| Some(DType::U8))
-            .setup(Descent::new(0.1), &model)
+            .build(Descent::new(0.1), &model)
             .expect_err("no bytes on the wire");
         if error.kind() != ErrorKind::Ranks {
             assert_eq!(

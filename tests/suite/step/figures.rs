@@ -108,7 +108,7 @@ fn several() -> Vec<Box<dyn Optimiser>> {
 /// The figures of four calls.
 fn figures(setup: Setup, engine: Engine, optimiser: &dyn Optimiser, dtype: DType) -> Vec<Vec<LeafFigures>> {
     let model = model(&parameters(dtype));
-    let mut state = setup.setup(dyn_clone::clone_box(optimiser), &model).expect("a state");
+    let mut state = setup.build(dyn_clone::clone_box(optimiser), &model).expect("a state");
     (0..4)
         .map(|call| with_figures(engine, &mut state, &model, &gradients(call, 0, DType::F32)).figures)
         .collect()
@@ -152,7 +152,7 @@ fn figures_are_the_same_on_any_threads_ranks_and_engines() {
 fn ranks_ask_for_figures_together() {
     let errors = on(2, |world| {
         let model = model(&parameters(DType::F32));
-        let mut state = Setup::over(&world).setup(Adam::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
         let update = Update::new(&mut state);
         let update = if optimisers::Communicator::rank(&world) == 1 { update.with_figures() } else { update };
         update.apply(&model, &gradients(0, 0, DType::F32)).expect_err("ranks that differ")

@@ -134,7 +134,7 @@ fn what_was_left_out_stays_left_out() {
     assert_eq!(after.keys().collect::<Vec<_>>(), ["0"]);
     assert_ne!(bits(&after["0"]), bits(&next["0"]));
 
-    let mut state = state.clone();
+    let mut state = state.try_clone().expect("a copy");
     state.rebind(&all).expect("the old model");
     let before = [bits(&all["0"]), bits(&all["1"])];
     let outcome = update(&mut state, &all, &gradients).expect("an update");
@@ -157,7 +157,7 @@ fn a_clone_has_storage_of_its_own() {
             )
             .expect("an update");
 
-            let mut copy = state.clone();
+            let mut copy = state.try_clone().expect("a copy");
             copy.rebind(&second).expect("the same paths");
             let before = snapshot(&second, &copy);
             for call in 2..=6 {
@@ -190,7 +190,7 @@ fn a_state_moves_to_the_device_of_its_new_model() {
                     .expect("the parameters of the moved model");
             }
         }
-        let mut moved = state.clone();
+        let mut moved = state.try_clone().expect("a copy");
         moved.rebind(&there).expect("the same paths");
         assert_same(&[unnamed(snapshot(&there, &moved))], &[unnamed(expected)], &device);
         for leaf in moved.leaves() {

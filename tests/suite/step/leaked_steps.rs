@@ -60,7 +60,7 @@ fn what_needs_the_leaves_is_refused() {
             "with a scaler",
             Box::new(|state| {
                 scaler.factor()?;
-                scaler.update(state, &model, &grads).map(drop)
+                Update::new(state).scaler(&mut scaler).apply(&model, &grads).map(drop)
             }),
         ),
         ("averages", Box::new(|state| state.averages(&model).map(drop))),
@@ -74,19 +74,18 @@ fn what_needs_the_leaves_is_refused() {
         ("refresh_masters", Box::new(|state| state.refresh_masters(&model))),
         ("check_masters", Box::new(|state| state.check_masters(&model))),
         ("save_masters", Box::new(|state| state.save_masters(&model, &file).map(drop))),
-        ("save", Box::new(|state| state.save(&file).map(drop))),
+        ("save", Box::new(|state| Checkpoint::new(&state).save(&file).map(drop))),
         ("save of a model", Box::new(|state| Checkpoint::new(state).model(&model).save(&file).map(drop))),
         (
             "saver",
             Box::new(|state| saver.save(2, Checkpoint::new(state)).and_then(|_| saver.wait()).map(drop)),
         ),
         ("save_torch", Box::new(|state| state.save_torch(&file).map(drop))),
-        ("load", Box::new(|state| state.load(&file).map(drop))),
         ("restore", Box::new(|state| open()?.restore(state).map(drop))),
         ("restore_with_model", Box::new(|state| open()?.restore_with_model(state, &model).map(drop))),
         ("restore of torch", Box::new(|state| TorchState::open(&torch)?.restore(state).map(drop))),
         ("adjust", Box::new(|state| state.adjust(0.2))),
-        ("adjust_fields", Box::new(|state| state.adjust_fields([("eta", 0.2.into())]))),
+        ("adjust_fields", Box::new(|state| state.all().adjust_fields([("eta", 0.2.into())]))),
         ("all().adjust", Box::new(|state| state.all().adjust(0.2))),
         ("all().replace", Box::new(|state| state.all().replace(Descent::new(0.1), &model).map(drop))),
         ("at", Box::new(|state| state.at("0").map(drop))),

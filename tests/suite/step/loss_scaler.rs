@@ -71,7 +71,10 @@ fn the_scale_moves_as_torchs_grad_scaler_does() {
             assert_eq!(scaler.current(), scale_before);
             assert_eq!(scaled(&mut scaler), scale_before);
             let gradient = of(&[0.5, if overflow { f64::INFINITY } else { 0.25 }, -1.0], DType::F16);
-            let outcome = scaler.update(&mut state, &model, &grads([Some(gradient)])).expect("an update");
+            let outcome = Update::new(&mut state)
+                .scaler(&mut scaler)
+                .apply(&model, &grads([Some(gradient)]))
+                .expect("an update");
             assert_eq!(outcome.status == Status::Stepped, stepped);
             assert_eq!(
                 (outcome.status == not_finite("0"), outcome.loss_scale),
@@ -218,7 +221,10 @@ fn t10_t12_gradients_are_unscaled_by_their_own_scale_and_then_clipped() {
         let before = values(&x["0"]);
         assert_eq!(scaled(&mut scaler), scale);
         let gradient = of(&gradient.map(|g| g * scale), DType::F32);
-        let outcome = scaler.update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
+        let outcome = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &grads([Some(gradient)]))
+            .expect("an update");
         assert!((outcome.global_norm.expect("a norm") - norm).abs() < 1e-6);
         for ((after, before), moved) in values(&x["0"]).iter().zip(before).zip(moved) {
             assert!((after - before - moved).abs() < 1e-6, "{after} from {before}");
@@ -234,7 +240,7 @@ fn collecting(n: u64) -> OptimiserChain<(AccumGrad, Descent)> {
 fn micro(scaler: &mut LossScaler, state: &mut StateTree, x: &Vars, gradient: f64) -> Status {
     let scale = scaled(scaler);
     let gradient = of(&[gradient * scale], DType::F32);
-    scaler.update(state, x, &grads([Some(gradient)])).expect("an update").status
+    Update::new(state).scaler(scaler).apply(x, &grads([Some(gradient)])).expect("an update").status
 }
 
 /// T11, T16: micro-gradients with different scales, and one that overflows, which does not count.
@@ -303,8 +309,10 @@ fn an_overflow_at_the_floor_is_an_error() {
     let mut scaler = LossScaler::with(DynamicScale { initial: 2.0, floor: 1.0, ..DynamicScale::default() });
     assert_eq!(micro(&mut scaler, &mut state, &x, f64::NAN), not_finite("0"));
     scaled(&mut scaler);
-    let error =
-        scaler.update(&mut state, &x, &grads([Some(of(&[f64::NAN], DType::F32))])).expect_err("at the floor");
+    let error = Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &grads([Some(of(&[f64::NAN], DType::F32))]))
+        .expect_err("at the floor");
     is_kind(&error, ErrorKind::LossScale, &["at its floor of 1"]);
     assert_eq!((error.path(), error.got()), (Some("0"), Some("1")), "{error}");
     assert_eq!((values(&x["0"]), scaler.current()), (vec![1.0], 1.0));
@@ -331,7 +339,8 @@ fn bad_scales_and_unscaled_losses_are_refused() {
     ];
     for (name, mut scaler) in bad {
         let scaling = scaler.scale(&loss).expect_err("refused");
-        let updating = scaler.update(&mut state, &x, &gradient()).expect_err("refused");
+        let updating =
+            Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient()).expect_err("refused");
         for error in [scaling, updating] {
             is_kind(&error, ErrorKind::Argument, &[&format!("LossScaler: {name} is ")]);
         }
@@ -339,14 +348,17 @@ fn bad_scales_and_unscaled_losses_are_refused() {
     let mut scaler = LossScaler::fixed(2.0);
     let unscaled = ["a loss that was not scaled"];
     is_kind(
-        &scaler.update(&mut state, &x, &gradient()).expect_err("no loss"),
+        &Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient()).expect_err("no loss"),
         ErrorKind::LossScale,
         &unscaled,
     );
     scaled(&mut scaler);
-    scaler.update(&mut state, &x, &gradient()).expect("an update");
+    Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient()).expect("an update");
     is_kind(
-        &scaler.update(&mut state, &x, &gradient()).expect_err("one loss, one update"),
+        &Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &gradient())
+            .expect_err("one loss, one update"),
         ErrorKind::LossScale,
         &unscaled,
     );
@@ -415,7 +427,10 @@ fn the_norm_of_the_mean_is_clipped() {
     for (gradient, norm) in [([6.0, 0.0], None), ([0.0, 8.0], Some(5.0))] {
         scaled(&mut scaler);
         let gradient = of(&gradient.map(|g| 64.0 * g), DType::F32);
-        let outcome = scaler.update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
+        let outcome = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &grads([Some(gradient)]))
+            .expect("an update");
         assert_eq!(outcome.global_norm, norm);
     }
     assert_eq!(bits(&x["0"]), bits(&of(&[-0.6f32 as f64, -0.8f32 as f64], DType::F32)));
@@ -452,6 +467,6 @@ fn a_scaler_is_saved_with_the_state() {
         })
     };
     assert_eq!(go_on(&mut restored), go_on(&mut scaler));
-    state.save(&path).expect("a file");
+    Checkpoint::new(&state).save(&path).expect("a file");
     assert_eq!(CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file"), None);
 }

@@ -29,7 +29,7 @@ impl Player {
 
     /// A step with a gradient that a loss with this scale would have given.
     fn step(&mut self, scaler: &mut LossScaler, gradient: f64, scale: f64) -> Result<Outcome> {
-        scaler.update(&mut self.state, &self.model, &grads([Some(of(gradient * scale))]))
+        Update::new(&mut self.state).scaler(scaler).apply(&self.model, &grads([Some(of(gradient * scale))]))
     }
 
     fn x(&self) -> f64 {
@@ -174,13 +174,16 @@ fn a_scaler_that_is_off_changes_nothing() {
         let scaled = scaler.scale(&loss).expect("the loss");
         assert_eq!((scaled.id(), scaled.dtype()), (loss.id(), DType::F16));
         let gradient = grads([Some(of(gradient))]);
-        let mut outcome = scaler.update(&mut state, &x, &gradient).expect("an update");
+        let mut outcome =
+            Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient).expect("an update");
         assert_eq!((outcome.loss_scale.take(), scaler.current()), (Some(1.0), 1.0));
         assert_eq!(outcome, optimisers::update(&mut expected, &y, &gradient).expect("an update"));
         assert_eq!(snapshot(&x, &state), snapshot(&y, &expected), "also where a gradient is infinite");
     }
     scaler
-        .iteration(|scaler| scaler.update(&mut state, &x, &grads([Some(of(1.0))])).map(|_| ()))
+        .iteration(|scaler| {
+            Update::new(&mut state).scaler(scaler).apply(&x, &grads([Some(of(1.0))])).map(|_| ())
+        })
         .expect("an iteration without a loss");
     let checked = Update::new(&mut state)
         .finite_only()
@@ -356,7 +359,7 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
         Update::functional(&state)
             .apply(&optimisers::trainables(&x).expect("parameters"), &scaled)
             .map(|(.., outcome)| outcome),
-        off.update(&mut state, &x, &scaled),
+        Update::new(&mut state).scaler(&mut off).apply(&x, &scaled),
     ];
     for refused in refused {
         let error = refused.expect_err("refused");
@@ -376,14 +379,14 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     let mut sum = Accumulator::new(DType::F32, &x).expect("an accumulator");
     sum.add(&scaled).expect("a sum");
     assert_eq!(values(&sum.take().expect("a mean")[""]), [32.0]);
-    scaler.update(&mut state, &x, &scaled).expect("an update");
+    Update::new(&mut state).scaler(&mut scaler).apply(&x, &scaled).expect("an update");
     assert_eq!(values(&x), [1.0]);
 
     // Gradients that are older than the scale.
     let old = gradients(&mut scaler);
-    scaler.update(&mut state, &x, &old).expect("an update, and the scale grows");
+    Update::new(&mut state).scaler(&mut scaler).apply(&x, &old).expect("an update, and the scale grows");
     let _newer = gradients(&mut scaler);
-    let error = scaler.update(&mut state, &x, &old).expect_err("refused");
+    let error = Update::new(&mut state).scaler(&mut scaler).apply(&x, &old).expect_err("refused");
     is_kind(&error, ErrorKind::LossScale, &["multiplied by 8", "expected 16"]);
 
     // Those of a scaler that is off know no scale, and those of a sum of losses neither.
@@ -391,6 +394,6 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     update(&mut state, &x, &gradients(&mut off)).expect("an update");
     let losses = [scaler.scale(&loss()).expect("a loss"), scaler.scale(&loss()).expect("a loss")];
     let sum = (&*losses[0] + &*losses[1]).and_then(|sum| sum.backward()).expect("gradients");
-    scaler.update(&mut state, &x, &sum).expect("an update");
+    Update::new(&mut state).scaler(&mut scaler).apply(&x, &sum).expect("an update");
     assert_eq!(gradients(&mut scaler).into_store().get(&x).map(values), Some(vec![0.0]));
 }

@@ -120,7 +120,7 @@ fn ranks_take_them_too() {
     let train = |world: Option<LocalRank>| {
         let x = model(&tensors(1, DType::F32));
         let setup = world.as_ref().map_or_else(Setup::default, Setup::over);
-        let mut state = setup.setup(AdamW::new(0.1), &x).expect("a state");
+        let mut state = setup.build(AdamW::new(0.1), &x).expect("a state");
         for call in 0..3 {
             Update::new(&mut state)
                 .apply_owned(&x, grads(tensors(call, DType::F32).map(Some)))

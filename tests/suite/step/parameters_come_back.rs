@@ -59,8 +59,8 @@ fn run(phase: Phase, is_mixed: bool, [leaver, words]: [usize; 2], failure: Failu
         let dtype = if is_mixed { DType::BF16 } else { DType::F32 };
         let model = model(&weights(1, dtype));
         let state = match is_mixed {
-            true => Setup::over(&world).setup(MixedPrecision::new(DType::F32, rule), &model),
-            false => Setup::over(&world).setup(Box::new(rule) as Box<dyn Rule>, &model),
+            true => Setup::over(&world).build(MixedPrecision::new(DType::F32, rule), &model),
+            false => Setup::over(&world).build(Box::new(rule) as Box<dyn Rule>, &model),
         };
         let mut state = state.expect("a state");
         for call in 2..4 {

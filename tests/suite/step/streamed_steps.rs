@@ -316,11 +316,9 @@ fn an_overflow_at_the_floor_does_not_deny_what_has_moved() {
     let ended = scaler.iteration(|scaler| {
         let scale = scaler.factor()?;
         for (first, second) in [(2.0, 2.0), (2.0, f64::NAN)] {
-            scaler.update(
-                &mut state,
-                &model,
-                &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]),
-            )?;
+            Update::new(&mut state)
+                .scaler(&mut *scaler)
+                .apply(&model, &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]))?;
         }
         Ok(())
     });
@@ -412,7 +410,7 @@ fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
     is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Changed, &[]);
     let refuses = |world| {
         let (model, _) = started(Descent::new(1.0));
-        let mut state = Setup::over(&world).setup(Descent::new(1.0), &model).expect("a state");
+        let mut state = Setup::over(&world).build(Descent::new(1.0), &model).expect("a state");
         is_kind(
             &Update::new(&mut state).begin(&model).unwrap_err(),
             ErrorKind::Unsupported,

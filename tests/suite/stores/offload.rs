@@ -240,7 +240,8 @@ fn a_skipped_call_changes_nothing() {
             let gradients = [(1, scale), (2, second)]
                 .map(|(seed, scale)| (tensor(10 * call + seed, &[6], DType::F16) * scale).ok());
             let before = numbers(&x, &state);
-            let outcome = scaler.update(&mut state, &x, &grads(gradients)).expect("an update");
+            let outcome =
+                Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads(gradients)).expect("an update");
             let skipped = outcome.status == not_finite("1");
             assert_eq!(skipped, call % 3 == 1);
             assert_eq!(numbers(&x, &state) == before, skipped);
@@ -349,13 +350,13 @@ fn hyper_parameters_reach_the_rule() {
     for optimiser in [offloaded(inner), offloaded(MixedPrecision::new(DType::F32, chain))] {
         let mut state = setup(optimiser, &x).expect("a state");
         // A count may decide what state there is; here it does not.
-        state.adjust_field("n", 3u64).expect("a count");
+        state.all().adjust_field("n", 3u64).expect("a count");
         state.adjust(0.25).expect("a learning rate");
         assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), Some(0.25));
     }
     let mut mixed = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
     is_kind(
-        &mixed.adjust_field("dtype", 1.0).expect_err("fixed"),
+        &mixed.all().adjust_field("dtype", 1.0).expect_err("fixed"),
         ErrorKind::Argument,
         &["dtype decides the layout"],
     );

@@ -9,7 +9,7 @@ use candle_nn::{
     linear_no_bias, loss::mse,
 };
 use optimisers::{
-    AdamW, Autocast, AutocastLayer, ErrorKind, LossScaler, Status, TensorProblem, setup, trainables,
+    AdamW, Autocast, AutocastLayer, ErrorKind, LossScaler, Status, TensorProblem, Update, setup, trainables,
 };
 
 use crate::model::models::{CPU, of};
@@ -375,7 +375,8 @@ fn layers_train_with_a_loss_scaler() {
             for x in variables.all_vars() {
                 assert_eq!(gradients.get(&x).map(Tensor::dtype), Some(DType::F32));
             }
-            let outcome = scaler.update(&mut state, &variables, &gradients).expect("an update");
+            let outcome =
+                Update::new(&mut state).scaler(&mut scaler).apply(&variables, &gradients).expect("an update");
             assert_eq!((outcome.without_gradient.len(), loss.dtype()), (0, DType::F32));
             steps += usize::from(outcome.status == Status::Stepped);
             losses.push(loss.to_scalar::<f32>().expect("a number"));

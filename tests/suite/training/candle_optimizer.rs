@@ -163,7 +163,7 @@ fn an_invalid_learning_rate_comes_out_of_the_next_step() {
         "{error}"
     );
     assert_eq!((bits(&x), optimizer.learning_rate()), (before, 0.0));
-    optimizer.state_mut().adjust_field("0.eta", 0.5).unwrap();
+    optimizer.state_mut().all().adjust_field("0.eta", 0.5).unwrap();
     optimizer.set_learning_rate(0.01);
     optimizer.step(&squares([&x])).unwrap();
     assert_eq!(optimizer.learning_rate(), 0.01);
@@ -247,7 +247,7 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
     let calls: [(&str, ByName); 9] = [
         ("save", |state, model, _, path| Checkpoint::new(state).model(model).save(path).map(drop)),
         ("a saver", |state, _, _, path| CheckpointSaver::new(path).save(1, Checkpoint::new(state)).map(drop)),
-        ("StateTree::save", |state, _, _, path| state.save(path).map(drop)),
+        ("Checkpoint::save", |state, _, _, path| Checkpoint::new(&state).save(path).map(drop)),
         ("save_masters", |state, model, _, path| state.save_masters(model, path).map(drop)),
         ("save_torch", |state, _, _, path| state.save_torch(path).map(drop)),
         ("restore", |state, _, _, path| CheckpointFile::open(path)?.restore(state).map(drop)),
@@ -276,7 +276,7 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
         optimizer.step(&squares(&vars)).expect("a step");
         let model: Vars = (0..).map(|i: usize| i.to_string()).zip(permuted.clone()).collect();
         let before = snapshot(&model, optimizer.state());
-        let mut clone = optimizer.state().clone();
+        let mut clone = optimizer.state().try_clone().expect("a copy");
         for state in [optimizer.state_mut(), &mut clone] {
             let error = call(state, &permuted, &copy, &path).expect_err(name);
             let words =
@@ -293,10 +293,10 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
         // A place that was renamed is a name.
         let mut state = optimizer.into_state();
         for place in ["0", "1", "2"] {
-            assert!(state.save(folder.path().join("named")).is_err());
+            assert!(Checkpoint::new(&state).save(folder.path().join("named")).is_err());
             state.rename(place, &format!("x{place}")).expect("a name");
         }
-        state.save(folder.path().join("named")).expect("a file");
+        Checkpoint::new(&state).save(folder.path().join("named")).expect("a file");
     }
 }
 

@@ -54,7 +54,7 @@ fn another_optimiser_takes_no_step_at_a_rate_that_no_schedule_set() {
         let expected = scheduler.current() * if own == 4e-3 { own } else { 1.0 };
         assert_eq!(rates(&state), [expected, before[1]], "{drive:?}");
         // What comes next is what it would have been.
-        let mut set = state.clone();
+        let mut set = state.try_clone().expect("a copy");
         scheduler.clone().go_to(25, &mut set).expect("the same step");
         assert_eq!(rates(&set), rates(&state));
         run(&model, &mut state, &mut scheduler, 25);
@@ -119,7 +119,7 @@ fn a_relative_schedule_that_begins_anew_is_refused() {
     let file = file_of(Checkpoint::new(&state));
     let mut restored = setup(Adam::new(0.5), &model).expect("a state");
     open(&file).and_then(|file| file.restore(&mut restored)).expect("a state");
-    for state in [&mut state.clone(), &mut restored] {
+    for state in [&mut state.try_clone().expect("a copy"), &mut restored] {
         let before = rates(state);
         let error = Scheduler::new(drive(), state).expect_err("refused");
         assert_eq!((error.path(), error.got()), (Some("0"), Some(&*before[0].to_string())), "{error}");
@@ -155,8 +155,8 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     let mut scheduler = Scheduler::new(schedule(), &mut state).expect("another before the first step");
     run(&model, &mut state, &mut scheduler, 20);
     assert_eq!(state.warnings(), []);
-    let mut meant = state.clone();
-    let mut elsewhere = state.clone();
+    let mut meant = state.try_clone().expect("a copy");
+    let mut elsewhere = state.try_clone().expect("a copy");
     let before = rates(&state)[0];
     let _ = Scheduler::new(schedule(), &mut state).expect("a warning at most");
     let expected = Warning::ScheduleBegunAnew {
@@ -181,7 +181,7 @@ fn a_schedule_that_begins_anew_is_warned_of() {
     let _ = Scheduler::new(schedule(), &mut meant).expect("a second phase");
     assert_eq!(meant.warnings(), []);
     // So does one that goes to the step of the one before, as programs without `resume` do.
-    let mut placed = elsewhere.clone();
+    let mut placed = elsewhere.try_clone().expect("a copy");
     let mut scheduler = Scheduler::new(schedule(), &mut placed).expect("a scheduler");
     scheduler.go_to(20, &mut placed).expect("its place");
     assert_eq!(placed.warnings(), []);
@@ -249,7 +249,7 @@ fn steps_after_the_end_at_a_rate_of_0_are_warned_of_once() {
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
     let mut scheduler = Scheduler::new(Schedule::cosine(0.5, 0.0, 10), &mut state).expect("a scheduler");
     assert_eq!(run(&model, &mut state, &mut scheduler, 10), [], "a run of as many steps");
-    let mut resumed = state.clone();
+    let mut resumed = state.try_clone().expect("a copy");
     let expected = Warning::ScheduleOver { path: "0".to_string(), field: "eta".to_string() };
     assert_eq!(run(&model, &mut state, &mut scheduler, 20), std::slice::from_ref(&expected));
     assert_eq!(state.warnings(), std::slice::from_ref(&expected));
@@ -370,7 +370,7 @@ fn marks_stay_with_their_leaves() {
     let _ = Scheduler::new(drive(), &mut state).expect("a scheduler");
     state.rename("", "layers").expect("new names");
     state.rename("layers", "").expect("the old names");
-    let mut state = state.clone();
+    let mut state = state.try_clone().expect("a copy");
     let longer = support::common::model(&[
         random(1, &[3], DType::F32, &Device::Cpu),
         random(2, &[5, 3], DType::F32, &Device::Cpu),
@@ -416,9 +416,9 @@ fn a_schedule_that_finds_other_values_than_its_own_is_warned_of() {
         let mut early = fresh();
         let mut scheduler = Scheduler::new(schedule(), &mut early).expect("a scheduler");
         restored(&mut early);
-        let mut moved = early.clone();
+        let mut moved = early.try_clone().expect("a copy");
         assert_eq!(
-            run(&model, &mut early.clone(), &mut scheduler.clone(), 1),
+            run(&model, &mut early.try_clone().expect("a copy"), &mut scheduler.clone(), 1),
             [],
             "the call before `advance`"
         );
@@ -473,7 +473,7 @@ fn a_restored_state_without_a_scheduler_is_warned_of_once() {
     run(&model, &mut saved, &mut scheduler, 20);
     let mut state = setup(Adam::new(1.0), &model).expect("a state");
     open(&file_of(Checkpoint::new(&saved))).and_then(|file| file.restore(&mut state)).expect("a restore");
-    let mut meant = state.clone();
+    let mut meant = state.try_clone().expect("a copy");
     let met: Vec<Warning> = (0..210).flat_map(|_| step(&model, &mut state).warnings).collect();
     assert_eq!(
         met,

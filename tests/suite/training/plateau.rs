@@ -368,7 +368,7 @@ fn ranks_save_one_plateau_and_refuse_two() {
     let path = folder.path().join("run");
     let saved = path.clone();
     let refused = on(2, move |world| {
-        let mut state = Setup::over(&world).setup(Descent::new(0.5), &variables()).expect("a state");
+        let mut state = Setup::over(&world).build(Descent::new(0.5), &variables()).expect("a state");
         let mut plateau = ReduceOnPlateau::default();
         plateau.observe(3.0, &mut state).expect("an observation");
         Checkpoint::new(&state).plateau(&plateau).save(&saved).expect("a file");

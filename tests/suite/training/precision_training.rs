@@ -5,7 +5,7 @@ use candle_nn::{
     Embedding, Linear, RmsNorm, VarBuilder, VarMap, embedding, linear, linear_no_bias, loss::cross_entropy,
     ops::softmax, rms_norm,
 };
-use optimisers::{AdamW, InDtype, LossScaler, MixedPrecision, PrecisionPolicy, Status, setup};
+use optimisers::{AdamW, InDtype, LossScaler, MixedPrecision, PrecisionPolicy, Status, Update, setup};
 
 use crate::training::precision::policy;
 use support::common::devices;
@@ -135,7 +135,8 @@ fn a_transformer_in_f16_with_norms_in_f32_trains_with_masters_where_they_are_nee
                 .and_then(|x| cross_entropy(&x.to_dtype(DType::F32)?, &answers))
                 .expect("a loss");
             let gradients = scaler.scale(&loss).and_then(|loss| Ok(loss.backward()?)).expect("gradients");
-            let outcome = scaler.update(&mut state, &variables, &gradients).expect("an update");
+            let outcome =
+                Update::new(&mut state).scaler(&mut scaler).apply(&variables, &gradients).expect("an update");
             assert_eq!(outcome.without_gradient, [""; 0]);
             steps += usize::from(outcome.status == Status::Stepped);
             losses.push(loss.to_scalar::<f32>().expect("a number"));
@@ -160,7 +161,8 @@ fn fused_norms_leave_parameters_without_gradient() {
     let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(1e-2)), &variables).expect("a state");
     let mut scaler = LossScaler::fixed(1.0);
     let gradients = output.sqr().and_then(|y| scaler.scale(&y.sum_all()?)?.backward()).expect("gradients");
-    let outcome = scaler.update(&mut state, &variables, &gradients).expect("an update");
+    let outcome =
+        Update::new(&mut state).scaler(&mut scaler).apply(&variables, &gradients).expect("an update");
     assert_eq!(outcome.applied, 1);
     assert_eq!(outcome.without_gradient, ["first.weight", "x.norm.weight"]);
 }

@@ -284,7 +284,7 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
                 is_kind(
                     &error,
                     ErrorKind::Tensor(TensorProblem::NotFinite),
-                    &["LossScaler::update", "no direction"],
+                    &["Update::scaler", "no direction"],
                 );
                 let norm = error.got().and_then(|norm| norm.parse::<f64>().ok());
                 assert!(error.path() == Some("1") && norm.is_some_and(|norm| !norm.is_finite()), "{error}");
@@ -397,7 +397,7 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
                 climbed.restore().expect("parameters");
             }
             let second = scaled(&mut scaler);
-            scaler.update(&mut state, &x, &second).expect("an update");
+            Update::new(&mut state).scaler(&mut scaler).apply(&x, &second).expect("an update");
         }
         (snapshot(&x, &state), scaler)
     };
@@ -429,7 +429,7 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
             climbed.restore().expect("parameters");
             let ranks = on(2, move |world| {
                 let x = parameters(dtype);
-                let mut state = Setup::over(&world).setup(optimiser(), &x).expect("a state");
+                let mut state = Setup::over(&world).build(optimiser(), &x).expect("a state");
                 let before = snapshot(&x, &state);
                 let go_up = |state: &mut StateTree| {
                     let update = Update::new(state).weight([3, 1][world.rank()]);

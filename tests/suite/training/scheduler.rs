@@ -83,7 +83,7 @@ fn a_relative_schedule_goes_on_after_a_checkpoint() {
             let outcome = step(&first, &mut state);
             scheduler.advance(&outcome, &mut state).expect("a step of the schedule");
         }
-        state.save(&path).expect("a file");
+        Checkpoint::new(&state).save(&path).expect("a file");
 
         let mut restored = mixed(&variables());
         restored.adjust(7.0).expect("rates that are not the saved ones");
@@ -209,7 +209,7 @@ fn a_drive_for_the_rest_means_other_leaves() {
     assert_eq!(rates("0"), [0.005, 1.0, 0.005].map(|rate| Some(FieldValue::Real(rate))));
     assert_eq!(rates("1"), [None, None, Some(FieldValue::Real(0.25))]);
     // Another place is another field.
-    state.adjust_fields([("0.eta", 0.01.into()), ("1.eta", 1.0.into())]).expect("rates of their own");
+    state.all().adjust_fields([("0.eta", 0.01.into()), ("1.eta", 1.0.into())]).expect("rates of their own");
     let _ = Scheduler::new(
         [Schedule::constant(2.0).relative().field("0.eta"), rest().field("1.eta"), rest()],
         &mut state,
@@ -293,7 +293,7 @@ fn all_leaves_are_driven_whatever_becomes_of_them() {
     let mut scheduler =
         Scheduler::new(Schedule::exponential(1.0, 0.5, 1).relative(), &mut state).expect("a scheduler");
     state.rename("", "layers").expect("new names");
-    let mut state = state.clone();
+    let mut state = state.try_clone().expect("a copy");
     scheduler.go_to(2, &mut state).expect("a step of the schedule");
     assert_eq!(rates(&state), [0.0625, 0.125]);
 }

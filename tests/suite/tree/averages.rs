@@ -298,7 +298,7 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
             Update::functional(&state)
                 .apply(&trainables(&x).expect("parameters"), &gradients)
                 .expect_err("refused"),
-            state.save(&file).expect_err("refused"),
+            Checkpoint::new(&state).save(&file).expect_err("refused"),
             Checkpoint::new(&state).model(&x).save(&file).expect_err("refused"),
         ];
         for error in refused {
@@ -385,7 +385,7 @@ impl Arithmetic for Half {
 
 impl Rule for Unlike {
     fn init(&self, x: Parameter<'_>) -> optimisers::Result<State> {
-        let (dims, dtype) = if self.integers { (x.dims(), DType::U32) } else { (&[1][..], DType::F32) };
+        let (dims, dtype) = if self.integers { (x.shape(), DType::U32) } else { (&[1][..], DType::F32) };
         State::empty().with_tensor("unlike", &Tensor::zeros(dims, dtype, x.device())?)
     }
 

@@ -116,7 +116,7 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
                 says(&error, &facts.each_ref().map(String::as_str));
                 assert_same(&[snapshot(&x, &state)], &[before], &error);
 
-                let mut kept = state.clone();
+                let mut kept = state.try_clone().expect("a copy");
                 Update::new(&mut kept)
                     .engine(engine)
                     .keep_masters()
@@ -212,7 +212,7 @@ fn a_precise_model_starts_and_ends_a_training_in_low_precision() {
         on(size, move |world| {
             let (precise, low) = (tied(DType::F32), tied(DType::BF16));
             let mut state =
-                Setup::over(&world).setup(MixedPrecision::new(DType::F32, rule()), &low).expect("a state");
+                Setup::over(&world).build(MixedPrecision::new(DType::F32, rule()), &low).expect("a state");
             state.set_masters(&low, &trainables(&precise).expect("parameters")).expect("masters");
             for call in 0..5 {
                 update(&mut state, &low, &of_call(call)).expect("an update");
@@ -298,7 +298,7 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
             .expect("a restored state");
 
         let z = model(&[tensor(1, DType::F32)]);
-        let mut rebound = state.clone();
+        let mut rebound = state.try_clone().expect("a copy");
         rebound.rebind(&z).expect("another model");
 
         let (w, mut replaced) = states(Adam::new(0.1), &tensor(1, DType::F32));

@@ -86,7 +86,7 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
             let old = model(&[tensor(1, &[4, 3], dtype), tensor(2, &[5], dtype)]);
             let mut state = setup(optimiser.clone(), &old).expect("a state");
             (0..CALLS).for_each(|call| step(&mut state, &old, call));
-            let before = state.clone();
+            let before = state.try_clone().expect("a copy");
             let new = with_rows(&old, "0", &rows);
             let answer = state.resize_rows("0", &new, &rows).expect("other rows");
             let fresh = setup(optimiser.clone(), &new).expect("a state");
@@ -187,7 +187,7 @@ fn codes_are_decoded_and_rows_of_whole_blocks_keep_theirs() {
         let old = model(&[tensor(1, &[before, width], DType::F32)]);
         let mut state = setup(optimiser(), &old).expect("a state");
         (0..3).for_each(|call| step(&mut state, &old, call));
-        let was = state.clone();
+        let was = state.try_clone().expect("a copy");
         let rows: Vec<_> = (0..after).map(|row| (row % 7 != 5).then_some((row * 3) % before)).collect();
         let new = with_rows(&old, "0", &rows);
         state.resize_rows("0", &new, &rows).expect("other rows");
@@ -260,7 +260,7 @@ hyper_parameters! {
 
 impl Rule for Products {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let products = Tensor::zeros((x.dims()[0], x.dims()[0]), DType::F32, &Device::Cpu)?;
+        let products = Tensor::zeros((x.shape()[0], x.shape()[0]), DType::F32, &Device::Cpu)?;
         let state = State::empty()
             .with_tensor("products", &products)?
             .with_slot(Slot::zeros("sum"), x, x.shape())?

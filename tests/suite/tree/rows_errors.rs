@@ -143,7 +143,7 @@ fn left_out_variables_other_weights_and_ranks_are_refused() {
 
     let of_ranks = on(2, move |world| {
         let old = model(&[tensor(1, &[2], DType::F32)]);
-        let mut state = Setup::over(&world).setup(Adam::new(0.1), &old).expect("a state");
+        let mut state = Setup::over(&world).build(Adam::new(0.1), &old).expect("a state");
         state.resize_rows("0", &with_rows(&old, "0", &rows), &rows).expect_err("a divided state")
     });
     of_ranks.iter().for_each(|error| {
@@ -151,7 +151,7 @@ fn left_out_variables_other_weights_and_ranks_are_refused() {
     });
     let alone: Vec<Vec<StateChange>> = on(1, move |world| {
         let old = model(&[tensor(1, &[2], DType::F32)]);
-        let mut state = Setup::over(&world).setup(Adam::new(0.1), &old).expect("a state");
+        let mut state = Setup::over(&world).build(Adam::new(0.1), &old).expect("a state");
         let new = with_rows(&old, "0", &rows);
         let answer = state.resize_rows("0", &new, &rows).expect("other rows");
         step(&mut state, &new, 1);

@@ -237,9 +237,9 @@ impl Case {
             Some(self.optimisers[path.parse::<usize>().expect("an index")].clone())
         };
         let made = if slices {
-            in_slices(&model, |parameters| setup.setup_with(parameters, choose))
+            in_slices(&model, |parameters| setup.build_with(parameters, choose))
         } else {
-            setup.setup_with(&model, choose)
+            setup.build_with(&model, choose)
         };
         let mut state = match made {
             Ok(state) => state,

@@ -114,7 +114,7 @@ fn a_window_that_is_shortened_divides_by_what_it_counted() {
     for _ in 0..5 {
         update(&mut state, &model(&x), &one(&[1.0])).unwrap();
     }
-    state.adjust_field("n", 2).unwrap();
+    state.all().adjust_field("n", 2).unwrap();
     for _ in 0..3 {
         update(&mut state, &model(&x), &one(&[1.0])).unwrap();
     }

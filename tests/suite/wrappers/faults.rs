@@ -205,7 +205,7 @@ fn a_function_of_the_whole_tensor_does_not_get_a_part() {
     let errors = on(2, |world| {
         let x = model(&[tensor(1, &[40_000], DType::F32)]);
         let mut state = Setup::over(&world)
-            .setup(Centred { is_divisible: true, inner: Momentum::new(0.1) }, &x)
+            .build(Centred { is_divisible: true, inner: Momentum::new(0.1) }, &x)
             .expect("a state");
         update(&mut state, &x, &grads([Some(tensor(2, &[40_000], DType::F32))]))
             .expect_err("a part")

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, Adam, AdamW, Adjust, Arithmetic, ClipNorm, Descent, Describe, Describer, Ema,
     Evaluation, Flow, Gradient, Lion, LossScaler, MixedPrecision, Momentum, OptimiserChain, Parameter, Parts,
-    Prodigy, Result, Rule, ScheduleFree, Slots, State, StateTree, range, setup, update, value::Value,
+    Prodigy, Result, Rule, ScheduleFree, Slots, State, StateTree, Update, range, setup, update, value::Value,
 };
 
 use crate::rules::laws::assert_lawful;
@@ -172,7 +172,7 @@ fn wrappers_are_adjusted_by_name_and_by_place() {
 
     let x = model(&[tensor(1, &[4], DType::F32)]);
     let mut state = setup(rule(3, 0.1, (0.9, 0.999)), &x).expect("a state");
-    state.adjust_field("1.1.eta", 0.5).expect("a field");
+    state.all().adjust_field("1.1.eta", 0.5).expect("a field");
     let leaf = state.leaf("0").expect("the leaf");
     assert_eq!((leaf.field("1.0.eta"), leaf.field("1.1.eta")), (Some(0.1.into()), Some(0.5.into())));
     assert_eq!(
@@ -239,13 +239,19 @@ fn a_skipped_step_is_not_counted_by_a_wrapper() {
         let gradient = tensor(2 + call, &[5], DType::F32);
         let loss = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
         let scale = f64::from(loss.to_scalar::<f32>().expect("a scale"));
-        let spoilt = (call == 3)
-            .then(|| scaler.update(&mut states[0], &scaled, &grads([(&gradient * f64::INFINITY).ok()])));
+        let spoilt = (call == 3).then(|| {
+            Update::new(&mut states[0])
+                .scaler(&mut scaler)
+                .apply(&scaled, &grads([(&gradient * f64::INFINITY).ok()]))
+        });
         if let Some(skipped) = spoilt {
             assert_eq!(skipped.expect("an update").status, not_finite("0"));
             continue;
         }
-        scaler.update(&mut states[0], &scaled, &grads([(&gradient * scale).ok()])).expect("an update");
+        Update::new(&mut states[0])
+            .scaler(&mut scaler)
+            .apply(&scaled, &grads([(&gradient * scale).ok()]))
+            .expect("an update");
         update(&mut states[1], &plain, &grads([Some(gradient)])).expect("an update");
     }
     assert_eq!(bits(&scaled["0"]), bits(&plain["0"]));

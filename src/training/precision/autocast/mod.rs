@@ -26,7 +26,7 @@ use crate::error::Result;
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor};
 /// use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
-/// use optimisers::{AdamW, Autocast, LossScaler, setup};
+/// use optimisers::{AdamW, Autocast, LossScaler, Update, setup};
 ///
 /// let variables = VarMap::new();
 /// let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
@@ -42,7 +42,7 @@ use crate::error::Result;
 ///     let loss = output.forward(&norm.forward(&hidden.forward(&input)?)?)?.sqr()?.mean_all()?;
 ///     let gradients = scaler.scale(&loss)?.backward()?;
 ///     assert!(variables.all_vars().iter().all(|x| gradients.get(x).is_some_and(|gradient| gradient.dtype() == F32)));
-///     scaler.update(&mut state, &variables, &gradients)?;
+///     Update::new(&mut state).scaler(&mut scaler).apply(&variables, &gradients)?;
 /// }
 /// assert!(state.leaf("hidden.weight").is_some_and(|leaf| leaf.steps() > 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
