@@ -69,7 +69,7 @@ pub mod many_machines {}
 
 pub use engine::{Engine, Isa, Norms, Resolved};
 pub use error::warning::Warning;
-pub use error::{Error, ErrorKind, Result, TensorProblem};
+pub use error::{Error, ErrorKind, Result};
 pub use files::checkpoint::{
     Checkpoint, CheckpointFile, CheckpointSaver, DefaultTaken, NewestCheckpoint, Restored,
 };

@@ -4,21 +4,18 @@ use super::{Error, ErrorKind, Facts};
 
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        Error::new(ErrorKind::Candle, "").caused_by(error)
+        Error::new(ErrorKind::Other, "").caused_by(error)
     }
 }
 
 /// An error of candle's comes out as it went in.
 impl From<Error> for candle_core::Error {
     fn from(mut error: Error) -> Self {
-        if let Facts { kind: ErrorKind::Candle, path: None, file: None, cause, .. } = &mut *error.0
-            && let Some(cause) = cause.take()
-        {
-            return match cause.downcast::<candle_core::Error>() {
-                Ok(own) => *own,
-                Err(other) => candle_core::Error::wrap(Error::new(ErrorKind::Candle, "").caused_by(other)),
-            };
+        let Facts { kind, path, file, cause, .. } = &mut *error.0;
+        let is_bare = *kind == ErrorKind::Other && path.is_none() && file.is_none();
+        match cause.take_if(|cause| is_bare && cause.is::<candle_core::Error>()).map(|own| own.downcast()) {
+            Some(Ok(own)) => *own,
+            _ => candle_core::Error::wrap(error),
         }
-        candle_core::Error::wrap(error)
     }
 }

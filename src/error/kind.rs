@@ -5,10 +5,15 @@
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A tensor is not what it has to be: a gradient, a parameter, a master, state, or one of a file.
-    Tensor(TensorProblem),
-    /// A hyper-parameter, or another number or dtype, is out of range, of another type, or fixed.
     ///
-    /// The program chose it.
+    /// It has another shape, dtype or device, is not there, or has a number that is too large for the dtype in
+    /// which it is to be stored.
+    Tensor,
+    /// A tensor, or the norm of a gradient, has a number that is infinite or NaN.
+    NotFinite,
+    /// What the program chose makes no sense: a hyper-parameter, a schedule, a pattern, a configuration.
+    ///
+    /// It is out of range, of another type, or cannot be set here.
     Argument,
     /// Nothing has this name: a parameter, a field, a rule, a key.
     /// [`Error::expected`](crate::Error::expected) lists what there is.
@@ -27,10 +32,6 @@ pub enum ErrorKind {
     Contract,
     /// What was asked for cannot be done for this optimiser, parameter or state.
     Unsupported,
-    /// A schedule or plateau cannot drive the hyper-parameters that it is for.
-    Schedule,
-    /// A configuration, or a pattern for paths, makes no sense.
-    Configuration,
     /// A file cannot be opened, read or written.
     Io,
     /// A file is damaged, of another format, or lacks what it should have.
@@ -41,26 +42,7 @@ pub enum ErrorKind {
     Ranks,
     /// The ranks cannot communicate.
     Communication,
-    /// A tensor operation of candle's failed, on a device for example.
-    Candle,
-    /// An error of another library, or of a rule outside of this crate.
+    /// An error of another library, such as a tensor operation of candle's that failed, or of a rule outside of
+    /// this crate.
     Other,
-}
-
-/// What is wrong with a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TensorProblem {
-    /// It has another shape than expected.
-    Shape,
-    /// It has another dtype than expected.
-    Dtype,
-    /// It is on another device than expected.
-    Device,
-    /// It has a number that is infinite or NaN.
-    NotFinite,
-    /// It has a number that is too large for the dtype in which it is to be stored.
-    TooLarge,
-    /// It is not there.
-    Missing,
 }

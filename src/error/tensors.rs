@@ -2,40 +2,36 @@
 
 use std::fmt::{Debug, Display};
 
-use super::{Error, ErrorKind, TensorProblem};
+use super::{Error, ErrorKind};
 
 /// Floating-point dtypes, in words.
 pub(crate) const FLOATS: &str = "F16, BF16, F32 or F64";
 
 impl Error {
-    fn tensor(problem: TensorProblem, clause: String) -> Self {
-        Error::new(ErrorKind::Tensor(problem), clause)
-    }
-
     /// A tensor of another shape. `what` is the tensor: "the gradient".
     pub(crate) fn shape(what: impl Display, got: impl Debug, expected: impl Debug) -> Self {
-        Error::tensor(TensorProblem::Shape, format!("{what} has shape"))
+        Error::new(ErrorKind::Tensor, format!("{what} has shape"))
             .with_got(format_args!("{got:?}"))
             .with_expected(format_args!("{expected:?}"))
     }
 
     /// A tensor of another dtype. `expected` is in words.
     pub(crate) fn dtype(what: impl Display, got: impl Debug, expected: impl Display) -> Self {
-        Error::tensor(TensorProblem::Dtype, format!("{what} is"))
+        Error::new(ErrorKind::Tensor, format!("{what} is"))
             .with_got(format_args!("{got:?}"))
             .with_expected(expected)
     }
 
     /// A tensor on another device.
     pub(crate) fn device(what: impl Display, got: impl Debug, expected: impl Debug) -> Self {
-        Error::tensor(TensorProblem::Device, format!("{what} is on"))
+        Error::new(ErrorKind::Tensor, format!("{what} is on"))
             .with_got(format_args!("{got:?}"))
             .with_expected(format_args!("{expected:?}"))
     }
 
     /// A tensor with a number that is infinite or NaN.
     pub(crate) fn not_finite(what: impl Display, value: f64, element: usize) -> Self {
-        Error::tensor(TensorProblem::NotFinite, format!("{what} is"))
+        Error::new(ErrorKind::NotFinite, format!("{what} is"))
             .with_got(value)
             .at_element(element)
             .with_expected("a finite number")
@@ -43,7 +39,7 @@ impl Error {
 
     /// A tensor with a number that is infinite in the dtype in which it is to be stored.
     pub(crate) fn too_large(what: impl Display, value: f64, element: usize, dtype: impl Debug) -> Self {
-        Error::tensor(TensorProblem::TooLarge, format!("{what} is"))
+        Error::new(ErrorKind::Tensor, format!("{what} is"))
             .with_got(value)
             .at_element(element)
             .with_expected(format_args!("a number that {dtype:?} can hold"))
@@ -51,6 +47,6 @@ impl Error {
 
     /// A tensor that is not there. `problem` is a clause: "the file has no tensor \"w\"".
     pub(crate) fn missing(problem: impl Into<String>) -> Self {
-        Error::tensor(TensorProblem::Missing, problem.into())
+        Error::new(ErrorKind::Tensor, problem.into())
     }
 }

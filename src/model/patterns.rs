@@ -37,7 +37,7 @@ impl Patterns {
     /// The error that no pattern matches a path.
     pub(crate) fn uncovered(&self, path: &str) -> Error {
         let patterns = if self.texts.is_empty() { "none".to_string() } else { self.texts.join(", ") };
-        Error::new(ErrorKind::Configuration, "no pattern matches it; there are:")
+        Error::new(ErrorKind::Argument, "no pattern matches it; there are:")
             .with_got(patterns)
             .with_remedy("add one for it, or a last pattern \"*\"")
             .at(path)
@@ -54,11 +54,8 @@ impl Patterns {
     /// The error that a pattern matches no path of these variables.
     fn unmatched<'v>(&self, pattern: usize, variables: impl Iterator<Item = &'v Variable<'v>>) -> Error {
         let available = listed(variables.map(Variable::path));
-        Error::new(
-            ErrorKind::Configuration,
-            format!("the pattern {:?} matches no parameter", self.texts[pattern]),
-        )
-        .with_expected(format_args!("one that matches {}", one_of(&available)))
+        Error::new(ErrorKind::Argument, format!("the pattern {:?} matches no parameter", self.texts[pattern]))
+            .with_expected(format_args!("one that matches {}", one_of(&available)))
     }
 
     /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may
@@ -114,7 +111,7 @@ impl Patterns {
             "it is tied to {other:?}, and the pattern {chooses:?} chooses for the one, {chooses_too:?} for \
              the other"
         );
-        let error = Error::new(ErrorKind::Configuration, problem)
+        let error = Error::new(ErrorKind::Argument, problem)
             .with_remedy("let both choose the same, or one match both paths");
         Some((*pattern, error.at(own().next()?)))
     }
@@ -128,7 +125,7 @@ impl Patterns {
                     "the pattern {pattern:?} decides nothing: {earlier:?} comes first and matches {path:?} \
                      as well"
                 );
-                Error::new(ErrorKind::Configuration, problem).with_remedy("put the narrower pattern first")
+                Error::new(ErrorKind::Argument, problem).with_remedy("put the narrower pattern first")
             }
             _ => self.unmatched(idle, variables.iter()),
         }

@@ -12,7 +12,7 @@ use crate::engine::{
     Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved,
     rounded, sum_to,
 };
-use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
@@ -167,7 +167,7 @@ impl<'w> RankGradients<'w> {
     /// An error on which all ranks agree. If it is about a gradient that is not finite, the first rank that
     /// brought one is added.
     pub(crate) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
-        let path = error.path().filter(|_| error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite));
+        let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
         let Some(leaf) = path
             .and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path)))
         else {

@@ -18,7 +18,7 @@ use super::ranks::Ranks;
 use super::update::{StepTarget, Update};
 use crate::engine::{Job, Norms, UpdateTargets, Verdict, commit, reduce};
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, MemoryRef};
@@ -295,9 +295,7 @@ impl StreamedStep<'_> {
         };
         let error = |what: &str, remedy| {
             let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
-            Error::new(ErrorKind::Tensor(TensorProblem::NotFinite), problem)
-                .at(gradient.path)
-                .with_remedy(remedy)
+            Error::new(ErrorKind::NotFinite, problem).at(gradient.path).with_remedy(remedy)
         };
         if windows.released && is_finite()? {
             leaf.optimiser.end_window(&mut leaf.state)?;

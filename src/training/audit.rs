@@ -224,11 +224,6 @@ impl Audit {
         self.with(|reach| reach == Reach::Unreached)
     }
 
-    /// The paths of the variables with [parts of rows](Audited::cut_rows) that have no gradient.
-    pub fn partly_cut(&self) -> impl Iterator<Item = &str> {
-        self.variables.iter().filter(|variable| !variable.cut_rows.is_empty()).map(Audited::path)
-    }
-
     /// The variables that the loss reaches and the model does not show, by shape and dtype.
     ///
     /// No optimiser of this model trains them, and no update can tell. They have no path, as only a model has

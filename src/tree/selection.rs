@@ -75,13 +75,6 @@ impl Selection<'_> {
         }
     }
 
-    /// Takes [`allow_missing`](Selection::allow_missing) back.
-    pub fn disallow_missing(self) {
-        for leaf in self.leaves {
-            leaf.waiting.is_allowed = false;
-        }
-    }
-
     /// Declares that these leaves are meant to be in 16 bits without a master.
     ///
     /// The warning about steps that are lost there, [`Warning::LowPrecision`](crate::Warning::LowPrecision),

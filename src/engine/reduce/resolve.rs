@@ -7,7 +7,7 @@ use super::ready::PendingStep;
 use super::{ReduceOutcome, Size, Verdict};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
-use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::largest;
 use crate::numbers::value::ScaleBy;
 
@@ -71,17 +71,14 @@ impl ReduceOutcome {
             match apply(job, *step, reduction, &numbers)? {
                 OnNonFinite::Compute => {}
                 OnNonFinite::Refuse => {
-                    return Err(Error::new(
-                        ErrorKind::Tensor(TensorProblem::NotFinite),
-                        format!("the {p}-norm of its gradient is"),
-                    )
-                    .with_got(numbers[0])
-                    .with_expected("a finite number")
-                    .with_remedy(
-                        "this call has changed nothing; to go on regardless set the clipping rule's \
+                    return Err(Error::new(ErrorKind::NotFinite, format!("the {p}-norm of its gradient is"))
+                        .with_got(numbers[0])
+                        .with_expected("a finite number")
+                        .with_remedy(
+                            "this call has changed nothing; to go on regardless set the clipping rule's \
                          `non_finite` to Pass or Skip",
-                    )
-                    .at(jobs[offender].path));
+                        )
+                        .at(jobs[offender].path));
                 }
                 OnNonFinite::Skip => {
                     self.verdict = Verdict::skip(jobs[offender]);

@@ -116,7 +116,7 @@ fn patterns(parameters: &[Vec<&str>], others: &[&str]) -> Result<Vec<String>> {
             if let Some(other) = others.iter().find(|path| matching.first(&[path]).is_some()) {
                 let problem = "in a pattern * and ? stand for other characters, so that no pattern tells it \
                                from a parameter with another optimiser:";
-                return Err(Error::new(ErrorKind::Configuration, problem)
+                return Err(Error::new(ErrorKind::Argument, problem)
                     .with_got(other)
                     .with_remedy("rename the one, or choose optimisers in code with `setup_with`")
                     .at(paths[0]));

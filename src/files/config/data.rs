@@ -69,7 +69,7 @@ impl Data {
         if depth <= DEEPEST {
             return Ok(());
         }
-        let deep = Error::new(ErrorKind::Configuration, "lists and tables are nested")
+        let deep = Error::new(ErrorKind::Argument, "lists and tables are nested")
             .with_got(format_args!("{depth} deep"));
         Err(deep.with_expected(format_args!("at most {DEEPEST} deep")).in_place(""))
     }
@@ -120,8 +120,7 @@ impl Data {
         let Data::Table(entries) = self else { return Err(place.expected(expected, &self)) };
         if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
             let (key, value) = &entries[second];
-            let again =
-                Error::new(ErrorKind::Configuration, "the key stands here again, with").with_got(value);
+            let again = Error::new(ErrorKind::Argument, "the key stands here again, with").with_got(value);
             return Err(place.key(key).error(again.with_expected("the key once")));
         }
         Ok(entries)

@@ -44,12 +44,12 @@ impl Place {
 
     /// The error that something else is here.
     pub(super) fn expected(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
-        self.error(Error::new(ErrorKind::Configuration, "got").with_got(got).with_expected(expected))
+        self.error(Error::new(ErrorKind::Argument, "got").with_got(got).with_expected(expected))
     }
 
     /// The error that `name` belongs elsewhere, because of what it does.
     pub(super) fn misplaced(&self, name: &str, does: &str) -> Error {
-        self.error(Error::new(ErrorKind::Configuration, format!("{name} cannot stand here: it {does}")))
+        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot stand here: it {does}")))
     }
 }
 

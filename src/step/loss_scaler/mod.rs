@@ -179,11 +179,6 @@ impl LossScaler {
         self
     }
 
-    /// Whether the scaler is on.
-    pub fn is_enabled(&self) -> bool {
-        self.enabled
-    }
-
     /// The scale that the next loss is multiplied by: 1 if the scaler is off.
     pub fn current(&self) -> f64 {
         if self.enabled { self.scale } else { 1.0 }

@@ -4,7 +4,7 @@ mod climb;
 
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result, TensorProblem};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::gradients::Gradients;
 use crate::model::lent::{Lend, Lent, copied};
@@ -63,8 +63,8 @@ use climb::Climb;
 /// # With a loss scaler
 /// Scale both losses, and let the scaler do the update. A scale does not change the direction of the ascent.
 /// If the first gradients overflow, [`ascend`](Sam::ascend) returns the error
-/// [`NotFinite`](crate::TensorProblem::NotFinite). Give these gradients to
-/// an update with the [`scaler`](crate::Update::scaler), which skips the call and lowers the scale.
+/// [`NotFinite`](crate::ErrorKind::NotFinite). Give these gradients to an update with the
+/// [`scaler`](crate::Update::scaler), which skips the call and lowers the scale.
 ///
 /// # With accumulation and over ranks
 /// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over
@@ -189,7 +189,7 @@ struct Ascent<'m> {
 
 /// The error of an ascent's update, with the remedy for an ascent.
 fn of_climb(error: Error) -> Error {
-    if error.kind() != ErrorKind::Tensor(TensorProblem::NotFinite) {
+    if error.kind() != ErrorKind::NotFinite {
         return error;
     }
     let rank = error.rank();

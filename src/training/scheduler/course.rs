@@ -108,7 +108,7 @@ impl DriveStep {
         for step in corners {
             let tried = DriveStep::new(schedules, step, start, state);
             let leaves_range =
-                || Error::new(ErrorKind::Schedule, format!("in step {step} the schedule leaves the range"));
+                || Error::new(ErrorKind::Argument, format!("in step {step} the schedule leaves the range"));
             tried.map_err(|error| leaves_range().caused_by(error))?;
         }
         Ok(course)
@@ -250,7 +250,7 @@ impl<'s> Search<'s> {
             let problem = format!(
                 "one schedule would make its {field}, {before}, and that of {first:?}, {value}, equal"
             );
-            return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(FLATTENED).at(leaf.path()));
+            return Err(Error::new(ErrorKind::Argument, problem).with_remedy(FLATTENED).at(leaf.path()));
         }
         let refused =
             || unreachable_rate(&mut *dyn_clone::clone_box(leaf.optimiser()), field, next).at(leaf.path());
@@ -273,7 +273,7 @@ impl<'s> Search<'s> {
                      new schedule that is meant, set what it starts from with `adjust` before \
                      `Scheduler::new`"
                 );
-                return Err(Error::new(ErrorKind::Schedule, problem)
+                return Err(Error::new(ErrorKind::Argument, problem)
                     .with_got(value)
                     .with_remedy(remedy)
                     .at(&path));
@@ -315,7 +315,7 @@ impl<'s> Search<'s> {
                      that it selects, is driven by one before it"
                 );
                 let remedy = "leave it out, or put it before the others";
-                return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(remedy).at(leaf.path()));
+                return Err(Error::new(ErrorKind::Argument, problem).with_remedy(remedy).at(leaf.path()));
             }
             if schedule.is_relative && self.start == Start::Resumed && !met.has_base {
                 let problem = format!(
@@ -324,7 +324,7 @@ impl<'s> Search<'s> {
                 );
                 let remedy = "set the values of step 0 with `adjust`, make the scheduler with `new`, and \
                               `go_to` the step";
-                return Err(Error::new(ErrorKind::Schedule, problem).with_remedy(remedy));
+                return Err(Error::new(ErrorKind::Argument, problem).with_remedy(remedy));
             }
         }
         Ok(())
@@ -343,7 +343,7 @@ fn is_about(a: f64, b: f64) -> bool {
 
 /// The fields that this name drives in a leaf; `None` if the leaf has no such field.
 pub(super) fn driven_fields(name: &str, leaf: &Leaf) -> Result<Option<DrivenFields>> {
-    let refused = |problem: String| Error::new(ErrorKind::Schedule, problem).at(leaf.path());
+    let refused = |problem: String| Error::new(ErrorKind::Argument, problem).at(leaf.path());
     if let Some(rates) = leaf.optimiser().rates(name) {
         let differ = |differ: RatesDiffer| {
             differ.in_rule(&mut *dyn_clone::clone_box(leaf.optimiser())).at(leaf.path())

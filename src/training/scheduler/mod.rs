@@ -49,7 +49,7 @@ use course::{DriveStep, Start};
 ///     Some(if x.rank() == 2 { Box::new(Muon::new(0.02)) } else { Box::new(AdamW::new(3e-4)) })
 /// })?;
 /// let refused = Scheduler::new(Schedule::constant(0.02), &mut state).unwrap_err();
-/// assert_eq!((refused.kind(), refused.path()), (ErrorKind::Schedule, Some("1")));
+/// assert_eq!((refused.kind(), refused.path()), (ErrorKind::Argument, Some("1")));
 ///
 /// let half = Schedule::constant(0.5).relative();
 /// let scheduler = Scheduler::new(half, &mut state)?;
@@ -89,7 +89,7 @@ use course::{DriveStep, Start};
 /// let mut pretraining = Scheduler::new(schedule(), &mut state)?;
 /// pretraining.go_to(100, &mut state)?;
 /// let refused = Scheduler::new(schedule(), &mut state).unwrap_err();
-/// assert_eq!((refused.kind(), refused.got()), (ErrorKind::Schedule, Some("0.05")));
+/// assert_eq!((refused.kind(), refused.got()), (ErrorKind::Argument, Some("0.05")));
 ///
 /// state.adjust(0.125)?;
 /// let fine_tuning = Scheduler::new(schedule(), &mut state)?;

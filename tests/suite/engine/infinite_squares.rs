@@ -6,7 +6,7 @@ use optimisers::{
     AccumGrad, AdaMuon, Adafactor, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad,
     ClipNorm, Communicator, Engine, Error, ErrorKind, LossScaler, Momentum, Muon, Optimiser, OptimiserChain,
     Outcome, Prodigy, Q8, RMSProp, Rule, SOAP, ScheduleFree, Setup, SkipOutliers, StateTree, Status, StoreAs,
-    TensorProblem, Update, Warning, WeightDecay, setup, update,
+    Update, Warning, WeightDecay, setup, update,
 };
 
 use support::common::{
@@ -56,8 +56,7 @@ fn second_call(engine: Engine, rule: impl Optimiser, odd: f64) -> (Outcome, Vars
 
 /// The refusal of a norm that is not finite.
 fn is_norm(error: &Error) -> bool {
-    error.kind() == ErrorKind::Tensor(TensorProblem::NotFinite)
-        && error.to_string().contains("-norm of its gradient")
+    error.kind() == ErrorKind::NotFinite && error.to_string().contains("-norm of its gradient")
 }
 
 /// Sizes of one element, and of all, from where no square is infinite to where all are.
@@ -325,7 +324,7 @@ fn a_checkpoint_says_that_it_is_not_finite() {
     let mut other = setup(AdamW::new(0.1), &x).expect("a state");
     let error =
         CheckpointFile::open(&path).expect("a checkpoint").restore(&mut other).expect_err("not finite");
-    is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["\"/v\" is inf at element 200"]);
+    is_kind(&error, ErrorKind::NotFinite, &["\"/v\" is inf at element 200"]);
 
     let of_torch = Warning::NotFinite {
         file: path.clone(),
@@ -383,7 +382,7 @@ fn a_checkpoint_of_any_format_says_it() {
     let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
     let error =
         CheckpointFile::open(&path).and_then(|file| file.restore(&mut other)).expect_err("not finite");
-    is_kind(&error, ErrorKind::Tensor(TensorProblem::NotFinite), &["\"0/m\" is NaN at element 4999"]);
+    is_kind(&error, ErrorKind::NotFinite, &["\"0/m\" is NaN at element 4999"]);
     let file = CheckpointFile::open(&path).expect("a checkpoint").accepting_non_finite();
     file.restore(&mut other).expect("a restore");
     assert_same(&[snapshot(&x, &other)], &[snapshot(&x, &state)], "what is accepted");

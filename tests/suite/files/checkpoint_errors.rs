@@ -9,7 +9,7 @@ use optimisers::ErrorKind::{Argument, Changed, File, OtherRule};
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, ErrorKind,
     LossScaler, MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain, Result, Rule,
-    StateTree, TensorProblem, setup, update,
+    StateTree, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -17,10 +17,10 @@ use crate::model::models::CPU;
 use support::common::{Vars, forget_ascent, is_kind, number_bits, random, snapshot, values, var};
 use support::crafted_checkpoints::{Pieces, assembled, file_of, open};
 
-const SHAPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Shape);
-const DTYPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Dtype);
+const SHAPE: ErrorKind = ErrorKind::Tensor;
+const DTYPE: ErrorKind = ErrorKind::Tensor;
 const MODEL: ErrorKind = ErrorKind::Model;
-const NOT_FINITE: ErrorKind = ErrorKind::Tensor(TensorProblem::NotFinite);
+const NOT_FINITE: ErrorKind = ErrorKind::NotFinite;
 
 fn model(seed: u64, dtype: DType) -> Vars {
     let leaf = |(path, shape): (&str, &[usize])| (path.to_string(), var(&random(seed, shape, dtype, CPU)));

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Var};
 use optimisers::{
     Checkpoint, CheckpointFile, Communicator, Descent, ErrorKind, Momentum, Result, Setup, StateTree,
-    StochasticRounding, TensorProblem, Warning, setup,
+    StochasticRounding, Warning, setup,
 };
 use tempfile::TempDir;
 
@@ -119,7 +119,7 @@ fn a_refused_checkpoint_leaves_no_file() {
     let eight = Var::from_tensor(&random(1, &[2], DType::F32, CPU).to_dtype(DType::F8E4M3).unwrap()).unwrap();
     let model = Vars::from([("a".to_string(), variable(2)), ("b".to_string(), eight)]);
     let state = optimisers::setup_with(&model, |path, _| (path == "a").then(|| Descent::new(0.1))).unwrap();
-    let dtype = ErrorKind::Tensor(TensorProblem::Dtype);
+    let dtype = ErrorKind::Tensor;
     refused(Checkpoint::new(&state).model(&model).save(&path), &path, dtype, &["\"b\" is F8E4M3"]);
     Checkpoint::new(&state).save(&path).unwrap();
     fs::remove_file(&path).unwrap();

@@ -343,7 +343,7 @@ fn a_program_can_tell_what_is_wrong() {
         (
             json!({"Adam": {"eta": null}}),
             "Adam.eta",
-            ErrorKind::Configuration,
+            ErrorKind::Argument,
             Some("null"),
             "expected a real number",
         ),
@@ -351,7 +351,7 @@ fn a_program_can_tell_what_is_wrong() {
         (
             json!({"ByPath": [{"pattern": "x", "optimiser": "Adam"}]}),
             "ByPath[0].pattern",
-            ErrorKind::Configuration,
+            ErrorKind::Argument,
             None,
             "the pattern \"x\" matches no parameter",
         ),

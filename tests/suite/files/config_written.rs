@@ -275,7 +275,7 @@ fn random_choices_are_made_again() {
             {
                 let [path, other] = [error.path(), error.got()].map(|path| path.expect("a path"));
                 assert!(path.contains(['*', '?']) && vars.contains_key(other), "seed {seed}: {error}");
-                assert_eq!(error.kind(), ErrorKind::Configuration);
+                assert_eq!(error.kind(), ErrorKind::Argument);
                 refused += 1;
             }
             Err(error) => panic!("seed {seed}: {error}"),

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
     AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
-    Offload, OptimiserChain, Q8, Schedule, Scheduler, StateTree, StoreAs, TensorProblem, WeightDecay, setup,
+    Offload, OptimiserChain, Q8, Schedule, Scheduler, StateTree, StoreAs, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -133,7 +133,7 @@ fn a_scheduler_goes_on_from_files_that_torch_wrote() {
             let bases: Vec<_> = state.leaves().map(|leaf| leaf.base(field)).collect();
             assert_eq!(bases, [GROUP_RATES[1], GROUP_RATES[0], GROUP_RATES[0]].map(Some), "{name}");
             let anew = Scheduler::new(schedule.clone(), &mut state).expect_err("a wrong base");
-            is_kind(&anew, ErrorKind::Schedule, &["a new relative schedule would multiply the"]);
+            is_kind(&anew, ErrorKind::Argument, &["a new relative schedule would multiply the"]);
             assert_eq!(anew.path(), Some("conv"), "{anew}");
             let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
             let mut scheduler =
@@ -350,7 +350,7 @@ fn what_torch_has_not_moved_yet_starts_from_zeros() {
     let changes = json!({ "amsgrad": "removed", "betas": "removed", "lr_decay": 0 });
     let mut sums = setup(AdaGrad::new(1e-3), &model).expect("a state");
     let error = torch_error(refused(&file(&[], changes), &model, &mut sums));
-    is_kind(&error, ErrorKind::Tensor(TensorProblem::Missing), &["the file lacks \"sum\""]);
+    is_kind(&error, ErrorKind::Tensor, &["the file lacks \"sum\""]);
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn names_come_from_the_caller_where_the_file_has_numbers() {
     );
     let swapped =
         numbered().named(["fc.weight", "fc.bias", "conv"]).restore(&mut sgd).expect_err("other shapes");
-    is_kind(&swapped, ErrorKind::Tensor(TensorProblem::Shape), &["momentum_buffer in the file has shape"]);
+    is_kind(&swapped, ErrorKind::Tensor, &["momentum_buffer in the file has shape"]);
     let wrapped = numbered().named(["module.conv", "module.fc.bias", "module.fc.weight"]);
     wrapped
         .renamed(|name| name.replace("module.", ""))

@@ -19,7 +19,7 @@ use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
     FieldValue, Kahan, Kind, LAMB, Lookahead, MixedPrecision, Momentum, Muon, Offload, Optimiser,
     OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster, StochasticRounding, StoreAs,
-    TensorProblem, WeightDecay, rules, setup, update,
+    WeightDecay, rules, setup, update,
 };
 
 use crate::engine::emulated::can_run;
@@ -561,6 +561,6 @@ fn what_is_not_elementwise_is_refused_by_name() {
         "the dtype of the gradient",
     );
     refused(Box::new(Adam::new(-0.1)), F32, F32, ErrorKind::Argument, "-0.1", "Adam: eta is");
-    let dtype = ErrorKind::Tensor(TensorProblem::Dtype);
+    let dtype = ErrorKind::Tensor;
     refused(Box::new(SplitMaster::new(Adam::new(0.1))), F16, F32, dtype, "F16", "SplitMaster");
 }

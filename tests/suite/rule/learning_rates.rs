@@ -304,7 +304,7 @@ fn one_schedule_drives_chains_whose_rates_are_products_of_other_factors() {
     }
     state.at("1").and_then(|mut leaf| leaf.adjust(0.02)).expect("a rate");
     let error = scheduler.go_to(50, &mut state).expect_err("two rates");
-    is_kind(&error, ErrorKind::Schedule, &["one schedule would make its eta", "and that of \"0\"", "equal"]);
+    is_kind(&error, ErrorKind::Argument, &["one schedule would make its eta", "and that of \"0\"", "equal"]);
 }
 
 /// The first rule until a flag says that it is the turn of the second. Each has a state.
@@ -363,7 +363,7 @@ fn alternatives_have_learning_rates_of_their_own() {
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), None);
     let flattened = drive(Schedule::constant(0.5), &mut state).expect_err("two rates");
     let words = ["one schedule would make its eta, 0.0625, and that of \"0\", 0.125, equal"];
-    is_kind(&flattened, ErrorKind::Schedule, &words);
+    is_kind(&flattened, ErrorKind::Argument, &words);
     let schedule = Schedule::linear(1.0, 0.0, 2).relative();
     let mut scheduler = Scheduler::new(schedule, &mut state).expect("a scheduler");
     scheduler.go_to(1, &mut state).expect("a step of the schedule");

@@ -7,15 +7,15 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Error, ErrorKind, Flow,
     Gradient, MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Parameter, Result, Rule,
-    Slot, State, StateTree, Status, TensorProblem, Update, WeightDecay, setup, setup_with, update,
+    Slot, State, StateTree, Status, Update, WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{
     Grads, Vars, bits, devices, engines, is_kind, not_finite, random, snapshot, values, var,
 };
 
-const SHAPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Shape);
-const DTYPE: ErrorKind = ErrorKind::Tensor(TensorProblem::Dtype);
+const SHAPE: ErrorKind = ErrorKind::Tensor;
+const DTYPE: ErrorKind = ErrorKind::Tensor;
 
 const CPU: &Device = &Device::Cpu;
 
@@ -89,7 +89,7 @@ fn gradients_on_another_device() {
     let moved = grads["layer.02"].to_device(other).unwrap();
     grads.insert("layer.02".to_string(), moved);
     let words = ["parameter \"layer.02\": the gradient is on", "expected Cpu", "to_device"];
-    refused(&model, &mut state, &grads, ErrorKind::Tensor(TensorProblem::Device), &words);
+    refused(&model, &mut state, &grads, ErrorKind::Tensor, &words);
     assert!(cpu.is_cpu());
 }
 
@@ -147,7 +147,7 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
                 "this call has changed nothing",
                 "`non_finite` to Pass or Skip",
             ];
-            refused(&model, &mut state, &bad, ErrorKind::Tensor(TensorProblem::NotFinite), &words);
+            refused(&model, &mut state, &bad, ErrorKind::NotFinite, &words);
         }
         for (windowed, optimiser) in clipping(NonFinite::Skip) {
             let mut state = started(optimiser, &model);

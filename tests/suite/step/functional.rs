@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    Adam, Adjust, Descent, ErrorKind, MixedPrecision, Model, StateTree, TensorProblem, Update, Visitor,
-    setup, setup_with, update,
+    Adam, Adjust, Descent, ErrorKind, MixedPrecision, Model, StateTree, Update, Visitor, setup, setup_with,
+    update,
 };
 
 use support::common::{
@@ -100,7 +100,7 @@ fn it_refuses_parameters_that_are_not_the_states() {
     is_kind(&unknown, ErrorKind::Model, &["it is not in this state"]);
     let misshapen =
         attempt(&|parameters| drop(parameters.insert("1".into(), random(4, &[3], DType::F32, &Device::Cpu))));
-    assert_eq!(misshapen.kind(), ErrorKind::Tensor(TensorProblem::Shape), "{misshapen}");
+    assert_eq!(misshapen.kind(), ErrorKind::Tensor, "{misshapen}");
     assert_eq!(
         misshapen.to_string(),
         format!(r#"parameter "1": its variable in the model has shape [3], expected [2]; {ANOTHER}"#)
@@ -108,11 +108,7 @@ fn it_refuses_parameters_that_are_not_the_states() {
     let converted = attempt(&|parameters| {
         drop(parameters.insert("1".into(), random(2, &[2], DType::BF16, &Device::Cpu)))
     });
-    assert_eq!(
-        (converted.kind(), converted.path()),
-        (ErrorKind::Tensor(TensorProblem::Dtype), Some("1")),
-        "{converted}"
-    );
+    assert_eq!((converted.kind(), converted.path()), (ErrorKind::Tensor, Some("1")), "{converted}");
     assert_eq!((converted.got(), converted.expected()), (Some("BF16"), Some("F32")), "{converted}");
     let stranger = grads([None, None, Some(random(3, &[4], DType::F32, &Device::Cpu))]);
     let error = Update::functional(&state).apply(&parameters(&start), &stranger).expect_err("refused");

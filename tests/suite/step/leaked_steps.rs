@@ -74,7 +74,7 @@ fn what_needs_the_leaves_is_refused() {
         ("refresh_masters", Box::new(|state| state.refresh_masters(&model))),
         ("check_masters", Box::new(|state| state.check_masters(&model))),
         ("save_masters", Box::new(|state| state.save_masters(&model, &file).map(drop))),
-        ("save", Box::new(|state| Checkpoint::new(&state).save(&file).map(drop))),
+        ("save", Box::new(|state| Checkpoint::new(state).save(&file).map(drop))),
         ("save of a model", Box::new(|state| Checkpoint::new(state).model(&model).save(&file).map(drop))),
         (
             "saver",

@@ -167,7 +167,6 @@ fn a_scaler_that_is_off_changes_nothing() {
     let (x, y) = (model(&[of(1.0)]), model(&[of(1.0)]));
     let (mut state, mut expected) = (half(&x), half(&y));
     let mut scaler = LossScaler::with(DynamicScale { growth_interval: 1, ..quick() }).enabled(false);
-    assert!(!scaler.is_enabled() && LossScaler::dynamic().is_enabled());
     let before = scaler.clone();
     let loss = of(3.0).to_dtype(DType::F16).expect("a loss");
     for gradient in [1.0, f64::INFINITY, 1.0] {

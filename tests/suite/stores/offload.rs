@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, ErrorKind,
     Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Parameter, Rule,
-    SplitMaster, StateTree, StochasticRounding, TensorProblem, Update, setup, setup_with, update,
+    SplitMaster, StateTree, StochasticRounding, Update, setup, setup_with, update,
 };
 
 use support::common::{
@@ -369,7 +369,7 @@ fn what_does_not_fit_is_refused() {
     says(&nested, &["an Offload is inside of another"]);
     let half = setup(offloaded(SplitMaster::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F16)]))
         .expect_err("half");
-    is_kind(&half, ErrorKind::Tensor(TensorProblem::Dtype), &["F16, expected BF16", "SplitMaster"]);
+    is_kind(&half, ErrorKind::Tensor, &["F16, expected BF16", "SplitMaster"]);
     let negative = setup(Offload::new(Adam::new(-1.0)), &model(&[])).expect_err("out of range");
     is_kind(&negative, ErrorKind::Argument, &["Adam: eta is -1"]);
 
@@ -379,13 +379,9 @@ fn what_does_not_fit_is_refused() {
     let fine = Some(tensor(3, &[4], DType::BF16));
     let shape = update(&mut state, &x, &grads([fine.clone(), Some(tensor(3, &[4], DType::BF16))]))
         .expect_err("another shape");
-    is_kind(
-        &shape,
-        ErrorKind::Tensor(TensorProblem::Shape),
-        &["\"1\": the gradient has shape [4], expected [3]"],
-    );
+    is_kind(&shape, ErrorKind::Tensor, &["\"1\": the gradient has shape [4], expected [3]"]);
     let integers = Tensor::zeros(3, DType::U32, &Device::Cpu).ok();
     let integers = update(&mut state, &x, &grads([fine, integers])).expect_err("integers");
-    is_kind(&integers, ErrorKind::Tensor(TensorProblem::Dtype), &["\"1\": the gradient is U32"]);
+    is_kind(&integers, ErrorKind::Tensor, &["\"1\": the gradient is U32"]);
     assert_eq!(numbers(&x, &state), before);
 }

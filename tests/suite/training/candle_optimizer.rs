@@ -247,7 +247,7 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
     let calls: [(&str, ByName); 9] = [
         ("save", |state, model, _, path| Checkpoint::new(state).model(model).save(path).map(drop)),
         ("a saver", |state, _, _, path| CheckpointSaver::new(path).save(1, Checkpoint::new(state)).map(drop)),
-        ("Checkpoint::save", |state, _, _, path| Checkpoint::new(&state).save(path).map(drop)),
+        ("Checkpoint::save", |state, _, _, path| Checkpoint::new(state).save(path).map(drop)),
         ("save_masters", |state, model, _, path| state.save_masters(model, path).map(drop)),
         ("save_torch", |state, _, _, path| state.save_torch(path).map(drop)),
         ("restore", |state, _, _, path| CheckpointFile::open(path)?.restore(state).map(drop)),

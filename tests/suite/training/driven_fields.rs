@@ -124,7 +124,7 @@ fn a_relative_schedule_that_begins_anew_is_refused() {
         let error = Scheduler::new(drive(), state).expect_err("refused");
         assert_eq!((error.path(), error.got()), (Some("0"), Some(&*before[0].to_string())), "{error}");
         let words = ["would multiply the eta", "`Scheduler::resume(.., steps, ..)`", "20 steps", "`adjust`"];
-        is_kind(&error, ErrorKind::Schedule, &words);
+        is_kind(&error, ErrorKind::Argument, &words);
         assert_eq!(
             (rates(state), state.leaf("0").and_then(|leaf| leaf.base("eta"))),
             (before, Some(0.5)),
@@ -143,7 +143,7 @@ fn a_relative_schedule_that_begins_anew_is_refused() {
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
     let _ = Scheduler::new(Schedule::linear(0.0, 0.5, 10), &mut state).expect("a scheduler");
     let error = Scheduler::new(drive(), &mut state).expect_err("refused");
-    is_kind(&error, ErrorKind::Schedule, &["would multiply the eta"]);
+    is_kind(&error, ErrorKind::Argument, &["would multiply the eta"]);
     assert_eq!(error.got(), Some("0"), "{error}");
 }
 
@@ -281,7 +281,7 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     let error = Scheduler::new(Schedule::linear(0.5, -0.5, 100), &mut state).expect_err("refused");
     let words =
         ["in step 99 the schedule leaves the range", "\"0\"", "eta is -0.49", "a finite number of 0 or more"];
-    is_kind(&error, ErrorKind::Schedule, &words);
+    is_kind(&error, ErrorKind::Argument, &words);
     let leaving = [
         Schedule::linear(0.5, -0.5, 100).relative(),
         Schedule::linear(0.0, 0.5, 10).then(10, Schedule::one_minus_square_root(0.5, -1e-3, 10)),
@@ -295,7 +295,7 @@ fn a_schedule_that_would_leave_the_range_is_refused_before_the_first_step() {
     for drive in leaving {
         let error = Scheduler::new(drive.clone(), &mut state).expect_err("refused");
         assert!(error.to_string().contains("the schedule leaves the range"), "{drive:?}: {error}");
-        assert_eq!(error.kind(), ErrorKind::Schedule, "{drive:?}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Argument, "{drive:?}: {error}");
         let _ = Scheduler::resume(drive, 1, &mut state).expect_err("refused");
         assert_eq!((rates(&state), state.warnings()), (vec![0.5, 0.5], &[][..]), "nothing has changed");
     }
@@ -380,7 +380,7 @@ fn marks_stay_with_their_leaves() {
     assert_eq!(state.leaf("1").and_then(|leaf| leaf.base("eta")), Some(0.5));
     is_kind(
         &Scheduler::new(drive(), &mut state).expect_err("begun anew"),
-        ErrorKind::Schedule,
+        ErrorKind::Argument,
         &["would multiply the eta"],
     );
 }

@@ -307,7 +307,7 @@ fn parts_of_a_model_and_members_of_a_chain_are_chosen() {
     let several = plateau.observe(1.0, &mut state).expect_err("two fields");
     is_kind(
         &several,
-        ErrorKind::Schedule,
+        ErrorKind::Argument,
         &["several members of its chain have rho", "ReduceOnPlateau::field", "0.rho"],
     );
     assert_eq!(several.path(), Some("0"), "{several}");

@@ -41,11 +41,11 @@ fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
     let mut state = mixed(&model);
     let error = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state).expect_err("refused");
     let flattened = "one schedule would make its eta, 0.02, and that of \"0\", 0.0003, equal";
-    is_kind(&error, ErrorKind::Schedule, &[flattened, "Schedule::relative", "Schedule::below", "adjust"]);
+    is_kind(&error, ErrorKind::Argument, &[flattened, "Schedule::relative", "Schedule::below", "adjust"]);
     assert_eq!(error.path(), Some("1"), "{error}");
     assert_eq!(rates(&state), [3e-4, 0.02], "nothing has changed");
     let resumed = Scheduler::resume(Schedule::constant(0.02), 7, &mut state).expect_err("refused");
-    is_kind(&resumed, ErrorKind::Schedule, &[flattened]);
+    is_kind(&resumed, ErrorKind::Argument, &[flattened]);
 
     state.adjust(0.01).expect("one rate");
     let _ = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state).expect("leaves of one rate");
@@ -108,7 +108,7 @@ fn a_relative_schedule_does_not_guess_what_it_started_from() {
         Scheduler::resume(Schedule::exponential(1.0, 0.5, 1).relative(), 3, &mut state).expect_err("refused");
     is_kind(
         &error,
-        ErrorKind::Schedule,
+        ErrorKind::Argument,
         &["which eta a relative schedule started from", "adjust", "`new`", "`go_to`"],
     );
     assert_eq!(rates(&state), [3e-4, 0.02]);
@@ -157,10 +157,10 @@ fn a_drive_that_drives_nothing_is_refused() {
     is_kind(&unknown, ErrorKind::UnknownName, &["no field \"rho\""]);
     assert!(unknown.expected().is_some_and(|available| available.contains("eta")), "{unknown}");
     let count = refused(vec![one().field("ns_steps")]);
-    is_kind(&count, ErrorKind::Schedule, &["its ns_steps is"]);
+    is_kind(&count, ErrorKind::Argument, &["its ns_steps is"]);
     assert_eq!(count.path(), Some("1"), "{count}");
     let idle = refused(vec![one().relative(), one().below("1")]);
-    is_kind(&idle, ErrorKind::Schedule, &["the schedule with the index 1 drives nothing"]);
+    is_kind(&idle, ErrorKind::Argument, &["the schedule with the index 1 drives nothing"]);
     assert_eq!(idle.path(), Some("1"), "{idle}");
     let out_of_range = refused(vec![Schedule::constant(-1.0).relative()]);
     says(&out_of_range, &["\"0\"", "eta", "-0.0003", "a finite number of 0 or more"]);
@@ -178,7 +178,7 @@ fn a_field_of_several_members_needs_its_place() {
     let mut state = setup(MixedPrecision::new(DType::F64, chain), &model).expect("a state");
     for drive in [Schedule::constant(0.5), Schedule::constant(0.5).relative()] {
         let error = Scheduler::new(drive.field("lambda"), &mut state).expect_err("refused");
-        is_kind(&error, ErrorKind::Schedule, &["Schedule::field(\"0.lambda\")"]);
+        is_kind(&error, ErrorKind::Argument, &["Schedule::field(\"0.lambda\")"]);
         assert_eq!(error.got(), Some("0.lambda = 0.5, 1.lambda = 0.25"), "{error}");
     }
     let mut scheduler =
@@ -222,7 +222,7 @@ fn a_drive_for_the_rest_means_other_leaves() {
         [rest().below("1"), Schedule::constant(0.5).below("0"), rest().field("0.eta")],
         &mut state,
     );
-    is_kind(&idle.expect_err("idle"), ErrorKind::Schedule, &["the schedule with the index 2 drives nothing"]);
+    is_kind(&idle.expect_err("idle"), ErrorKind::Argument, &["the schedule with the index 2 drives nothing"]);
 }
 
 /// The chain of RMSProp's documentation, against torch's recurrence written out, while the rate moves.
@@ -325,7 +325,7 @@ fn leaves_that_are_added_or_replaced_later_are_driven_as_documented() {
     let error = absolute.advance(&moved(), &mut state).expect_err("rates that differ");
     is_kind(
         &error,
-        ErrorKind::Schedule,
+        ErrorKind::Argument,
         &["one schedule would make its eta, 8, and that of \"0\", 0.75, equal"],
     );
     assert_eq!(error.path(), Some("1"), "{error}");
@@ -358,7 +358,7 @@ fn a_new_scheduler_starts_from_the_rates_that_were_set() {
     let _ = Scheduler::new(Schedule::constant(0.125), &mut state).expect("a third phase");
     assert!(state.leaves().all(|leaf| leaf.base("eta").is_none()));
     let no_base = Scheduler::resume(half(), 1, &mut state).expect_err("no base");
-    is_kind(&no_base, ErrorKind::Schedule, &["which eta a relative schedule started from"]);
+    is_kind(&no_base, ErrorKind::Argument, &["which eta a relative schedule started from"]);
 }
 
 /// Leaves that share an optimiser go on sharing it, and a rate that does not change is not set.

@@ -3,7 +3,7 @@
 use candle_core::{DType, Var};
 use optimisers::{
     Adam, Descent, Ema, Error, ErrorKind, MixedPrecision, OptimiserChain, Setup, StateChange, StateTree,
-    TensorProblem, setup, setup_with,
+    setup, setup_with,
 };
 
 use crate::tree::rows::{step, with_rows};
@@ -51,7 +51,7 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
     assert_eq!((unknown.kind(), unknown.path(), unknown.got()), (ErrorKind::Argument, Some("1"), Some("2")));
     assert_eq!(unknown.expected(), Some("one below 2, as there were 2"));
     let count = refused(&mut state, &old, "1", &good, &rows[..2], &["[3, 3]", "2 entries"]);
-    let shape = ErrorKind::Tensor(TensorProblem::Shape);
+    let shape = ErrorKind::Tensor;
     assert_eq!(
         (count.kind(), count.path(), count.got(), count.expected()),
         (shape, Some("1"), Some("[3, 3]"), Some("[2, 3]"))
@@ -59,7 +59,7 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
     for (got, dtype, kind, expected) in [
         (&[3, 4][..], DType::BF16, shape, ["[3, 4]", "[3, 3]"]),
         (&[3, 3, 1], DType::BF16, shape, ["[3, 3, 1]", "[3, 3]"]),
-        (&[3, 3], DType::F32, ErrorKind::Tensor(TensorProblem::Dtype), ["F32", "BF16"]),
+        (&[3, 3], DType::F32, ErrorKind::Tensor, ["F32", "BF16"]),
     ] {
         let error = refused(
             &mut state,

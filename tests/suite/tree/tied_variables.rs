@@ -222,7 +222,7 @@ fn patterns_that_contradict_each_other_are_refused() {
     let error = check(&[("embedding", F32), ("head*", BF16), ("norm", F32)]).expect_err("two choices");
     let words =
         "it is tied to \"head\", and the pattern \"embedding\" chooses for the one, \"head*\" for the other";
-    is_kind(&error, ErrorKind::Configuration, &[words]);
+    is_kind(&error, ErrorKind::Argument, &[words]);
     assert_eq!(error.path(), Some("embedding"), "{error}");
 }
 
@@ -245,7 +245,7 @@ fn configured_choices_that_contradict_each_other_are_refused() {
         let error = set_up(head).expect_err("two choices");
         is_kind(
             &error,
-            ErrorKind::Configuration,
+            ErrorKind::Argument,
             &["at ByPath[1].pattern", "it is tied to \"head\", and the pattern"],
         );
         assert_eq!((error.place(), error.path()), (Some("ByPath[1].pattern"), Some("embedding")), "{error}");
