@@ -1,4 +1,4 @@
-//! Saving a run and going on with it: files with the parameters, the optimiser's state, and notes on the run.
+//! Saving a run and going on with it: files with the parameters, the optimiser's state, and facts of the run.
 
 use std::error::Error;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use crate::text::Text;
 use crate::trainer::Trainer;
 
-/// The names of the notes.
+/// The names of the bytes.
 const RUN: &str = "run";
 const HISTORY: &str = "history";
 /// What may change: the numbers do not depend on it.

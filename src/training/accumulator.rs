@@ -147,7 +147,10 @@ impl Accumulator {
             let total =
                 sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
             let Some(gradient) = total.transpose()? else { continue };
-            let weighted = product(&gradient, &filled(weight as f64, (), compute, gradient.device())?)?;
+            let weighted = match weight {
+                1 => gradient,
+                _ => product(&gradient, &filled(weight as f64, (), compute, gradient.device())?)?,
+            };
             let before = own.sum.as_ref().map_or_else(|| weighted.zeros_like(), wide)?;
             own.sum = Some(rounded(&sum(&before, &weighted)?, self.dtype)?);
         }

@@ -34,7 +34,7 @@ pub fn a_setup() {
 }
 
 pub fn a_state(model: &Var) -> Result<()> {
-    Setup::default().setup(AdamW::new(1e-3), model)?;
+    Setup::default().build(AdamW::new(1e-3), model)?;
     Ok(())
 }
 

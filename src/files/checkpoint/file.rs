@@ -33,6 +33,9 @@ pub struct CheckpointFile {
 impl CheckpointFile {
     /// Opens a file and compares its checksum.
     ///
+    /// Over [ranks](crate::Setup::over) each opens it. A rank that gets an error has to leave with it, as `?`
+    /// does in a loop, because the others wait for it in [`restore`](CheckpointFile::restore) until it is gone.
+    ///
     /// # Errors
     /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or
     /// truncated.

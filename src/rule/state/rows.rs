@@ -90,7 +90,7 @@ impl State {
     /// use optimisers::{Parameter, State};
     ///
     /// fn init(x: Parameter<'_>) -> optimisers::Result<State> {
-    ///     let rows = x.dims()[0];
+    ///     let rows = x.shape()[0];
     ///     let products = Tensor::zeros((rows, rows), x.dtype().into(), x.device())?;
     ///     Ok(State::empty().with_tensor("products", &products)?.restarted_by_new_rows("products"))
     /// }

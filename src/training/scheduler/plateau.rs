@@ -75,7 +75,7 @@ enum Threshold {
 /// Reduced rates are in the state. The best metric and the counts are here:
 /// [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
 /// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) reads them. Save several of these as
-/// [notes](crate::Checkpoint::note), by serde's traits.
+/// [bytes](crate::Checkpoint::bytes), by serde's traits.
 ///
 /// ```
 /// use candle_core::{Device, Var};

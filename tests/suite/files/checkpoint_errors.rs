@@ -48,7 +48,7 @@ fn started(optimiser: impl Optimiser, seed: u64, dtype: DType) -> (Vars, StateTr
 /// The file of a model in F32 with its state.
 fn file() -> Vec<u8> {
     let (model, state) = started(rule(), 1, DType::F32);
-    file_of(Checkpoint::new(&state).model(&model).bytes("step", "3"))
+    file_of(Checkpoint::new(&state).model(&model))
 }
 
 /// The file fails to restore, alone and with the model, and leaves everything as it was.
@@ -448,7 +448,7 @@ fn a_damaged_or_edited_file() {
     bytes.splice(..header, assembled(&spaced, &[]));
     refused(open(&bytes), File, &words);
     std::fs::write(&path, &bytes).unwrap();
-    assert_eq!(CheckpointFile::open_edited(&path).unwrap().bytes("step").unwrap(), Some(b"3".to_vec()));
+    assert!(CheckpointFile::open_edited(&path).is_ok());
     // An edit does not pass the other checks.
     std::fs::write(&path, &original[..length - 1]).unwrap();
     refused(CheckpointFile::open_edited(&path), File, &["not a whole safetensors file"]);

@@ -261,7 +261,7 @@ fn a_save_that_takes_long() {
         scope.spawn(|| x.as_detached_tensor().inplace_op1(&Hold { begun, go_on: Mutex::new(told) }).unwrap());
         has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
         // So long that the header is in the file before the parameters are waited for.
-        let checkpoint = Checkpoint::new(&slow).model(&x).bytes("long", "x".repeat(100_000));
+        let checkpoint = Checkpoint::new(&slow).model(&x).bytes("x".repeat(100_000), []);
         let saving = scope.spawn(|| checkpoint.save(&path).unwrap());
         let begun = || {
             let name = names(folder.path()).into_iter().find(|name| name.ends_with(".partial"))?;

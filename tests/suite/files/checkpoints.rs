@@ -418,8 +418,9 @@ fn any_name_and_any_text() {
     assert_same(&[snapshot(&restored, &resumed)], &[snapshot(&model, &state)], "restored");
     assert!(texts.iter().all(|text| file.bytes(text).unwrap().unwrap() == text.as_bytes()));
     assert_eq!(file.bytes("none").unwrap(), None);
-    let names: BTreeSet<String> =
-        texts.iter().flat_map(|text| [format!("x{text}"), format!("x{text}/velocity")]).collect();
+    let of_text =
+        |text: &&str| [format!("x{text}"), format!("x{text}/velocity"), format!("optimisers.bytes/{text}")];
+    let names: BTreeSet<String> = texts.iter().flat_map(of_text).collect();
     assert_eq!(file.tensor_names().into_iter().collect::<BTreeSet<_>>(), names);
     assert!(file.tensor("x").unwrap().is_some() && file.tensor("y").unwrap().is_none());
 }

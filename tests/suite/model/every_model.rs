@@ -9,9 +9,9 @@ use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf,
-    LossScaler, MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup,
-    StateTree, StreamedStep, Update, Visitor, Weights, audit, broadcast, destructure, model, ranks, setup,
-    setup_with, trainables, update,
+    MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, StateTree,
+    StreamedStep, Update, Visitor, Weights, audit, broadcast, destructure, model, ranks, setup, setup_with,
+    trainables, update,
 };
 
 use crate::model::models::var_map;
@@ -99,13 +99,6 @@ fn loss() -> Tensor {
     Tensor::zeros((), DType::F32, CPU).expect("a loss")
 }
 
-/// Has scaled a loss by 1, so that gradients are what they are.
-fn scaler() -> LossScaler {
-    let mut scaler = LossScaler::fixed(1.0);
-    let _ = scaler.scale(&loss()).expect("a loss");
-    scaler
-}
-
 fn push_all(grads: &Grads, step: StreamedStep<'_>) -> Result<()> {
     grads.iter().try_for_each(|(path, gradient)| step.push(path, gradient.clone()))?;
     step.finish().map(drop)
@@ -122,9 +115,6 @@ const METHODS: &[Method] = &[
         Setup::default().build_with(model, |_, _| Some(rule())).map(drop)
     }),
     ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
-    ("update", Slices::Taken, |case, model| {
-        Update::new(&mut case.state).scaler(&mut scaler()).apply(model, &case.grads).map(drop)
-    }),
     ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
     ("apply_owned", Slices::Taken, |case, model| {
         Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)

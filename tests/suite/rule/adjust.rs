@@ -26,11 +26,11 @@ fn chain() -> impl Rule + Clone + PartialEq {
     ))
 }
 
-const PLACES: &str = "1.n, 1.average, 1.order, 2.omega, 2.non_finite, 2.group, 3.omega, 3.p, 3.non_finite, \
+const PLACES: &str = "1.n, 1.average, 2.omega, 2.non_finite, 2.group, 3.omega, 3.p, 3.non_finite, \
                       4.lambda, 5.eta, 5.rho, 6.0.eta, 6.0.beta, 6.0.lambda, 6.0.epsilon, 6.0.couple, \
                       6.2.lambda, 6.3.eta";
 
-const NAMES: &str = "n, average, order, omega, non_finite, group, p, lambda, eta, rho, beta, epsilon, couple";
+const NAMES: &str = "n, average, omega, non_finite, group, p, lambda, eta, rho, beta, epsilon, couple";
 
 /// A name, what it is set to, what fields have then, and which these are.
 type Good = (&'static str, FieldValue, FieldValue, &'static [&'static str]);
