@@ -101,10 +101,11 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
     if target.elem_count() != length {
         return Err(view.job.broken("a copy has no room for the elements of its leaf"));
     }
-    with_written(&[("copy", target)], length, &mut |written| {
+    with_written(Some(("copy", target)), length, &mut |written| {
+        let target = written.ok_or_else(unsupported)?;
         // SAFETY: `with_written` has locked the target and checked its length. Nothing else uses it:
         // `materialise`, or the caller of `sum_to`, has made it.
-        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(written[0]), parallel) }.map(drop);
+        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) }.map(drop);
         // As in `for_each_leaf`.
         let is_small = length < LARGE_LEAF && rayon::current_thread_index().is_none();
         if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
@@ -171,32 +172,28 @@ fn write(
         sources.iter().for_each(|source| read.push((("gradient", &**source), part.len())));
     }
     let gradients = read.len();
-    let mut written: List<NamedLender<'_>> = List::new();
-    let own = match x {
-        Operand::Own(master) => Some(slot_mut(master)?),
-        Operand::Lent(x) if epilogue.writes_x() => {
-            written.push((epilogue.x(), *x));
-            None
-        }
-        Operand::Lent(x) => {
-            read.push(((epilogue.x(), *x), length));
-            None
+    // Of what others can see a job writes one memory at most: its x, or what its master is rounded to.
+    let (own, written) = match (x, epilogue) {
+        (Operand::Own(master), Epilogue::Master(parameter)) => (Some(slot_mut(master)?), Some(parameter)),
+        (Operand::Own(master), _) => (Some(slot_mut(master)?), None),
+        (Operand::Lent(_), Epilogue::Master(_)) => return Err(unsupported()),
+        (Operand::Lent(x), _) if epilogue.writes_x() => (None, Some(*x)),
+        (Operand::Lent(x), _) => {
+            read.push((("parameter", *x), length));
+            (None, None)
         }
     };
-    if let Epilogue::Master(parameter) = epilogue {
-        written.push(("parameter", parameter));
-    }
-    with_written(&written, length, &mut |written| {
+    with_written(written.map(|written| ("parameter", written)), length, &mut |written| {
         with_read(&read, &mut |read| {
             let (mut gradients, x) = read.split_at(gradients);
             let (x, parameter) = match (own, written, x) {
-                (Some(own), written, _) => (own, written.first()),
-                (None, [x, rest @ ..], _) => (*x, rest.first()),
-                (None, [], [x, ..]) => (x.in_order().map(lent).ok_or_else(unsupported)?, None),
-                (None, [], []) => return Err(unsupported()),
+                (Some(own), written, _) => (own, written),
+                (None, Some(x), _) => (x, None),
+                (None, None, [x, ..]) => (x.in_order().map(lent).ok_or_else(unsupported)?, None),
+                (None, None, []) => return Err(unsupported()),
             };
             let x = x.with_low_bits(low_bits)?;
-            let epilogue = epilogue.try_map(|_| parameter.copied().ok_or_else(unsupported), Ok)?;
+            let epilogue = epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
             *has_moved = true;
             let mut slots = &slots[..];
             for (index, &Segment { length, compute, sources, ref steps, .. }) in all.iter().enumerate() {

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
-use crate::engine::plan::{Epilogue, Job, Operand, Step};
+use crate::engine::plan::{Job, Operand, Step};
 use crate::tensors::bytes;
 
 /// The bytes of each array that are fetched; the processor reads ahead from there.
@@ -44,13 +44,8 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
                 // Other owners are not asked, just for a prefetch.
-                Operand::Lent(x)
-                    if x.tensor().is_some()
-                        && (job.addresses.is_empty() || matches!(job.epilogue, Epilogue::Master(_))) =>
-                {
-                    Addresses::of(job.epilogue.x(), x)
-                        .into_iter()
-                        .for_each(|of| prefetch_at(of.first, FIRST));
+                Operand::Lent(x) if x.tensor().is_some() && job.addresses.is_empty() => {
+                    Addresses::of("parameter", x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
                 }
                 Operand::Lent(_) => {}
             }

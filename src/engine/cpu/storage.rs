@@ -271,29 +271,20 @@ fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
 /// What is lent, and what it is to the program.
 pub(super) type NamedLender<'t> = (&'static str, &'t dyn Lend);
 
-/// Calls `run` with all elements of `lenders` lent to be written: distinct memory, `length` elements each.
+/// Calls `run` with all `length` elements of `lender` lent to be written, or with nothing.
 ///
 /// # Errors
-/// If something is not what its owner says; or those of `run`.
+/// If it is not what its owner says; or those of `run`.
 pub(super) fn with_written(
-    lenders: &[NamedLender<'_>],
+    lender: Option<NamedLender<'_>>,
     length: usize,
-    run: &mut dyn FnMut(&[DataPtr]) -> Result<()>,
+    run: &mut dyn FnMut(Option<DataPtr>) -> Result<()>,
 ) -> Result<()> {
-    fn lock(
-        lenders: &[NamedLender<'_>],
-        length: usize,
-        held: &mut List<DataPtr>,
-        run: &mut dyn FnMut(&[DataPtr]) -> Result<()>,
-    ) -> Result<()> {
-        let Some((&(name, lender), rest)) = lenders.split_first() else { return run(held) };
-        write(name, lender, &mut |memory| {
-            check_length(name, (memory.dtype(), memory.len()), length)?;
-            held.push(lent_mut(memory));
-            lock(rest, length, held, run)
-        })
-    }
-    lock(lenders, length, &mut List::new(), run)
+    let Some((name, lender)) = lender else { return run(None) };
+    write(name, lender, &mut |memory| {
+        check_length(name, (memory.dtype(), memory.len()), length)?;
+        run(Some(lent_mut(memory)))
+    })
 }
 
 /// Calls `run` with views of all `lenders` lent to be read, each with its number of elements.
