@@ -9,7 +9,9 @@ macro_rules! embed {
 /// What is written about the crate, and its rules.
 pub(crate) const SOURCES: &[&str] = embed! {
     "README.md"
-    "CHANGELOG.md"
+    "ARCHITECTURE.md"
+    "src/guide/coming_from.md"
+    "src/guide/recipes.md"
     "src/rules/gradient/accum_grad.rs"
     "src/rules/adam/adabelief.rs"
     "src/rules/descent/adadelta.rs"

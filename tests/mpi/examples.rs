@@ -1,4 +1,4 @@
-//! The examples over ranks that are processes: the numbers of one process, also after a rank was killed.
+//! The examples over ranks that are processes: the numbers of threads, also after a rank was killed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +16,8 @@ const TOLERANCES: [(&str, f64); 4] =
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
     for ranks in [1, 2, 4] {
-        tests.push((
-            format!("gpt_has_the_numbers_of_one_process::{ranks}_ranks"),
-            Box::new(move || whole(ranks)),
-        ));
+        tests
+            .push((format!("gpt_has_the_numbers_of_threads::{ranks}_ranks"), Box::new(move || whole(ranks))));
     }
     tests.push(("gpt_goes_on_on_others_after_a_rank_was_killed".to_string(), Box::new(killed)));
     tests.push(("gpt_saves_where_one_rank_is_interrupted".to_string(), Box::new(interrupted)));
@@ -91,13 +89,15 @@ fn successful(finished: Finished) -> Result<Finished, String> {
     }
 }
 
-const SHARED: [&str; 6] = ["--micro-batches", "4", "--evaluate-every", "10", "--checkpoint-every", "5"];
+/// Two micro-batches have one sum, on one rank or on two.
+const SHARED: [&str; 6] = ["--micro-batches", "2", "--evaluate-every", "10", "--checkpoint-every", "5"];
 
 fn whole(ranks: usize) -> Result<(), String> {
-    let options = [&SHARED[..], &["--steps", "10"]].concat();
-    let one = alone(gpt(), &[&TINY[..], &options].concat(), folder().path())?;
+    let options = ["--micro-batches", "4", "--steps", "10"];
+    let threads = [&TINY[..], &options, &["--ranks", &ranks.to_string()]].concat();
+    let threads = alone(gpt(), &threads, folder().path())?;
     let finished = successful(over(ranks, &options, folder()).finish(LIMIT)?)?;
-    same(&finished.said, &one)
+    same(&finished.said, &threads)
 }
 
 /// A run of two ranks once it has come to its tenth step; the steps that follow take seconds.
@@ -112,7 +112,7 @@ fn under_way(options: &[&str]) -> Result<Running, String> {
     Ok(running)
 }
 
-/// Over two processes until one is killed, then over four, then over two threads.
+/// Over two processes until one is killed, then over one, then over two threads.
 fn killed() -> Result<(), String> {
     let options = [&SHARED[..], &["--steps", "60"]].concat();
     let one = alone(gpt(), &[&TINY[..], &options].concat(), folder().path())?;
@@ -122,8 +122,8 @@ fn killed() -> Result<(), String> {
     if finished.status.success() {
         return Err(format!("a good end\n{}", finished.said));
     }
-    let four = [&options[..], &["--resume", "--stop-at", "50"]].concat();
-    let finished = successful(over(4, &four, finished.folder).finish(LIMIT)?)?;
+    let alone_on = [&options[..], &["--resume", "--stop-at", "50"]].concat();
+    let finished = successful(over(1, &alone_on, finished.folder).finish(LIMIT)?)?;
     if !finished.said.contains("result step=50 ") {
         return Err(finished.said);
     }

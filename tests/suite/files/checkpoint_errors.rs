@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Tensor, Var};
-use optimisers::ErrorKind::{Argument, Changed, File, OtherRule};
+use optimisers::ErrorKind::{Argument, Changed, File, Model, NotFinite, OtherRule};
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, ErrorKind,
     LossScaler, MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain, Result, Rule,
@@ -17,10 +17,7 @@ use crate::model::models::CPU;
 use support::common::{Vars, forget_ascent, is_kind, number_bits, random, snapshot, values, var};
 use support::crafted_checkpoints::{Pieces, assembled, file_of, open};
 
-const SHAPE: ErrorKind = ErrorKind::Tensor;
-const DTYPE: ErrorKind = ErrorKind::Tensor;
-const MODEL: ErrorKind = ErrorKind::Model;
-const NOT_FINITE: ErrorKind = ErrorKind::NotFinite;
+const TENSOR: ErrorKind = ErrorKind::Tensor;
 
 fn model(seed: u64, dtype: DType) -> Vars {
     let leaf = |(path, shape): (&str, &[usize])| (path.to_string(), var(&random(seed, shape, dtype, CPU)));
@@ -89,24 +86,29 @@ type Edit = (&'static str, &'static str, ErrorKind, &'static str);
 
 const EDITS: [Edit; 38] = [
     ("leaves head tensors", r#"["0.acc", "2.m"]"#, OtherRule, "\"head\" | tensors | 2.v | another version"),
-    ("tensors body.weight/2.m shape", "[3, 2]", SHAPE, "\"body.weight/2.m\" has shape | , expected"),
+    ("tensors body.weight/2.m shape", "[3, 2]", TENSOR, "\"body.weight/2.m\" has shape | , expected"),
     (
         "tensors body.weight shape",
         "[6]",
-        SHAPE,
+        TENSOR,
         "\"body.weight\" has shape | pass the model that it was saved with",
     ),
-    ("tensors head/0.acc shape", "[1]", SHAPE, "parameter \"head\": the file's \"head/0.acc\" has shape"),
-    ("leaves body.weight shape", "[3, 2]", SHAPE, "\"body.weight\" | [3, 2] | [2, 3]"),
-    ("leaves head dtype", "\"bf16\"", DTYPE, "\"head\" | is BF16, expected F32 | CheckpointFile::converting"),
-    ("leaves head dtype", "\"f31\"", DTYPE, "\"head\" | is F31, expected F32"),
-    ("tensors body.weight/2.m dtype", "\"I32\"", DTYPE, "\"body.weight/2.m\" is I32, expected F32"),
-    ("tensors body.weight dtype", "\"U32\"", DTYPE, "the file's \"body.weight\" is U32, expected F32"),
-    ("model", r#"["body.bias","body.weight"]"#, MODEL, "\"head\": the file lacks it; it has: body.bias"),
+    ("tensors head/0.acc shape", "[1]", TENSOR, "parameter \"head\": the file's \"head/0.acc\" has shape"),
+    ("leaves body.weight shape", "[3, 2]", TENSOR, "\"body.weight\" | [3, 2] | [2, 3]"),
+    (
+        "leaves head dtype",
+        "\"bf16\"",
+        TENSOR,
+        "\"head\" | is BF16, expected F32 | CheckpointFile::converting",
+    ),
+    ("leaves head dtype", "\"f31\"", TENSOR, "\"head\" | is F31, expected F32"),
+    ("tensors body.weight/2.m dtype", "\"I32\"", TENSOR, "\"body.weight/2.m\" is I32, expected F32"),
+    ("tensors body.weight dtype", "\"U32\"", TENSOR, "the file's \"body.weight\" is U32, expected F32"),
+    ("model", r#"["body.bias","body.weight"]"#, Model, "\"head\": the file lacks it; it has: body.bias"),
     (
         "model",
         r#"["body.bias","body.weight","head","tail"]"#,
-        MODEL,
+        Model,
         "\"tail\": the file has it, and the model lacks it",
     ),
     ("eta", "-0.5", Argument, "AdamW: eta is -0.5, expected a finite number of 0 or more"),
@@ -133,11 +135,11 @@ const EDITS: [Edit; 38] = [
     ("leaves", "", File, "missing field `leaves`"),
     ("optimisers", "", File, "missing field `optimisers`"),
     // Dtypes that candle does not have, or that take less than a byte.
-    ("tensors body.bias", r#"{"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
-    ("tensors body.bias", r#"{"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
-    ("tensors body.bias", r#"{"dtype": "F8_E5M2", "shape": [8], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
-    ("tensors body.bias", r#"{"dtype": "C64", "shape": [], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
-    ("tensors body.bias", r#"{"dtype": "U16", "shape": [2, 2], "data_offsets": [0, 8]}"#, SHAPE, BIAS),
+    ("tensors body.bias", r#"{"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
+    ("tensors body.bias", r#"{"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
+    ("tensors body.bias", r#"{"dtype": "F8_E5M2", "shape": [8], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
+    ("tensors body.bias", r#"{"dtype": "C64", "shape": [], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
+    ("tensors body.bias", r#"{"dtype": "U16", "shape": [2, 2], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
 ];
 
 const MOST: &str = "18446744073709551615";
@@ -232,7 +234,7 @@ fn numbers_that_are_not_finite() {
             &format!("the file's {entry:?} is {number} at element {index}"),
             "CheckpointFile::accepting_non_finite",
         ];
-        refused(edited(with), NOT_FINITE, &words);
+        refused(edited(with), NotFinite, &words);
 
         let (model, mut state) = started(rule(), 20, DType::F32);
         edited(with).unwrap().accepting_non_finite().restore_with_model(&mut state, &model).unwrap();
@@ -254,7 +256,7 @@ fn masters_that_are_not_finite() {
         update(&mut state, &model, &gradients(1.0)).unwrap();
         let file = file_of(Checkpoint::new(&state).model(&model));
         let (other, mut resumed) = started(rule(), 20, DType::BF16);
-        refused_by(&open(&file).unwrap(), &other, &mut resumed, NOT_FINITE, &["crafted", "\"body.bias/"]);
+        refused_by(&open(&file).unwrap(), &other, &mut resumed, NotFinite, &["crafted", "\"body.bias/"]);
         open(&file).unwrap().accepting_non_finite().restore_with_model(&mut resumed, &other).unwrap();
         assert!(snapshot(&other, &resumed) == snapshot(&model, &state));
         assert!(values(&other["body.bias"])[0].is_nan());
@@ -295,10 +297,10 @@ fn another_model() {
     const LACKS: &str = "parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head";
     const HAS: &str = "parameter \"head\": the file has it, and the state lacks it";
     let cases: [Case; 4] = [
-        (|x| _ = x.remove("head"), MODEL, &[HAS, "pass the model that it was saved with"]),
-        (|vars| _ = vars.insert("tail".into(), x()), MODEL, &[LACKS]),
-        (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), MODEL, &[LACKS]),
-        (|vars| _ = vars.insert("head".into(), x()), SHAPE, &["\"head\" has shape [], expected [2]"]),
+        (|x| _ = x.remove("head"), Model, &[HAS, "pass the model that it was saved with"]),
+        (|vars| _ = vars.insert("tail".into(), x()), Model, &[LACKS]),
+        (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), Model, &[LACKS]),
+        (|vars| _ = vars.insert("head".into(), x()), TENSOR, &["\"head\" has shape [], expected [2]"]),
     ];
     for (change, kind, words) in cases {
         let mut model = model(20, DType::F32);
@@ -311,7 +313,7 @@ fn another_model() {
     let (theirs, _) = started(rule(), 30, DType::F32);
     let before = (snapshot(&mine, &state), snapshot(&theirs, &state));
     let error = file.restore_with_model(&mut state, &theirs).unwrap_err();
-    is_kind(&error, MODEL, &["parameter \"body.bias\": it is not in this state", "another model"]);
+    is_kind(&error, Model, &["parameter \"body.bias\": it is not in this state", "another model"]);
     assert!((snapshot(&mine, &state), snapshot(&theirs, &state)) == before);
 }
 
