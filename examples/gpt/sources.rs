@@ -11,7 +11,7 @@ pub(crate) const SOURCES: &[&str] = embed! {
     "README.md"
     "ARCHITECTURE.md"
     "src/guide/coming_from.md"
-    "src/guide/recipes.md"
+    "src/guide/measurements.md"
     "src/rules/gradient/accum_grad.rs"
     "src/rules/adam/adabelief.rs"
     "src/rules/descent/adadelta.rs"

@@ -94,7 +94,8 @@ const SHARED: [&str; 6] = ["--micro-batches", "2", "--evaluate-every", "10", "--
 
 fn whole(ranks: usize) -> Result<(), String> {
     let options = ["--micro-batches", "4", "--steps", "10"];
-    let threads = [&TINY[..], &options, &["--ranks", &ranks.to_string()]].concat();
+    let number = ranks.to_string();
+    let threads = [&TINY[..], &options, &["--ranks", &number]].concat();
     let threads = alone(gpt(), &threads, folder().path())?;
     let finished = successful(over(ranks, &options, folder()).finish(LIMIT)?)?;
     same(&finished.said, &threads)
