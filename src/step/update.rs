@@ -149,7 +149,7 @@ impl<'s, S> Update<'s, S> {
     /// Divides the gradients by the scale of their loss, which this scaler has scaled.
     ///
     /// The call checks that all gradients are finite, divides them, and applies the step. If one is not finite
-    /// nothing moves; the outcome is skipped and names the parameter, and the scale falls.
+    /// nothing moves; the outcome is skipped and names the parameter, and a dynamic scale falls.
     ///
     /// ```
     /// use candle_core::{Device, Var};

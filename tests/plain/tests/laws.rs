@@ -106,7 +106,9 @@ fn a_step_in_pieces_is_an_update() {
         }
     }
     refused.dedup();
-    assert_eq!(refused, ["Prodigy", "SkipOutliers"]);
+    let of_model =
+        ["Prodigy", "ClipGlobalNorm", "SkipOutliers", "OptimiserChain(ClipGlobalNorm, AdamW, Ema)"];
+    assert_eq!(refused, of_model);
 }
 
 /// A call that is refused changes nothing.
