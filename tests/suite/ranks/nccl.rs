@@ -63,7 +63,7 @@ fn with_a_norm() -> Boxed {
 /// The parameters after three calls with the gradients that `of` says.
 fn trained(setup: Setup, optimiser: &Boxed, device: &Device, weight: u64, of: u64) -> Vec<Vec<u64>> {
     let model = parameters(DType::BF16, device);
-    let mut state = setup.setup(optimiser.clone(), &model).expect("a state");
+    let mut state = setup.build(optimiser.clone(), &model).expect("a state");
     for call in 0..3 {
         let update = Update::new(&mut state).engine(Engine::Fused).weight(weight);
         update.apply(&model, &grads(gradients(call, of, device))).expect("an update");
@@ -146,7 +146,7 @@ fn parameters_on_another_device_are_refused() {
     on_gpus(1, |world, _| {
         for device in [Device::Cpu, gpu(0)] {
             let error = Setup::over(world)
-                .setup(AdamW::new(0.1), &parameters(DType::F32, &device))
+                .build(AdamW::new(0.1), &parameters(DType::F32, &device))
                 .expect_err("another device");
             assert!(
                 error.to_string().contains("make the model on a clone of the transport's device"),
