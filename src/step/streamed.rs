@@ -97,7 +97,6 @@ struct OpenLeaf {
 }
 
 /// What a step has done, or is to do, with a leaf.
-#[derive(Default)]
 struct Advance {
     plan: LeafPlan,
     figures: Option<(f64, Norms)>,

@@ -76,7 +76,7 @@ impl ReduceOutcome {
                         .with_expected("a finite number")
                         .with_remedy(
                             "this call has changed nothing; to go on regardless set the clipping rule's \
-                         `non_finite` to Pass or Skip",
+                             `non_finite` to Pass or Skip",
                         )
                         .at(jobs[offender].path));
                 }
