@@ -17,7 +17,7 @@
 //! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects some of
 //!   them, to freeze, adjust or replace.
 //! - **The model**: [`Model`], which [`model!`] implements for structs; [`Gradients`]; [`trainables`].
-//! - **To drive a training**: [`Schedule`], [`Scheduler`], [`ReduceOnPlateau`], [`LossScaler`],
+//! - **To drive a training**: [`Schedule`], [`ReduceOnPlateau`], [`LossScaler`],
 //!   [`Accumulator`], [`Sam`], [`Autocast`], [`PrecisionPolicy`].
 //! - **To save and load**: [`Checkpoint`], [`CheckpointFile`], [`Weights`], and with features the modules
 //!   `config` and `torch`.
@@ -30,7 +30,7 @@
 //!
 //! # Four words
 //!
-//! - A *leaf* is one parameter's place in the state: its rule, state tensors, counters and marks.
+//! - A *leaf* is one parameter's place in the state: its rule, state tensors, counters and schedules.
 //! - A *slot* is one state tensor of a rule, such as Adam's first moment `m`.
 //! - A *window* is the calls, or micro-batches, that accumulation makes one step of.
 //! - A *plan* is what rules make of a gradient before anything is computed: each adds its steps, and one pass
@@ -120,8 +120,8 @@ pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};
 pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding, StoreAs};
 pub use training::accumulator::Accumulator;
+pub use training::plateau::ReduceOnPlateau;
 pub use training::sam::{Climbed, Sam};
-pub use training::scheduler::{ReduceOnPlateau, Schedule, Scheduler};
 #[cfg(feature = "candle")]
 pub use training::{
     audit::{Audit, Audited, Reach, audit},
@@ -129,6 +129,7 @@ pub use training::{
     destructure::{Structure, destructure, trainables},
     precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy},
 };
+pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
 pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain};
 

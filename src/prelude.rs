@@ -14,11 +14,10 @@
 //! fn train(mlp: &Mlp, inputs: &Tensor, targets: &Tensor) -> Result<f32> {
 //!     let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.02).with_fallback(AdamW::new(0.02))));
 //!     let mut state = setup(MixedPrecision::new(DType::F32, rule), mlp)?;
-//!     let mut scheduler = Scheduler::new(Schedule::cosine(0.02, 0.0, 100), &mut state)?;
+//!     state.schedule(Schedule::cosine(0.02, 0.0, 100))?;
 //!     let loss = || mse(&mlp.output.forward(&mlp.hidden.forward(inputs)?.tanh()?)?, targets);
 //!     for _ in 0..100 {
-//!         let outcome = update(&mut state, mlp, &loss()?.backward()?)?;
-//!         scheduler.advance(&outcome, &mut state)?;
+//!         update(&mut state, mlp, &loss()?.backward()?)?;
 //!     }
 //!     loss()?.to_scalar()
 //! }
@@ -36,7 +35,7 @@
 
 pub use crate::{
     Adjust, Checkpoint, CheckpointFile, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain,
-    Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update, model, setup, setup_with, update,
+    Outcome, Rule, Schedule, StateTree, Status, Update, model, setup, setup_with, update,
 };
 #[cfg(feature = "candle")]
 pub use crate::{CandleOptimizer, trainables};

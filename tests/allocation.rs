@@ -10,7 +10,7 @@ use candle_core::DType::{self, BF16, F32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, AdamW, Checkpoint, ClipGlobalNorm, Descent, Kahan, MixedPrecision, Optimiser, OptimiserChain,
-    ParameterSlices, Q8, Result, SplitMaster, StochasticRounding, StoreAs, setup, update,
+    ParameterSlices, Q8, Result, Schedule, SplitMaster, StochasticRounding, StoreAs, setup, update,
 };
 
 /// Bytes asked for so far, by all threads.
@@ -65,13 +65,14 @@ fn bytes(length: usize, dtype: DType, optimiser: Box<dyn Optimiser>) -> Result<u
 
 /// How often an update of many leaves allocates, of which only some have gradients: the first, and a later
 /// one.
-fn allocations(leaves: usize, with_gradient: usize) -> Result<[usize; 2]> {
+fn allocations(leaves: usize, with_gradient: usize, schedule: Option<Schedule>) -> Result<[usize; 2]> {
     let variable = |i: usize| Ok((i.to_string(), Var::ones(8, F32, &Device::Cpu)?));
     let model: BTreeMap<String, Var> = (0..leaves).map(variable).collect::<Result<_>>()?;
     let gradient = Tensor::ones(8, F32, &Device::Cpu)?;
     let grads: BTreeMap<String, Tensor> =
         (0..with_gradient).map(|i| (i.to_string(), gradient.clone())).collect();
     let mut state = setup(AdamW::new(1e-3), &model)?;
+    schedule.map_or(Ok(()), |schedule| state.schedule(schedule))?;
     let mut step = || -> Result<usize> {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         let outcome = update(&mut state, &model, &grads)?;
@@ -131,9 +132,12 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
     }
     // One for the plan of each gradient, and none to keep count of it, not in the first update either; none
     // for a leaf that has none and is named.
-    for with_gradient in [2000, 200] {
-        let [first, later] = allocations(2000, with_gradient)?;
-        assert!(later < with_gradient + 100, "{later} allocations with {with_gradient} gradients");
+    let cosine = Schedule::cosine(1.0, 0.1, 10).relative();
+    for (with_gradient, schedule) in
+        [(2000, None), (200, None), (2000, Some(cosine.clone())), (200, Some(cosine))]
+    {
+        let [first, later] = allocations(2000, with_gradient, schedule)?;
+        assert!(later < with_gradient + 110, "{later} allocations with {with_gradient} gradients");
         assert!(first < later + 100 || with_gradient < 2000, "{first} allocations in the first update");
     }
     // Parameters are saved where they lie.

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use candle_core::DType;
-use optimisers::{Scheduler, setup, torch::TorchState};
+use optimisers::{setup, torch::TorchState};
 use serde_json::json;
 
 use support::torch_runs::{
     GROUP_RATES, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters,
-    read_parameters, scheduled, scheduled_steps, start, start_in, steps,
+    read_parameters, scheduled, start, start_in, steps,
 };
 
 fn python(step: &str, folder: &Path) {
@@ -60,7 +60,7 @@ fn a_run_changes_over_from_torch_and_to_torch() {
     assert!(got.as_object().is_some_and(|runs| runs.len() >= 10));
 }
 
-/// Two groups under one scheduler, which changes over in the middle with everything else, in f64.
+/// Two groups under one schedule, which changes over in the middle with everything else, in f64.
 #[test]
 #[ignore = "needs python3 with torch and safetensors; PYTHON names another interpreter"]
 fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
@@ -76,12 +76,11 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
         for format in ["pt", "safetensors"] {
             let model = model_in(DType::F64, &after_20);
             let mut state = setup(run.optimiser.clone(), &model).expect("a state");
+            state.schedule(run.schedule.clone()).expect("a schedule");
+            state.set_steps(expected[name]["last_epoch"].as_u64().expect("a count"));
             let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
             file.taking_over_fields().restore(&mut state).expect("torch's state");
-            let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            let mut scheduler =
-                Scheduler::resume(run.schedule.clone(), last_epoch, &mut state).expect("a scheduler");
-            scheduled_steps(&mut scheduler, &mut state, &model, 20);
+            steps(&mut state, &model, 20);
             assert_exact(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
         }
         let model = start_in(DType::F64);
@@ -91,8 +90,8 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
         let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
         state.at("fc").and_then(|mut leaves| leaves.adjust_field(field, fc)).expect("a rate");
         state.at("conv").and_then(|mut leaves| leaves.adjust_field(field, others)).expect("a rate");
-        let mut scheduler = Scheduler::new(run.schedule, &mut state).expect("a scheduler");
-        scheduled_steps(&mut scheduler, &mut state, &model, 20);
+        state.schedule(run.schedule).expect("a schedule");
+        steps(&mut state, &model, 20);
         assert_exact(&parameters(&model), &after_20, name);
         state.save_torch(folder.join(format!("{name}.here.safetensors"))).expect("a save");
         halves.insert(name.to_string(), json!(parameters(&model)));

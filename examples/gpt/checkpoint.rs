@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use optimisers::{Checkpoint, CheckpointFile, CheckpointSaver, Leaf, LossScaler, Scheduler};
+use optimisers::{Checkpoint, CheckpointFile, CheckpointSaver, LossScaler};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -90,9 +90,6 @@ impl Saved {
         trainer.share_micro_batches(settings, self.ranks)?;
         self.file.restore_with_model(&mut trainer.state, &trainer.gpt)?;
         trainer.share_micro_batches(settings, trainer.world.size())?;
-        // All parameters have moved in the same steps.
-        let applied = trainer.state.leaves().map(Leaf::steps).max().unwrap_or(0);
-        trainer.scheduler = Scheduler::resume(settings.schedule(), applied, &mut trainer.state)?;
         (trainer.history, trainer.scaler) = (self.history.clone(), self.scaler.clone());
         Ok(())
     }

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
     AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser,
-    OptimiserChain, Parameter, Q8, Scheduler, SplitMaster, StateTree, StoreAs, Update, Visitor, trainables,
+    OptimiserChain, Parameter, Q8, SplitMaster, StateTree, StoreAs, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -26,7 +26,6 @@ pub(crate) struct Trainer {
     pub(crate) gpt: Gpt,
     pub(crate) state: StateTree,
     pub(crate) scaler: LossScaler,
-    pub(crate) scheduler: Scheduler,
     pub(crate) history: History,
     /// The time that updates took.
     pub(crate) updating: Duration,
@@ -65,16 +64,8 @@ impl Trainer {
         let scaler =
             if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
         let scaler = scaler.on_overflow(OnOverflow::EndWindow);
-        let scheduler = Scheduler::new(settings.schedule(), &mut state)?;
-        Ok(Trainer {
-            world,
-            gpt,
-            state,
-            scaler,
-            scheduler,
-            history: History::default(),
-            updating: Duration::ZERO,
-        })
+        state.schedule(settings.schedule())?;
+        Ok(Trainer { world, gpt, state, scaler, history: History::default(), updating: Duration::ZERO })
     }
 
     /// Goes on with as many micro-batches per step on each rank as so many ranks have, between two steps.
@@ -132,7 +123,6 @@ impl Trainer {
                 update.apply(&self.gpt, &grads)?
             };
             self.updating += start.elapsed();
-            self.scheduler.advance(&outcome, &mut self.state)?;
             is_given_up = outcome.skipped().is_some();
             figures = outcome.figures;
         }

@@ -12,7 +12,7 @@ use std::error::Error;
 
 use optimisers::{
     AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule,
-    Scheduler, StateTree, setup, update,
+    StateTree, setup, update,
 };
 
 use arrays::{Array, Arrays};
@@ -70,40 +70,36 @@ fn begin(model: &Arrays) -> Result<StateTree, optimisers::Error> {
 fn train(
     model: &Arrays,
     state: &mut StateTree,
-    scheduler: &mut Scheduler,
     steps: std::ops::Range<u64>,
 ) -> Result<(), optimisers::Error> {
     for step in steps {
-        let outcome = update(state, model, &model.gradients(step as usize % 4))?;
-        scheduler.advance(&outcome, state)?;
+        update(state, model, &model.gradients(step as usize % 4))?;
     }
     Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let schedule = || Schedule::cosine(0.1, 0.0, STEPS);
     let path = std::env::temp_dir().join(format!("optimisers-locks-{}.safetensors", std::process::id()));
 
     let model = Arrays::zeros();
     let mut state = begin(&model)?;
-    let mut scheduler = Scheduler::new(schedule(), &mut state)?;
+    state.schedule(Schedule::cosine(0.1, 0.0, STEPS))?;
     println!("{} parameters behind locks; the loss is {:.4}", state.elements(), model.loss());
     std::thread::scope(|scope| {
         // The forward pass of another thread reads the arrays while they are trained.
         let losses = scope.spawn(|| (0..5).map(|_| model.loss()).collect::<Vec<_>>());
-        train(&model, &mut state, &mut scheduler, 0..STEPS / 2)?;
+        train(&model, &mut state, 0..STEPS / 2)?;
         let losses = losses.join().map_err(|_| "the evaluation failed")?;
         println!("meanwhile another thread saw losses of {losses:.4?}");
         Ok::<_, Box<dyn Error>>(())
     })?;
     Checkpoint::new(&state).model(&model).save(&path)?;
-    train(&model, &mut state, &mut scheduler, STEPS / 2..STEPS)?;
+    train(&model, &mut state, STEPS / 2..STEPS)?;
 
     let resumed = Arrays::zeros();
     let mut state = begin(&resumed)?;
     CheckpointFile::open(&path)?.restore_with_model(&mut state, &resumed)?;
-    let mut scheduler = Scheduler::resume(schedule(), STEPS / 2, &mut state)?;
-    train(&resumed, &mut state, &mut scheduler, STEPS / 2..STEPS)?;
+    train(&resumed, &mut state, STEPS / 2..STEPS)?;
     std::fs::remove_file(&path)?;
 
     println!(

@@ -15,9 +15,7 @@ mod random;
 use std::error::Error;
 
 use clap::Parser;
-use optimisers::{
-    AdamW, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, Scheduler, setup, update,
-};
+use optimisers::{AdamW, ClipGlobalNorm, DType, MixedPrecision, OptimiserChain, Schedule, setup, update};
 
 use digits::{Digit, digits, shuffle};
 use network::Network;
@@ -60,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let batch = batch as usize;
     let steps = epochs * train.len().div_ceil(batch) as u64;
-    let mut scheduler = Scheduler::new(Schedule::cosine(eta, 0.0, steps), &mut state)?;
+    state.schedule(Schedule::cosine(eta, 0.0, steps))?;
 
     let mut order: Vec<&Digit> = train.iter().collect();
     for epoch in 1..=epochs {
@@ -68,8 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut total = 0.0;
         for batch in order.chunks(batch) {
             let (loss, gradients) = network.gradients(batch);
-            let outcome = update(&mut state, &network.lend()?, &gradients.show()?)?;
-            scheduler.advance(&outcome, &mut state)?;
+            update(&mut state, &network.lend()?, &gradients.show()?)?;
             total += loss * batch.len() as f32;
         }
         println!(

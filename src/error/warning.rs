@@ -153,58 +153,27 @@ pub enum Warning {
         /// The cores that they may use.
         cores: usize,
     },
-    /// A schedule that begins anew where one has driven parameters already.
+    /// A schedule of the program that is not the one of the file from which the run goes on.
     ///
-    /// [`Scheduler::new`](crate::Scheduler::new) has set their values back to those of the start.
-    ScheduleBegunAnew {
+    /// That of the program counts. A file of torch tells only that there was a scheduler.
+    ScheduleDiffers {
         /// The first parameter.
         path: String,
         /// The hyper-parameter.
         field: String,
-        /// Its value before.
-        before: f64,
-        /// Its value now.
-        now: f64,
-        /// The steps that the parameters have made.
-        steps: u64,
+        /// The schedule of the program; `None` if the program has none, and the file is torch's.
+        program: Option<String>,
+        /// The schedule of the file.
+        file: String,
     },
-    /// A schedule that finds other values than it gives in its step.
+    /// A step at a learning rate of 0, which a schedule gives.
     ///
-    /// The scheduler was made before the [restore](crate::CheckpointFile::restore), was
-    /// [resumed](crate::Scheduler::resume) at another step than the file has, or is another schedule than the
-    /// one before. It goes on by its own step. Values that were set with
-    /// [`adjust`](crate::StateTree::adjust) are meant.
-    ScheduleMismatch {
+    /// A schedule that is 0 in all steps is meant.
+    ScheduledRateOfZero {
         /// The first parameter.
         path: String,
-        /// The hyper-parameter.
-        field: String,
-        /// Whether the numbers are factors of the parameter's own value: the schedule is relative.
-        is_factor: bool,
-        /// The value that the schedule has found.
-        found: f64,
-        /// Its own value in the step.
-        expected: f64,
-        /// The step of the scheduler.
+        /// The step, from 0 on.
         step: u64,
-        /// The steps that the parameters have made.
-        steps: u64,
-    },
-    /// A schedule that is not [advanced](crate::Scheduler::advance).
-    ScheduleNotAdvanced {
-        /// The first parameter that it drives.
-        path: String,
-        /// The hyper-parameter.
-        field: String,
-        /// The steps of the parameter since the schedule has set a value.
-        steps: u64,
-    },
-    /// A step after the end of a schedule that ends at 0, which moves nothing.
-    ScheduleOver {
-        /// The first parameter that it drives.
-        path: String,
-        /// The learning rate.
-        field: String,
     },
 }
 
@@ -289,31 +258,24 @@ impl fmt::Display for Warning {
                  own (`--bind-to core`)",
                 (cores / ranks).max(1)
             ),
-            Warning::ScheduleBegunAnew { path, field, before, now, steps } => write!(
+            Warning::ScheduleDiffers { path, field, program: None, file } => write!(
                 f,
-                "a schedule begins anew where one has driven {field} before: that of {path:?} goes from \
-                 {before} to {now}. `Scheduler::resume(.., steps, ..)` goes on (this state counts {steps} \
-                 steps); `adjust` {field} before `Scheduler::new` to say that it is meant"
+                "{field} of {path:?} stays as it is in the file from now on: {file} has changed it, and the \
+                 state has no schedule. Before the restore call `state.schedule` with the schedule of the \
+                 run, and `state.set_steps` with the `last_epoch` of torch's scheduler"
             ),
-            Warning::ScheduleMismatch { path, field, is_factor, found, expected, step, steps } => write!(
+            Warning::ScheduleDiffers { path, field, program: Some(program), file } => write!(
                 f,
-                "{}{field} of {path:?} is {found}, and its schedule gives {expected} in step {step}. Either \
-                 the schedule or the step is another than before: after a restore call `Scheduler::resume` \
-                 with the schedule of the run and the number that its `Scheduler::steps` was (this state \
-                 counts {steps} steps); `adjust` {field} before it to say that it is meant",
-                if *is_factor { "the factor of " } else { "" }
+                "{field} of {path:?} follows another schedule than in the file from which the run goes on: \
+                 the program's is {program}, which counts, and the file's is {file}. Leave out \
+                 `state.schedule(..)` to go on with the file's; with one that is meant to be new, \
+                 `state.set_steps(0)` begins it at its start"
             ),
-            Warning::ScheduleNotAdvanced { path, field, steps } => write!(
+            Warning::ScheduledRateOfZero { path, step } => write!(
                 f,
-                "{field} of {path:?} follows a schedule, which was not advanced in the last {steps} steps: \
-                 call `scheduler.advance(&outcome, &mut state)` after each update (unless its steps are \
-                 epochs, which are longer), and `Scheduler::resume` after a restore; `adjust` {field} to \
-                 say that it stays"
-            ),
-            Warning::ScheduleOver { path, field } => write!(
-                f,
-                "the schedule of {field} of {path:?} has ended at 0, so steps move nothing: end the \
-                 training there, or give the schedule more steps or an end above 0"
+                "the schedule of {path:?} gave step {step} a learning rate of 0, which moves nothing. After \
+                 the end of a schedule end the training, or give it more steps or an end above 0; a warm-up \
+                 loses no step if it begins at peak / steps, as `Schedule::warmup_stable_then` does"
             ),
         }
     }
@@ -343,8 +305,6 @@ pub(crate) struct Warnings {
     met: Vec<Warning>,
     /// Whether it meets none: the state of a scratch tree, whose warnings are the training's.
     is_deaf: bool,
-    /// The warning that the next update meets, unless it is dismissed before.
-    pending: Option<Warning>,
     /// A cache of all warnings, also of those that leaves show and no call has met. Emptied when leaves may
     /// change.
     with_shown: OnceLock<Vec<Warning>>,
@@ -369,7 +329,7 @@ impl Warnings {
     pub(crate) fn with(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
         self.with_shown.get_or_init(|| {
             let shown = show().into_iter().filter(|shown| self.is_first(shown));
-            self.met.iter().chain(&self.pending).cloned().chain(shown).collect()
+            self.met.iter().cloned().chain(shown).collect()
         })
     }
 
@@ -381,31 +341,6 @@ impl Warnings {
         let met = show().into_iter().filter_map(|warning| self.meet(warning)).collect();
         self.are_leaves_clean = true;
         met
-    }
-
-    /// Lets the next update meet a warning, if it is the first of its kind.
-    pub(crate) fn put_off(&mut self, warning: Warning) {
-        if self.is_first(&warning) {
-            self.pending = Some(warning);
-            self.look_again();
-        }
-    }
-
-    /// Drops the warning about a schedule of these fields that the next update would have met: it is no
-    /// fault.
-    pub(crate) fn dismiss(&mut self, is_field: impl Fn(&str) -> bool) {
-        if let Some(Warning::ScheduleBegunAnew { field, .. } | Warning::ScheduleMismatch { field, .. }) =
-            &self.pending
-            && is_field(field)
-        {
-            self.pending = None;
-            self.look_again();
-        }
-    }
-
-    /// Meets the warning that was put off until this update.
-    pub(crate) fn meet_put_off(&mut self) -> Option<Warning> {
-        self.pending.take().and_then(|warning| self.meet(warning))
     }
 
     /// Forgets what leaves have shown: they may have changed.

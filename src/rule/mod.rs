@@ -20,11 +20,11 @@ pub use description::adjust::Adjust;
 pub(crate) use description::describe::has_alternatives;
 pub(crate) use description::describe::{FieldDescription, MemberDescription, choose, out_of_range, patterns};
 pub(crate) use description::fields::{
-    available, each_once, has_no, learning_rate, names, reached, set_value, with_places,
+    available, each_once, has_no, learning_rate, names, reached, set_values, with_places,
 };
 pub(crate) use description::order::misplaced;
 pub(crate) use description::rates::{
-    RATE, RateField, RateFields, RatesDiffer, conflicting_rates, unreachable_rate,
+    RATE, RateField, RatesDiffer, conflicting_rates, is_same_rate, unreachable_rate,
 };
 pub use description::role::Role;
 pub use description::setting::Setting;

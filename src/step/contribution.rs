@@ -1,14 +1,12 @@
 //! A rank's contribution to an update, and the aspects that have to be the same on all ranks.
 
-use std::sync::Arc;
-
 use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
-use crate::rule::{Description, Optimiser};
+use crate::rule::Description;
 use crate::tensors::{Tensor, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
 
@@ -132,14 +130,15 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'
     let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
     let first = [leaves.len() as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms];
     let mut prints = first.to_vec();
-    let mut last: Option<(&Arc<dyn Optimiser>, u64)> = None;
+    let mut last: Option<(*const (), u64)> = None;
     for leaf in leaves {
         // Neighbours usually share an optimiser, which is hashed once.
+        let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
         let optimiser = match last {
-            Some((known, print)) if Arc::ptr_eq(known, &leaf.optimiser) => print,
-            _ => Description::fingerprint(&mut *dyn_clone::clone_box(&*leaf.optimiser)),
+            Some((known, print)) if known == acting => print,
+            _ => Description::fingerprint(&mut *dyn_clone::clone_box(leaf.acting())),
         };
-        last = Some((&leaf.optimiser, optimiser));
+        last = Some((acting, optimiser));
         let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
         prints.extend([
             path,

@@ -72,7 +72,8 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
-        let Leaf { path, optimiser, state, steps, waiting, .. } = leaf;
+        let Leaf { path, optimiser, acting, state, steps, waiting, .. } = leaf;
+        let optimiser = acting.as_ref().unwrap_or(optimiser);
         let planned = optimiser
             .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.get(self.index)))
             .map_err(|error| error.at(path).counted_from(first))?;

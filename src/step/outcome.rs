@@ -54,7 +54,7 @@ pub struct Outlier {
 /// What became of a call of [`update`](crate::update) as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Status {
-    /// At least one parameter moved. A learning-rate schedule should advance now.
+    /// At least one parameter moved, and [`StateTree::steps`](crate::StateTree::steps) has counted the step.
     Stepped,
     /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: it collected gradients,
     /// or counted a call without any, where that is [allowed](crate::Update::allow_no_gradients).

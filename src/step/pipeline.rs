@@ -237,9 +237,14 @@ impl StepPlan {
         let missing = if self.has_gradient { self.missing.warn(state) } else { None };
         let warnings =
             missing.into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
-        let warnings =
-            warnings.chain(state.warnings.meet_put_off()).chain(state.warn_of_schedules()).collect();
-        Outcome { warnings, ..self.outcome(state, status) }
+        let has_stepped = status == Status::Stepped;
+        let of_rate = if has_stepped { state.warn_of_rate_of_zero() } else { None };
+        let warnings = warnings.chain(of_rate).collect();
+        let outcome = Outcome { warnings, ..self.outcome(state, status) };
+        if has_stepped {
+            state.set_steps(state.steps.saturating_add(1));
+        }
+        outcome
     }
 
     /// The outcome of a call with this status.

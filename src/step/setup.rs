@@ -115,8 +115,8 @@ impl Setup {
     /// others. The model and its gradients are whole on every rank.
     ///
     /// The state carries the world: use [`update`](crate::update), [`LossScaler`](crate::LossScaler) and
-    /// [`Scheduler`](crate::Scheduler) as in one process, on all ranks in the same order. An error on one
-    /// rank is an error on all, before anything has moved, and the next call works. The rank that has the
+    /// [schedules](crate::StateTree::schedule) as in one process, on all ranks in the same order. An error on
+    /// one rank is an error on all, before anything has moved, and the next call works. The rank that has the
     /// state of an element notices if the parameter was changed outside of `update`; on other ranks the
     /// change is overwritten.
     ///

@@ -297,7 +297,7 @@ impl StreamedStep<'_> {
             Error::new(ErrorKind::NotFinite, problem).at(gradient.path).with_remedy(remedy)
         };
         if windows.released && is_finite()? {
-            leaf.optimiser.end_window(&mut leaf.state)?;
+            leaf.end_window()?;
             let remedy = "its window was given up, as no gradient could end it; other parameters have theirs";
             return Ok(error("the sum of its window has", remedy));
         }
@@ -394,8 +394,8 @@ impl StreamedStep<'_> {
         commit(call.options.engine, planned(&mut jobs)).map_err(|error| error.after(moved(&jobs)))?;
         pool.recycle(jobs);
         for &index in &given_up {
-            let Leaf { optimiser, state, path, .. } = &mut leaves[index];
-            optimiser.end_window(state).map_err(|error| error.at(path))?;
+            let leaf = &mut leaves[index];
+            leaf.end_window().map_err(|error| error.at(&leaf.path))?;
         }
         all.figures = figures(leaves, ended.iter().map(|advance| advance.figures));
         let mut outcome = all.committed(state, parameters);

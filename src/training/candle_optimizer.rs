@@ -53,8 +53,9 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// - A step without a gradient for any variable is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
 ///   candle-nn does nothing. An empty list is accepted by both, and steps do nothing.
 /// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate)
-///   refuses a rate that is negative or not finite, and any rate if no rule has one. It cannot fail, so the
-///   next step returns the error and applies nothing; the learning rate stays as it was.
+///   refuses a rate that is negative or not finite, and any rate if no rule has one or a
+///   [schedule](crate::StateTree::schedule) alone decides it. It cannot fail, so the next step returns the
+///   error and applies nothing; the learning rate stays as it was.
 /// - [`learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.learning_rate)
 ///   is that of the first leaf: NaN if there is none.
 /// - If several members of a chain have a rate, both mean [their product](crate::Adjust::adjust), as in

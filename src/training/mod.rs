@@ -7,7 +7,7 @@ pub(crate) mod audit;
 pub(crate) mod candle_optimizer;
 #[cfg(feature = "candle")]
 pub(crate) mod destructure;
+pub(crate) mod plateau;
 #[cfg(feature = "candle")]
 pub(crate) mod precision;
 pub(crate) mod sam;
-pub(crate) mod scheduler;

@@ -139,7 +139,7 @@ struct AverageExchange<'m> {
 
 /// The weights that a leaf is evaluated with, as its optimiser describes them.
 fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
-    leaf.optimiser.evaluation(&leaf.state).map_err(|error| error.at(&leaf.path))
+    leaf.acting().evaluation(&leaf.state).map_err(|error| error.at(&leaf.path))
 }
 
 /// The average of this rank's part of a leaf.

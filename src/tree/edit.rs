@@ -15,11 +15,12 @@ use crate::tensors::Tensor;
 impl StateTree {
     /// Makes leaves for the variables of `model` that are new to this state, and returns their paths.
     ///
-    /// The others keep their leaves.
+    /// The others keep their leaves. New leaves get the [schedules](StateTree::schedule) that were given to
+    /// all.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, or a new variable has the path of a known one; nothing changes
-    /// then.
+    /// If a hyper-parameter is out of range, a new variable has the path of a known one, or a schedule that
+    /// is not relative would make different rates equal; nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -92,6 +93,7 @@ impl StateTree {
                 None => left_out.push(LeftOut { id, paths }),
             }
         }
+        self.give_schedules(&mut leaves)?;
         let added = leaves.iter().map(|leaf| leaf.path.clone()).collect();
         let seen: HashSet<_> = leaves
             .iter()

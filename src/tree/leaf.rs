@@ -2,7 +2,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::marks::DriveMark;
+use super::drives::Drives;
 use super::ranks::divided;
 use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
@@ -10,7 +10,7 @@ use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
 use crate::rule::{
-    Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate, reached,
+    Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate,
 };
 use crate::tensors::{Device, Tensor, TensorId};
 
@@ -31,10 +31,10 @@ pub struct Leaf {
     /// The parts of all ranks; `None` if the state is not divided.
     pub(crate) parts: Option<LeafParts>,
     pub(crate) optimiser: Arc<dyn Optimiser>,
-    /// The leaf's own values, which relative schedules multiply, each with the index of its field.
-    pub(crate) bases: Vec<(usize, f64)>,
-    /// The fields that schedules drive.
-    pub(crate) driven: Vec<DriveMark>,
+    /// Its schedules, resolved in the optimiser.
+    pub(crate) drives: Option<Arc<Drives>>,
+    /// The optimiser with the values that its schedules give the next step; `None` without schedules.
+    pub(crate) acting: Option<Arc<dyn Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
     pub(crate) steps: u64,
@@ -84,8 +84,8 @@ impl Leaf {
             dtype: x.dtype(),
             parts,
             optimiser,
-            bases: Vec::new(),
-            driven: Vec::new(),
+            drives: None,
+            acting: None,
             frozen: false,
             steps: 0,
             waiting: Waiting::default(),
@@ -138,7 +138,8 @@ impl Leaf {
     pub(crate) fn try_clone(&self) -> Result<Self> {
         let state = self.state.copy().map_err(|error| error.at(&self.path))?;
         let copy = self.with_optimiser(self.optimiser.clone(), state);
-        Ok(Leaf { bases: self.bases.clone(), driven: self.driven.clone(), aside: self.aside.clone(), ..copy })
+        let (drives, acting) = (self.drives.clone(), self.acting.clone());
+        Ok(Leaf { drives, acting, aside: self.aside.clone(), ..copy })
     }
 
     /// A leaf of the same parameter, with nothing put aside.
@@ -151,8 +152,8 @@ impl Leaf {
             device: self.device.clone(),
             shape: self.shape.clone(),
             parts: self.parts.clone(),
-            bases: Vec::new(),
-            driven: Vec::new(),
+            drives: None,
+            acting: None,
             aside: None,
             ..*self
         }
@@ -247,54 +248,25 @@ impl Leaf {
         self.dtype
     }
 
-    /// The optimiser, with its hyper-parameters as they are now.
+    /// The leaf's own optimiser, which no [schedule](crate::StateTree::schedule) changes.
+    ///
+    /// The one with the values of the next step is [`acting`](Leaf::acting).
     pub fn optimiser(&self) -> &dyn Optimiser {
         &*self.optimiser
     }
 
-    /// The hyper-parameter of that name: see [`Adjust::field`](crate::Adjust::field).
+    /// The own hyper-parameter of that name: see [`Adjust::field`](crate::Adjust::field).
     pub fn field(&self, name: &str) -> Option<FieldValue> {
         self.optimiser.field(name)
     }
 
-    /// The learning rate, if the optimiser has one.
+    /// The learning rate of the next step, if the optimiser has one.
+    ///
+    /// If no schedule drives it, it is the own one, `field("eta")`.
     ///
     /// In a chain it is the product of its members' rates, as in [`Adjust::field`](crate::Adjust::field).
     pub fn learning_rate(&self) -> Option<f64> {
-        learning_rate(&*self.optimiser)
-    }
-
-    /// The leaf's own learning rate (`eta`) or other hyper-parameter, if a relative schedule drives it.
-    ///
-    /// The schedule multiplies this value.
-    ///
-    /// ```
-    /// use candle_core::{Device, Var};
-    /// use optimisers::{Adam, Schedule, Scheduler, setup};
-    ///
-    /// let x = Var::new(0f32, &Device::Cpu)?;
-    /// let mut state = setup(Adam::new(0.5), &x)?;
-    /// let _scheduler = Scheduler::new(Schedule::constant(0.5).relative(), &mut state)?;
-    /// let leaf = state.leaf("").expect("the leaf");
-    /// assert_eq!((leaf.learning_rate(), leaf.base("eta")), (Some(0.25), Some(0.5)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn base(&self, name: &str) -> Option<f64> {
-        let Some(rates) = self.optimiser.rates(name) else {
-            return reached(&*self.optimiser, name).first().and_then(|(field, _)| self.base_of(*field));
-        };
-        let is_driven = rates.indices().into_iter().any(|field| self.base_of(field).is_some());
-        if is_driven { rates.value_with(|field, value| self.base_of(field).unwrap_or(value)) } else { None }
-    }
-
-    /// The value of the field with this index that a relative schedule multiplies.
-    pub(crate) fn base_of(&self, field: usize) -> Option<f64> {
-        self.bases.iter().find_map(|(known, base)| (*known == field).then_some(*base))
-    }
-
-    pub(crate) fn set_base(&mut self, field: usize, base: Option<f64>) {
-        self.bases.retain(|(known, _)| *known != field);
-        self.bases.extend(base.map(|base| (field, base)));
+        learning_rate(self.acting())
     }
 
     /// How many steps have been applied to the parameter.
@@ -352,6 +324,12 @@ impl Leaf {
         self.settled_after = self.steps;
     }
 
+    /// Ends an open window: its rules forget what they have collected.
+    pub(crate) fn end_window(&mut self) -> Result<()> {
+        let Leaf { optimiser, acting, state, .. } = self;
+        acting.as_ref().unwrap_or(optimiser).end_window(state)
+    }
+
     /// Whether a parameter of 16 bits loses steps below its rounding, and `allow_low_precision` was not
     /// called.
     pub(super) fn loses_steps(&self) -> bool {
@@ -402,9 +380,9 @@ impl Leaf {
         self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
     }
 
-    /// Its optimiser, as what ranks need the same.
+    /// The optimiser that acts, as what ranks need the same.
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
-        let description = Description::of(&mut *dyn_clone::clone_box(&*self.optimiser));
+        let description = Description::of(&mut *dyn_clone::clone_box(self.acting()));
         Aspect::of_words(format!("the optimiser of {:?}", self.path()), description.words())
     }
 }

@@ -1,12 +1,12 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 
+mod acting;
 mod averages;
 mod choices;
-mod driven;
+mod drives;
 mod edit;
 mod found;
 mod leaf;
-mod marks;
 mod masters;
 mod new_masters;
 mod norms;
@@ -14,6 +14,8 @@ mod once;
 mod ranks;
 mod replace;
 mod rows;
+pub(crate) mod schedule;
+mod scheduled;
 mod scratch;
 mod selection;
 mod table;
@@ -24,10 +26,13 @@ mod weights;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
+pub(crate) use acting::act;
 pub(crate) use choices::{ChoiceCache, check_patterns, chosen};
+pub(crate) use drives::{
+    DrivenNumber, Drives, GivenSchedule, ScheduleResolver, check_one_rate, driven_numbers, give_to_all,
+};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
-pub(crate) use marks::{DriveCourse, DriveMark};
 pub use new_masters::MasterValues;
 pub(crate) use new_masters::{WeightFiles, values_of};
 pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
@@ -85,6 +90,10 @@ pub struct StateTree {
     written: UpdateTargets,
     /// Storages of parameters that have since come in other memory.
     pub(crate) written_elsewhere: UpdateTargets,
+    /// The steps that were applied, from which schedules go on.
+    pub(crate) steps: u64,
+    /// The schedules that were given to all leaves, in their order: those that are added get them too.
+    pub(crate) schedules: Vec<GivenSchedule>,
     /// The calls that windows of accumulation have counted since they last began together.
     pub(crate) calls: u64,
     /// The norms that decide on outliers.
@@ -126,6 +135,8 @@ impl StateTree {
             written_elsewhere: UpdateTargets::default(),
             leaves: Vec::new(),
             left_out,
+            steps: 0,
+            schedules: Vec::new(),
             calls: 0,
             norms: NormHistories::default(),
             visited: OnceLock::new(),
@@ -221,8 +232,10 @@ impl StateTree {
 
     /// This tree with other leaves.
     fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { calls, requires_all, .. } = *self;
+        let StateTree { steps, calls, requires_all, .. } = *self;
         StateTree {
+            steps,
+            schedules: self.schedules.clone(),
             calls,
             norms: self.norms.clone(),
             requires_all,
@@ -236,9 +249,7 @@ impl StateTree {
     pub(crate) fn end_windows(&mut self) -> Result<()> {
         self.calls = 0;
         let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
-        leaves.try_for_each(|leaf| {
-            leaf.optimiser.end_window(&mut leaf.state).map_err(|error| error.at(&leaf.path))
-        })
+        leaves.try_for_each(|leaf| leaf.end_window().map_err(|error| error.at(&leaf.path)))
     }
 
     /// Gives all leaves the numbers of the whole model, which a step has `set` in the leaves with these
@@ -376,7 +387,8 @@ impl StateTree {
     pub fn all(&mut self) -> Selection<'_> {
         self.warnings.look_again();
         let is_leaked = self.check_leaves().is_err();
-        Selection { leaves: self.leaves.iter_mut().collect(), is_leaked }
+        let (leaves, for_all) = (self.leaves.iter_mut().collect(), Some(&mut self.schedules));
+        Selection { leaves, steps: self.steps, for_all, is_leaked }
     }
 
     /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not
@@ -399,7 +411,8 @@ impl StateTree {
             leaves.push(leaf);
             (rest, done) = (behind, place + 1);
         }
-        Ok(Selection { leaves, is_leaked: false })
+        let for_all = path.is_empty().then_some(&mut self.schedules);
+        Ok(Selection { leaves, steps: self.steps, for_all, is_leaked: false })
     }
 
     /// The leaves for which `choose` holds.
@@ -422,6 +435,8 @@ impl StateTree {
         self.warnings.look_again();
         Ok(Selection {
             leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(),
+            steps: self.steps,
+            for_all: None,
             is_leaked: false,
         })
     }

@@ -65,7 +65,8 @@ mod tests {
 
     impl Eq for Counted {}
 
-    /// Thousands of leaves, each with an optimiser of its own, are adjusted in every step of a schedule.
+    /// Thousands of leaves, each with an optimiser of its own, get another acting one in every step of a
+    /// schedule.
     #[test]
     fn comparisons_grow_with_the_keys_and_not_with_their_square() {
         const KEYS: usize = 10_000;

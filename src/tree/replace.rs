@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::acting::act;
 use super::choices::ChoiceCache;
-use super::driven::CarriedDrives;
+use super::drives::{ResolvedSchedules, ScheduleResolver};
 use super::leaf::fresh_state;
 use super::{Leaf, Selection, is_trainable};
 use crate::error::{Error, Result};
@@ -26,7 +27,7 @@ pub struct StateChange {
     pub kept: Vec<String>,
     /// What starts anew.
     pub fresh: Vec<String>,
-    /// What the new optimiser has no use for.
+    /// What the new optimiser has no use for; a schedule as `schedule of lambda`.
     pub dropped: Vec<String>,
 }
 
@@ -50,17 +51,18 @@ impl Selection<'_> {
     /// masters are rounded to the even one, so beside the odd one they go one unit in their last place
     /// towards that.
     ///
-    /// If a [`Scheduler`](crate::Scheduler) drives a hyper-parameter that the new optimiser has too, it goes
-    /// on driving it. A relative schedule multiplies the new optimiser's own value from now on; the value of
-    /// any other schedule stays. So the next step has the schedule's rate.
+    /// [Schedules](crate::StateTree::schedule) go on in the new optimiser, so the next step has their values.
+    /// One whose field the new optimiser lacks is dropped, and the answer names it. Under a schedule that is
+    /// not relative, the new optimiser needs the rate of the old one by itself, because another rate would
+    /// have no effect.
     ///
     /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A
     /// parameter that is cut stays so, and needs a [divisible](crate::Rule::is_divisible) rule.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, `model` is not the state's or has averages in place of these
-    /// parameters, a parameter was changed outside of updates and a master is to go on in another form, or a
-    /// device has no memory left. Nothing changes then.
+    /// If a hyper-parameter is out of range, a schedule does not go with the optimiser, `model` is not the
+    /// state's or has averages in place of these parameters, a parameter was changed outside of updates and a
+    /// master is to go on in another form, or a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -93,7 +95,7 @@ impl Selection<'_> {
             .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
         let by_path: HashMap<&str, &Lent<'_>> = of_paths.collect();
         let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), ChoiceCache::default());
-        let mut driven = DrivenOptimisers::default();
+        let mut resolver = ScheduleResolver::default();
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.check_parameter()?;
@@ -107,28 +109,27 @@ impl Selection<'_> {
             leaf.check_like(&**x)?;
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             let optimiser = settled.of(&optimiser, &paths, Parameter::new(&**x))?;
-            let drives = leaf.drives_for(&*optimiser);
-            let optimiser = driven.of(optimiser, &drives).map_err(|error| error.at(&leaf.path))?;
+            let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, &mut resolver)?;
             leaf.check_divisible(&*optimiser)?;
             let x = &*leaf.own_part(&**x)?;
             let with_path = |error: Error| error.at(&leaf.path);
             let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
             let mut transfer = state.take_over(&leaf.state).map_err(with_path)?;
             leaf.convert_master(&*optimiser, &mut state, x, &mut transfer).map_err(with_path)?;
-            let Transfer { kept, fresh, dropped } = transfer;
+            let Transfer { kept, fresh, mut dropped } = transfer;
+            dropped.extend(missing.into_iter().map(|field| format!("schedule of {field}")));
             // Copies are made anew from the master, which may be more precise than the parameter.
             optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
         }
-        for (leaf, (state, optimiser, CarriedDrives { marks, bases, .. })) in
-            self.leaves.into_iter().zip(states)
-        {
-            leaf.state = state;
-            leaf.optimiser = optimiser;
-            (leaf.driven, leaf.bases) = (marks, bases);
+        let steps = self.steps;
+        let replaced = self.leaves.into_iter().zip(states).map(|(leaf, (state, optimiser, drives))| {
+            (leaf.state, leaf.optimiser, leaf.drives) = (state, optimiser, drives);
             leaf.unsettle();
-        }
+            leaf
+        });
+        act(replaced, steps, None);
         Ok(answer)
     }
 }
@@ -160,33 +161,5 @@ impl Leaf {
             transfer.kept.splice(0..0, new);
         }
         Ok(())
-    }
-}
-
-/// Optimisers with driven values; leaves with the same values share one.
-#[derive(Default)]
-struct DrivenOptimisers {
-    /// By the address of the optimiser without these values. It is kept alive, so no other gets its address.
-    made: HashMap<DrivenKey, DrivenPair>,
-}
-
-/// The address of an optimiser, and what is driven in it, in bits.
-type DrivenKey = (*const (), Vec<(usize, u64)>);
-
-/// An optimiser without driven values, and the same with them.
-type DrivenPair = (Arc<dyn Optimiser>, Arc<dyn Optimiser>);
-
-impl DrivenOptimisers {
-    fn of(&mut self, own: Arc<dyn Optimiser>, drives: &CarriedDrives) -> Result<Arc<dyn Optimiser>> {
-        if drives.values.is_empty() {
-            return Ok(own);
-        }
-        let key = (Arc::as_ptr(&own).cast::<()>(), drives.key());
-        if let Some((_, made)) = self.made.get(&key) {
-            return Ok(made.clone());
-        }
-        let made: Arc<dyn Optimiser> = Arc::from(drives.set_in(&*own)?);
-        self.made.insert(key, (own, made.clone()));
-        Ok(made)
     }
 }

@@ -1,21 +1,22 @@
-use std::collections::HashMap;
 use std::collections::HashSet;
-use std::collections::hash_map::Entry;
-use std::hash::Hash;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
+use super::acting::act;
+use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, set_numbers};
 use super::once::Once;
 use super::{Leaf, StateTree, leaked};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
-use crate::rule::{FieldValue, Optimiser, RATE, available, has_no, set_value};
+use crate::rule::{FieldValue, Optimiser, RATE, available, has_no};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
 #[derive(Debug)]
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
+    /// The steps that the state has applied.
+    pub(super) steps: u64,
+    /// If these are all leaves, the state's schedules for them and for those that are added later.
+    pub(super) for_all: Option<&'t mut Vec<GivenSchedule>>,
     /// Whether these are none because the state has lost its leaves.
     pub(super) is_leaked: bool,
 }
@@ -99,8 +100,7 @@ impl Selection<'_> {
 
     /// Sets the learning rate: in a chain with several, [their product](crate::Adjust::adjust).
     ///
-    /// The rate is the leaves' own then: a new [`Scheduler`](crate::Scheduler) may start from it, even if
-    /// another has driven the leaves before.
+    /// The rate is the leaves' own: a [relative](crate::Schedule::relative) schedule multiplies it.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -122,7 +122,8 @@ impl Selection<'_> {
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
     /// decides the layout of the state. If no value of the last `eta` makes the
-    /// [product](crate::Adjust::adjust) right. Nothing changes then.
+    /// [product](crate::Adjust::adjust) right. If a [schedule](StateTree::schedule) that is not relative sets
+    /// the field, or one that is relative would leave the range. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
     }
@@ -147,8 +148,6 @@ impl Selection<'_> {
         values: impl IntoIterator<Item = (&'f str, FieldValue)>,
     ) -> Result<()> {
         self.check_leaves()?;
-        let values: SmallVec<[(&str, FieldValue); 2]> = values.into_iter().collect();
-        let names: SmallVec<[&str; 2]> = values.iter().map(|(name, _)| *name).collect();
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
         let adjustment = Adjustment::new(self.leaves(), vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
@@ -158,11 +157,14 @@ impl Selection<'_> {
             let rules = listed(rules.iter().map(String::as_str)).join(" or ");
             return Err(has_no(&rules, "field", name, &available_in(self.leaves(), name)));
         }
-        adjustment.commit(self.leaves_mut());
-        for leaf in self.leaves_mut() {
-            names.iter().for_each(|name| leaf.unmark(name));
-        }
+        self.commit(adjustment);
         Ok(())
+    }
+
+    /// Sets the fields in these leaves, for which the adjustment was made.
+    pub(crate) fn commit(&mut self, adjustment: Adjustment<'_>) {
+        let steps = self.steps;
+        adjustment.commit(self.leaves_mut(), steps);
     }
 }
 
@@ -181,79 +183,76 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
     all
 }
 
-/// A field that is to be set.
-#[derive(Clone, Copy, Debug)]
+/// What is to be set in an optimiser.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SetField<'f> {
     /// All fields that a name reaches.
     Named(&'f str),
-    /// The real number with this index.
-    At(usize),
+    /// The real field with this index, or a number of it.
+    Number(NumberPlace),
 }
 
-impl SetField<'_> {
+impl<'f> SetField<'f> {
     /// Sets the field, and returns whether there was one.
     fn set(self, optimiser: &mut dyn Optimiser, value: FieldValue) -> Result<bool> {
-        match self {
-            SetField::Named(name) => optimiser.set_field(name, value),
-            SetField::At(index) => set_value(optimiser, index, value).map(|()| true),
+        match (self, value) {
+            (SetField::Named(name), _) => optimiser.set_field(name, value),
+            (SetField::Number(place), FieldValue::Real(number)) => {
+                set_numbers(optimiser, [(place, number)].into_iter()).map(|()| true)
+            }
+            (SetField::Number(_), _) => Ok(false),
         }
     }
 
-    /// The name that an error has for it.
-    fn name(self, optimiser: &dyn Optimiser) -> String {
-        match self {
-            SetField::Named(name) => name.to_string(),
-            SetField::At(index) => optimiser.places().get(index).cloned().unwrap_or_default(),
-        }
+    fn name(self) -> Option<&'f str> {
+        if let SetField::Named(name) = self { Some(name) } else { None }
     }
 }
 
 /// Fields that are set together.
-type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
+pub(crate) type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
 
-/// Fields to be set in leaves, tried on copies of their optimisers.
+/// An own optimiser, and the schedules in it.
+type AdjustedOptimiser = (Arc<dyn Optimiser>, Option<Arc<Drives>>);
+
+/// Leaves' own optimisers with other values, and their schedules in these. All is checked, and nothing is
+/// written.
 pub(crate) struct Adjustment<'f> {
     settings: Vec<FieldSetting<'f>>,
-    changes: Vec<Change>,
+    /// By leaf; `None` for one that keeps what it has.
+    changes: Vec<Option<AdjustedOptimiser>>,
     /// Which fields of each setting a leaf has.
     reached: Vec<Vec<bool>>,
 }
 
-/// What happens to a leaf's optimiser.
-enum Change {
-    Keep,
-    /// The leaf's own takes the fields of this setting.
-    Set(usize),
-    /// A new optimiser, which several leaves share, takes its place.
-    Replace(Arc<dyn Optimiser>),
-}
-
 impl<'f> Adjustment<'f> {
-    /// Tries to set, in each leaf, the fields of the setting that `which` returns for it.
+    /// Sets, in a copy for each leaf, the fields of the setting that `which` returns for the leaf.
     ///
     /// # Errors
-    /// If a value is of the wrong type or out of range, or its field decides the layout of the state.
+    /// If a value is of the wrong type or out of range, or its field decides the layout of the state; if a
+    /// schedule does not go with the values.
     pub(crate) fn new<'l>(
         leaves: impl Iterator<Item = &'l Leaf>,
         settings: Vec<FieldSetting<'f>>,
         which: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
-        let (mut shared, mut fitting) = (Once::default(), Once::default());
+        let (mut made, mut fitting) = (Once::default(), Once::default());
+        let mut resolver = ScheduleResolver::default();
         let mut change = |(i, leaf): (usize, &'l Leaf)| {
-            let Some(setting) = which(i) else { return Ok(Change::Keep) };
+            let Some(setting) = which(i) else { return Ok(None) };
             let with_path = |error: Error| error.at(&leaf.path);
-            let mut adjusted = || {
+            let own = address(&leaf.optimiser);
+            let optimiser: Arc<dyn Optimiser> = made.get((own, setting), || {
                 with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::from).map_err(with_path)
-            };
-            let (own, is_shared) = (address(&leaf.optimiser), Arc::strong_count(&leaf.optimiser) > 1);
-            let optimiser = if is_shared { shared.get((own, setting), adjusted)? } else { adjusted()? };
+            })?;
             if settings[setting].iter().any(|(_, value)| !value.is_real()) {
                 // Whether a field decides on the state depends on the parameter, too.
                 let check_layout = || check_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
                 fitting.get((own, setting, leaf.shape(), leaf.dtype()), check_layout)?;
             }
-            Ok(if is_shared { Change::Replace(optimiser) } else { Change::Set(setting) })
+            let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
+            Ok(Some((optimiser, drives)))
         };
         let changes = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
         Ok(Adjustment { settings, changes, reached })
@@ -264,50 +263,35 @@ impl<'f> Adjustment<'f> {
     ///
     /// # Errors
     /// As [`Adjustment::new`].
-    pub(crate) fn by_key<'l, K: Eq + Hash>(
+    pub(crate) fn by_key<'l, K: PartialEq>(
         leaves: impl Iterator<Item = &'l Leaf>,
         keys: impl IntoIterator<Item = Option<K>>,
         setting: impl Fn(&K) -> FieldSetting<'f>,
     ) -> Result<Self> {
-        let mut settings = Vec::new();
-        let mut places: HashMap<K, usize> = HashMap::new();
-        let mut place = |key: K| match places.entry(key) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(new) => {
-                settings.push(setting(new.key()));
-                *new.insert(settings.len() - 1)
-            }
+        let mut known: Vec<K> = Vec::new();
+        let mut place = |key: K| {
+            known.iter().position(|known| *known == key).unwrap_or_else(|| {
+                known.push(key);
+                known.len() - 1
+            })
         };
         let which: Vec<Option<usize>> = keys.into_iter().map(|key| key.map(&mut place)).collect();
-        Adjustment::new(leaves, settings, |leaf| which[leaf])
+        Adjustment::new(leaves, known.iter().map(setting).collect(), |leaf| which[leaf])
     }
 
     /// The first field that no leaf has.
     fn missing(&self) -> Option<&'f str> {
-        let fields = self.settings.iter().flatten().zip(self.reached.iter().flatten());
-        fields.into_iter().find_map(|((field, _), reached)| match field {
-            SetField::Named(name) if !reached => Some(*name),
-            _ => None,
-        })
+        let mut fields = self.settings.iter().flatten().zip(self.reached.iter().flatten());
+        fields.find_map(|((field, _), is_reached)| field.name().filter(|_| !is_reached))
     }
 
-    /// Sets the fields in the leaves for which it was made.
-    pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
-        for (leaf, change) in leaves.into_iter().zip(self.changes) {
-            match change {
-                Change::Keep => {}
-                Change::Set(setting) => set_in_place(&mut leaf.optimiser, &self.settings[setting]),
-                Change::Replace(optimiser) => leaf.optimiser = optimiser,
-            }
-        }
-    }
-}
-
-/// Sets fields that a copy has taken.
-fn set_in_place(optimiser: &mut Arc<dyn Optimiser>, setting: &FieldSetting<'_>) {
-    let Some(optimiser) = Arc::get_mut(optimiser) else { return };
-    for (field, value) in setting {
-        let _taken = field.set(optimiser, *value);
+    /// Sets the fields in the leaves for which it was made, and lets the schedules of this step act there.
+    pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>, step: u64) {
+        let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| {
+            (leaf.optimiser, leaf.drives) = change?;
+            Some(leaf)
+        });
+        act(changed, step, None);
     }
 }
 
@@ -336,9 +320,10 @@ fn check_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_
         is_set.is_ok_and(|is_set| is_set) && !leaf.fits(&*alone).is_ok_and(|fits| fits)
     };
     let Some((field, _)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
-    let (rule, field) = (adjusted.rule().name(), field.name(adjusted));
+    // Numbers decide no layout.
+    let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
     let available: Vec<String> =
-        available(adjusted, &field).into_iter().filter(|name| *name != field).collect();
+        available(adjusted, field).into_iter().filter(|name| *name != field).collect();
     let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
     let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
     Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))

@@ -1,11 +1,13 @@
 //! The warnings of a state: what is no error and still hurts a training.
 //!
 //! Parameters are looked at here after a commit, a sample in each call. The order of rules and lost steps are
-//! looked at when leaves are new or adjusted. Schedules are looked at in `tree/driven.rs`, missing gradients
-//! in `step/missing.rs`.
+//! looked at when leaves are new or adjusted, and so are schedules that differ from a file's. Rates of 0 are
+//! looked at in `tree/scheduled.rs`, missing gradients in `step/missing.rs`.
 
 use std::sync::Arc;
 
+use super::drives::GivenSchedule;
+use super::schedule::Schedule;
 use super::{Leaf, StateTree};
 use crate::error::listed;
 use crate::error::warning::{Warning, Warnings};
@@ -56,7 +58,8 @@ impl StateTree {
 
 /// Warnings from the leaves alone.
 fn shown(leaves: &[Leaf]) -> Vec<Warning> {
-    low_precision(leaves).into_iter().chain(wrong_order(leaves)).collect()
+    let of_rules = low_precision(leaves).into_iter().chain(wrong_order(leaves));
+    of_rules.chain(other_schedule(leaves)).collect()
 }
 
 /// The warning of the first leaf whose rules are in a wrong order.
@@ -84,4 +87,22 @@ fn low_precision(leaves: &[Leaf]) -> Option<Warning> {
     let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();
     let paths = listed(losing().map(Leaf::label));
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
+}
+
+fn in_words(schedule: &Schedule) -> String {
+    let relative = if schedule.is_relative { "a relative " } else { "" };
+    format!("{relative}{:?}", schedule.curve)
+}
+
+/// The warning of the first leaf whose schedule is another one than the file's.
+fn other_schedule(leaves: &[Leaf]) -> Option<Warning> {
+    leaves.iter().find_map(|leaf| {
+        let mut given = leaf.schedules().filter_map(|given| Some((given, given.of_file.as_ref()?)));
+        given.next().map(|(GivenSchedule { schedule, .. }, of_file)| Warning::ScheduleDiffers {
+            path: leaf.path.clone(),
+            field: schedule.driven_field().to_string(),
+            program: Some(in_words(schedule)),
+            file: in_words(of_file),
+        })
+    })
 }

@@ -27,9 +27,9 @@ use crate::rule::{
 ///   [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)). The paper has it for weights in front of a
 ///   normalisation, and the usual decay for others.
 ///
-/// η is read in each step, so a [`Scheduler`](crate::Scheduler) moves the decay, too. In a chain η is the
-/// product of the members' rates. An average of the weights sees the decay if it stands behind this rule in a
-/// chain. The decay is part of the one pass of the rule inside, and has no state.
+/// η is read in each step, so a [schedule](crate::StateTree::schedule) moves the decay, too. In a chain η is
+/// the product of the members' rates. An average of the weights sees the decay if it stands behind this rule
+/// in a chain. The decay is part of the one pass of the rule inside, and has no state.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
 ///

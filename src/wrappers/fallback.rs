@@ -18,7 +18,7 @@ use crate::rule::{
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
-/// use optimisers::{AdamW, ClipGlobalNorm, MixedPrecision, Muon, OptimiserChain, Schedule, Scheduler, setup};
+/// use optimisers::{AdamW, ClipGlobalNorm, MixedPrecision, Muon, OptimiserChain, Schedule, setup};
 /// use std::collections::BTreeMap;
 ///
 /// let variable = |shape: &[usize]| Var::zeros(shape, BF16, &Device::Cpu);
@@ -34,10 +34,9 @@ use crate::rule::{
 /// assert_eq!(name("layer.weight"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, Muon))");
 /// assert_eq!(name("layer.bias"), "MixedPrecision(F32, OptimiserChain(ClipGlobalNorm, AdamW))");
 ///
-/// let scheduler = Scheduler::new(Schedule::linear(0.1, 1.0, 100).relative(), &mut state)?;
+/// state.schedule(Schedule::linear(0.1, 1.0, 100).relative())?;
 /// let rate = |path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).unwrap();
 /// assert!((rate("layer.weight") - 2e-3).abs() < 1e-12 && (rate("embedding.weight") - 3e-5).abs() < 1e-12);
-/// # let _ = scheduler;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

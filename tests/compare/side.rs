@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use optimisers::{
     AccumGrad, AdamW, Cautious, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipNorm, Engine, Fallback,
     GradientSlices, Kahan, Lion, LocalRank, LossScaler, MemoryMut, MemoryRef, MixedPrecision, Model, Offload,
-    Optimiser, OptimiserChain, Outcome, ParameterSlices, Q8, Rule, Schedule, Scheduler, Setup, SkipReason,
-    SplitMaster, StateTree, Status, StochasticRounding, StoreAs, Update, ranks, rules,
+    Optimiser, OptimiserChain, Outcome, ParameterSlices, Q8, Rule, Schedule, Setup, SkipReason, SplitMaster,
+    StateTree, Status, StochasticRounding, StoreAs, Update, ranks, rules,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -67,7 +67,6 @@ struct Training<'c> {
     /// Parameters in candle's tensors.
     variables: BTreeMap<String, Var>,
     state: StateTree,
-    scheduler: Option<Scheduler>,
 }
 
 impl<'c> Training<'c> {
@@ -99,9 +98,9 @@ impl<'c> Training<'c> {
         // So that a rule whose defaults have changed is the same.
         let _ = state.all().adjust_field("lambda", 0.01);
         // A rule without a rate is refused here.
-        let scheduler = curve.map(|curve| Scheduler::new(schedule(curve), &mut state)).transpose().ok()?;
+        curve.map(|curve| state.schedule(schedule(curve))).transpose().ok()?;
         let (rules, parameters) = (vec![rules.clone(); paths.len()], parameters.clone());
-        Some(Training { case, rank, world, paths, parameters, rules, numbers, variables, state, scheduler })
+        Some(Training { case, rank, world, paths, parameters, rules, numbers, variables, state })
     }
 
     /// Does what an event says.
@@ -176,26 +175,13 @@ impl<'c> Training<'c> {
                 }
             }
         })?;
-        if let Some(scheduler) = &mut self.scheduler {
-            scheduler.advance(&outcome, &mut self.state)?;
-        }
         Ok(outcome)
     }
 
     /// Goes on from a file, as another process would.
     fn resume(&mut self) -> Result<(), Failure> {
         let file = &self.case.file;
-        let scheduler = self.scheduler.take();
-        let saved = self.with_model(|state, model| {
-            let checkpoint = Checkpoint::new(state).model(model);
-            match &scheduler {
-                Some(scheduler) => checkpoint.scheduler(scheduler),
-                None => checkpoint,
-            }
-            .save(file)
-        });
-        self.scheduler = scheduler;
-        saved?;
+        self.with_model(|state, model| Checkpoint::new(state).model(model).save(file).map(drop))?;
         for (numbers, x) in self.numbers.iter_mut().zip(&self.parameters) {
             *numbers = Numbers::new(x.format, &vec![1.0; x.values.len()]);
         }
@@ -208,9 +194,6 @@ impl<'c> Training<'c> {
             self.with_model(|_, model| setup.build_with(model, |path, _| optimisers.get(path).cloned()))?;
         let saved = CheckpointFile::open(file)?;
         self.with_model(|state, model| saved.restore_with_model(state, model).map(drop))?;
-        if let (Some(curve), Some(steps)) = (self.case.curve, saved.scheduler_steps()) {
-            self.scheduler = Some(Scheduler::resume(schedule(curve), steps, &mut self.state)?);
-        }
         Ok(())
     }
 
@@ -270,7 +253,7 @@ fn schedule(curve: Curve) -> Schedule {
         Curve::Linear { first, last, steps } => Schedule::linear(first, last, steps),
         Curve::Cosine { first, last, steps } => Schedule::cosine(first, last, steps),
         Curve::WarmUp { peak, warmup, steps } => {
-            Schedule::warmup_stable_decay(peak, 0.0, warmup, 0, steps - warmup)
+            Schedule::linear(0.0, peak, warmup).then(warmup, Schedule::linear(peak, 0.0, steps - warmup))
         }
         Curve::OfOwnRates { last, steps } => Schedule::linear(1.0, last, steps).relative(),
     }

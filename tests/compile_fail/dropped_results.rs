@@ -3,8 +3,7 @@
 
 use candle_core::{Tensor, Var, backprop::GradStore};
 use optimisers::{
-    Accumulator, AdamW, Checkpoint, LossScaler, Result, Schedule, Scheduler, Setup, StateTree, Update,
-    value::Value,
+    Accumulator, AdamW, Checkpoint, LossScaler, Result, Schedule, Setup, StateTree, Update, value::Value,
 };
 
 pub fn an_update(state: &mut StateTree) {
@@ -13,11 +12,6 @@ pub fn an_update(state: &mut StateTree) {
 
 pub fn a_selection(state: &mut StateTree) -> Result<()> {
     state.at("encoder")?;
-    Ok(())
-}
-
-pub fn a_scheduler(state: &mut StateTree) -> Result<()> {
-    Scheduler::new(Schedule::constant(0.1), state)?;
     Ok(())
 }
 

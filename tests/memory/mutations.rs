@@ -260,7 +260,7 @@ fn mutated_configurations_are_read_or_refused(random: &mut Random) {
         r#"{"StochasticRounding": {"seed": 7, "inner": "Adam"}}"#,
     ];
     let schedules = [
-        r#"{"Cosine": {"start": 0.001, "end": 0.0, "steps": 1000, "relative": true, "field": "0.eta", "below": "head"}}"#,
+        r#"{"Cosine": {"start": 0.001, "end": 0.0, "steps": 1000, "relative": true, "field": "0.eta"}}"#,
         r#"{"CosineRestarts": {"high": 1, "low": 0.5, "steps": 10, "factor": 1.5}}"#,
         r#"{"WarmupStableThen": {"peak": 1, "warmup": 10, "stable": 7, "decay": {"Step": {"start": 1, "rate": 0.5, "steps": 3}}}}"#,
         r#"{"Then": {"first": {"Constant": {"eta": 1}}, "steps": 5, "next": {"InverseSquareRoot": {"peak": 1, "warmup": 2}}}}"#,

@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AMSGradW, AdaGrad, Adam, AdamW, ClipGlobalNorm, Descent, Ema, Lion, Momentum, Nesterov, Optimiser,
-    OptimiserChain, Outcome, RMSProp, Scale, Schedule, Scheduler, StateTree, WeightDecay, update,
+    OptimiserChain, Outcome, RMSProp, Scale, Schedule, StateTree, WeightDecay, update,
 };
 use serde_json::Value;
 
@@ -100,22 +100,14 @@ fn step(state: &mut StateTree, model: &Model) -> Outcome {
     update(state, model, &model.iter().map(gradient).collect::<BTreeMap<_, _>>()).expect("an update")
 }
 
-/// Steps under a scheduler.
-pub fn scheduled_steps(scheduler: &mut Scheduler, state: &mut StateTree, model: &Model, count: usize) {
-    for _ in 0..count {
-        let outcome = step(state, model);
-        scheduler.advance(&outcome, state).expect("a step of the schedule");
-    }
-}
-
-/// A run of the script's under a scheduler of torch's.
+/// A run of the script's under a schedule of torch's.
 pub struct ScheduledRun {
     pub name: &'static str,
     pub optimiser: Box<dyn Optimiser>,
     pub schedule: Schedule,
 }
 
-/// The runs under schedulers. Of their two groups, what is below `fc` has the first rate.
+/// The runs under schedules. Of their two groups, what is below `fc` has the first rate.
 pub fn scheduled() -> Vec<ScheduledRun> {
     let adamw = || Box::new(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
     let momentum = OptimiserChain::new((Momentum::new(1.0), Descent::new(0.01)));

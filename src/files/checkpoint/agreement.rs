@@ -111,7 +111,8 @@ fn aspects(
     ));
     aspects.push(Aspect::new("the loss scaler", text_of(record.scaler.as_ref())?));
     aspects.push(Aspect::new("the plateau", text_of(record.plateau.as_ref())?));
-    aspects.push(Aspect::new("the steps of the scheduler", text_of(record.scheduler.as_ref())?));
+    aspects.push(Aspect::new("the count of applied steps", record.steps));
+    aspects.push(Aspect::new("the schedules", text(&(&record.schedules, &record.for_all))?));
     let sum = |(name, bytes): (&String, &Vec<u8>)| {
         format!("{name:?}: {} bytes, checksum {:08x}", bytes.len(), crc32fast::hash(bytes))
     };

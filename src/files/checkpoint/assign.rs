@@ -12,7 +12,7 @@ use crate::model::lent::Lent;
 use crate::numbers::{DType, ranges};
 use crate::rule::{StateParts, StateTensor};
 use crate::tensors::Tensor;
-use crate::tree::{Leaf, StateTree};
+use crate::tree::{Leaf, StateTree, act};
 
 impl CheckpointFile {
     /// Writes everything. Only a device can fail here, or a file that fails or is changed in this moment.
@@ -23,11 +23,13 @@ impl CheckpointFile {
         restoration: Restoration,
     ) -> Result<Restored> {
         state.warnings.look_again();
-        state.calls = self.record.calls;
+        (state.steps, state.calls) = (self.record.steps, self.record.calls);
+        state.schedules = restoration.schedules;
         state.norms = self.record.norms.clone();
-        for (leaf, restoration) in state.leaves.iter_mut().zip(restoration.leaves) {
-            self.assign_leaf(leaf, restoration)?;
-        }
+        let mut leaves = state.leaves.iter_mut().zip(restoration.leaves);
+        let assigned = leaves.try_for_each(|(leaf, restoration)| self.assign_leaf(leaf, restoration));
+        act(state.leaves.iter_mut(), state.steps, None);
+        assigned?;
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
             // Rounded from the new master, as an update does: the master's dtype may round already.
             let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
@@ -51,11 +53,10 @@ impl CheckpointFile {
         for (number, value) in numbers.into_iter().zip(restoration.numbers) {
             *number = value;
         }
-        leaf.optimiser = restoration.optimiser;
+        (leaf.optimiser, leaf.drives) = (restoration.optimiser, restoration.drives);
         leaf.steps = restoration.steps;
         leaf.frozen = restoration.frozen;
         (leaf.waiting.calls, leaf.waiting.received) = (restoration.waited, restoration.received.into());
-        (leaf.bases, leaf.driven) = (restoration.bases, restoration.driven);
         leaf.unsettle();
         Ok(())
     }

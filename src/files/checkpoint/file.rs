@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::step::loss_scaler::LossScaler;
 use crate::tensors::{Tensor, from_file};
-use crate::training::scheduler::ReduceOnPlateau;
+use crate::training::plateau::ReduceOnPlateau;
 
 /// An open checkpoint whose format, version and checksum are right.
 ///
@@ -152,11 +152,9 @@ impl CheckpointFile {
         read.map(Some).map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
-    /// How many steps the scheduler had made that was saved along, for [`Scheduler::resume`].
-    ///
-    /// [`Scheduler::resume`]: crate::Scheduler::resume
-    pub fn scheduler_steps(&self) -> Option<u64> {
-        self.record.scheduler
+    /// The [count of applied steps](crate::StateTree::steps) of the state that was saved.
+    pub fn steps(&self) -> u64 {
+        self.record.steps
     }
 
     /// The loss scaler that was saved along.

@@ -10,8 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::Description;
 use crate::rule::field::Number;
 use crate::step::loss_scaler::LossScaler;
-use crate::training::scheduler::ReduceOnPlateau;
-use crate::tree::{Leaf, NormHistories, StateTree};
+use crate::training::plateau::ReduceOnPlateau;
+use crate::tree::schedule::{Curve, Schedule};
+use crate::tree::{GivenSchedule, Leaf, NormHistories, StateTree};
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
@@ -60,9 +61,6 @@ pub(crate) struct Record {
     pub(super) scaler: Option<LossScaler>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) plateau: Option<ReduceOnPlateau>,
-    /// The steps of the scheduler.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) scheduler: Option<u64>,
     /// The names of the user's bytes.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) bytes: BTreeSet<String>,
@@ -71,6 +69,14 @@ pub(crate) struct Record {
     pub(super) leaves: BTreeMap<String, LeafRecord>,
     /// The paths of the variables of the model, if it was saved along.
     pub(super) model: Option<Vec<String>>,
+    /// The steps that were applied.
+    pub(super) steps: u64,
+    /// The different schedules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) schedules: Vec<ScheduleRecord>,
+    /// The indices of those that were given to all leaves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) for_all: Vec<usize>,
     /// The calls that windows of accumulation have counted.
     pub(super) calls: u64,
     /// The norms that decide on outliers.
@@ -83,8 +89,6 @@ pub(crate) struct Record {
 pub(super) struct CheckpointExtras {
     pub(super) scaler: Option<LossScaler>,
     pub(super) plateau: Option<ReduceOnPlateau>,
-    /// The steps of the scheduler.
-    pub(super) scheduler: Option<u64>,
     /// The names of the bytes.
     pub(super) bytes: BTreeSet<String>,
 }
@@ -123,12 +127,27 @@ pub(super) struct LeafRecord {
     pub(super) waited: u64,
     /// Whether a gradient went into an accumulator.
     pub(super) received: bool,
-    /// The bases of relative schedules, by the places of the fields.
+    /// The indices of its schedules in [`Record::schedules`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) bases: Vec<(String, Number)>,
-    /// The places of the fields that schedules drive, each with the factor of a relative one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) driven: Vec<(String, Option<Number>)>,
+    pub(super) schedules: Vec<usize>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ScheduleRecord {
+    curve: Curve,
+    field: Option<String>,
+    relative: bool,
+}
+
+impl ScheduleRecord {
+    fn new(schedule: &Schedule) -> Self {
+        let Schedule { curve, field, is_relative } = schedule.clone();
+        ScheduleRecord { curve, field, relative: is_relative }
+    }
+
+    pub(super) fn schedule(&self) -> Schedule {
+        Schedule { curve: self.curve.clone(), field: self.field.clone(), is_relative: self.relative }
+    }
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -136,8 +155,9 @@ const MASTER: &str = "master";
 
 impl Record {
     pub(super) fn new(state: &StateTree, extras: CheckpointExtras, model: Option<Vec<String>>) -> Self {
-        let CheckpointExtras { scaler, plateau, scheduler, bytes } = extras;
-        let mut optimisers = Vec::new();
+        let CheckpointExtras { scaler, plateau, bytes } = extras;
+        let (mut optimisers, mut schedules) = (Vec::new(), Vec::new());
+        let for_all = state.schedules.iter().map(|given| index_of(given, &mut schedules)).collect();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
@@ -146,7 +166,7 @@ impl Record {
                 optimisers.push(Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)));
                 optimisers.len() - 1
             });
-            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place));
+            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, &mut schedules));
         }
         Record {
             format: FORMAT,
@@ -154,11 +174,13 @@ impl Record {
             checksum: NO_CHECKSUM.to_string(),
             scaler,
             plateau,
-            scheduler,
             bytes,
             optimisers,
             leaves,
             model,
+            steps: state.steps(),
+            schedules: schedules.into_iter().map(ScheduleRecord::new).collect(),
+            for_all,
             calls: state.calls,
             norms: state.norms.clone(),
         }
@@ -176,23 +198,12 @@ impl Record {
     }
 }
 
-fn bases(leaf: &Leaf) -> Vec<(String, Number)> {
-    if leaf.bases.is_empty() {
-        return Vec::new();
-    }
-    let places = leaf.optimiser().places();
-    leaf.bases.iter().filter_map(|(field, base)| Some((places.get(*field)?.clone(), Number(*base)))).collect()
-}
-
-fn driven(leaf: &Leaf) -> Vec<(String, Option<Number>)> {
-    if leaf.driven.is_empty() {
-        return Vec::new();
-    }
-    let places = leaf.optimiser().places();
-    leaf.driven
-        .iter()
-        .filter_map(|mark| Some((places.get(mark.field)?.clone(), mark.factor.map(Number))))
-        .collect()
+/// The index of a schedule among those of the file. Equal ones of leaves with different rates stay apart.
+fn index_of<'s>(given: &'s GivenSchedule, schedules: &mut Vec<&'s Schedule>) -> usize {
+    schedules.iter().position(|known| std::ptr::eq(*known, &*given.schedule)).unwrap_or_else(|| {
+        schedules.push(&given.schedule);
+        schedules.len() - 1
+    })
 }
 
 impl LeafRecord {
@@ -201,7 +212,7 @@ impl LeafRecord {
         self.steps == 0 && !self.received && self.waited > 0
     }
 
-    fn new(leaf: &Leaf, optimiser: usize) -> Self {
+    fn new<'s>(leaf: &'s Leaf, optimiser: usize, schedules: &mut Vec<&'s Schedule>) -> Self {
         LeafRecord {
             optimiser,
             dtype: leaf.dtype().as_str().to_string(),
@@ -213,8 +224,7 @@ impl LeafRecord {
             frozen: leaf.is_frozen(),
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
-            bases: bases(leaf),
-            driven: driven(leaf),
+            schedules: leaf.schedules().map(|given| index_of(given, schedules)).collect(),
         }
     }
 }

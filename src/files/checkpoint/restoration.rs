@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, bytes_name, damaged};
+use super::record::{LeafRecord, Record, ScheduleRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
@@ -17,7 +17,7 @@ use crate::numbers::{Code, DType, ranges};
 use crate::rule::field::{Literal, Number};
 use crate::rule::{Description, Optimiser, StateTensor};
 use crate::rule::{Difference, Extent, difference};
-use crate::tree::{DriveCourse, DriveMark, Leaf, StateTree};
+use crate::tree::{Drives, GivenSchedule, Leaf, ScheduleResolver, StateTree, check_one_rate, give_to_all};
 
 /// The largest count that is accepted: nobody makes as many calls, and larger counts could overflow.
 const TOO_MANY: u64 = u64::MAX / 2;
@@ -31,6 +31,8 @@ const PASS_THE_MODEL: &str = "pass the model that it was saved with";
 /// The values that state and model take over.
 pub(super) struct Restoration {
     pub(super) leaves: Vec<LeafRestoration>,
+    /// The schedules of all leaves.
+    pub(super) schedules: Vec<GivenSchedule>,
     /// The source of each variable of the model, in their order.
     pub(super) variables: Vec<EntryPart>,
     pub(super) restored: Restored,
@@ -53,8 +55,7 @@ pub(super) struct LeafRestoration {
     pub(super) frozen: bool,
     pub(super) waited: u64,
     pub(super) received: bool,
-    pub(super) bases: Vec<(usize, f64)>,
-    pub(super) driven: Vec<DriveMark>,
+    pub(super) drives: Option<Arc<Drives>>,
 }
 
 /// The optimisers with the hyper-parameters of the file.
@@ -62,7 +63,41 @@ pub(super) struct LeafRestoration {
 struct Optimisers {
     /// By the optimiser of the state and the index in the file, so that leaves that share one still do.
     known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
+    resolver: ScheduleResolver,
     restored: Restored,
+}
+
+/// The schedules of the file.
+struct SavedSchedules {
+    all: Vec<GivenSchedule>,
+    /// The count of steps from which they go on.
+    at: u64,
+}
+
+impl SavedSchedules {
+    fn of(record: &Record) -> Result<Self> {
+        let schedule = |saved: &ScheduleRecord| {
+            let schedule = saved.schedule();
+            match schedule.curve.is_ordered() {
+                true => Ok(GivenSchedule::new(schedule, record.steps, true)),
+                false => Err(damaged("the parts of a schedule are not in order")),
+            }
+        };
+        let all = record.schedules.iter().map(schedule).collect::<Result<_>>()?;
+        Ok(SavedSchedules { all, at: record.steps })
+    }
+
+    /// Those with these indices, and those of the program, which count where both have one.
+    fn with(
+        &self,
+        saved: &[usize],
+        given: impl Iterator<Item = GivenSchedule>,
+    ) -> Result<Vec<GivenSchedule>> {
+        let unknown = || damaged("it refers to a schedule that is not there");
+        let saved = saved.iter().map(|index| self.all.get(*index).cloned().ok_or_else(unknown));
+        let of_program = given.filter(|given| !given.is_of_file);
+        saved.chain(of_program.map(|given| Ok(given.restored_at(self.at)))).collect()
+    }
 }
 
 impl CheckpointFile {
@@ -86,27 +121,35 @@ impl CheckpointFile {
         {
             return Err(extra(path, "state"));
         }
+        let saved = SavedSchedules::of(&self.record)?;
+        let mut schedules = Vec::new();
+        for given in saved.with(&self.record.for_all, state.schedules.iter().cloned())? {
+            give_to_all(&mut schedules, given);
+        }
         let mut optimisers = Optimisers::default();
         let mut plans = Vec::with_capacity(state.len());
         for leaf in state.leaves() {
             let record = leaves.get(leaf.path()).ok_or_else(|| missing(leaf.path(), leaves.keys()))?;
-            plans.push(self.check_leaf(leaf, record, variables.is_some(), &mut optimisers)?);
+            plans.push(self.check_leaf(leaf, record, variables.is_some(), &saved, &mut optimisers)?);
         }
+        let drives = plans.iter().map(|plan| plan.drives.as_deref());
+        check_one_rate(state.leaves().map(Leaf::path).zip(drives))?;
         let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(variables))?;
         if variables.is_some() {
             self.check_masters(state)?;
         }
         self.check_complete()?;
-        if self.record.calls > TOO_MANY {
-            return Err(damaged("the count of calls for windows of accumulation is")
-                .with_got(self.record.calls)
-                .with_expected(MOST));
+        let counts =
+            [("applied steps", self.record.steps), ("calls for windows of accumulation", self.record.calls)];
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+            let problem = damaged(format_args!("the count of {name} is"));
+            return Err(problem.with_got(count).with_expected(MOST));
         }
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
         self.check_unchanged().map_err(read_error)?;
-        Ok(Restoration { leaves: plans, variables: sources, restored: optimisers.restored })
+        Ok(Restoration { leaves: plans, schedules, variables: sources, restored: optimisers.restored })
     }
 
     fn check_leaf(
@@ -114,6 +157,7 @@ impl CheckpointFile {
         leaf: &Leaf,
         record: &LeafRecord,
         with_model: bool,
+        schedules: &SavedSchedules,
         optimisers: &mut Optimisers,
     ) -> Result<LeafRestoration> {
         let path = leaf.path();
@@ -164,10 +208,15 @@ impl CheckpointFile {
         {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
         }
-        let (bases, driven) =
-            (check_bases(path, &*optimiser, record)?, check_driven(path, &*optimiser, record)?);
+        let given = schedules.with(&record.schedules, leaf.schedules().cloned());
+        let resolved = given.and_then(|given| optimisers.resolver.of(&optimiser, given.into_iter()));
+        let resolved = resolved.map_err(|error| error.at(path))?;
+        if let Some(field) = resolved.missing.first() {
+            return Err(damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path));
+        }
         Ok(LeafRestoration {
             optimiser,
+            drives: resolved.drives,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
             counters: record.counters.iter().map(|(_, count)| *count).collect(),
             numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
@@ -175,8 +224,6 @@ impl CheckpointFile {
             frozen: record.frozen,
             waited: record.waited,
             received: record.received,
-            bases,
-            driven,
         })
     }
 
@@ -491,33 +538,6 @@ fn other_dtype(entry: &str, got: impl Debug, expected: DType) -> Error {
 fn not_finite(entry: &str, value: f64, element: usize) -> Error {
     let remedy = "to take it over all the same call `CheckpointFile::accepting_non_finite` first";
     Error::not_finite(in_file(entry), value, element).with_remedy(remedy)
-}
-
-/// The bases of relative schedules, by the indices of the fields.
-fn check_bases(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Result<Vec<(usize, f64)>> {
-    let places = if record.bases.is_empty() { Vec::new() } else { optimiser.places() };
-    let base = |(name, Number(base)): &(String, Number)| {
-        let field = places.iter().position(|place| place == name).filter(|_| base.is_finite());
-        field
-            .map(|field| (field, *base))
-            .ok_or_else(|| damaged(format_args!("{base} is the base of {name:?}")).at(path))
-    };
-    record.bases.iter().map(base).collect()
-}
-
-/// The marks of the fields that schedules drive. Each schedule sets its course itself when it goes on.
-fn check_driven(path: &str, optimiser: &dyn Optimiser, record: &LeafRecord) -> Result<Vec<DriveMark>> {
-    let places = if record.driven.is_empty() { Vec::new() } else { optimiser.places() };
-    let mark = |(name, factor): &(String, Option<Number>)| {
-        let factor = factor.map(|Number(factor)| factor);
-        let field =
-            places.iter().position(|place| place == name).filter(|_| factor.is_none_or(f64::is_finite));
-        let wrong = || damaged(format_args!("{factor:?} is what a schedule says of {name:?}")).at(path);
-        field
-            .map(|field| DriveMark { field, factor, since: record.steps, course: DriveCourse::Restored })
-            .ok_or_else(wrong)
-    };
-    record.driven.iter().map(mark).collect()
 }
 
 /// Refuses a file without the expected names, in their order.

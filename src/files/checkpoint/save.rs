@@ -15,7 +15,7 @@ use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_
 use crate::ranks::Call;
 use crate::step::loss_scaler::LossScaler;
 use crate::tensors::Tensor;
-use crate::training::scheduler::{ReduceOnPlateau, Scheduler};
+use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::{Leaf, StateTree};
 
 /// A checkpoint to be saved: a state, with the model and bytes of the program.
@@ -88,34 +88,6 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Saves how many steps a scheduler has made, for [`Scheduler::resume`].
-    ///
-    /// The state itself has the rates that a relative schedule started from. The schedules are the program's.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Var};
-    /// use optimisers::{Adam, Checkpoint, CheckpointFile, Schedule, Scheduler, setup};
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("run.safetensors");
-    /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
-    /// let mut state = setup(Adam::new(0.1), &x)?;
-    /// let schedule = || Schedule::cosine(0.1, 0.0, 100);
-    /// let mut scheduler = Scheduler::new(schedule(), &mut state)?;
-    /// scheduler.go_to(40, &mut state)?;
-    /// Checkpoint::new(&state).scheduler(&scheduler).save(&path)?;
-    ///
-    /// let file = CheckpointFile::open(&path)?;
-    /// file.restore(&mut state)?;
-    /// let scheduler = Scheduler::resume(schedule(), file.scheduler_steps().unwrap_or(0), &mut state)?;
-    /// assert_eq!(scheduler.steps(), 40);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn scheduler(mut self, scheduler: &Scheduler) -> Self {
-        self.extras.scheduler = Some(scheduler.steps());
-        self
-    }
-
     /// Saves bytes under a name, such as a text or the state of a random generator.
     ///
     /// They are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory allows.
@@ -138,8 +110,8 @@ impl<'s> Checkpoint<'s> {
     /// Each rank writes its parts of state and parameters to their places in one file, in a folder that all
     /// see. The file is byte for byte the one that a single process would write: any number of ranks can
     /// restore from it. Variables without a leaf are those of rank 0. A failure on one rank is an error on
-    /// all, and so are bytes, a loss scaler, a plateau, a scheduler, a path or a model that differ on
-    /// one of them.
+    /// all, and so are bytes, a loss scaler, a plateau, a path or a model that differ on one of
+    /// them.
     ///
     /// # Warnings
     /// A state or model with numbers that are infinite or NaN is saved, but

@@ -88,25 +88,29 @@
 //! | `{"WarmupStableThen": {"peak": 1e-3, "warmup": 100, "stable": 700, "decay": ...}}` | [`warmup_stable_then`](crate::Schedule::warmup_stable_then) another schedule |
 //! | `{"Then": {"first": ..., "steps": 100, "next": ...}}` | [`then`](crate::Schedule::then) |
 //!
-//! Each can have `"relative": true`, a `"field"` and a path that it is `"below"`. A choice of leaves by a
-//! [function](crate::Schedule::select_where) cannot be written. A list is several schedules of one
-//! [`Scheduler`](crate::Scheduler):
+//! Each can have `"relative": true` and a `"field"`. Schedules for parts of a model are a list in which each
+//! has its path; the empty path is that of all:
 //!
 //! ```
-//! use optimisers::Schedule;
+//! use candle_core::{DType::F32, Device, Var};
+//! use optimisers::{AdamW, Schedule, setup};
+//! use std::collections::BTreeMap;
 //!
-//! let schedules: Vec<Schedule> = serde_json::from_str(r#"[
-//!     {"Constant": {"eta": 0.1, "field": "lambda", "below": "head"}},
-//!     {"WarmupStableThen": {
+//! let schedules: Vec<(String, Schedule)> = serde_json::from_str(r#"[
+//!     ["", {"WarmupStableThen": {
 //!         "peak": 1.0, "warmup": 100, "stable": 700, "relative": true,
 //!         "decay": {"OneMinusSquareRoot": {"start": 1.0, "end": 0.0, "steps": 200}}
-//!     }}
+//!     }}],
+//!     ["head", {"Constant": {"eta": 0.1, "field": "lambda"}}]
 //! ]"#)?;
-//! let decay = Schedule::one_minus_square_root(1.0, 0.0, 200);
-//! assert_eq!(schedules, [
-//!     Schedule::constant(0.1).field("lambda").below("head"),
-//!     Schedule::warmup_stable_then(1.0, 100, 700, decay).relative(),
-//! ]);
+//!
+//! let model = BTreeMap::from(["body", "head"].map(|path| (path, Var::zeros(2, F32, &Device::Cpu).expect("a variable"))));
+//! let mut state = setup(AdamW::new(1e-3), &model)?;
+//! for (path, schedule) in schedules {
+//!     state.at(&path)?.schedule(schedule)?;
+//! }
+//! let acting = |path| state.leaf(path).and_then(|leaf| leaf.acting().field("lambda"));
+//! assert_eq!([acting("body"), acting("head")], [Some(0.01.into()), Some(0.1.into())]);
 //!
 //! let refused = serde_json::from_str::<Schedule>(r#"{"Linear": {"start": 0, "end": 1, "steps": -1}}"#).unwrap_err();
 //! assert!(refused.to_string().starts_with("configuration, at Linear.steps: got -1.0, expected a count"));
@@ -267,16 +271,14 @@ impl OptimiserConfig {
         Self::of_data(written_optimiser(optimiser)?)
     }
 
-    /// The optimisers of the leaves of a state, with their current hyper-parameters.
+    /// The own optimisers of the leaves of a state, with their hyper-parameters.
     ///
     /// If all have the same and none was left out, it is that optimiser. Else it is a choice by path: by
     /// patterns such as `*.bias` and `encoder.*` if these match no parameter with another optimiser, else by
     /// whole paths, and `*` for the optimiser of most parameters. [`setup`](OptimiserConfig::setup) with the
     /// same model makes leaves with the same optimisers, and leaves the same parameters out.
     ///
-    /// Hyper-parameters are those of the moment. In a run under a [relative](crate::Schedule::relative)
-    /// schedule the rates have its factor in them, and a run that is set up with them multiplies by it again:
-    /// write the file before the scheduler is made.
+    /// [Schedules](crate::StateTree::schedule) are not in it, nor are the values that they give.
     ///
     /// # Errors
     /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and no pattern tells it from others, or

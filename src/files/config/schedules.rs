@@ -6,14 +6,13 @@ use super::data::{Data, Entries, NameOrList};
 use super::place::Place;
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number, range};
-use crate::training::scheduler::{Curve, Easing, LeafChoice, Schedule};
+use crate::tree::schedule::{Curve, Easing, Schedule};
 
 const RELATIVE: &str = "relative";
 const FIELD: &str = "field";
-const BELOW: &str = "below";
 
 /// Keys that every schedule can have.
-const COMMON: [&str; 3] = [RELATIVE, FIELD, BELOW];
+const COMMON: [&str; 2] = [RELATIVE, FIELD];
 
 /// A kind of schedule.
 struct ScheduleKind {
@@ -74,19 +73,10 @@ impl<'de> Deserialize<'de> for Schedule {
 
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let below = match &self.leaves {
-            LeafChoice::All => None,
-            LeafChoice::Below(path) => Some((BELOW, Data::Text(path.as_str().into()))),
-            LeafChoice::Where(_) => {
-                let reason = "a schedule with `select_where` chooses leaves by a function, which has no \
-                              text; one with `below` has";
-                return Err(ser::Error::custom(reason));
-            }
-        };
         let relative = self.is_relative.then_some((RELATIVE, Data::Flag(true)));
         let field = self.field.as_ref().map(|field| (FIELD, Data::Text(field.as_str().into())));
         let (kind, arguments) = written(&self.curve);
-        let data = table(kind, arguments.into_iter().chain(relative).chain(field).chain(below));
+        let data = table(kind, arguments.into_iter().chain(relative).chain(field));
         data.check_shallow().map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }
@@ -99,8 +89,13 @@ fn table(kind: &str, arguments: impl IntoIterator<Item = (&'static str, Data)>) 
 /// The kind of a curve, and its arguments.
 fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
     let real = |value: f64| Data::from(Number(value));
-    let inside = |curve: &Curve| {
-        let (kind, arguments) = written(curve);
+    // Each part counts from its begin.
+    let joined = |parts: &[(u64, Curve)]| {
+        let from_begin = |(begin, part): &(u64, Curve)| (begin - parts[0].0, part.clone());
+        let (kind, arguments) = match parts {
+            [(_, part)] => written(part),
+            _ => written(&Curve::Joined(parts.iter().map(from_begin).collect())),
+        };
         table(kind, arguments)
     };
     match *curve {
@@ -119,20 +114,20 @@ fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
             };
             (kind, arguments)
         }
-        Curve::Joined { ref first, at, ref second } => match warmup_and_hold(first, at) {
-            Some((peak, warmup)) => {
-                let counts = [("warmup", Data::Count(warmup)), ("stable", Data::Count(at - warmup))];
-                (
-                    "WarmupStableThen",
-                    [("peak", real(peak))]
-                        .into_iter()
-                        .chain(counts)
-                        .chain([("decay", inside(second))])
-                        .collect(),
-                )
+        Curve::Joined(ref parts) => match warm_up(parts) {
+            Some(WarmUp { peak, warmup, stable, decay }) => {
+                let counts = [("warmup", Data::Count(warmup)), ("stable", Data::Count(stable))];
+                let peak = [("peak", real(peak))].into_iter();
+                ("WarmupStableThen", peak.chain(counts).chain([("decay", joined(decay))]).collect())
             }
             None => {
-                ("Then", vec![("first", inside(first)), ("steps", Data::Count(at)), ("next", inside(second))])
+                let steps = parts[1].0;
+                let arguments = [
+                    ("first", joined(&parts[..1])),
+                    ("steps", Data::Count(steps)),
+                    ("next", joined(&parts[1..])),
+                ];
+                ("Then", arguments.into())
             }
         },
         Curve::OneCycle { peak, steps } => {
@@ -152,12 +147,18 @@ fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
     }
 }
 
-/// The peak and the steps of a warm-up, if the curve then stays at its peak until `at`.
-fn warmup_and_hold(curve: &Curve, at: u64) -> Option<(f64, u64)> {
-    let Curve::Joined { first, at: warmup, second } = curve else { return None };
-    let Curve::Constant(peak) = **second else { return None };
-    let rise = Schedule::linear(0.0, peak, *warmup);
-    (**first == rise.curve && at >= *warmup).then_some((peak, *warmup))
+/// A warm-up that then stays at its peak, before other parts.
+struct WarmUp<'c> {
+    peak: f64,
+    warmup: u64,
+    stable: u64,
+    decay: &'c [(u64, Curve)],
+}
+
+fn warm_up(parts: &[(u64, Curve)]) -> Option<WarmUp<'_>> {
+    let [(0, rise), (warmup, Curve::Constant(peak)), decay @ ..] = parts else { return None };
+    let (peak, warmup, stable) = (*peak, *warmup, decay.first()?.0 - warmup);
+    (*rise == Curve::warm_up(peak, warmup)).then_some(WarmUp { peak, warmup, stable, decay })
 }
 
 fn read(data: Data, place: &Place) -> Result<Schedule> {
@@ -191,9 +192,6 @@ fn read(data: Data, place: &Place) -> Result<Schedule> {
     }
     if let Some(field) = given.common(FIELD, "the name of a hyper-parameter", Data::text)? {
         schedule = schedule.field(field);
-    }
-    if let Some(path) = given.common(BELOW, "a path", Data::text)? {
-        schedule = schedule.below(path);
     }
     Ok(schedule)
 }

@@ -8,9 +8,10 @@ use super::content::{Content, StateEntry, StoredTensor, TorchParameter};
 use super::counterpart::{Counterpart, TorchSlot};
 use super::objects::damaged;
 use super::settings::{GroupComparison, WantedFields};
+use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
 use crate::numbers::{DType, first_non_finite, is_supported};
-use crate::rule::StateTensor;
+use crate::rule::{RATE, StateTensor};
 use crate::tree::{Leaf, StateTree};
 
 const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
@@ -36,6 +37,8 @@ pub(super) struct Continuation<'c> {
     pub(super) leaves: Vec<LeafContinuation<'c>>,
     /// The parameters of which torch has no state yet.
     pub(super) unmoved: Vec<String>,
+    /// The warning of the first parameter whose rate follows a schedule in torch and none here.
+    pub(super) undriven: Option<Warning>,
 }
 
 /// What a leaf takes over.
@@ -47,10 +50,7 @@ pub(super) struct LeafContinuation<'c> {
     /// Whether torch has no state of it yet.
     is_unmoved: bool,
     pub(super) wanted: WantedFields,
-    /// The place of the field of the learning rate.
-    pub(super) rate: Option<String>,
-    /// The base and the factor of a schedule that has driven it.
-    pub(super) drive: Option<(f64, f64)>,
+    undriven: Option<Warning>,
 }
 
 /// The comparison of a file with a state.
@@ -59,6 +59,8 @@ pub(super) struct Check<'c> {
     pub(super) container: &'c Container,
     pub(super) takes_over: bool,
     pub(super) accepts_non_finite: bool,
+    /// The step that schedules give values for.
+    pub(super) steps: u64,
 }
 
 impl<'c> Check<'c> {
@@ -80,7 +82,8 @@ impl<'c> Check<'c> {
                 return Err(twice.with_remedy("name each once").at(leaf.path()));
             }
         }
-        let mut continuation = Continuation { leaves: Vec::with_capacity(state.len()), unmoved: Vec::new() };
+        let mut continuation =
+            Continuation { leaves: Vec::with_capacity(state.len()), unmoved: Vec::new(), undriven: None };
         for leaf in state.leaves() {
             let missing = || {
                 Error::new(ErrorKind::Model, "the file lacks it; it has:")
@@ -89,7 +92,8 @@ impl<'c> Check<'c> {
                     .at(leaf.path())
             };
             let parameter = *of_leaf.get(leaf.path()).ok_or_else(missing)?;
-            let takes = self.leaf(leaf, parameter).map_err(|error| error.at(leaf.path()))?;
+            let mut takes = self.leaf(leaf, parameter).map_err(|error| error.at(leaf.path()))?;
+            continuation.undriven = continuation.undriven.or(takes.undriven.take());
             continuation.unmoved.extend(takes.is_unmoved.then(|| leaf.path().to_string()));
             continuation.leaves.push(takes);
         }
@@ -101,10 +105,20 @@ impl<'c> Check<'c> {
         let entries = &parameter.entries;
         let group = self.content.groups.get(parameter.group);
         let group = group.ok_or_else(|| damaged("it has a parameter that is in no group"))?;
+        let (takes_over, steps) = (self.takes_over, self.steps);
         let comparison =
-            GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over: self.takes_over };
+            GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over, steps };
         let (wanted, rate) = comparison.check()?;
-        let drive = comparison.drive()?;
+        let initial = comparison.initial_rate()?.filter(|_| own.driven.is_none());
+        let undriven = initial.map(|initial| Warning::ScheduleDiffers {
+            path: leaf.path().to_string(),
+            field: RATE.to_string(),
+            program: None,
+            file: format!(
+                "a scheduler of torch's that began at {initial} and is at {}",
+                own.learning_rate_with(rate)
+            ),
+        });
         // Without a state torch would start from zeros. Adagrad has a state from the start.
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
@@ -128,8 +142,7 @@ impl<'c> Check<'c> {
             None if own.has_step && !is_unmoved => return Err(lacks(STEP, entries)),
             None => is_unmoved.then_some(0),
         };
-        let rate = own.rate_place().map(str::to_string);
-        Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, rate, drive })
+        Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, undriven })
     }
 
     /// The tensor of a slot, after a check of its numbers, of which the state gets `scale` times as much.

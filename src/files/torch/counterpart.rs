@@ -6,9 +6,10 @@ use std::fmt::Display;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::field::FieldValue;
-use crate::rule::{MemberDescription, RATE, Setting, has_alternatives};
+use crate::rule::field::{Field, FieldValue};
+use crate::rule::{MemberDescription, RATE, Setting, has_alternatives, reached};
 use crate::tree::Leaf;
+use crate::tree::schedule::Schedule;
 
 /// The rules that have a counterpart.
 const RULES: &str =
@@ -25,6 +26,8 @@ pub(super) struct TorchSetting {
     /// The field here that has it; `None` if the rule fixes the value, or the rule that would have it is not
     /// there.
     pub(super) place: Option<String>,
+    /// Whether a schedule drives a number of the field.
+    pub(super) is_driven: bool,
 }
 
 /// A state tensor of torch.
@@ -55,12 +58,20 @@ pub(super) struct Counterpart {
     rate: usize,
     /// How many of these a velocity contains.
     inner: usize,
-    /// The base that a relative schedule multiplies in the field of the learning rate.
-    base: Option<f64>,
+    /// The schedule of the learning rate, if it has one.
+    pub(super) driven: Option<DrivenRate>,
     /// The weight decay in the gradient, and the decoupled one.
     pub(super) decay: [Decay; 2],
     /// Whether torch has both kinds of decay for it.
     pub(super) decay_has_kinds: bool,
+}
+
+/// A learning rate that follows a schedule.
+#[derive(Clone, Debug)]
+pub(super) struct DrivenRate {
+    /// The leaf's own learning rate.
+    pub(super) own: f64,
+    pub(super) schedule: Schedule,
 }
 
 /// A weight decay, and the place of its field.
@@ -68,6 +79,8 @@ pub(super) struct Counterpart {
 pub(super) struct Decay {
     pub(super) lambda: f64,
     pub(super) place: Option<String>,
+    /// Whether a schedule drives it.
+    pub(super) is_driven: bool,
 }
 
 /// The definition of a counterpart: torch's kind, the rule, and pairs of names, torch's first, of state
@@ -224,7 +237,7 @@ impl<'m> FoundRule<'m> {
                 return Err(unrepresentable(path, "two weight decays of one kind"));
             }
             if decay[kind].place.is_none() || lambda != 0.0 {
-                decay[kind] = Decay { lambda, place: Some(member.at(field)) };
+                decay[kind] = Decay { lambda, place: Some(member.at(field)), is_driven: false };
             }
             let maximum = member.real("decay_eta_max").unwrap_or(0.0);
             if kind == 1 && lambda != 0.0 && (maximum != 0.0 || member.flag("couple") == Some(false)) {
@@ -264,8 +277,8 @@ pub(super) fn unrepresentable(path: &str, what: impl Display) -> Error {
 
 impl Counterpart {
     pub(super) fn of(leaf: &Leaf) -> Result<Self> {
-        let (path, optimiser) = (leaf.path(), leaf.optimiser());
-        let mut described = dyn_clone::clone_box(optimiser);
+        let path = leaf.path();
+        let mut described = dyn_clone::clone_box(leaf.acting());
         if has_alternatives(&mut *described) {
             return Err(unrepresentable(path, "rules of which one acts at a time"));
         }
@@ -279,7 +292,14 @@ impl Counterpart {
         let found = FoundRule::of(leaf, &members)?;
         let own = found.own();
         let definition = definition(own.kind).ok_or_else(|| unrepresentable(path, own.kind))?;
-        let setting = |key, value: FieldValue, place| TorchSetting { key, value, place };
+        let schedule = |place: &str| {
+            let (field, _) = reached(leaf.optimiser(), place).first().copied()?;
+            leaf.schedule_of(field)
+        };
+        let setting = |key, value: FieldValue, place: Option<String>| {
+            let is_driven = place.as_deref().and_then(schedule).is_some();
+            TorchSetting { key, value, place, is_driven }
+        };
         let named = definition
             .fields
             .iter()
@@ -324,7 +344,14 @@ impl Counterpart {
         }
         check_slots(leaf, &slots)?;
         let (rates, rate, inner) = found.rates();
-        let base = rates.get(rate).and_then(|(place, _)| leaf.driven_base(place));
+        let mut decay = found.decay(path)?;
+        for decay in &mut decay {
+            decay.is_driven = decay.place.as_deref().and_then(schedule).is_some();
+        }
+        let driven = rates.get(rate).and_then(|(place, _)| schedule(place)).map(|schedule| {
+            let own = |(place, _): &(String, f64)| leaf.field(place).and_then(f64::from_value);
+            DrivenRate { own: rates.iter().filter_map(own).product(), schedule: schedule.clone() }
+        });
         Ok(Counterpart {
             kind: definition.kind,
             slots,
@@ -334,8 +361,8 @@ impl Counterpart {
             rates,
             rate,
             inner,
-            base,
-            decay: found.decay(path)?,
+            driven,
+            decay,
             decay_has_kinds: definition.kind == "Adam",
         })
     }
@@ -355,9 +382,18 @@ impl Counterpart {
         self.rates.iter().map(|(_, rate)| rate).product()
     }
 
+    /// torch's learning rate, if the field to adjust has this value.
+    pub(super) fn learning_rate_with(&self, field: f64) -> f64 {
+        self.rates_with(field).product()
+    }
+
+    fn rates_with(&self, field: f64) -> impl Iterator<Item = f64> {
+        self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { field } else { *rate })
+    }
+
     /// The field to adjust for this learning rate, and its value.
     pub(super) fn field_for(&self, learning_rate: f64) -> Option<(&str, f64)> {
-        let (place, own) = self.rates.get(self.rate)?;
+        let (place, value) = self.rates.get(self.rate)?;
         let others: f64 = self
             .rates
             .iter()
@@ -365,28 +401,14 @@ impl Counterpart {
             .filter(|(i, _)| *i != self.rate)
             .map(|(_, (_, rate))| rate)
             .product();
-        let is_same = same(learning_rate, self.learning_rate());
-        Some((place, if is_same { *own } else { learning_rate / others }))
+        let now = self.driven.as_ref().map_or_else(|| self.learning_rate(), |_| f64::NAN);
+        let is_same = same(learning_rate, now);
+        Some((place, if is_same { *value } else { learning_rate / others }))
     }
 
     /// The factor of torch's velocity here, if the field of the learning rate has this value.
     pub(super) fn velocity_scale(&self, field: f64) -> f64 {
-        let rates =
-            self.rates.iter().enumerate().map(|(i, (_, rate))| if i == self.rate { field } else { *rate });
-        rates.take(self.inner).product()
-    }
-
-    /// The place of the field of the learning rate.
-    pub(super) fn rate_place(&self) -> Option<&str> {
-        self.rates.get(self.rate).map(|(place, _)| place.as_str())
-    }
-
-    /// The learning rate from which a relative schedule made the current one.
-    fn initial_rate(&self) -> Option<f64> {
-        let rates = |base| {
-            self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { base } else { *rate })
-        };
-        self.base.map(|base| rates(base).product())
+        self.rates_with(field).take(self.inner).product()
     }
 
     /// The current value of the field of the learning rate.
@@ -412,7 +434,7 @@ impl Counterpart {
             ("lr".to_string(), json!(self.learning_rate())),
             ("weight_decay".to_string(), json!(if coupled == 0.0 { decoupled } else { coupled })),
         ]);
-        group.extend(self.initial_rate().map(|rate| (INITIAL_RATE.to_string(), json!(rate))));
+        group.extend(self.driven.iter().map(|driven| (INITIAL_RATE.to_string(), json!(driven.own))));
         if self.decay_has_kinds {
             // Without any decay both kinds are right; this is the rule's own.
             let decouples = decoupled != 0.0 || coupled == 0.0 && self.decay[1].place.is_some();

@@ -70,28 +70,28 @@
 //!
 //! # With a scheduler
 //!
-//! torch's schedulers write the rate that each group began with into it, as `initial_lr`. It becomes the
-//! [base](crate::Leaf::base) of the leaves, so that a run goes on in the middle of its schedule. Take the
-//! hyper-parameters over, as the file has the current rates, and resume with torch's `last_epoch`, the number
-//! of steps of its scheduler. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is
-//! `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each group.
+//! torch's schedulers are in no `optimizer.state_dict()`. They write into each group the rate that it began
+//! with, as `initial_lr`. So give the state the [schedule](crate::StateTree::schedule) of the run and torch's
+//! `last_epoch`, the number of steps of its scheduler, before the restore. Then `lr` is compared with the
+//! schedule's rate in that step, up to the rounding of another program. Under a relative schedule
+//! `initial_lr` is the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and
+//! so is `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each
+//! group.
+//!
+//! Without a schedule here, the leaf's own rate is `lr`, the rate of the moment, and a
+//! [warning](crate::Warning::ScheduleDiffers) tells of it where the file has an `initial_lr`.
 //!
 //! `OneCycleLR` begins at a 25th of its peak, which is its `initial_lr`: the schedule is
 //! `Schedule::one_cycle(25.0, total_steps).relative()`. By default it moves the momentum or β₁ in each step
-//! as well, and so does `CyclicLR`. No schedule here does, and such a file is refused: train with
-//! `cycle_momentum=False`. To go on with the momentum of the moment, remove `max_momentum` and
-//! `base_momentum` from the groups before saving; `adjust_field("beta", ..)` before an update sets any other.
-//!
-//! A [warning](crate::Warning::ScheduleMismatch) tells of a schedule that has another rate in this step than
-//! the file. One that differs only later, as by its number of steps in a warm-up, is not noticed. Files
-//! without `initial_lr`, so without a scheduler, have no base: `adjust` to the rate of step 0, then
-//! `Scheduler::new` and `go_to`.
+//! as well, and so does `CyclicLR`. Such a file is refused unless a schedule drives that number here too, as
+//! [`Schedule::one_cycle`](crate::Schedule::one_cycle) shows. To go on with the momentum of the moment,
+//! remove `max_momentum` and `base_momentum` from the groups before saving.
 //!
 //! The state of a `GradScaler` is on the page of [`LossScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
-//! use optimisers::{Descent, Schedule, Scheduler, setup, torch::TorchState};
+//! use optimisers::{Descent, Schedule, setup, torch::TorchState};
 //! use std::collections::{BTreeMap, HashMap};
 //!
 //! # let folder = tempfile::tempdir()?;
@@ -105,21 +105,22 @@
 //!
 //! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
 //! let mut state = setup(Descent::new(0.5), &model)?;
+//! state.schedule(Schedule::cosine(1.0, 0.0, 10).relative())?;
+//! state.set_steps(5);
 //! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
-//! let mut scheduler = Scheduler::resume(Schedule::cosine(1.0, 0.0, 10).relative(), 5, &mut state)?;
-//! assert_eq!(state.leaves().map(|leaf| leaf.base("eta")).collect::<Vec<_>>(), [Some(0.25), Some(0.5)]);
-//! scheduler.go_to(10, &mut state)?;
+//! assert_eq!(state.leaves().map(|leaf| leaf.field("eta")).collect::<Vec<_>>(), [0.25, 0.5].map(|own| Some(own.into())));
+//! state.set_steps(10);
 //! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In the other direction, [`save_torch`](crate::StateTree::save_torch) writes the base of leaves under a
-//! relative schedule as `initial_lr`. Make torch's scheduler after loading the state; it sets the rates of
-//! step `last_epoch + 1`:
+//! In the other direction, [`save_torch`](crate::StateTree::save_torch) writes the rate of the next step as
+//! `lr`, and the own rate of leaves under a schedule as `initial_lr`. Make torch's scheduler after loading
+//! the state. The scheduler sets the rates of step `last_epoch + 1`:
 //!
 //! ```python
 //! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
-//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `Scheduler::steps` was
+//! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `StateTree::steps` was
 //! ```
 //!
 //! # What is what
@@ -150,8 +151,9 @@
 //! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are ignored; so is
 //! `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what differs,
 //! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; a momentum that a
-//! scheduler moves; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if there is a decay; a
-//! `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias correction.
+//! scheduler moves and no schedule here; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if there
+//! is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias
+//! correction.
 //!
 //! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
 //! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.
@@ -279,8 +281,7 @@ impl TorchState {
 
     /// Also takes over the hyper-parameters that a field here has. By default one that differs is an error.
     ///
-    /// After the restore a schedule goes on with [`Scheduler::resume`](crate::Scheduler::resume), see [the
-    /// module](self#with-a-scheduler).
+    /// Of a rate that follows a schedule it is the own one, see [the module](self#with-a-scheduler).
     pub fn taking_over_fields(mut self) -> Self {
         self.takes_over = true;
         self

@@ -11,8 +11,8 @@ use super::settings::WantedFields;
 use crate::error::{Error, Result};
 use crate::numbers::elem_count;
 use crate::ranks::Call;
-use crate::rule::{StateParts, reached};
-use crate::tree::{Adjustment, DriveCourse, DriveMark, Leaf, SetField, StateTree};
+use crate::rule::StateParts;
+use crate::tree::{Adjustment, Leaf, SetField, StateTree};
 
 impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.
@@ -24,8 +24,9 @@ impl TorchState {
     /// exactly the parameters of the file. Returns the paths of parameters of which torch has no state,
     /// because no step has moved them: they start from zeros here, as they would there.
     ///
-    /// The `initial_lr` of torch's schedulers becomes the [base](crate::Leaf::base) of the learning rate,
-    /// from which a relative schedule [goes on](crate::Scheduler::resume).
+    /// A rate that follows a [schedule](StateTree::schedule) is compared with `lr` in the step that the state
+    /// counts. Under a relative one the own rate is compared with the `initial_lr` of torch's scheduler: see
+    /// [the module](crate::torch#with-a-scheduler).
     ///
     /// Tensors are converted to the dtypes of the state, and rounded once if needed.
     ///
@@ -44,6 +45,7 @@ impl TorchState {
                 container: &self.container,
                 takes_over: self.takes_over,
                 accepts_non_finite: self.accepts_non_finite,
+                steps: state.steps(),
             };
             let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
             self.container.check_unchanged().map_err(|source| self.refused(read_error(source)))?;
@@ -54,10 +56,11 @@ impl TorchState {
         let mut leaves = state.leaves.iter_mut().zip(&continuation.leaves);
         let written = leaves.try_for_each(|(leaf, takes)| self.write(leaf, takes));
         if written.is_ok() {
-            adjusted.commit(&mut state.leaves);
-            state.leaves.iter_mut().zip(&continuation.leaves).for_each(|(leaf, takes)| takes.mark(leaf));
+            adjusted.commit(&mut state.leaves, state.steps);
         }
         state.settle(Call::Restored, written)?;
+        state.warnings.look_again();
+        continuation.undriven.map(|warning| state.warnings.meet(warning));
         Ok(continuation.unmoved)
     }
 
@@ -96,44 +99,14 @@ impl TorchState {
     }
 }
 
-impl LeafContinuation<'_> {
-    /// Marks the learning rate as driven by the schedule of the file. Other fields that were set lose their
-    /// marks.
-    fn mark(&self, leaf: &mut Leaf) {
-        self.wanted.iter().for_each(|(place, _)| leaf.unmark(place));
-        let Some(place) = &self.rate else { return };
-        let is_wanted = self.wanted.iter().any(|(field, _)| field == place);
-        if self.drive.is_none() && !is_wanted {
-            return;
-        }
-        leaf.unmark(place);
-        let Some((field, _)) = reached(leaf.optimiser(), place).first().copied() else { return };
-        leaf.set_base(field, self.drive.map(|(base, _)| base));
-        if let Some((_, factor)) = self.drive {
-            leaf.set_mark(DriveMark {
-                field,
-                factor: Some(factor),
-                since: leaf.steps(),
-                course: DriveCourse::Restored,
-            });
-        }
-    }
-}
-
 /// The fields to set, tried on copies. Leaves that shared an optimiser and get the same fields still share
 /// one.
 fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
-    let mut settings: Vec<&'p WantedFields> = Vec::new();
-    let mut which = Vec::with_capacity(continuation.leaves.len());
-    for LeafContinuation { wanted, .. } in &continuation.leaves {
-        let known = settings.iter().position(|known| *known == wanted);
-        which.push((!wanted.is_empty()).then(|| known.unwrap_or(settings.len())));
-        settings.extend((known.is_none() && !wanted.is_empty()).then_some(wanted));
-    }
-    let settings = settings
-        .into_iter()
-        .map(|wanted| wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect());
-    Adjustment::new(state.leaves.iter(), settings.collect(), |leaf| which[leaf])
+    let wanted =
+        continuation.leaves.iter().map(|takes| Some(&takes.wanted).filter(|wanted| !wanted.is_empty()));
+    Adjustment::by_key(state.leaves.iter(), wanted, |wanted: &&'p WantedFields| {
+        wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
+    })
 }
 
 /// The numbers of a tensor, times `scale`; without a factor in their own dtype.

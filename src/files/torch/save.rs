@@ -75,7 +75,8 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
         if own.has_velocity() && own.velocity_scale(own.own_rate()) == 0.0 {
             return Err(unrepresentable(
                 leaf.path(),
-                "a velocity with a learning rate of 0 inside: save it while the rate is not 0",
+                "a velocity with a learning rate of 0 inside: save it while the rate is not 0, or put the rate \
+                 into a `Descent` after the rule",
             ));
         }
         let group = own.group(leaf.path())?;

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::counterpart::{Counterpart, INITIAL_RATE, TorchSetting, same};
+use super::counterpart::{Counterpart, DrivenRate, INITIAL_RATE, TorchSetting, same};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
+use crate::tree::schedule::saturating;
 
 /// Fields of a leaf's optimiser to set.
 pub(super) type WantedFields = Vec<(String, FieldValue)>;
@@ -91,6 +92,19 @@ fn same_values(a: FieldValue, b: FieldValue) -> bool {
     }
 }
 
+/// Whether values of schedules are equal but for the arithmetic of another program.
+fn are_about(a: FieldValue, b: FieldValue) -> bool {
+    match (a, b) {
+        (FieldValue::Real(a), FieldValue::Real(b)) => is_about(a, b),
+        (FieldValue::Pair(a, b), FieldValue::Pair(c, d)) => is_about(a, c) && is_about(b, d),
+        _ => a == b,
+    }
+}
+
+fn is_about(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * a.abs().max(b.abs()) + 1e-12
+}
+
 /// The comparison of a group of a file with a leaf here.
 pub(super) struct GroupComparison<'c> {
     pub(super) rule: String,
@@ -98,6 +112,8 @@ pub(super) struct GroupComparison<'c> {
     pub(super) own: &'c Counterpart,
     /// Whether differences are taken over.
     pub(super) takes_over: bool,
+    /// The step that schedules give values for.
+    pub(super) steps: u64,
 }
 
 impl GroupComparison<'_> {
@@ -108,44 +124,63 @@ impl GroupComparison<'_> {
         let mut wanted = WantedFields::new();
         let learning_rate = real(group, "lr", None)?;
         let field = own.field_for(learning_rate).filter(|(_, value)| value.is_finite());
-        let place = field.map(|(place, _)| place.to_string());
-        self.compare(
-            "lr",
-            learning_rate.into(),
-            own.learning_rate().into(),
-            place,
-            field.map(|(_, value)| value.into()),
-            &mut wanted,
-        )?;
+        match &own.driven {
+            Some(driven) => self.compare_driven(learning_rate, driven, &mut wanted)?,
+            None => {
+                let field = field.map(|(place, value)| (place.to_string(), value.into()));
+                let here = own.learning_rate().into();
+                self.compare("lr", learning_rate.into(), here, field, &mut wanted)?;
+            }
+        }
         for setting in &own.settings {
             let found = value(group, setting)?;
-            self.compare(setting.key, found, setting.value, setting.place.clone(), Some(found), &mut wanted)?;
+            let field = setting.place.clone().map(|place| (place, found));
+            match setting.is_driven {
+                true => self.compare_acting(setting.key, found, setting.value)?,
+                false => self.compare(setting.key, found, setting.value, field, &mut wanted)?,
+            }
         }
         self.check_decay(&mut wanted)?;
         self.check_others()?;
         Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
     }
 
-    /// The base of the learning rate's field and the factor, as torch's scheduler has them.
-    pub(super) fn drive(&self) -> Result<Option<(f64, f64)>> {
-        let GroupComparison { group, own, .. } = self;
-        if !group.contains_key(INITIAL_RATE) {
+    /// Compares a learning rate that follows a schedule: the rate of this step, and before that the own rate,
+    /// if the schedule multiplies it, with the one that torch's scheduler began with.
+    fn compare_driven(&self, found: f64, driven: &DrivenRate, wanted: &mut WantedFields) -> Result<()> {
+        let mut expected = self.own.learning_rate();
+        if let (true, Some(initial)) = (driven.schedule.is_relative, self.initial_rate()?) {
+            let field = self.own.field_for(initial).filter(|(_, value)| value.is_finite());
+            let field = field.map(|(place, value)| (place.to_string(), value.into()));
+            self.compare(INITIAL_RATE, initial.into(), driven.own.into(), field, wanted)?;
+            expected = saturating(initial, driven.schedule.at(self.steps));
+        }
+        self.compare_acting("lr", found.into(), expected.into())
+    }
+
+    /// Compares a hyper-parameter that follows a schedule with its value in this step.
+    fn compare_acting(&self, key: &str, torch: FieldValue, acting: FieldValue) -> Result<()> {
+        if are_about(torch, acting) {
+            return Ok(());
+        }
+        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
+        let expected = format!("{acting}, as the schedule gives in step {}", self.steps);
+        Err(differs.with_got(torch).with_expected(expected).with_remedy(
+            "before the restore call `state.schedule` with the schedule of the run, and `state.set_steps` \
+             with the `last_epoch` of torch's scheduler",
+        ))
+    }
+
+    /// The rate that the group began with, if torch's scheduler has written it.
+    pub(super) fn initial_rate(&self) -> Result<Option<f64>> {
+        if !self.group.contains_key(INITIAL_RATE) {
             return Ok(None);
         }
-        let (learning_rate, initial) = (real(group, "lr", None)?, real(group, INITIAL_RATE, None)?);
-        let Some((_, base)) = own.field_for(initial).filter(|(_, base)| base.is_finite() && *base >= 0.0)
-        else {
-            return Err(unfit(group, INITIAL_RATE, "a finite number of 0 or more"));
-        };
-        let factor = if initial == 0.0 { 0.0 } else { learning_rate / initial };
-        if factor.is_finite() {
-            return Ok(Some((base, factor)));
+        let initial = real(self.group, INITIAL_RATE, None)?;
+        match initial.is_finite() && initial >= 0.0 {
+            true => Ok(Some(initial)),
+            false => Err(unfit(self.group, INITIAL_RATE, "a finite number of 0 or more")),
         }
-        let error = unfit(group, INITIAL_RATE, "a number that lr is a finite multiple of").with_remedy(
-            "set `initial_lr` of torch's group to the rate from which its scheduler started, or remove it \
-             if there is no scheduler",
-        );
-        Err(error)
     }
 
     fn check_kind(&self) -> Result<()> {
@@ -195,22 +230,19 @@ impl GroupComparison<'_> {
         key: &str,
         torch: FieldValue,
         here: FieldValue,
-        place: Option<String>,
-        field: Option<FieldValue>,
+        field: Option<(String, FieldValue)>,
         wanted: &mut WantedFields,
     ) -> Result<()> {
         if same_values(torch, here) {
             return Ok(());
         }
-        let remedy = match (place, field) {
-            (Some(place), Some(value)) if self.takes_over => {
-                wanted.push((place, value));
+        let remedy = match field {
+            Some(field) if self.takes_over => {
+                wanted.push(field);
                 return Ok(());
             }
-            (Some(_), Some(_)) => {
-                "set up the rule with that, or take it over with `TorchState::taking_over_fields`"
-            }
-            _ => "no field here decides this: set up the rules as the table in the documentation says",
+            Some(_) => "set up the rule with that, or take it over with `TorchState::taking_over_fields`",
+            None => "no field here decides this: set up the rules as the table in the documentation says",
         };
         let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
             .with_got(torch)
@@ -233,14 +265,11 @@ impl GroupComparison<'_> {
         let names = ["weight_decay (in the gradient)", "weight_decay (beside the step)"];
         let expected = if decouples { [0.0, lambda] } else { [lambda, 0.0] };
         for ((name, here), torch) in names.iter().zip(&own.decay).zip(expected) {
-            self.compare(
-                name,
-                torch.into(),
-                here.lambda.into(),
-                here.place.clone(),
-                Some(torch.into()),
-                wanted,
-            )?;
+            let field = here.place.clone().map(|place| (place, torch.into()));
+            match here.is_driven {
+                true => self.compare_acting(name, torch.into(), here.lambda.into())?,
+                false => self.compare(name, torch.into(), here.lambda.into(), field, wanted)?,
+            }
         }
         Ok(())
     }
@@ -248,24 +277,27 @@ impl GroupComparison<'_> {
     /// Refuses options that are switched on in torch and unknown here, and what a scheduler moves besides the
     /// learning rate.
     fn check_others(&self) -> Result<()> {
-        if let Some(key) = CYCLES.into_iter().find(|key| self.group.contains_key(*key)) {
+        let is_cycled =
+            |setting: &TorchSetting| ["betas", "momentum"].contains(&setting.key) && setting.is_driven;
+        if let Some(key) = CYCLES.into_iter().find(|key| self.group.contains_key(*key))
+            && !self.own.settings.iter().any(is_cycled)
+        {
             let problem = format!(
                 "torch's scheduler moves the momentum, or β₁, of this group in each step, and no schedule \
                  here does; the file has {key}"
             );
             return Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(
-                "train with `cycle_momentum=False`, or, to go on with the momentum of the file for good, \
-                 remove `max_momentum` and `base_momentum` from the groups of `optimizer.param_groups` \
-                 before you save it",
+                "before the restore give the state a schedule with `Schedule::field(\"beta1\")` or \
+                 `field(\"rho\")`; or, to go on with the momentum of the file for good, remove \
+                 `max_momentum` and `base_momentum` from the groups of `optimizer.param_groups` before you \
+                 save it",
             ));
         }
         let known =
             |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
         let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
         match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {
-            Some((key, _)) => {
-                self.compare(key, true.into(), false.into(), None, None, &mut WantedFields::new())
-            }
+            Some((key, _)) => self.compare(key, true.into(), false.into(), None, &mut WantedFields::new()),
             None => Ok(()),
         }
     }

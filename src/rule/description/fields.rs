@@ -105,9 +105,9 @@ fn set_named(rule: &mut dyn Describe, name: &str, value: FieldValue) -> Result<b
     set.map_err(|refusal| refused(rule, refusal))
 }
 
-/// Sets the field with this index in [`Adjust::fields`].
-pub(crate) fn set_value(rule: &mut dyn Describe, index: usize, value: FieldValue) -> Result<()> {
-    describe::set_values(rule, &[(index, value)]).map_err(|refusal| refused(rule, refusal))
+/// Sets the fields with these indices in [`Adjust::fields`].
+pub(crate) fn set_values(rule: &mut dyn Describe, values: &[(usize, FieldValue)]) -> Result<()> {
+    describe::set_values(rule, values).map_err(|refusal| refused(rule, refusal))
 }
 
 /// The error for a field that was not set.

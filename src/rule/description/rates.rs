@@ -153,12 +153,7 @@ impl Rates {
 
     /// The learning rate: the product. `None` if alternatives have different ones.
     pub(crate) fn value(&self) -> Option<f64> {
-        self.value_with(|_, value| value)
-    }
-
-    /// The learning rate with other values of the fields.
-    pub(crate) fn value_with(&self, of: impl Fn(usize, f64) -> f64) -> Option<f64> {
-        product(&self.0, None, &of).ok().flatten()
+        product(&self.0, None).ok().flatten()
     }
 
     /// The indices of all fields.
@@ -204,21 +199,24 @@ pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: &str, remedy:
 }
 
 /// The product of these factors and of `before`, the product of those in front of them.
-fn product(
-    factors: &[RateFactor],
-    before: Option<f64>,
-    of: &dyn Fn(usize, f64) -> f64,
-) -> Result<Option<f64>, RatesDiffer> {
+fn product(factors: &[RateFactor], before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
     factors.iter().try_fold(before, |before, factor| match factor {
-        RateFactor::Field(index, value) => Ok(Some(times(before, of(*index, *value)))),
+        RateFactor::Field(_, value) => Ok(Some(times(before, *value))),
         RateFactor::Alternatives(all) => {
-            let rates = all
-                .iter()
-                .map(|rates| product(&rates.0, before, of))
-                .collect::<Result<SmallVec<[_; 2]>, _>>()?;
-            if rates.iter().all(|rate| *rate == rates[0]) { Ok(rates[0]) } else { Err(RatesDiffer) }
+            let rates =
+                all.iter().map(|rates| product(&rates.0, before)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
+            let is_same = |rate: &Option<f64>| match (*rate, rates[0]) {
+                (Some(rate), Some(first)) => is_same_rate(first, rate),
+                (rate, first) => rate == first,
+            };
+            if rates.iter().all(is_same) { Ok(rates[0]) } else { Err(RatesDiffer) }
         }
     })
+}
+
+/// Whether rates are equal up to the rounding of products of other factors.
+pub(crate) fn is_same_rate(a: f64, b: f64) -> bool {
+    a == b || (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
 }
 
 /// Adds the fields that are set for a learning rate. `before` is the product of the factors in front.
@@ -232,7 +230,7 @@ fn last_fields(
         // alone.
         return if before.is_none() { Ok(()) } else { Err(RatesDiffer) };
     };
-    let others = product(&factors[..last], before, &|_, value| value)?;
+    let others = product(&factors[..last], before)?;
     match &factors[last] {
         RateFactor::Field(index, value) => fields.push(RateField { index: *index, value: *value, others }),
         RateFactor::Alternatives(all) => {

@@ -44,19 +44,19 @@ crate::hyper_parameters! {
     ///
     /// ```
     /// use candle_core::{Device, Var};
-    /// use optimisers::{Descent, Momentum, OptimiserChain, RMSProp, Schedule, Scheduler, setup, update};
+    /// use optimisers::{Descent, Momentum, OptimiserChain, RMSProp, Schedule, setup, update};
     ///
     /// let x = Var::new(&[1f64], &Device::Cpu)?;
     /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
     /// let mut state = setup(OptimiserChain::new((mean, velocity, Descent::new(0.01))), &x)?;
     /// state.adjust(0.02)?;
     ///
-    /// let mut scheduler = Scheduler::new(Schedule::linear(0.02, 0.0, 100), &mut state)?;
+    /// state.schedule(Schedule::linear(0.02, 0.0, 100))?;
     /// for _ in 0..50 {
-    ///     let outcome = update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
-    ///     scheduler.advance(&outcome, &mut state)?;
+    ///     update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
     /// }
-    /// let rates = ["0.eta", "1.eta", "2.eta"].map(|place| state.leaf("").and_then(|leaf| leaf.field(place)));
+    /// let acting = state.leaf("").expect("the leaf").acting();
+    /// let rates = ["0.eta", "1.eta", "2.eta"].map(|place| acting.field(place));
     /// assert_eq!(rates, [1.0, 1.0, 0.01].map(|eta| Some(eta.into())));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,8 +1,8 @@
 //! What holds for every rule and every way to keep a parameter, on slices.
 
 use optimisers::{
-    Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, Scheduler, StateTree,
-    Status, Update, View, ranks, rules, setup, update,
+    Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, StateTree, Status, Update,
+    View, ranks, rules, setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, alone, hash, is_divided, of_rank, saved, stored, train};
 
@@ -200,11 +200,10 @@ fn rows_come_and_go() {
 fn schedules_drive_slices() {
     let mut model = Plain::new(1, DType::F32);
     let mut state = made(optimisers::AdamW::new(0.1), &mut model);
-    let mut scheduler = Scheduler::new(Schedule::cosine(0.1, 0.0, 3), &mut state).expect("a schedule");
+    state.schedule(Schedule::cosine(0.1, 0.0, 3)).expect("a schedule");
     for step in 0..3 {
         let gradients = model.gradients(step);
-        let outcome = update(&mut state, &model.lend(), &gradients.show()).expect("an update");
-        scheduler.advance(&outcome, &mut state).expect("a rate");
+        update(&mut state, &model.lend(), &gradients.show()).expect("an update");
     }
     let before = model.clone();
     train(&mut state, &mut model, 3..4);

@@ -151,8 +151,8 @@ fn the_schedules_of_recipes_can_be_written() {
             Schedule::cosine(1.0, 0.0, 100).relative(),
         ),
         (
-            json!({"Linear": {"start": 0, "end": 0.02, "steps": 100, "below": "weight"}}),
-            Schedule::linear(0.0, 0.02, 100).below("weight"),
+            json!({"Linear": {"start": 0.1, "end": 1, "steps": 100, "relative": true}}),
+            Schedule::linear(0.1, 1.0, 100).relative(),
         ),
     ];
     for (text, expected) in cases {

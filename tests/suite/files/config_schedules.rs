@@ -51,11 +51,9 @@ fn every_constructor_is_read_and_written() {
             Schedule::constant(1.0).then(5, Schedule::constant(2.0)),
         ),
         (
-            json!({"Constant": {"eta": 0.5, "relative": true, "field": "0.lambda", "below": "head"}}),
-            Schedule::constant(0.5).relative().field("0.lambda").below("head"),
+            json!({"Constant": {"eta": 0.5, "relative": true, "field": "0.lambda"}}),
+            Schedule::constant(0.5).relative().field("0.lambda"),
         ),
-        // The empty path is that of all, and not none.
-        (json!({"Constant": {"eta": 0.5, "below": ""}}), Schedule::constant(0.5).below("")),
     ];
     for (text, expected) in cases {
         let schedule: Schedule =
@@ -90,8 +88,7 @@ fn schedule(depth: usize, dice: &mut Dice) -> Schedule {
         _ => schedule(depth - 1, dice).then(steps, schedule(depth - 1, dice)),
     };
     let plain = if dice.one_in(4) { plain.relative() } else { plain };
-    let plain = if dice.one_in(4) { plain.field(dice.of(&["lambda", "1.eta", ""])) } else { plain };
-    if dice.one_in(4) { plain.below(dice.of(&["head", "a.*", ""])) } else { plain }
+    if dice.one_in(4) { plain.field(dice.of(&["lambda", "1.eta", ""])) } else { plain }
 }
 
 #[test]
@@ -117,7 +114,7 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         arguments[key] = value;
         json!({ "Linear": arguments })
     };
-    let cases: [(Value, &str); 22] = [
+    let cases: [(Value, &str); 21] = [
         (json!(1), "configuration: got 1, expected a schedule such as {\"Cosine\": {"),
         (json!(null), "got null"),
         (
@@ -141,7 +138,7 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         (
             linear("stesp", json!(1)),
             "at Linear: there is no key \"stesp\" (did you mean steps?), expected one of: start, end, \
-             steps, relative, field, below",
+             steps, relative, field",
         ),
         (linear("start", json!("fast")), "at Linear.start: got \"fast\", expected a real number"),
         (linear("start", json!("nan")), "at Linear.start: got \"nan\", expected a finite number"),
@@ -150,7 +147,6 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         (linear("steps", json!(1.5)), "at Linear.steps: got 1.5, expected a count"),
         (linear("relative", json!(1)), "at Linear.relative: got 1, expected true or false"),
         (linear("field", json!(1)), "at Linear.field: got 1, expected the name of a hyper-parameter"),
-        (linear("below", json!(null)), "at Linear.below: got null, expected a path"),
         (
             json!({"CosineRestarts": {"high": 1, "low": 0, "steps": 9, "factor": 0.5}}),
             "at CosineRestarts.factor: got 0.5, expected a finite number of 1 or more",
@@ -183,16 +179,9 @@ fn what_is_no_schedule_is_refused_with_its_place() {
 
 #[test]
 fn what_has_no_text_is_not_written() {
-    let chosen = Schedule::constant(1.0).select_where(|leaf| leaf.path() == "a");
-    let error = serde_json::to_string(&chosen).expect_err("refused").to_string();
-    assert_eq!(
-        error,
-        "a schedule with `select_where` chooses leaves by a function, which has no text; one with `below` \
-         has"
-    );
     // Two levels for each `then`.
-    let nested = |depth: usize| {
-        (0..depth).fold(Schedule::constant(1.0), |inner, _| inner.then(7, Schedule::constant(2.0)))
+    let nested = |depth: u64| {
+        (1..=depth).fold(Schedule::constant(0.0), |inner, i| inner.then(7 * i, Schedule::constant(i as f64)))
     };
     let text = serde_json::to_string(&nested(31)).expect("a text");
     assert_eq!(serde_json::from_str::<Schedule>(&text).expect("a schedule"), nested(31));

@@ -1,9 +1,8 @@
-//! What a program adds to a checkpoint beside state and model: bytes, and the steps of a scheduler.
+//! What a program adds to a checkpoint beside state and model: bytes; and the count of steps.
 
 use candle_core::{DType, Device, Var};
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, Communicator, Error, ErrorKind, Schedule, Scheduler, Setup, StateTree,
-    setup,
+    Adam, Checkpoint, CheckpointFile, Communicator, Error, ErrorKind, Schedule, Setup, StateTree, setup,
 };
 
 use support::common::{Vars, is_kind};
@@ -18,18 +17,11 @@ fn state(x: &Var) -> StateTree {
     setup(Adam::new(0.1), x).expect("a state")
 }
 
-/// As many steps as no program makes, so that the number is not small.
-fn scheduler(state: &mut StateTree, steps: u64) -> Scheduler {
-    let mut scheduler = Scheduler::new(Schedule::cosine(0.1, 0.01, 1000), state).expect("a scheduler");
-    scheduler.go_to(steps, state).expect("a step");
-    scheduler
-}
-
 #[test]
 fn bytes_and_steps_come_back() {
     let x = variable();
     let mut state = state(&x);
-    let scheduler = scheduler(&mut state, 777);
+    state.set_steps(777);
     let long: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let cases = [
         ("generator", long),
@@ -37,7 +29,7 @@ fn bytes_and_steps_come_back() {
         ("none", vec![]),
         ("a \"name\"/of\n\u{0}\u{1F600}", vec![0; 3]),
     ];
-    let mut checkpoint = Checkpoint::new(&state).model(&x).scheduler(&scheduler);
+    let mut checkpoint = Checkpoint::new(&state).model(&x);
     for (name, bytes) in &cases {
         checkpoint = checkpoint.bytes(*name, bytes.clone());
     }
@@ -46,15 +38,15 @@ fn bytes_and_steps_come_back() {
         assert_eq!(file.bytes(name).expect("an entry").as_ref(), Some(bytes), "{name:?}");
         assert!(file.tensor_names().contains(&format!("optimisers.bytes/{name}")));
     }
-    assert_eq!((file.bytes("loader").expect("no entry"), file.scheduler_steps()), (None, Some(777)));
+    assert_eq!((file.bytes("loader").expect("no entry"), file.steps()), (None, 777));
     file.restore_with_model(&mut state, &x).expect("a restore");
 
     // The file of a program that adds none says nothing of them.
     let without = file_of(Checkpoint::new(&state).model(&x));
     let file = open(&without).expect("a checkpoint");
-    assert_eq!((file.bytes("generator").expect("no entry"), file.scheduler_steps()), (None, None));
+    assert_eq!(file.bytes("generator").expect("no entry"), None);
     let description = Pieces::of(&without).description;
-    assert!(description.get("bytes").is_none() && description.get("scheduler").is_none(), "{description}");
+    assert!(description.get("bytes").is_none(), "{description}");
 }
 
 #[test]
@@ -112,31 +104,32 @@ fn over_ranks_all_have_to_bring_the_same() {
         let path = folder.join(format!("optimisers-extras-{}", std::process::id()));
         let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
         let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
-        let mut scheduler = scheduler(&mut state, 5);
-        let same = Checkpoint::new(&state)
-            .model(&model)
-            .bytes("a", [1, 2])
-            .bytes("b", [])
-            .scheduler(&scheduler)
-            .save(&path);
+        state.set_steps(5);
+        let same = Checkpoint::new(&state).model(&model).bytes("a", [1, 2]).bytes("b", []).save(&path);
         same.expect("a save");
         let file = CheckpointFile::open(&path).expect("a checkpoint");
-        assert_eq!((file.bytes("a").expect("an entry"), file.scheduler_steps()), (Some(vec![1, 2]), Some(5)));
+        assert_eq!((file.bytes("a").expect("an entry"), file.steps()), (Some(vec![1, 2]), 5));
         file.restore_with_model(&mut state, &model).expect("a restore");
 
         let rank = world.rank() as u8;
         let other_bytes = Checkpoint::new(&state).bytes("a", [1, rank]).save(&path).expect_err("other bytes");
         let other_names =
             Checkpoint::new(&state).bytes(format!("a{rank}"), [1]).save(&path).expect_err("other names");
-        scheduler.go_to(5 + u64::from(rank), &mut state).expect("a step");
-        state.adjust(0.1).expect("one rate");
-        let other_steps = Checkpoint::new(&state).scheduler(&scheduler).save(&path).expect_err("other steps");
-        (path, [other_bytes, other_names, other_steps].map(|error| (error.kind(), error.to_string())))
+        state.set_steps(5 + u64::from(rank));
+        let other_steps = Checkpoint::new(&state).save(&path).expect_err("other steps");
+        state.set_steps(5);
+        state.schedule(Schedule::cosine(0.1, 0.01, 1000 + u64::from(rank))).expect("a schedule");
+        let other_schedules = Checkpoint::new(&state).save(&path).expect_err("other schedules");
+        (
+            path,
+            [other_bytes, other_names, other_steps, other_schedules]
+                .map(|error| (error.kind(), error.to_string())),
+        )
     });
     for (path, errors) in told {
         let _ = std::fs::remove_file(path);
         for ((kind, text), word) in
-            errors.into_iter().zip(["the bytes", "the bytes", "the steps of the scheduler"])
+            errors.into_iter().zip(["the bytes", "the bytes", "the count of applied steps", "the schedules"])
         {
             assert!(kind == ErrorKind::Ranks && text.contains(word), "{text}");
         }

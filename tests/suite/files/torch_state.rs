@@ -8,14 +8,14 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
     AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
-    Offload, OptimiserChain, Q8, Schedule, Scheduler, StateTree, StoreAs, WeightDecay, setup,
+    Offload, OptimiserChain, Q8, Schedule, StateTree, StoreAs, Warning, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
 use support::common::{Snapshot, Vars, bits, constant, is_kind, says, snapshot, values, var};
 use support::torch_runs::{
     GROUP_RATES, ScheduledRun, assert_close, assert_exact, json as read, model, model_in, optimisers,
-    parameters, read_parameters, scheduled, scheduled_steps, start, steps,
+    parameters, read_parameters, scheduled, start, steps,
 };
 
 pub fn golden(name: &str) -> PathBuf {
@@ -112,7 +112,7 @@ fn runs_go_on_from_files_that_torch_wrote() {
 
 /// Two groups under one scheduler of torch's go on at its rates, to 15 digits.
 #[test]
-fn a_scheduler_goes_on_from_files_that_torch_wrote() {
+fn a_schedule_goes_on_from_files_that_torch_wrote() {
     let expected = read(&golden("scheduled.json"));
     let mut files = 0;
     for ScheduledRun { name, optimiser, schedule } in scheduled() {
@@ -126,40 +126,58 @@ fn a_scheduler_goes_on_from_files_that_torch_wrote() {
             files += 1;
             let model = model_in(DType::F64, &after_20);
             let mut state = setup(optimiser.clone(), &model).expect("a state");
-            TorchState::open(path)
-                .and_then(|file| file.taking_over_fields().restore(&mut state))
-                .expect("torch's state");
-            let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
-            let bases: Vec<_> = state.leaves().map(|leaf| leaf.base(field)).collect();
-            assert_eq!(bases, [GROUP_RATES[1], GROUP_RATES[0], GROUP_RATES[0]].map(Some), "{name}");
-            let anew = Scheduler::new(schedule.clone(), &mut state).expect_err("a wrong base");
-            is_kind(&anew, ErrorKind::Argument, &["a new relative schedule would multiply the"]);
-            assert_eq!(anew.path(), Some("conv"), "{anew}");
+            let file = || TorchState::open(path).expect("a file").taking_over_fields();
+            state.schedule(schedule.clone()).expect("a schedule");
+            let error = file().restore(&mut state).expect_err("another step");
+            says(&error, &["torch's lr in the file is", "as the schedule gives in step 0", "`last_epoch`"]);
             let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            let mut scheduler =
-                Scheduler::resume(schedule.clone(), last_epoch, &mut state).expect("a scheduler");
-            scheduled_steps(&mut scheduler, &mut state, &model, 20);
+            state.set_steps(last_epoch);
+            file().restore(&mut state).expect("torch's state");
+            assert_eq!(state.warnings(), []);
+            let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
+            let own: Vec<_> = state.leaves().map(|leaf| leaf.field(field)).collect();
+            let [fc, others] = GROUP_RATES.map(|rate| Some(rate.into()));
+            assert_eq!(own, [others, fc, fc], "{name}");
+            steps(&mut state, &model, 20);
             assert_exact(&parameters(&model), &after_40, name);
         }
     }
     assert_eq!(files, 4);
 }
 
-/// What a schedule sets for all of a group goes on from the group's rate.
+/// Without a schedule of torch's groups the rates stay as they are, and are nobody's but the leaf's.
 #[test]
-fn a_schedule_that_is_not_relative_goes_on_for_each_group() {
+fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() {
     let model = start_of_scheduled();
     let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
-    let file = TorchState::open(golden("adamw_cosine.safetensors")).expect("a file");
-    file.taking_over_fields().restore(&mut state).expect("torch's state");
+    let file = || TorchState::open(golden("adamw_cosine.safetensors")).expect("a file").taking_over_fields();
+    file().restore(&mut state).expect("torch's state");
     let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
-    let before: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
-    let _ = Scheduler::resume([fc.clone().below("fc"), others.clone()], 20, &mut state).expect("a scheduler");
-    let now: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
-    assert_eq!(now, [others.at(20), fc.at(20), fc.at(20)]);
+    let rates =
+        |state: &StateTree| state.leaves().filter_map(|leaf| leaf.learning_rate()).collect::<Vec<_>>();
+    let near = |got: &[f64]| {
+        let expected = [others.at(20), fc.at(20), fc.at(20)];
+        got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-16)
+    };
+    assert!(near(&rates(&state)), "{state}");
+    let [Warning::ScheduleDiffers { path, program, file: of_file, .. }] = state.warnings() else {
+        panic!("{:?}", state.warnings())
+    };
+    assert_eq!(
+        (&**path, program.is_none(), of_file.contains("began at 0.005 and is at 0.003")),
+        ("conv", true, true)
+    );
+
+    // One that is not relative, for each group.
+    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
+    state.at("fc").and_then(|mut leaves| leaves.schedule(fc.clone())).expect("a schedule");
+    state.at("conv").and_then(|mut leaf| leaf.schedule(others.clone())).expect("a schedule");
+    state.set_steps(20);
+    file().restore(&mut state).expect("torch's state");
+    assert!(near(&rates(&state)) && state.warnings().is_empty(), "{state}");
     assert!(
-        before.iter().zip(&now).all(|(before, now)| (before - now).abs() < 1e-16),
-        "{before:?} and {now:?}"
+        state.leaves().all(|leaf| leaf.field("eta") == Some(0.01.into())),
+        "the own rates have no effect"
     );
 }
 
@@ -187,29 +205,40 @@ fn initial_rates_are_written_and_read() {
     assert_eq!(groups(), json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]), "no schedule");
     state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25)).expect("a rate");
     let schedule = || Schedule::linear(1.0, 0.0, 4).relative().field("1.eta");
-    let mut scheduler = Scheduler::new(schedule(), &mut state).expect("a scheduler");
-    scheduler.go_to(1, &mut state).expect("a step of the schedule");
+    state.schedule(schedule()).expect("a schedule");
+    state.set_steps(1);
     state.save_torch(&path).expect("a save");
     assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
 
-    let mut restored =
-        setup(OptimiserChain::new((Adam::new(0.5), Descent::new(1.0))), &model).expect("a state");
-    TorchState::open(&path)
-        .and_then(|file| file.taking_over_fields().restore(&mut restored))
-        .expect("a state");
+    let rule = || OptimiserChain::new((Adam::new(0.5), Descent::new(1.0)));
+    let mut restored = setup(rule(), &model).expect("a state");
+    restored.schedule(schedule()).expect("a schedule");
+    restored.set_steps(1);
+    let file = || TorchState::open(&path).expect("a file");
+    says(&file().restore(&mut restored).expect_err("another rate"), &["torch's initial_lr", "0.25"]);
+    file().taking_over_fields().restore(&mut restored).expect("a state");
     let told = |state: &StateTree| {
-        state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.base("1.eta"))).collect::<Vec<_>>()
+        state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.learning_rate())).collect::<Vec<_>>()
     };
     assert_eq!(told(&restored), told(&state));
-    let resumed = Scheduler::resume(schedule(), 1, &mut restored).expect("a scheduler");
-    assert_eq!((resumed, told(&restored)), (scheduler, told(&state)));
+    // Without a schedule the rates of the moment are the leaves' own.
+    let mut plain = setup(rule(), &model).expect("a state");
+    file().taking_over_fields().restore(&mut plain).expect("a state");
+    assert_eq!(
+        told(&plain),
+        told(&state)
+            .into_iter()
+            .map(|(_, rate)| (rate.map(|rate| (rate / 0.5).into()), rate))
+            .collect::<Vec<_>>()
+    );
+    assert_eq!(plain.warnings().len(), 1);
 
-    // A file without them has rates that are nobody's but the leaf's.
-    let mut plain = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model).expect("a state");
+    // A file without a scheduler is compared by the rate of the step.
     plain.save_torch(&path).expect("a save");
-    TorchState::open(&path).and_then(|file| file.taking_over_fields().restore(&mut state)).expect("a state");
-    assert_eq!(told(&state), told(&plain));
-    let _ = Scheduler::new(schedule(), &mut plain).expect("rates of its own");
+    assert_eq!(groups(), json!([[["conv"], 0.1875, null], [["fc.bias", "fc.weight"], 0.09375, null]]));
+    file().restore(&mut restored).expect("the same rates");
+    restored.set_steps(2);
+    says(&file().restore(&mut restored).expect_err("another step"), &["as the schedule gives in step 2"]);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use optimisers::{
     AMSGradW, AdaDelta, AdaGrad, AdaMax, Adafactor, Adam, AdamW, Adjust, CandleOptimizer, Centralise,
     Checkpoint, ClipGlobalNorm, ClipGrad, DecoupledDecay, Descent, Ema, ErrorKind, Fallback, FieldValue,
     Flow, Gradient, Lion, Momentum, Muon, NAdam, NAdamW, Nesterov, OptimiserChain, Parameter, RAdam, RMSProp,
-    ReduceOnPlateau, Result, Rprop, Rule, Scale, Schedule, Scheduler, State, StateTree, UniformAverage,
-    WeightDecay, setup, setup_with, update,
+    ReduceOnPlateau, Result, Rprop, Rule, Scale, Schedule, State, StateTree, UniformAverage, WeightDecay,
+    setup, setup_with, update,
 };
 
 use support::common::{Vars, grads, is_kind, model, random, says, snapshot};
@@ -116,10 +116,6 @@ fn by_hand(rule: &Boxed, rate: f64) -> impl FnOnce(&mut StateTree) {
     move |state| state.all().adjust_field(&place, rate).expect("a rate")
 }
 
-fn drive(schedule: Schedule, state: &mut StateTree) -> Result<()> {
-    Scheduler::new(schedule, state).map(drop)
-}
-
 /// What sets the rate of a state, and to what.
 type Setter = (f64, fn(&mut StateTree) -> Result<()>);
 
@@ -127,8 +123,8 @@ const SETTERS: [Setter; 6] = [
     (AFTER, |state| state.adjust(AFTER)),
     (AFTER, |state| state.all().adjust_field("eta", AFTER)),
     (AFTER, |state| ["0", "1"].into_iter().try_for_each(|path| state.at(path)?.adjust(AFTER))),
-    (AFTER, |state| drive(Schedule::constant(AFTER), state)),
-    (BEFORE * 0.125, |state| drive(Schedule::constant(0.125).relative(), state)),
+    (AFTER, |state| state.schedule(Schedule::constant(AFTER))),
+    (BEFORE * 0.125, |state| state.schedule(Schedule::constant(0.125).relative())),
     (BEFORE * 0.125, |state| {
         let mut plateau = ReduceOnPlateau::new().factor(0.125).patience(0);
         let fallen = [1.0, 1.0].map(|loss| plateau.observe(loss, &mut *state).expect("an observation"));
@@ -176,6 +172,12 @@ fn fields<const N: usize>(state: &StateTree, path: &str, names: [&str; N]) -> [O
     names.map(|name| leaf.field(name))
 }
 
+/// Fields that act in the next step.
+fn acting<const N: usize>(state: &StateTree, path: &str, names: [&str; N]) -> [Option<FieldValue>; N] {
+    let leaf = state.leaf(path).expect("a leaf");
+    names.map(|name| leaf.acting().field(name))
+}
+
 /// Rates at 0, 1.0 and 1.2; a `None` at 1.1.
 fn nested(outer: f64, inner: f64, last: f64) -> impl Rule + Clone + PartialEq {
     let inner = OptimiserChain::new((Momentum::new(inner), None::<Descent>, Descent::new(last)));
@@ -218,70 +220,57 @@ fn a_rate_that_no_last_factor_makes_is_refused() {
         state.adjust(0.5),
         state.all().adjust_fields([("delta", 2.0.into()), ("eta", 0.5.into())]),
         state.at("1").and_then(|mut leaf| leaf.adjust(0.5)),
-        drive(Schedule::constant(0.5).below("1"), &mut state),
+        state.at("1").and_then(|mut leaf| leaf.schedule(Schedule::constant(0.5))),
     ];
     for error in refused.map(|outcome| outcome.expect_err("refused")) {
         says(&error, &remedy);
         assert_eq!((error.path(), snapshot(&model, &state)), (Some("1"), before.clone()), "{error}");
     }
     // A factor of a rate of 0 is 0, whatever it is.
-    drive(Schedule::constant(0.5).relative(), &mut state).expect("a scheduler");
-    assert_eq!(fields(&state, "1", NESTED), [0.0, 0.25, 0.0625, 0.0].map(real));
+    state.schedule(Schedule::constant(0.5).relative()).expect("a schedule");
+    assert_eq!(acting(&state, "1", NESTED), [0.0, 0.25, 0.0625, 0.0].map(real));
 }
 
-/// What of a driven chain is adjusted by hand stays so, and what drives goes on: one value is the rate, a
-/// factor is one of what the leaf has.
+/// What of a driven chain is adjusted by hand stays so, and what drives goes on: a value is that of the last
+/// member, a factor is one of what the leaf has.
 #[test]
 fn a_rate_is_driven_while_a_member_is_adjusted_by_hand() {
     let model = matrices();
     let cases = [
-        (
-            Schedule::linear(0.5, 0.25, 2),
-            [[0.5, 0.25, 4.0, 0.5], [0.5, 1.0, 0.75, 0.375]],
-            [None; 2],
-            [0.375; 2],
-        ),
+        (Schedule::linear(4.0, 2.0, 2).field("1.2.eta"), [[0.5, 0.25, 4.0, 0.5], [0.5, 1.0, 3.0, 1.5]]),
         (
             Schedule::linear(1.0, 0.5, 2).relative(),
             [[0.5, 0.25, 0.125, 0.015625], [0.5, 1.0, 0.09375, 0.046875]],
-            [Some(0.125), Some(0.0625)],
-            [0.75 * 0.25, 0.75 * 0.015625],
         ),
     ];
-    for (schedule, after, bases, of_others) in cases {
+    for (schedule, after) in cases {
         let mut state = setup(nested(0.5, 0.25, 0.125), &model).expect("a state");
-        let mut scheduler = Scheduler::new(schedule.clone(), &mut state).expect("a scheduler");
-        assert_eq!(fields(&state, "1", NESTED), after[0].map(real));
+        state.schedule(schedule.clone()).expect("a schedule");
+        assert_eq!(acting(&state, "1", NESTED), after[0].map(real));
         state.all().adjust_field("1.0.eta", 1.0).expect("a rate");
-        scheduler.go_to(1, &mut state).expect("a step of the schedule");
-        assert_eq!(fields(&state, "1", NESTED), after[1].map(real), "{schedule:?}");
+        state.set_steps(1);
+        assert_eq!(acting(&state, "1", NESTED), after[1].map(real), "{schedule:?}");
+        assert_eq!(fields(&state, "1", NESTED), [0.5, 1.0, 0.125, 0.0625].map(real));
 
-        // The last one is still the schedule's, also in another process and another chain.
+        // The last one is still the schedule's, also in another process.
         let mut restored = setup(nested(1.0, 1.0, 1.0), &model).expect("a state");
         let file = open(&file_of(Checkpoint::new(&state))).expect("a checkpoint");
         file.restore(&mut restored).expect("a state");
-        for state in [&mut state, &mut restored] {
-            let resumed = Scheduler::resume(schedule.clone(), 1, state).expect("a scheduler");
-            assert_eq!((resumed, fields(state, "1", NESTED)), (scheduler.clone(), after[1].map(real)));
-            assert_eq!(state.leaf("1").and_then(|leaf| leaf.base("eta")), bases[1]);
-        }
-        // What is set by hand is where a new schedule begins.
-        restored.adjust(0.25).expect("a rate");
-        drive(Schedule::constant(0.5).relative(), &mut restored).expect("a second phase");
-        assert_eq!(fields(&restored, "1", NESTED), [0.5, 1.0, 0.25, 0.125].map(real));
-        assert_eq!(restored.leaf("1").and_then(|leaf| leaf.base("eta")), Some(0.25));
-
-        // A new rule goes on at the driven rate, wherever it has it.
+        assert_eq!(acting(&restored, "1", NESTED), after[1].map(real));
+        assert_eq!(fields(&restored, "1", NESTED), fields(&state, "1", NESTED));
+    }
+    // A new rule goes on at the driven rate, wherever it has it.
+    for (schedule, rate) in
+        [(Schedule::linear(0.5, 0.25, 2), 0.375), (Schedule::linear(1.0, 0.5, 2).relative(), 0.75 / 64.0)]
+    {
         let mut state = setup(nested(0.5, 0.25, 0.125), &model).expect("a state");
-        let mut scheduler = Scheduler::new(schedule, &mut state).expect("a scheduler");
-        scheduler.go_to(1, &mut state).expect("a step of the schedule");
-        state.all().replace(Adam::new(0.25), &model).expect("one rate");
-        assert_eq!(fields(&state, "0", ["eta"]), [real(of_others[0])]);
-        state.all().replace(nested(0.5, 0.25, 0.125), &model).expect("three rates");
-        let expected = [0.5, 0.25, of_others[1] / 0.125, of_others[1]].map(real);
-        assert_eq!(fields(&state, "0", NESTED), expected);
-        scheduler.go_to(1, &mut state).expect("the same step");
-        assert_eq!(fields(&state, "0", NESTED), expected);
+        state.schedule(schedule).expect("a schedule");
+        state.set_steps(1);
+        assert_eq!(acting(&state, "0", NESTED), [0.5, 0.25, rate / 0.125, rate].map(real));
+        state.all().replace(Adam::new(1.0 / 64.0), &model).expect("one rate");
+        assert_eq!(acting(&state, "0", ["eta"]), [real(rate)]);
+        state.all().replace(nested(0.5, 0.5, 1.0 / 16.0), &model).expect("three rates");
+        assert_eq!(acting(&state, "0", NESTED), [0.5, 0.5, rate / 0.25, rate].map(real));
     }
 }
 
@@ -298,13 +287,14 @@ fn one_schedule_drives_chains_whose_rates_are_products_of_other_factors() {
     };
     let mut state = setup_with(&model, choose).expect("a state");
     state.adjust(0.1).expect("a rate");
-    let mut scheduler = Scheduler::new(Schedule::cosine(0.1, 0.01, 50), &mut state).expect("a scheduler");
-    for step in 1..50 {
-        scheduler.go_to(step, &mut state).expect("a step of the schedule");
+    let schedule = Schedule::cosine(0.1, 0.01, 50);
+    state.schedule(schedule.clone()).expect("a schedule");
+    for step in 0..50 {
+        state.set_steps(step);
+        let rates =
+            ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate"));
+        assert!(rates.into_iter().all(|rate| (rate - schedule.at(step)).abs() < 1e-16), "step {step}");
     }
-    state.at("1").and_then(|mut leaf| leaf.adjust(0.02)).expect("a rate");
-    let error = scheduler.go_to(50, &mut state).expect_err("two rates");
-    is_kind(&error, ErrorKind::Argument, &["one schedule would make its eta", "and that of \"0\"", "equal"]);
 }
 
 /// The first rule until a flag says that it is the turn of the second. Each has a state.
@@ -361,14 +351,13 @@ fn alternatives_have_learning_rates_of_their_own() {
     let model = matrices();
     let mut state = setup(apart(0.25, 0.125), &model).expect("a state");
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), None);
-    let flattened = drive(Schedule::constant(0.5), &mut state).expect_err("two rates");
+    let flattened = state.schedule(Schedule::constant(0.5)).expect_err("two rates");
     let words = ["one schedule would make its eta, 0.0625, and that of \"0\", 0.125, equal"];
     is_kind(&flattened, ErrorKind::Argument, &words);
-    let schedule = Schedule::linear(1.0, 0.0, 2).relative();
-    let mut scheduler = Scheduler::new(schedule, &mut state).expect("a scheduler");
-    scheduler.go_to(1, &mut state).expect("a step of the schedule");
+    state.schedule(Schedule::linear(1.0, 0.0, 2).relative()).expect("a schedule");
+    state.set_steps(1);
     let places = ["1.0.eta", "1.1.eta"];
-    assert_eq!(fields(&state, "0", places), [0.125, 0.0625].map(real), "each has its own");
+    assert_eq!(acting(&state, "0", places), [0.125, 0.0625].map(real), "each has its own");
     let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(0);
     let fallen = [1.0, 1.0].map(|loss| plateau.observe(loss, &mut state).expect("an observation"));
     assert_eq!(fallen, [false, true]);
@@ -376,13 +365,12 @@ fn alternatives_have_learning_rates_of_their_own() {
     let file = open(&file_of(Checkpoint::new(&state))).expect("a checkpoint");
     file.restore(&mut restored).expect("a state");
     for state in [&state, &restored] {
-        assert_eq!(fields(state, "0", places), [0.0625, 0.03125].map(real));
+        assert_eq!(acting(state, "0", places), [0.0625, 0.03125].map(real));
+        assert_eq!(fields(state, "0", places), [0.125, 0.0625].map(real));
     }
-    let bases = places.map(|place| restored.leaf("0").and_then(|leaf| leaf.base(place)));
-    assert_eq!(bases, [Some(0.125), Some(0.0625)]);
     state.adjust(0.5).expect("one rate");
-    drive(Schedule::constant(0.25), &mut state).expect("one schedule for one rate");
-    assert_eq!(fields(&state, "0", places), [real(0.5); 2]);
+    state.schedule(Schedule::constant(0.25)).expect("one schedule for one rate");
+    assert_eq!(acting(&state, "0", places), [real(0.5); 2]);
 }
 
 /// A number that is right for one of them alone is not made up.
@@ -399,8 +387,7 @@ fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
     for rule in [boxed(rule(0.25, 0.125)), boxed(without)] {
         let places = rule.places().into_iter().filter(|place| place.ends_with("eta")).collect::<Vec<_>>();
         let mut state = setup(rule.clone(), &model).expect("a state");
-        let refused =
-            [rule.clone().adjust(0.5), state.adjust(0.5), drive(Schedule::constant(0.5), &mut state)];
+        let refused = [rule.clone().adjust(0.5), state.adjust(0.5), state.schedule(Schedule::constant(0.5))];
         for error in refused.map(|outcome| outcome.expect_err("refused")) {
             let several = ["several learning rates", "rules in place of each other differ", "`setup`"];
             let words = [&several[..], &[&places[0], &places[1]]].concat();

@@ -3,8 +3,8 @@
 use candle_core::DType;
 use optimisers::{
     AccumGrad, Adam, Adjust, Average, Checkpoint, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind,
-    LossScaler, OnOverflow, OptimiserChain, Outcome, Rule, Schedule, Scheduler, StateTree, Status, Update,
-    setup, setup_with, trainables, update,
+    LossScaler, OnOverflow, OptimiserChain, Outcome, Rule, Schedule, StateTree, Status, Update, setup,
+    setup_with, trainables, update,
 };
 
 use crate::model::models::of;
@@ -114,7 +114,7 @@ fn a_thawed_leaf_is_in_step_with_the_others() {
     let model = zeros(&["a", "b"]);
     let rule = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Descent::new(1.0)));
     let mut state = setup(rule, &model).expect("a state");
-    let mut scheduler = Scheduler::new(Schedule::constant(1.0), &mut state).expect("a scheduler");
+    state.schedule(Schedule::constant(1.0)).expect("a schedule");
     let mut seen = Vec::new();
     for number in 0..8 {
         match number {
@@ -123,7 +123,6 @@ fn a_thawed_leaf_is_in_step_with_the_others() {
             _ => {}
         }
         let outcome = call(&mut state, &model, &[("a", 3.0), ("b", 4.0)]);
-        scheduler.advance(&outcome, &mut state).expect("a learning rate");
         seen.push((outcome.status, outcome.applied, outcome.global_norm));
     }
     use Status::{Accumulated, Stepped};
@@ -131,7 +130,7 @@ fn a_thawed_leaf_is_in_step_with_the_others() {
     let pairs = [held, both];
     assert_eq!(seen[..2], [(Accumulated, 0, None), (Stepped, 1, Some(4.0))]);
     assert_eq!(seen[2..], [pairs.clone(), pairs.clone(), pairs].concat());
-    assert_eq!(scheduler.steps(), 4);
+    assert_eq!(state.steps(), 4);
 }
 
 /// A leaf has the mean of the calls in which it was there, those before it was frozen included.

@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Engine,
     Fallback, FieldValue, Kahan, MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload,
-    Optimiser, OptimiserChain, Parameter, Products, Q8, Rule, Schedule, Scheduler, Setup, Sizes, SplitMaster,
-    StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
+    Optimiser, OptimiserChain, Parameter, Products, Q8, Rule, Schedule, Setup, Sizes, SplitMaster, StateTree,
+    StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
@@ -523,7 +523,7 @@ fn a_fallback_goes_wherever_rules_go() {
 fn a_fallback_has_a_learning_rate_for_each() {
     let model = network(DType::F32);
     let mut state = setup(fallback(), &model).expect("a state");
-    let _ = Scheduler::new(Schedule::constant(0.5).relative(), &mut state).expect("a scheduler");
+    state.schedule(Schedule::constant(0.5).relative()).expect("a schedule");
     let rates: Vec<_> = state.leaves().filter_map(|leaf| leaf.learning_rate()).collect();
     assert_eq!(rates, [0.005, 0.005, 0.05, 0.005]);
 }

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use optimisers::{
     AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, ErrorKind, FieldValue,
     Kahan, Kind, Lion, MarsAdamW, MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, RMSProp, Rule,
-    Schedule, ScheduleFreeSGD, Scheduler, SignDecay, SplitMaster, StableAdamW, StochasticRounding,
-    WeightDecay, rules, setup, update,
+    Schedule, ScheduleFreeSGD, SignDecay, SplitMaster, StableAdamW, StochasticRounding, WeightDecay, rules,
+    setup, update,
 };
 
 use crate::rules::recurrences::assert_follows;
@@ -118,13 +118,12 @@ fn a_corrected_decay_follows_a_schedule() {
     let rule = DecoupledDecay::new(lambda, Adam { beta: (0.0, 0.0), epsilon: 0.0, ..Adam::new(peak) })
         .corrected(peak);
     let mut state = setup(rule, &x).expect("a state");
-    let mut scheduler = Scheduler::new(Schedule::linear(peak, 0.0, 10), &mut state).expect("a scheduler");
+    state.schedule(Schedule::linear(peak, 0.0, 10)).expect("a schedule");
     let mut expected = values(&x["0"]);
     for t in 0..10 {
         let eta = state.leaf("0").and_then(|leaf| leaf.learning_rate()).expect("a learning rate");
         let g = tensor(10 + t, &[5], DType::F64);
-        let outcome = update(&mut state, &x, &grads([Some(g.clone())])).expect("an update");
-        scheduler.advance(&outcome, &mut state).expect("a learning rate");
+        update(&mut state, &x, &grads([Some(g.clone())])).expect("an update");
         for (x, g) in expected.iter_mut().zip(values(&g)) {
             *x -= eta * g.signum() + eta * eta / peak * lambda * *x;
         }

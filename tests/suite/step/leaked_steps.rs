@@ -8,7 +8,7 @@ use optimisers::config::OptimiserConfig;
 use optimisers::torch::TorchState;
 use optimisers::{
     AdamW, Checkpoint, CheckpointFile, CheckpointSaver, Descent, Error, ErrorKind, LossScaler,
-    ReduceOnPlateau, Result, Sam, Schedule, Scheduler, StateTree, Update, Weights, setup, trainables, update,
+    ReduceOnPlateau, Result, Sam, Schedule, StateTree, Update, Weights, setup, trainables, update,
 };
 
 use support::common::{Vars, constant, is_kind, model};
@@ -40,11 +40,6 @@ fn what_needs_the_leaves_is_refused() {
     saver.save(1, Checkpoint::new(&state)).and_then(|_| saver.wait()).expect("a save");
     let parameters = trainables(&model).expect("parameters");
     let open = || CheckpointFile::open(&file);
-    let schedule = || Schedule::linear(0.1, 0.0, 10);
-    let mut scheduler = Scheduler::new(schedule(), &mut setup(AdamW::new(0.1), &model).expect("a state"))
-        .expect("a scheduler");
-    let outcome =
-        update(&mut setup(AdamW::new(0.1), &model).expect("a state"), &model, &grads).expect("an outcome");
 
     let step = Update::new(&mut state).begin(&model).expect("a step");
     step.push("0", grads["0"].clone()).expect("a push");
@@ -98,12 +93,7 @@ fn what_needs_the_leaves_is_refused() {
         ("resize_rows", Box::new(|state| state.resize_rows("0", &model, &[None, None]).map(drop))),
         ("try_clone", Box::new(|state| state.try_clone().map(drop))),
         ("of_state", Box::new(|state| OptimiserConfig::of_state(state).map(drop))),
-        ("Scheduler::new", Box::new(|state| Scheduler::new(schedule(), state).map(drop))),
-        ("Scheduler::resume", Box::new(|state| Scheduler::resume(schedule(), 1, state).map(drop))),
-        (
-            "advance and go_to",
-            Box::new(|state| scheduler.advance(&outcome, state).and(scheduler.go_to(3, state))),
-        ),
+        ("schedule", Box::new(|state| state.schedule(Schedule::linear(0.1, 0.0, 10)))),
         ("plateau", Box::new(|state| ReduceOnPlateau::new().observe(1.0, state).map(drop))),
     ];
     for (verb, run) in verbs {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 use optimisers::{
     AccumGrad, Checkpoint, CheckpointFile, Descent, ErrorKind, Momentum, OptimiserChain, Parameter,
-    ReduceOnPlateau, Rule, Schedule, Scheduler, Setup, StateTree, setup, setup_with,
+    ReduceOnPlateau, Rule, Schedule, Setup, StateTree, setup, setup_with,
 };
 
 use support::common::{Vars, is_kind, model, random, says};
@@ -266,30 +266,33 @@ fn a_run_goes_on_after_a_checkpoint_at_any_place() {
 fn a_relative_schedule_goes_on_from_what_is_reduced() {
     let model = variables();
     let mut state = state(&model);
-    let drive = || Schedule::linear(0.0, 1.0, 4).relative();
-    let mut scheduler = Scheduler::new(drive(), &mut state).expect("a scheduler");
+    state.schedule(Schedule::linear(0.0, 1.0, 4).relative()).expect("a schedule");
     let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(0).min_eta(0.015);
-    let bases = |state: &StateTree| {
-        ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.base("eta")).expect("a base"))
+    let own = |state: &StateTree| {
+        ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.field("eta")).expect("a rate"))
     };
     for metric in [1.0, 1.0] {
         plateau.observe(metric, &mut state).expect("an observation");
     }
-    assert_eq!(
-        (rates(&state), bases(&state)),
-        ([0.0, 0.0], [0.15, 0.015]),
-        "in the first step of the warm-up"
-    );
-    scheduler.go_to(2, &mut state).expect("a step of the schedule");
+    let first = ([0.0, 0.0], [0.15, 0.015].map(Into::into));
+    assert_eq!((rates(&state), own(&state)), first, "in the first step of the warm-up");
+    state.set_steps(2);
     assert_eq!(rates(&state), [0.075, 0.0075]);
     assert!(plateau.observe(1.0, &mut state).expect("an observation"));
-    assert_eq!((rates(&state), bases(&state)), ([0.0375, 0.0075], [0.075, 0.015]));
+    assert_eq!((rates(&state), own(&state)), ([0.0375, 0.0075], [0.075, 0.015].map(Into::into)));
 
     let mut restored = setup(Descent::new(7.0), &model).expect("a state");
     open(&file_of(Checkpoint::new(&state))).and_then(|file| file.restore(&mut restored)).expect("a state");
-    let mut resumed = Scheduler::resume(drive(), 2, &mut restored).expect("a scheduler");
-    resumed.go_to(4, &mut restored).expect("a step of the schedule");
+    restored.set_steps(4);
     assert_eq!(rates(&restored), [0.075, 0.015]);
+
+    // Where a schedule alone decides, no reduction would have an effect.
+    let mut state = setup(Descent::new(0.5), &model).expect("a state");
+    state.schedule(Schedule::cosine(0.5, 0.0, 9)).expect("a schedule");
+    let mut plateau = ReduceOnPlateau::new();
+    let error = plateau.observe(1.0, &mut state).expect_err("refused at once");
+    is_kind(&error, ErrorKind::Argument, &["a schedule alone sets its eta", "`relative`"]);
+    assert_eq!(plateau, ReduceOnPlateau::new(), "what is refused does not count");
 }
 
 /// Of several rates in a chain the product is reduced, of other fields a place; a part of the model can have

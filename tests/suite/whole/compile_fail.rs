@@ -161,17 +161,8 @@ fn a_field_that_the_model_forgets_does_not_compile() {
 /// A result is seen where its type says so, behind `?` as well, or the function.
 #[test]
 fn the_compiler_sees_results_that_are_dropped() {
-    let types = [
-        "Update",
-        "Selection",
-        "Scheduler",
-        "Schedule",
-        "Checkpoint",
-        "Setup",
-        "StateTree",
-        "AdamW",
-        "ScaledLoss",
-    ];
+    let types =
+        ["Update", "Selection", "Schedule", "Checkpoint", "Setup", "StateTree", "AdamW", "ScaledLoss"];
     let functions = ["Accumulator::take", "Value::sqrt"];
     let message = refused("dropped_results", &[]);
     for name in types.into_iter().chain(functions) {

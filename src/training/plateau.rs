@@ -4,11 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use smallvec::SmallVec;
 
-use super::course::{FieldValues, adjustment, driven_fields};
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number};
-use crate::rule::{RATE, RateField, out_of_range};
-use crate::tree::{Leaf, Selection, available_in};
+use crate::rule::{RATE, out_of_range};
+use crate::tree::{Adjustment, DrivenNumber, Leaf, Selection, SetField, available_in, driven_numbers};
 
 /// Whether a metric is to fall or to rise.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,10 +65,10 @@ enum Threshold {
 /// (down to `min_eta`). Frozen leaves are reduced like the others, leaves without a rate are passed over, and
 /// a leaf that is added later starts from its own rate.
 ///
-/// # Beside a schedule
-/// If a [relative](crate::Schedule::relative) schedule drives a leaf, its base rate [`Leaf::base`] is reduced
-/// (and compared with `min_eta` and ε), and the current rate in the same ratio: warm-up or decay go on from
-/// there. Any other schedule sets its own rates at its next step, and a reduction is lost.
+/// # With a schedule
+/// What is reduced is each leaf's own rate. A [relative](crate::Schedule::relative) schedule multiplies that
+/// rate, so warm-up or decay go on from the reduced one. Any other schedule alone decides the rate, so the
+/// first observation is refused.
 ///
 /// # Checkpoints
 /// Reduced rates are in the state. The best metric and the counts are here:
@@ -126,17 +125,8 @@ pub struct ReduceOnPlateau {
     cooling: u64,
 }
 
-/// What a reduction makes of the fields of a leaf.
-type Falls = SmallVec<[Fall; 1]>;
-
-/// What a reduction makes of a field.
-struct Fall {
-    /// The index of the field.
-    field: usize,
-    value: f64,
-    /// The base that a relative schedule multiplies, if one drives the leaf.
-    base: Option<f64>,
-}
+/// The numbers of a leaf that a reduction sets.
+type Falls = SmallVec<[(SetField<'static>, f64); 1]>;
 
 impl Default for ReduceOnPlateau {
     fn default() -> Self {
@@ -204,7 +194,7 @@ impl ReduceOnPlateau {
 
     /// Reduces another hyper-parameter in place of the learning rate.
     ///
-    /// It has to be a real number. Give its name, or its place in a chain too, as in `0.lambda`.
+    /// It is named as in [`Schedule::field`](crate::Schedule::field).
     pub fn field(self, field: impl Into<String>) -> Self {
         ReduceOnPlateau { field: field.into(), ..self }
     }
@@ -218,7 +208,8 @@ impl ReduceOnPlateau {
     ///
     /// # Errors
     /// If a setting is out of range; if no leaf has the field, or several members of a chain have it and it
-    /// is not the learning rate. Nothing changes then, and the metric does not count.
+    /// is not the learning rate; if a schedule that is not relative drives it. Nothing changes then, and the
+    /// metric does not count.
     pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
         self.check()?;
         let mut leaves = leaves.into();
@@ -226,8 +217,12 @@ impl ReduceOnPlateau {
         let falls = self.falls(&leaves)?;
         let mut next = self.clone();
         let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());
+        // Tried in each observation, so that the first is refused if no reduction would have an effect.
+        let keys = falls.into_iter().map(|falls| (!falls.is_empty()).then_some(falls));
+        let setting = |falls: &Falls| falls.iter().map(|(field, to)| (*field, (*to).into())).collect();
+        let adjustment = Adjustment::by_key(leaves.leaves(), keys, setting)?;
         if has_changed {
-            Self::commit(falls, &mut leaves)?;
+            leaves.commit(adjustment);
         }
         *self = next;
         Ok(has_changed)
@@ -272,9 +267,12 @@ impl ReduceOnPlateau {
     fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Falls>> {
         let mut has_field = false;
         let falls_of = |leaf: &Leaf| {
-            let Some(fields) = driven_fields(&self.field, leaf)? else { return Ok(Falls::new()) };
+            let numbers = driven_numbers(&self.field, leaf.optimiser());
+            let Some(numbers) = numbers.map_err(|error| error.at(leaf.path()))? else {
+                return Ok(Falls::new());
+            };
             has_field = true;
-            Ok(fields.set.iter().filter_map(|field| self.fall(field, leaf.base_of(field.index))).collect())
+            Ok(numbers.iter().filter_map(|number| self.fall(number)).collect())
         };
         let falls = leaves.leaves().map(falls_of).collect::<Result<_>>()?;
         match has_field {
@@ -283,32 +281,13 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What a reduction would make of a field, and of its base, which a relative schedule multiplies.
-    fn fall(&self, field: &RateField, base: Option<f64>) -> Option<Fall> {
-        let own = RateField { value: base.unwrap_or(field.value), ..*field };
-        let next = (own.rate() * self.factor).max(self.min_eta);
-        if own.rate() - next > self.epsilon {
-            let next = own.value_for(next)?;
-            let value = if base.is_some() { field.value * (next / own.value) } else { next };
-            return Some(Fall { field: field.index, value, base: base.map(|_| next) });
-        }
-        None
-    }
-
-    fn commit(falls: Vec<Falls>, leaves: &mut Selection<'_>) -> Result<()> {
-        let values: Vec<FieldValues> = falls
-            .iter()
-            .map(|falls| falls.iter().map(|fall| (fall.field, fall.value.to_bits())).collect())
-            .collect();
-        let adjustment = adjustment(&values, leaves.leaves())?;
-        for (leaf, falls) in leaves.leaves_mut().zip(falls) {
-            falls
-                .into_iter()
-                .filter(|fall| fall.base.is_some())
-                .for_each(|fall| leaf.set_base(fall.field, fall.base));
-        }
-        adjustment.commit(leaves.leaves_mut());
-        Ok(())
+    /// What a reduction would make of a number.
+    fn fall(&self, number: &DrivenNumber) -> Option<(SetField<'static>, f64)> {
+        let rate = number.own.rate();
+        let next = (rate * self.factor).max(self.min_eta);
+        let is_due = rate - next > self.epsilon;
+        let to = number.own.value_for(next).filter(|_| is_due)?;
+        Some((SetField::Number(number.place()), to))
     }
 
     /// The best metric so far; `None` before the first, or if all were NaN or the worst infinity.

@@ -2,8 +2,10 @@
 
 use std::f64::consts::PI;
 
+use serde::{Deserialize, Serialize};
+
 /// A number for each step, from 0 on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Curve {
     Constant(f64),
     /// From `start` to `end` in `steps`, then `end`, by an easing.
@@ -13,12 +15,9 @@ pub(crate) enum Curve {
         steps: u64,
         easing: Easing,
     },
-    /// The first curve until step `at`, then the second, which counts from 0.
-    Joined {
-        first: Box<Curve>,
-        at: u64,
-        second: Box<Curve>,
-    },
+    /// Curves one after another, each with the step at which it begins and from which it counts; the first
+    /// begins at 0. There are at least two parts, which are not joined themselves.
+    Joined(Vec<(u64, Curve)>),
     /// One rise and fall, as torch's `OneCycleLR`.
     OneCycle {
         peak: f64,
@@ -38,7 +37,7 @@ pub(crate) enum Curve {
         steps: u64,
         staircase: bool,
     },
-    /// Up to `peak`, then `peak·√(warmup / step)`.
+    /// Up to `peak`, then `peak·√(warmup / t)`, with t = step + 1.
     InverseSquareRoot {
         peak: f64,
         warmup: u64,
@@ -46,7 +45,7 @@ pub(crate) enum Curve {
 }
 
 /// How a curve goes from its start to its end.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Easing {
     Cosine,
     Power(f64),
@@ -54,35 +53,72 @@ pub(crate) enum Easing {
 }
 
 impl Curve {
-    /// Whether the value no longer changes from this step on.
-    pub(super) fn rests_from(&self, step: u64) -> bool {
-        match *self {
-            Curve::Constant(_) => true,
-            Curve::Between { start, end, steps, .. } => step >= steps || start == end,
-            Curve::Joined { at, ref second, .. } => step >= at && second.rests_from(step - at),
-            Curve::OneCycle { steps, .. } => step.saturating_add(1) >= steps,
-            Curve::Restarts { high, low, .. } => high == low,
-            Curve::Exponential { start, rate, .. } => start == 0.0 || rate == 1.0,
-            Curve::InverseSquareRoot { peak, warmup } => step >= warmup && peak == 0.0,
-        }
+    /// Up to `peak` in `steps`, from `peak / steps` on.
+    pub(crate) fn warm_up(peak: f64, steps: u64) -> Self {
+        let (start, steps) = (peak / steps.max(1) as f64, steps.saturating_sub(1));
+        Curve::Between { start, end: peak, steps, easing: Easing::Power(1.0) }
     }
 
-    /// Steps that include those with the lowest and highest values, so that a range check needs no others. A
-    /// curve that grows without end has no highest.
-    pub(super) fn corners(&self) -> Vec<u64> {
+    /// This curve for the first `steps`, then another.
+    pub(super) fn then(self, steps: u64, next: Curve) -> Self {
+        let parts = |curve| if let Curve::Joined(parts) = curve { parts } else { vec![(0, curve)] };
+        let first = parts(self).into_iter().filter(|(begin, _)| *begin < steps);
+        // A part that would begin after the last step never does.
+        let next =
+            parts(next).into_iter().filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve)));
+        let mut joined: Vec<_> = first.chain(next).collect();
+        if joined.len() == 1 { joined.swap_remove(0).1 } else { Curve::Joined(joined) }
+    }
+
+    /// Whether its parts begin one after another, as `then` makes them.
+    pub(crate) fn is_ordered(&self) -> bool {
+        let Curve::Joined(parts) = self else { return true };
+        parts.first().is_some_and(|(begin, _)| *begin == 0)
+            && parts.is_sorted_by(|(begin, _), (next, _)| begin < next)
+            && parts.iter().all(|(_, part)| part.is_ordered())
+    }
+
+    /// The first number of its definition that is not finite.
+    pub(super) fn first_non_finite(&self) -> Option<f64> {
+        let numbers = match *self {
+            Curve::Constant(eta) => [eta, 0.0, 0.0],
+            Curve::Between { start, end, easing: Easing::Power(power), .. } => [start, end, power],
+            Curve::Between { start, end, .. } => [start, end, 0.0],
+            Curve::Joined(ref parts) => return parts.iter().find_map(|(_, part)| part.first_non_finite()),
+            Curve::OneCycle { peak, .. } | Curve::InverseSquareRoot { peak, .. } => [peak, 0.0, 0.0],
+            Curve::Restarts { high, low, factor, .. } => [high, low, factor],
+            Curve::Exponential { start, rate, .. } => [start, rate, 0.0],
+        };
+        numbers.into_iter().find(|number| !number.is_finite())
+    }
+
+    /// The steps with the least and with the greatest value. A step without a number counts as either.
+    pub(crate) fn extremes(&self) -> [u64; 2] {
+        let mut steps = self.turns();
+        steps.sort_by(|a, b| self.at(*a).total_cmp(&self.at(*b)));
+        [steps[0], steps[steps.len() - 1]]
+    }
+
+    /// Steps that include those with the least and the greatest value.
+    fn turns(&self) -> Vec<u64> {
         /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
         /// lower value, and after this many they no longer grow.
         const PERIODS: u32 = 64;
         match *self {
-            Curve::Constant(_) => vec![0, 1],
+            Curve::Constant(_) => vec![0],
             Curve::InverseSquareRoot { warmup, .. } => {
-                vec![0, 1, warmup.saturating_sub(1), warmup, warmup.saturating_add(1)]
+                vec![0, warmup.saturating_sub(1), warmup, u64::MAX]
             }
             // Monotone, except that the first step may have no number and the last a large one.
             Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
-            Curve::Joined { ref first, at, ref second } => {
-                let before = first.corners().into_iter().chain(at.checked_sub(1)).filter(|step| *step < at);
-                before.chain(second.corners().into_iter().map(|step| at.saturating_add(step))).collect()
+            Curve::Joined(ref parts) => {
+                let ends = parts.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]);
+                let of_part = |((begin, part), end): (&(u64, Curve), u64)| {
+                    let (begin, last) = (*begin, end - 1);
+                    let turns = part.turns().into_iter().map(move |step| begin.saturating_add(step));
+                    turns.filter(move |step| *step < end).chain([last])
+                };
+                parts.iter().zip(ends).flat_map(of_part).collect()
             }
             Curve::OneCycle { steps, .. } => {
                 let top = (0.3 * steps as f64 - 1.0).max(0.0) as u64;
@@ -94,10 +130,11 @@ impl Curve {
                 starts.flat_map(|start| [(start as u64).saturating_sub(1), start as u64]).chain([0]).collect()
             }
             // A negative rate changes the sign, or gives NaN.
-            Curve::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1)],
+            Curve::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1), u64::MAX],
         }
     }
 
+    /// The value for a step.
     pub(super) fn at(&self, step: u64) -> f64 {
         match *self {
             Curve::Constant(eta) => eta,
@@ -112,12 +149,9 @@ impl Curve {
                     Easing::OneMinusSquareRoot => end + saturating(start - end, 1.0 - part.sqrt()),
                 }
             }
-            Curve::Joined { ref first, at, ref second } => {
-                if step < at {
-                    first.at(step)
-                } else {
-                    second.at(step - at)
-                }
+            Curve::Joined(ref parts) => {
+                let current = parts.iter().rfind(|(begin, _)| *begin <= step);
+                current.map_or(f64::NAN, |(begin, part)| part.at(step - begin))
             }
             Curve::Restarts { high, low, steps, factor } => {
                 along_cosine(high, low, part_of_period(step, steps.max(1), factor))
@@ -139,14 +173,10 @@ impl Curve {
                 let times = step as f64 / steps.max(1) as f64;
                 saturating(start, rate.powf(if staircase { times.floor() } else { times }))
             }
-            Curve::InverseSquareRoot { peak, warmup } => match step.checked_sub(warmup) {
-                None => Curve::Between { start: 0.0, end: peak, steps: warmup, easing: Easing::Power(1.0) }
-                    .at(step),
-                Some(since) => {
-                    let warmup = warmup.max(1) as f64;
-                    peak * (warmup / (warmup + since as f64)).sqrt()
-                }
-            },
+            Curve::InverseSquareRoot { peak, warmup } => {
+                let (t, warmup) = (step as f64 + 1.0, warmup.max(1) as f64);
+                if t < warmup { peak * (t / warmup) } else { peak * (warmup / t).sqrt() }
+            }
         }
     }
 }
@@ -157,7 +187,7 @@ fn along_cosine(start: f64, end: f64, part: f64) -> f64 {
 }
 
 /// The product, or the largest number if it would be infinite.
-fn saturating(value: f64, factor: f64) -> f64 {
+pub(crate) fn saturating(value: f64, factor: f64) -> f64 {
     let product = value * factor.clamp(f64::MIN, f64::MAX);
     if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
 }

@@ -1,0 +1,381 @@
+//! Schedules, resolved in an optimiser: the numbers that they drive there.
+//!
+//! No step may fail because of a schedule. So a schedule is resolved in each optimiser, and its least and
+//! greatest value are tried, whenever the one or the other is set.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::below;
+use super::schedule::{Curve, Schedule, saturating};
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::field::{Field, FieldValue};
+use crate::rule::{
+    Optimiser, RateField, RatesDiffer, is_same_rate, out_of_range, reached, set_values, unreachable_rate,
+    with_places,
+};
+
+const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the \
+                         model schedules of their own with `state.at(path)?.schedule(..)`, or `adjust` the \
+                         leaves to one value first";
+
+/// A number of an optimiser: the index of its field, and which number of a pair or of three.
+pub(crate) type NumberPlace = (usize, Option<usize>);
+
+/// A schedule that leaves were given.
+#[derive(Clone, Debug)]
+pub(crate) struct GivenSchedule {
+    pub(crate) schedule: Arc<Schedule>,
+    /// The count of steps when it was given, or restored.
+    pub(crate) at: u64,
+    /// Whether it comes from a file, and the program has given no schedule for the field.
+    pub(crate) is_of_file: bool,
+    /// The schedule that the file from which the run goes on has for the field, if the program gave another.
+    pub(super) of_file: Option<Arc<Schedule>>,
+}
+
+impl GivenSchedule {
+    pub(crate) fn new(schedule: Schedule, at: u64, is_of_file: bool) -> Self {
+        GivenSchedule { schedule: Arc::new(schedule), at, is_of_file, of_file: None }
+    }
+
+    /// The program's, where a file is restored at this count of steps.
+    pub(crate) fn restored_at(&self, at: u64) -> Self {
+        GivenSchedule { at, of_file: None, ..self.clone() }
+    }
+
+    /// Takes the place of an earlier schedule of the same numbers.
+    fn replace(&mut self, earlier: GivenSchedule) {
+        if earlier.schedule == self.schedule {
+            self.of_file = self.of_file.take().or(earlier.of_file);
+        } else if earlier.is_of_file && !self.is_of_file && earlier.at == self.at {
+            // After steps under the file's schedule a new one is meant: another phase begins.
+            self.of_file = Some(earlier.schedule);
+        }
+    }
+}
+
+/// Adds a schedule to those of all leaves. It replaces one of the same field.
+pub(crate) fn give_to_all(all: &mut Vec<GivenSchedule>, given: GivenSchedule) {
+    all.retain(|known| known.schedule.driven_field() != given.schedule.driven_field());
+    all.push(given);
+}
+
+/// A number that a schedule sets in an optimiser.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrivenNumber {
+    /// The field, with the leaf's own value of the number.
+    pub(crate) own: RateField,
+    pub(crate) part: Option<usize>,
+}
+
+/// The numbers that a schedule sets: one, or one of each alternative.
+type DrivenNumbers = SmallVec<[DrivenNumber; 1]>;
+
+/// A schedule of a leaf, with the numbers that it drives there.
+#[derive(Clone, Debug)]
+struct Drive {
+    given: GivenSchedule,
+    numbers: DrivenNumbers,
+}
+
+/// The schedules of a leaf, in the order in which they were given.
+#[derive(Debug)]
+pub(crate) struct Drives(Vec<Drive>);
+
+/// Schedules that were resolved in an optimiser.
+#[derive(Clone, Default)]
+pub(crate) struct ResolvedSchedules {
+    pub(crate) drives: Option<Arc<Drives>>,
+    /// The fields that the optimiser lacks.
+    pub(crate) missing: Vec<String>,
+}
+
+/// Resolves schedules in optimisers; leaves with the same optimiser and the same schedules share the answer.
+#[derive(Default)]
+pub(crate) struct ScheduleResolver {
+    made: HashMap<ResolverKey, (Arc<dyn Optimiser>, ResolvedSchedules)>,
+}
+
+/// The address of an optimiser, which is kept alive so that no other gets its address; and those of the
+/// schedules, each with that of the file's.
+type ResolverKey = (*const (), Vec<(*const Schedule, Option<*const Schedule>)>);
+
+impl ScheduleResolver {
+    /// Schedules in an optimiser. A later one takes the place of earlier ones for the same numbers.
+    ///
+    /// # Errors
+    /// If a field is no real number or several members of a chain have it; if no value of the last member of
+    /// a chain makes a rate right; if a value of any step is out of range.
+    pub(crate) fn of(
+        &mut self,
+        optimiser: &Arc<dyn Optimiser>,
+        given: impl Iterator<Item = GivenSchedule>,
+    ) -> Result<ResolvedSchedules> {
+        let given: Vec<GivenSchedule> = given.collect();
+        if given.is_empty() {
+            return Ok(ResolvedSchedules::default());
+        }
+        let address =
+            |given: &GivenSchedule| (Arc::as_ptr(&given.schedule), given.of_file.as_ref().map(Arc::as_ptr));
+        let key = (Arc::as_ptr(optimiser).cast(), given.iter().map(address).collect());
+        if let Some((_, known)) = self.made.get(&key) {
+            return Ok(known.clone());
+        }
+        let resolved = resolved(&**optimiser, given)?;
+        self.made.insert(key, (optimiser.clone(), resolved.clone()));
+        Ok(resolved)
+    }
+}
+
+fn resolved(optimiser: &dyn Optimiser, given: Vec<GivenSchedule>) -> Result<ResolvedSchedules> {
+    let (mut drives, mut missing): (Vec<Drive>, _) = (Vec::new(), Vec::new());
+    for mut given in given {
+        let field = given.schedule.driven_field();
+        let Some(numbers) = driven_numbers(field, optimiser)? else {
+            missing.push(field.to_string());
+            continue;
+        };
+        let earlier = drives.extract_if(.., |drive| overlap(drive.given.schedule.driven_field(), field));
+        let earlier: Vec<Drive> = earlier.collect();
+        earlier.into_iter().for_each(|earlier| given.replace(earlier.given));
+        drives.push(Drive { given, numbers });
+    }
+    drives.iter().try_for_each(|drive| drive.check(optimiser))?;
+    Ok(ResolvedSchedules { drives: (!drives.is_empty()).then(|| Arc::new(Drives(drives))), missing })
+}
+
+/// Whether two names of fields reach the same numbers of a chain, as `eta` and `1.eta` do.
+fn overlap(name: &str, other: &str) -> bool {
+    let [(place, field), (other, other_field)] =
+        [name, other].map(|name| name.rsplit_once('.').unwrap_or(("", name)));
+    field == other_field && (below(place, other).is_some() || below(other, place).is_some())
+}
+
+/// The numbers that a name drives in an optimiser; `None` if it has no such field.
+pub(crate) fn driven_numbers(name: &str, optimiser: &dyn Optimiser) -> Result<Option<DrivenNumbers>> {
+    if let Some(rates) = optimiser.rates(name) {
+        let differ = |differ: RatesDiffer| differ.in_rule(&mut *dyn_clone::clone_box(optimiser));
+        let set = rates.fields().map_err(differ)?.into_iter();
+        return Ok(Some(set.map(|own| DrivenNumber { own, part: None }).collect()));
+    }
+    let one = |index, part, value| {
+        let own = RateField { index, value, others: None };
+        Some(smallvec![DrivenNumber { own, part }])
+    };
+    let found = reached(optimiser, name);
+    let (found, part) = if found.is_empty() { part_named(name, optimiser) } else { (found, None) };
+    match (&found[..], part) {
+        ([], _) => Ok(None),
+        ([(index, FieldValue::Real(value))], None) => Ok(one(*index, None, *value)),
+        ([(index, value)], Some(part)) => {
+            Ok(numbers(*value).get(part).and_then(|own| one(*index, Some(part), *own)))
+        }
+        ([(_, value)], None) => {
+            let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
+            Err(Error::new(ErrorKind::Argument, format!("its {name} is"))
+                .with_got(value)
+                .with_expected(format_args!("{}, as a schedule gives", f64::EXPECTED))
+                .with_remedy(remedy))
+        }
+        (several, part) => Err(has_several(name, optimiser, several, part)),
+    }
+}
+
+/// The field and the number of it that a name such as `beta1` means.
+fn part_named(name: &str, optimiser: &dyn Optimiser) -> (SmallVec<[(usize, FieldValue); 1]>, Option<usize>) {
+    let part = name.chars().last().and_then(|last| last.to_digit(10)).and_then(|part| part.checked_sub(1));
+    let Some(part) = part else { return Default::default() };
+    let mut found = reached(optimiser, &name[..name.len() - 1]);
+    found.retain(|(_, value)| part < numbers(*value).len() as u32);
+    (found, Some(part as usize))
+}
+
+/// The numbers of a pair or of three; none of any other value.
+fn numbers(value: FieldValue) -> SmallVec<[f64; 3]> {
+    match value {
+        FieldValue::Pair(first, second) => smallvec![first, second],
+        FieldValue::Triple(first, second, third) => smallvec![first, second, third],
+        _ => SmallVec::new(),
+    }
+}
+
+fn has_several(
+    name: &str,
+    optimiser: &dyn Optimiser,
+    several: &[(usize, FieldValue)],
+    part: Option<usize>,
+) -> Error {
+    let members = with_places(optimiser, several);
+    let place = members.first().map_or("", |(place, _)| place);
+    let place = part.map_or(place.to_string(), |part| format!("{place}{}", part + 1));
+    let got: Vec<String> = members.iter().map(|(place, value)| format!("{place} = {value}")).collect();
+    let remedy = format!(
+        "name the one to drive with its place, as in `Schedule::field({place:?})` (or \
+         `ReduceOnPlateau::field`)"
+    );
+    Error::new(ErrorKind::Argument, format!("several members of its chain have {name}:"))
+        .with_got(got.join(", "))
+        .with_remedy(remedy)
+}
+
+/// Sets numbers of an optimiser.
+pub(crate) fn set_numbers(
+    optimiser: &mut dyn Optimiser,
+    numbers: impl Iterator<Item = (NumberPlace, f64)>,
+) -> Result<()> {
+    let mut values: SmallVec<[(usize, FieldValue); 1]> = SmallVec::new();
+    for ((index, part), number) in numbers {
+        let Some(part) = part else {
+            values.push((index, number.into()));
+            continue;
+        };
+        // Two numbers of a pair may be set, each by a schedule.
+        let known =
+            values.iter().position(|(known, _)| *known == index).map(|place| values.swap_remove(place));
+        let value = known.or_else(|| Some((index, optimiser.fields().get(index)?.1)));
+        values.extend(value.map(|(index, value)| (index, with_part(value, part, number))));
+    }
+    set_values(optimiser, &values)
+}
+
+fn with_part(value: FieldValue, part: usize, number: f64) -> FieldValue {
+    let mut all = numbers(value);
+    all[part] = number;
+    match all[..] {
+        [first, second] => (first, second).into(),
+        [first, second, third] => (first, second, third).into(),
+        _ => value,
+    }
+}
+
+impl DrivenNumber {
+    pub(crate) fn place(&self) -> NumberPlace {
+        (self.own.index, self.part)
+    }
+}
+
+impl Drive {
+    /// The numbers where the schedule is at this value.
+    fn values(&self, at: f64) -> impl Iterator<Item = (NumberPlace, f64)> {
+        let value = move |DrivenNumber { own, .. }: &DrivenNumber| match self.given.schedule.is_relative {
+            true => saturating(own.value, at),
+            // `check` has seen that there is one.
+            false => own.value_for(at).unwrap_or(own.value),
+        };
+        self.numbers.iter().map(move |number| (number.place(), value(number)))
+    }
+
+    /// Tries the least and the greatest value.
+    fn check(&self, optimiser: &dyn Optimiser) -> Result<()> {
+        let schedule = &*self.given.schedule;
+        for step in schedule.curve.extremes() {
+            let (value, mut tried) = (schedule.at(step), dyn_clone::clone_box(optimiser));
+            let leaves_range =
+                || Error::new(ErrorKind::Argument, format!("in step {step} the schedule leaves the range"));
+            if value.is_nan() {
+                let no_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
+                return Err(leaves_range().caused_by(no_number));
+            }
+            let mut rates = self.numbers.iter().map(|number| &number.own);
+            if !schedule.is_relative
+                && let Some(own) = rates.find(|own| own.value_for(value).is_none())
+            {
+                return Err(unreachable_rate(&mut *tried, own, value));
+            }
+            set_numbers(&mut *tried, self.values(value))
+                .and_then(|()| tried.check())
+                .map_err(|error| leaves_range().caused_by(error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drives {
+    pub(crate) fn given(&self) -> impl Iterator<Item = &GivenSchedule> {
+        self.0.iter().map(|drive| &drive.given)
+    }
+
+    /// The schedule that drives a number of the field with this index.
+    #[cfg(feature = "torch")]
+    pub(super) fn of_field(&self, field: usize) -> Option<&Schedule> {
+        let drives = |drive: &&Drive| drive.numbers.iter().any(|number| number.own.index == field);
+        self.0.iter().find(drives).map(|drive| &*drive.given.schedule)
+    }
+
+    /// Whether one of a learning rate is at 0 in this step, but not in all. `seen` has some that are not.
+    pub(super) fn stop(&self, step: u64, seen: &mut SmallVec<[*const Schedule; 4]>) -> bool {
+        self.given().any(|GivenSchedule { schedule, .. }| {
+            let address = Arc::as_ptr(schedule);
+            if !schedule.drives_rate() || seen.contains(&address) {
+                return false;
+            }
+            if seen.len() < seen.inline_size() {
+                seen.push(address);
+            }
+            schedule.at(step) == 0.0 && !matches!(schedule.curve, Curve::Constant(_))
+        })
+    }
+
+    /// Sets the values of a step.
+    pub(super) fn set(&self, optimiser: &mut dyn Optimiser, step: u64) {
+        let numbers = self.0.iter().flat_map(|drive| drive.values(drive.given.schedule.at(step)));
+        let set = set_numbers(optimiser, numbers);
+        debug_assert!(set.is_ok(), "`resolve` has set such values: {set:?}");
+    }
+
+    /// Whether two steps have different values.
+    pub(super) fn differ(&self, step: u64, other: u64) -> bool {
+        let at = |step: u64| self.given().map(move |given| given.schedule.at(step).to_bits());
+        !at(step).eq(at(other))
+    }
+}
+
+/// Refuses schedules that are not relative where the leaves' own values differ: they would become equal.
+pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&'l Drives>)>) -> Result<()> {
+    let mut known: HashMap<*const Schedule, (&str, f64)> = HashMap::new();
+    for (path, drives) in leaves {
+        let absolute = drives.into_iter().flat_map(|drives| &drives.0);
+        for drive in absolute.filter(|drive| !drive.given.schedule.is_relative) {
+            for rate in drive.numbers.iter().map(|number| number.own.rate()) {
+                let key = Arc::as_ptr(&drive.given.schedule);
+                let (first, value) = *known.entry(key).or_insert((path, rate));
+                if !is_same_rate(value, rate) {
+                    let field = drive.given.schedule.driven_field();
+                    let problem = format!(
+                        "one schedule would make its {field}, {rate}, and that of {first:?}, {value}, equal"
+                    );
+                    return Err(Error::new(ErrorKind::Argument, problem).with_remedy(FLATTENED).at(path));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses other own values where a schedule alone decides the value: they would have no effect.
+pub(super) fn check_same_own(old: Option<&Drives>, new: Option<&Drives>) -> Result<()> {
+    let old: SmallVec<[&Drive; 2]> = old.into_iter().flat_map(|old| &old.0).collect();
+    for Drive { given: GivenSchedule { schedule, .. }, numbers } in new.into_iter().flat_map(|new| &new.0) {
+        let before = old.iter().find(|old| Arc::ptr_eq(&old.given.schedule, schedule));
+        let Some(before) = before.filter(|_| !schedule.is_relative).and_then(|old| old.numbers.first())
+        else {
+            continue;
+        };
+        let (before, mut rates) = (before.own.rate(), numbers.iter().map(|number| number.own.rate()));
+        if let Some(rate) = rates.find(|rate| !is_same_rate(before, *rate)) {
+            let field = schedule.driven_field();
+            let problem = format!("a schedule alone sets its {field}, so its own has to stay, and would be");
+            return Err(Error::new(ErrorKind::Argument, problem)
+                .with_got(rate)
+                .with_expected(format_args!("{before}, as before"))
+                .with_remedy(
+                    "give this field of the leaf another schedule by `state.at(path)?.schedule(..)`: one such \
+                     as `Schedule::constant(..)`, or one that is `relative`, which multiplies the own value",
+                ));
+        }
+    }
+    Ok(())
+}

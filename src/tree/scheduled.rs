@@ -1,0 +1,154 @@
+//! Giving schedules to a state, and the count of steps from which they go on.
+
+use smallvec::SmallVec;
+
+use super::acting::act;
+use super::drives::{GivenSchedule, ResolvedSchedules, ScheduleResolver, check_one_rate, give_to_all};
+use super::schedule::Schedule;
+use super::{Leaf, Selection, StateTree, available_in};
+use crate::error::warning::Warning;
+use crate::error::{Error, Result};
+
+impl Selection<'_> {
+    /// Lets a hyper-parameter of these leaves follow a schedule; see [`StateTree::schedule`].
+    ///
+    /// # Errors
+    /// As [`StateTree::schedule`].
+    pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
+        self.check_leaves()?;
+        schedule.check()?;
+        let given = GivenSchedule::new(schedule, self.steps, false);
+        let field = given.schedule.driven_field();
+        let (mut resolver, mut has_field) = (ScheduleResolver::default(), false);
+        let of_leaf = |leaf: &Leaf| {
+            let resolved = resolver.of(&leaf.optimiser, leaf.schedules().cloned().chain([given.clone()]));
+            let ResolvedSchedules { drives, missing } = resolved.map_err(|error| error.at(&leaf.path))?;
+            has_field |= missing.is_empty();
+            Ok(if missing.is_empty() { drives } else { leaf.drives.clone() })
+        };
+        let drives = self.leaves().map(of_leaf).collect::<Result<Vec<_>>>()?;
+        if !has_field {
+            return Err(Error::unknown("field", field, &available_in(self.leaves(), field)));
+        }
+        check_one_rate(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
+        for (leaf, drives) in self.leaves.iter_mut().zip(drives) {
+            leaf.drives = drives;
+        }
+        if let Some(for_all) = &mut self.for_all {
+            give_to_all(for_all, given);
+        }
+        let steps = self.steps;
+        act(self.leaves_mut(), steps, None);
+        Ok(())
+    }
+}
+
+impl StateTree {
+    /// Lets a hyper-parameter of all leaves, by default the learning rate, follow a [`Schedule`].
+    ///
+    /// From now on the state has the schedule's value in each step. The schedule takes the place of an earlier
+    /// one of the same hyper-parameter. For a part of the model call this on a
+    /// [selection](Selection::schedule).
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{AdamW, Schedule, setup, update};
+    ///
+    /// let (x, steps) = (Var::new(&[1f32], &Device::Cpu)?, 10);
+    /// let mut state = setup(AdamW::new(1e-3), &x)?;
+    /// state.schedule(Schedule::cosine(1e-3, 0.0, steps))?;
+    /// for _ in 0..steps {
+    ///     update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
+    /// }
+    /// assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(0.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # The step
+    /// The schedule is read at the [count](StateTree::steps) of applied steps. This method leaves the count
+    /// as it is, so a call before or after a restore gives the same run.
+    ///
+    /// # Own values
+    /// A leaf keeps the values that it was set up with. A [relative](Schedule::relative) schedule multiplies
+    /// them, and [`adjust`](StateTree::adjust) sets them while the schedule runs. Any other schedule would
+    /// make different values equal, so it is refused where they differ. While such a schedule runs, another
+    /// own value would have no effect and is refused. To end it, give `Schedule::constant(1.0).relative()`.
+    /// Files and configurations have the own values, [`Leaf::learning_rate`] and [`Leaf::acting`] those of
+    /// the next step.
+    ///
+    /// # Which leaves
+    /// Leaves without the field are passed over, also if they get another optimiser that has it. Frozen ones
+    /// are driven like the others. A leaf that gets [another optimiser](Selection::replace) keeps the
+    /// schedules that it has. A leaf that is [added](StateTree::add) gets those that were given to all.
+    ///
+    /// # In a chain
+    /// The learning rate of a chain with several is their product, and the schedule sets the last one. A
+    /// relative schedule multiplies the last one.
+    ///
+    /// # Checkpoints
+    /// A [checkpoint](crate::Checkpoint) has the count and the schedules. Where the program has given a field
+    /// a schedule, that counts, and a [warning](Warning::ScheduleDiffers) tells of another one in the file.
+    ///
+    /// # Errors
+    /// If no leaf has the field; if the field is no real number, or several members of a chain have it and it
+    /// is not [the learning rate](crate::Adjust::adjust); if leaves have different values and the schedule is
+    /// not relative; if no value of the last member of a chain makes the rate right; if a value of any step
+    /// is out of range. Nothing changes then.
+    pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
+        self.all().schedule(schedule)
+    }
+
+    /// How many steps were applied: the calls that moved a parameter.
+    ///
+    /// Skipped calls, errors, and calls that only collect gradients do not count.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Sets the count of applied steps, from which [schedules](StateTree::schedule) go on.
+    ///
+    /// It is 0 for a second phase with schedules of its own, and torch's `last_epoch` for a run that goes on
+    /// from [torch](crate::guide::coming_from).
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, Schedule, setup};
+    ///
+    /// let mut state = setup(Descent::new(1.0), &Var::new(1f32, &Device::Cpu)?)?;
+    /// state.schedule(Schedule::linear(1.0, 0.0, 4))?;
+    /// state.set_steps(3);
+    /// assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(0.25));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_steps(&mut self, steps: u64) {
+        let before = std::mem::replace(&mut self.steps, steps);
+        act(self.leaves.iter_mut(), steps, Some(before));
+    }
+
+    /// Gives leaves that are to be added the schedules of all leaves, as far as they have the fields.
+    ///
+    /// # Errors
+    /// As [`StateTree::schedule`].
+    pub(super) fn give_schedules(&self, added: &mut [Leaf]) -> Result<()> {
+        let mut resolver = ScheduleResolver::default();
+        for leaf in &mut *added {
+            let resolved = resolver.of(&leaf.optimiser, self.schedules.iter().cloned());
+            leaf.drives = resolved.map_err(|error| error.at(&leaf.path))?.drives;
+        }
+        check_one_rate(self.leaves.iter().chain(&*added).map(|leaf| (leaf.path(), leaf.drives.as_deref())))?;
+        act(added.iter_mut(), self.steps, None);
+        Ok(())
+    }
+
+    /// Warns once of a step at a learning rate of 0 that a schedule gives.
+    pub(crate) fn warn_of_rate_of_zero(&mut self) -> Option<Warning> {
+        if !self.warnings.would_meet(|met| matches!(met, Warning::ScheduledRateOfZero { .. })) {
+            return None;
+        }
+        let (step, mut seen) = (self.steps, SmallVec::new());
+        let mut moving = self.leaves.iter().filter(|leaf| !leaf.frozen);
+        let stops = |leaf: &&Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
+        let path = moving.find(stops)?.path.clone();
+        self.warnings.meet(Warning::ScheduledRateOfZero { path, step })
+    }
+}
