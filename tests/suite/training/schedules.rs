@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Var};
 use candle_nn::Optimizer;
+use optimisers::config::OptimiserConfig;
 use optimisers::{
     AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, ClipGlobalNorm, Communicator, Descent, ErrorKind,
     FieldValue, Momentum, Muon, OptimiserChain, Outcome, Parameter, Q8, RMSProp, ReduceOnPlateau, Rule,
@@ -634,6 +635,8 @@ fn a_file_has_the_count_the_schedules_and_own_values() {
     assert_eq!(file_of(Checkpoint::new(&same)), file_of(Checkpoint::new(&state)));
     let file = open(&file_of(Checkpoint::new(&state))).expect("a file");
     assert_eq!(file.steps(), 2);
+    let config = |state: &StateTree| OptimiserConfig::of_state(state).expect("a configuration");
+    assert_eq!(config(&state), config(&fresh()), "a configuration has own values");
 
     type Damage = fn(&mut serde_json::Value);
     let damage: [(&str, Damage); 7] = [
