@@ -95,7 +95,7 @@ impl StateTree {
     /// not relative; if no value of the last member of a chain makes the rate right; if a value of any step
     /// is out of range. Nothing changes then.
     pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
-        self.all().schedule(schedule)
+        self.at("")?.schedule(schedule)
     }
 
     /// How many steps were applied: the calls that moved a parameter.

@@ -404,6 +404,10 @@ fn what_cannot_be_driven_is_refused() {
         let error = state.schedule(schedule.clone()).expect_err("refused");
         is_kind(&error, ErrorKind::Argument, &["the schedule leaves the range"]);
     }
+    let mut empty = setup(Adam::new(0.5), &variables()).expect("a state");
+    empty.remove("").expect("no leaf is left");
+    let error = empty.schedule(one()).expect_err("no leaf");
+    is_kind(&error, ErrorKind::UnknownName, &["selects no leaf", "`add` parameters to the state first"]);
     // What is cut before it leaves, and what grows for as long as one likes.
     let staying = [
         Schedule::linear(0.5, -0.5, 100).then(50, Schedule::constant(0.0)),
