@@ -9,8 +9,6 @@ use std::sync::Arc;
 use super::Leaf;
 use super::drives::{GivenSchedule, ResolvedSchedules, ScheduleResolver, check_same_own};
 use super::once::Once;
-#[cfg(feature = "torch")]
-use super::schedule::Schedule;
 use crate::error::Result;
 use crate::rule::Optimiser;
 
@@ -83,11 +81,5 @@ impl Leaf {
             check_same_own(self.drives.as_deref(), resolved.drives.as_deref()).map(|()| resolved)
         });
         resolved.map_err(|error| error.at(&self.path))
-    }
-
-    /// The schedule that drives a number of the field with this index.
-    #[cfg(feature = "torch")]
-    pub(crate) fn schedule_of(&self, field: usize) -> Option<&Schedule> {
-        self.drives.as_ref().and_then(|drives| drives.of_field(field))
     }
 }

@@ -300,7 +300,7 @@ impl Drives {
 
     /// The schedule that drives a number of the field with this index.
     #[cfg(feature = "torch")]
-    pub(super) fn of_field(&self, field: usize) -> Option<&Schedule> {
+    pub(crate) fn of_field(&self, field: usize) -> Option<&Schedule> {
         let drives = |drive: &&Drive| drive.numbers.iter().any(|number| number.own.index == field);
         self.0.iter().find(drives).map(|drive| &*drive.given.schedule)
     }

@@ -210,7 +210,7 @@ impl<'f> SetField<'f> {
 }
 
 /// Fields that are set together.
-pub(crate) type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
+type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
 
 /// An own optimiser, and the schedules in it.
 type AdjustedOptimiser = (Arc<dyn Optimiser>, Option<Arc<Drives>>);

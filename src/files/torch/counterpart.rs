@@ -294,7 +294,7 @@ impl Counterpart {
         let definition = definition(own.kind).ok_or_else(|| unrepresentable(path, own.kind))?;
         let schedule = |place: &str| {
             let (field, _) = reached(leaf.optimiser(), place).first().copied()?;
-            leaf.schedule_of(field)
+            leaf.drives.as_ref()?.of_field(field)
         };
         let setting = |key, value: FieldValue, place: Option<String>| {
             let is_driven = place.as_deref().and_then(schedule).is_some();
@@ -401,8 +401,8 @@ impl Counterpart {
             .filter(|(i, _)| *i != self.rate)
             .map(|(_, (_, rate))| rate)
             .product();
-        let now = self.driven.as_ref().map_or_else(|| self.learning_rate(), |_| f64::NAN);
-        let is_same = same(learning_rate, now);
+        // Where a schedule drives it, the value is that of a step and not the field's.
+        let is_same = self.driven.is_none() && same(learning_rate, self.learning_rate());
         Some((place, if is_same { *value } else { learning_rate / others }))
     }
 
