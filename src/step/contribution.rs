@@ -7,7 +7,7 @@ use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
 use crate::rule::Description;
-use crate::tensors::{Tensor, sum};
+use crate::tensors::{Tensor, in_dtype, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
 
 /// This rank's share of a leaf: its part of the parameter, and its gradient.
@@ -113,7 +113,7 @@ fn own_gradient(
         return Ok(Some(first.detach()));
     }
     let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
-    let wide = |gradient: &Tensor| gradient.to_dtype(compute.into());
+    let wide = |gradient: &Tensor| in_dtype(gradient, compute.into());
     let total = others.iter().try_fold(wide(first)?, |so_far, other| sum(&so_far, &wide(other)?))?;
     Ok(Some(total.detach()))
 }

@@ -6,7 +6,7 @@ use crate::rule::{
     Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
     State, StorageKind, StorageScheme, Target, state_of_another_rule,
 };
-use crate::tensors::{Tensor, difference, sum};
+use crate::tensors::{Tensor, difference, in_dtype, sum};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
 ///
@@ -81,7 +81,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
     fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let [(_, compensation)] = &state.tensors[..] else { return state_of_another_rule(self) };
         let [x, lost] = [x.to_tensor()?, compensation.tensor()?]
-            .map(|tensor| tensor.to_dtype(crate::tensors::DType::F32));
+            .map(|tensor| in_dtype(&tensor, crate::tensors::DType::F32));
         Ok(sum(&x?, &lost?)?)
     }
 
@@ -97,7 +97,7 @@ impl<R: Rule + Clone> ParameterStore for Kahan<R> {
 
     fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        compensation.set(&difference(values, &x.to_tensor()?.to_dtype(values.dtype())?)?)?;
+        compensation.set(&difference(values, &in_dtype(&x.to_tensor()?, values.dtype())?)?)?;
         Ok(true)
     }
 

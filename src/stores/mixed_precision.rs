@@ -104,7 +104,7 @@ impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
     }
 
     fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        let master = x.to_tensor()?.to_dtype(self.dtype.into())?;
+        let master = rounded(&x.to_tensor()?, self.dtype)?;
         State::with_master(&master, rule.init(Parameter::new(&master))?)
     }
 

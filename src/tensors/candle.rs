@@ -89,22 +89,36 @@ pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
     dtype.into()
 }
 
+/// The result of an operation on the elements of a tensor, or the tensor if it has none: candle launches a kernel
+/// for these as well, and CUDA refuses a launch without threads.
+fn on_elements(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    if tensor.elem_count() == 0 { Ok(tensor.clone()) } else { operation() }
+}
+
+/// The tensor in another dtype, rounded as candle does.
+pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+    match tensor.elem_count() {
+        0 => Tensor::zeros(tensor.shape(), dtype, tensor.device()),
+        _ => tensor.to_dtype(dtype),
+    }
+}
+
 /// The sum of two tensors of one shape and dtype.
 pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    a + b
+    on_elements(a, || a + b)
 }
 
 /// The difference of two tensors of one shape and dtype.
 pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    a - b
+    on_elements(a, || a - b)
 }
 
 /// A tensor times a number of the same dtype.
 pub(crate) fn product(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
-    tensor.broadcast_mul(number)
+    on_elements(tensor, || tensor.broadcast_mul(number))
 }
 
 /// A tensor divided by a number of the same dtype.
 pub(crate) fn quotient(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
-    tensor.broadcast_div(number)
+    on_elements(tensor, || tensor.broadcast_div(number))
 }

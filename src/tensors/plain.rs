@@ -521,6 +521,11 @@ impl Tensor {
     }
 }
 
+/// The tensor in another dtype.
+pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+    tensor.to_dtype(dtype)
+}
+
 /// The sum of two tensors of one shape and dtype.
 pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     combined(a, b, |a, b| a + b, |a, b| a + b)

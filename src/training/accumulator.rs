@@ -9,7 +9,7 @@ use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, compute_dtype, is_supported};
 use crate::step::call::sources;
-use crate::tensors::{Device, Tensor, product, quotient, sum};
+use crate::tensors::{Device, Tensor, in_dtype, product, quotient, sum};
 use crate::tree::is_trainable;
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
@@ -142,7 +142,7 @@ impl Accumulator {
         for (own, sources) in self.sums.iter_mut().zip(found) {
             let mut dtypes = sources.iter().map(|gradient| gradient.dtype()).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
-            let wide = |tensor: &Tensor| tensor.detach().to_dtype(compute.into());
+            let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute.into());
             let part = |source: &Lent<'_>| Ok(wide(&source.to_tensor()?)?.reshape(own.x.shape())?);
             let total =
                 sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
@@ -174,7 +174,7 @@ impl Accumulator {
         for own in &self.sums {
             let Some(sum) = &own.sum else { continue };
             let weight = filled(self.weight as f64, (), compute, sum.device())?;
-            let mean = quotient(&sum.to_dtype(compute.into())?, &weight)?.to_dtype(self.dtype.into())?;
+            let mean = in_dtype(&quotient(&in_dtype(sum, compute.into())?, &weight)?, self.dtype.into())?;
             means.insert(own.paths[0].clone(), mean);
         }
         self.sums.iter_mut().for_each(|own| own.sum = None);

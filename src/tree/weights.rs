@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, copied};
 use crate::rule::{Difference, Extent};
 use crate::rule::{State, Target};
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, in_dtype};
 
 impl Leaf {
     /// The parameter of the training: `x`, or its copy aside while `x` is something else.
@@ -20,7 +20,7 @@ impl Leaf {
         // Before the first step the master holds nothing the parameter does not: a changed parameter wins.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
-            owned_on(like.device(), &x.to_tensor()?.to_dtype(like.dtype())?).map_err(Error::from)
+            owned_on(like.device(), &in_dtype(&x.to_tensor()?, like.dtype())?).map_err(Error::from)
         } else {
             self.optimiser.master(&self.state, x)
         };

@@ -13,8 +13,8 @@ use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
-    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, on_cpu,
-    tensor_of, write_values, zeroed,
+    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, in_dtype,
+    on_cpu, tensor_of, write_values, zeroed,
 };
 
 /// One tensor of a rule's state: on the CPU plain memory that nobody else can see, else a candle variable.
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Memory {
 
 /// The values in records, on their device.
 fn in_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
-    let bytes = records.of(&on_host::<f32>(&values.to_dtype(DType::F32.into())?)?);
+    let bytes = records.of(&on_host::<f32>(&in_dtype(values, DType::F32.into())?)?);
     Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?
         .to_device(values.device())
 }

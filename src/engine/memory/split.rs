@@ -8,7 +8,7 @@ use crate::numbers::low_bits::{
     LowBits, beside, beside_24, joined as join, joined_24, split as split_number, split_24,
 };
 use crate::numbers::{DType as Dtype, round_to_odd};
-use crate::tensors::{DType, Device, Tensor, WithDType};
+use crate::tensors::{DType, Device, Tensor, WithDType, in_dtype};
 
 /// The f32 whose parts are a bf16 and its low bits: all of them in records, or the 8 of a number of 24 bits.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
@@ -41,7 +41,7 @@ fn split_as<L: WithDType>(
     split: impl Fn(f32) -> (bf16, L),
 ) -> crate::tensors::Result<(Tensor, Tensor)> {
     let (highs, lows): (Vec<bf16>, Vec<L>) =
-        on_host(&next.to_dtype(DType::F32)?)?.into_iter().map(split).unzip();
+        on_host(&in_dtype(next, DType::F32)?)?.into_iter().map(split).unzip();
     Ok((
         Tensor::from_vec(highs, next.shape(), &Device::Cpu)?,
         Tensor::from_vec(lows, next.shape(), &Device::Cpu)?,
@@ -58,7 +58,7 @@ pub(crate) fn keep_low_bits(
     let of_all = |(high, next)| beside(high, next) as f32;
     let of_byte = |(high, next)| beside_24(high, next);
     let next = rounded_to(high, next, Dtype::F32)?;
-    let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&next.to_dtype(DType::F32)?)?);
+    let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&in_dtype(&next, DType::F32)?)?);
     let lows = match low_bits.as_low_bits() {
         LowBits::All => Tensor::from_vec(pairs.map(of_all).collect(), next.shape(), &Device::Cpu),
         LowBits::Byte => Tensor::from_vec(pairs.map(of_byte).collect(), next.shape(), &Device::Cpu),
@@ -83,7 +83,7 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: Dtype) -> crate::tens
         if low(near) != x && low(neighbour) == x { neighbour } else { near }
     };
     let [xs, nexts] =
-        [x, next].map(|tensor| tensor.to_dtype(DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
+        [x, next].map(|tensor| in_dtype(tensor, DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
     let numbers = xs?.into_iter().zip(nexts?).map(|(x, next)| nearest(x, next)).collect::<Vec<_>>();
     Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
 }
@@ -95,9 +95,9 @@ pub(crate) fn compensated(
     lost: &Buffer,
     next: &Tensor,
 ) -> crate::tensors::Result<(Tensor, Tensor)> {
-    let narrow = |tensor: &Tensor| on_host::<f32>(&tensor.to_dtype(DType::F32)?);
+    let narrow = |tensor: &Tensor| on_host::<f32>(&in_dtype(tensor, DType::F32)?);
     let (xs, losts, nearest) = (narrow(x)?, narrow(&lost.tensor()?)?, narrow(&rounded(next, x.dtype())?)?);
-    let nexts = on_host::<f64>(&next.to_dtype(DType::F64)?)?;
+    let nexts = on_host::<f64>(&in_dtype(next, DType::F64)?)?;
     let pair = |(((x, lost), nearest), next): (((f32, f32), f32), f64)| {
         let lacks = |high: f32| next - f64::from(high);
         match lacks(x).abs() <= lacks(nearest).abs() {

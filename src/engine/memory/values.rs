@@ -4,7 +4,7 @@ use super::variables::{UpdateTargets, unshared};
 use crate::error::Result;
 use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
-use crate::tensors::{Device, Shape, Tensor, Var, WithDType, failure};
+use crate::tensors::{Device, Shape, Tensor, Var, WithDType, failure, in_dtype};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert
 /// from.
@@ -126,7 +126,7 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crat
 pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
-        return values.to_dtype(dtype.into());
+        return in_dtype(values, dtype.into());
     }
     let odd: Vec<f32> = on_host(values)?.into_iter().map(round_to_odd).collect();
     Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype.into())?.to_device(values.device())
