@@ -120,6 +120,10 @@ impl DeviceScratch {
         // stays.
         let enqueued = unsafe { self.enqueue(launches, results) };
         self.done.record(&self.stream).w()?;
+        // Whoever waits for the device waits for candle's stream of the thread, and is to find the launches done.
+        if !Arc::ptr_eq(&self.owner, &self.stream) {
+            self.owner.wait(&self.done).w()?;
+        }
         enqueued
     }
 
