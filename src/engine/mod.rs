@@ -53,8 +53,8 @@ mod route;
 
 #[cfg(feature = "printed")]
 pub(crate) use codegen::{
-    ArrayRole, BoundKernel, CHUNK, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code,
-    traced,
+    ArrayRole, BoundKernel, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, traced,
+    waits,
 };
 pub(crate) use commit::commit;
 pub(crate) use cpu::{for_all, to_bf16, to_f16};

@@ -1,7 +1,7 @@
 //! The text of a kernel: the engine's code for a leaf, behind a function of plain arguments.
 
 use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
-use crate::engine::{ArrayRole, CHUNK, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code};
+use crate::engine::{ArrayRole, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, waits};
 use crate::rule::SlotFormat;
 
 const ENTRY: &str = "optimiser_step";
@@ -23,7 +23,7 @@ pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) ->
         entry: ENTRY,
         arithmetic: traced.compute,
         threads: THREADS as u32,
-        elements_per_block: CHUNK,
+        elements_per_block: layout.chunk(),
         source: format!("{}{body}", include_str!("../engine/cuda/intrinsics.cu")),
         host_source: host(&body, &declared),
         arguments: declared.into_iter().map(|declared| declared.argument).collect(),
@@ -117,7 +117,7 @@ fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
 
 /// The whole source for the host.
 fn host(body: &str, declared: &[Declaration]) -> String {
-    let waits = if body.contains("__syncthreads()") { "#define WAITS\n" } else { "" };
+    let switches = if waits(body) { "#define WAITS\n" } else { "" };
     let values: Vec<String> = declared
         .iter()
         .enumerate()
@@ -130,7 +130,7 @@ fn host(body: &str, declared: &[Declaration]) -> String {
         values.join(", ")
     );
     [
-        waits,
+        switches,
         include_str!("../engine/emulation/shim.hpp"),
         body,
         include_str!("../engine/emulation/shim_end.hpp"),

@@ -1,4 +1,4 @@
-enum : unsigned int { THREADS = 256, CHUNK = 16384, LANES = 4 };
+enum : unsigned int { THREADS = 256, LANES = 4, CHUNK = THREADS * LANES };
 
 struct Leaf {
     u64 length;

@@ -1,4 +1,4 @@
-enum : unsigned int { THREADS = 256, CHUNK = 16384, LANES = 8 };
+enum : unsigned int { THREADS = 256, LANES = 8, CHUNK = THREADS * LANES };
 
 struct Leaf {
     u64 length;
@@ -19,7 +19,7 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
 }
 
 
-enum : unsigned int { THREADS = 256, CHUNK = 16384, LANES = 4 };
+enum : unsigned int { THREADS = 256, LANES = 4, CHUNK = THREADS * LANES };
 
 struct Leaf {
     u64 length;
@@ -65,7 +65,7 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
 }
 
 
-enum : unsigned int { THREADS = 256, CHUNK = 16384, LANES = 4 };
+enum : unsigned int { THREADS = 256, LANES = 4, CHUNK = THREADS * LANES };
 
 struct Leaf {
     u64 length;
@@ -86,7 +86,7 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
 }
 
 
-enum : unsigned int { THREADS = 256, CHUNK = 16384, LANES = 4 };
+enum : unsigned int { THREADS = 256, LANES = 4, CHUNK = THREADS * LANES };
 
 struct Leaf {
     u64 length;

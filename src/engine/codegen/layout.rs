@@ -1,8 +1,10 @@
 //! The fields of a row, from which the printed code declares them and the launch fills them.
 
+use super::THREADS;
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
+use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::Node;
 use crate::numbers::{Code, DType};
@@ -17,7 +19,7 @@ pub(crate) struct RowLayout {
     pub(crate) fields: Vec<RowField>,
     /// Which scalars of the kernel the code uses, in the order of the field [`RowField::Scalars`].
     pub(crate) scalars: Vec<usize>,
-    /// How many neighbouring elements one access moves: 128 bits of the widest.
+    /// How many neighbouring elements a thread has: 128 bits of the widest, or its share of a record of codes.
     pub(in crate::engine) lanes: usize,
 }
 
@@ -81,9 +83,9 @@ impl RowLayout {
             .iter()
             .filter(|pointer| pointer.to != PointerTo::Parameter)
             .map(|pointer| pointer.dtype.size_in_bytes());
-        // Codes go one by one: threads that are neighbours find the scale of a block together.
+        // The 32 threads of a warp have a record of codes, because they find its scale together.
         let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
-        let lanes = if has_codes { 1 } else { 16 / wide.max().unwrap_or(4) };
+        let lanes = if has_codes { BLOCK / 32 } else { 16 / wide.max().unwrap_or(4) };
         let mut fields = vec![RowField::Length, RowField::Aligned];
         match kernel.sink {
             Sink::Reduce(ReduceOp::PowerSum) => {
@@ -96,6 +98,12 @@ impl RowLayout {
         fields.extend(pointers.into_iter().map(RowField::Pointer));
         fields.extend((!scalars.is_empty()).then_some(RowField::Scalars));
         RowLayout { kernel, live, fields, scalars, lanes }
+    }
+
+    /// How many elements a block of threads writes. Each thread has one turn, so that the blocks that run at one
+    /// time are next to each other in memory: with 16 turns an H200 moved 5 % fewer bytes in a second.
+    pub(crate) fn chunk(&self) -> usize {
+        THREADS * self.lanes
     }
 
     pub(crate) fn pointers(&self) -> impl Iterator<Item = &Pointer> {

@@ -17,13 +17,16 @@ pub(super) use trace::{Work, trace};
 /// How many threads a block has.
 pub(crate) const THREADS: usize = 256;
 
-/// How many elements a block writes; a reduction has a length of its own in each row.
-pub(crate) const CHUNK: usize = 1 << 14;
-
 /// Compiler flags for the arithmetic of the CPU. Products are not contracted into sums, subnormal numbers are
 /// kept, and quotients and roots are rounded correctly.
 pub(crate) const CUDA_FLAGS: [&str; 5] =
     ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
+
+/// Whether threads of a block may wait for each other in this code.
+#[cfg(any(feature = "emulate", feature = "printed"))]
+pub(crate) fn waits(code: &str) -> bool {
+    ["__syncthreads()", "warp_largest("].iter().any(|call| code.contains(call))
+}
 
 /// The name of the function in each printed source. Its arguments are, in this order: the rows of the table,
 /// the index of each leaf's first block, the number of leaves, and, if it reduces, where each block writes

@@ -1,8 +1,8 @@
 //! A traced kernel as CUDA C: straight-line code with a name for every number.
 
+use super::THREADS;
 use super::layout::{Pointer, PointerTo, RowField, RowLayout};
 use super::trace::{ArrayRole, TracedKernel};
-use super::{CHUNK, THREADS};
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::codes::{BLOCK, RECORD};
@@ -19,8 +19,10 @@ pub(in crate::engine) fn source(layout: &RowLayout) -> String {
 pub(crate) fn code(layout: &RowLayout) -> String {
     let real = c_type(layout.kernel.compute);
     let prelude = include_str!("prelude.cu");
-    let constants =
-        format!("enum : unsigned int {{ THREADS = {THREADS}, CHUNK = {CHUNK}, LANES = {} }};", layout.lanes);
+    let constants = format!(
+        "enum : unsigned int {{ THREADS = {THREADS}, LANES = {}, CHUNK = THREADS * LANES }};",
+        layout.lanes
+    );
     let coded: Vec<&Pointer> = coded(layout).collect();
     let mut records = String::new();
     let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
@@ -44,7 +46,7 @@ pub(crate) fn code(layout: &RowLayout) -> String {
         _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
         _ => {
             let all = "static __device__ __forceinline__ \
-                       void encode_all(const Leaf& leaf, u64 i, bool exists, const real* next)";
+                       void encode_all(const Leaf& leaf, u64 i, unsigned int count, const real* next)";
             (format!("{all} {{\n{encoded}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
         }
     };
@@ -93,14 +95,19 @@ fn coded(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
 }
 
 fn encoded((place, pointer): (usize, &&Pointer)) -> String {
-    format!("encode<{}>(leaf.{}, i, exists, next[{place}])", pointer.code == Some(Code::Signed), pointer.name)
+    let is_signed = pointer.code == Some(Code::Signed);
+    format!("encode<{is_signed}>(leaf.{}, i, count, next + {place} * LANES)", pointer.name)
 }
 
 fn loads(layout: &RowLayout) -> impl Iterator<Item = String> {
-    layout.pointers().filter(|pointer| pointer.code.is_none()).map(|pointer| {
-        let Pointer { name, reads, .. } = pointer;
-        let from = if *reads { format!(" = load<N>(leaf.{name}, i)") } else { String::new() };
-        format!("Lanes<{}, N> {name}_now{from}", pointer.pointee())
+    layout.pointers().filter_map(|pointer| {
+        let Pointer { name, reads, code, .. } = pointer;
+        Some(match (code, reads) {
+            (Some(_), true) => format!("const Codes<N> {name}_now = load_codes<N>(leaf.{name}, i)"),
+            (Some(_), false) => return None,
+            (None, true) => format!("Lanes<{}, N> {name}_now = load<N>(leaf.{name}, i)", pointer.pointee()),
+            (None, false) => format!("Lanes<{}, N> {name}_now", pointer.pointee()),
+        })
     })
 }
 
@@ -116,9 +123,9 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
     for Pointer { to, name, code, .. } in layout.pointers().filter(|pointer| pointer.reads) {
         match to {
             PointerTo::Array(_) if code.is_some() => {
+                let is_signed = *code == Some(Code::Signed);
                 lines.push(format!(
-                    "const real {name} = decode<{}>(leaf.{name}, i + j)",
-                    *code == Some(Code::Signed)
+                    "const real {name} = decode<{is_signed}>({name}_now.at.at[j], {name}_now.unit)"
                 ));
             }
             PointerTo::Array(array) if matches!(arrays[*array].role, ArrayRole::SplitX(_)) => {
@@ -132,7 +139,7 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
     for &(array, node) in slots {
         let (value, name) = (operand(layout, node), layout.name_of(array));
         lines.push(match coded(layout).position(|pointer| pointer.name == name) {
-            Some(place) => format!("next[{place}] = {value}"),
+            Some(place) => format!("next[{place} * LANES + j] = {value}"),
             None => format!("narrow({value}, {name}_now.at[j])"),
         });
     }

@@ -7,9 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use candle_core::{Tensor, Var};
 
 use super::backend::{Backend, Launch};
-use crate::engine::codegen::{
-    ArrayRole, BoundKernel, CHUNK, PointerTo, RowField, RowLayout, TracedKernel, source,
-};
+use crate::engine::codegen::{ArrayRole, BoundKernel, PointerTo, RowField, RowLayout, TracedKernel, source};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -139,7 +137,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     pub(super) fn add(&mut self, handle: &RowHandle, mut data: LeafData<'a>) -> Result<BlockRange> {
         let group = &mut self.groups[handle.group];
         let layout = &group.printed.clone().layout;
-        let chunk = if data.reducer.is_some() { chunk_length(data.whole) } else { CHUNK };
+        let chunk = if data.reducer.is_some() { chunk_length(data.whole) } else { layout.chunk() };
         let count = data.length.div_ceil(chunk) as u32;
         let mut arrays = Arrays::of(&group.kernel, &mut data)?;
 

@@ -86,12 +86,12 @@ fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
     let mut jobs = [0.5, 0.25].map(|eta| descent(&x, eta));
     assert_eq!(commit_with(backend, &mut jobs.iter_mut().collect::<Vec<_>>())?, [true, true]);
     let launched = launched.lock().expect("a lock");
-    let [Launch { leaves: 2, rows, block_offsets, blocks: 6, results: None, .. }] = &launched[..] else {
+    let [Launch { leaves: 2, rows, block_offsets, blocks: 80, results: None, .. }] = &launched[..] else {
         panic!("one launch")
     };
     let scalar = |eta: f32| u64::from(eta.to_bits());
     assert_eq!(rows[..], [40_000, 1, 16, 32, scalar(0.5), 40_000, 1, 48, 64, scalar(0.25)]);
-    assert_eq!(block_offsets[..], [0, 3]);
+    assert_eq!(block_offsets[..], [0, 40]);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use libloading::{Library, Symbol};
 
+use crate::engine::codegen::waits;
 use crate::error::{Error, Result};
 
 /// A source that was compiled and loaded.
@@ -59,9 +60,8 @@ fn compile(source: &str) -> Result<CompiledSource> {
         .arg("-U_FORTIFY_SOURCE")
         .arg("-o")
         .arg(&library);
-    for (text, name) in [("double* results", "-DFOLDS"), ("__syncthreads()", "-DWAITS")] {
-        command.args(source.contains(text).then_some(name));
-    }
+    command.args(source.contains("double* results").then_some("-DFOLDS"));
+    command.args(waits(source).then_some("-DWAITS"));
     let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut compiler = compiler
         .map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;

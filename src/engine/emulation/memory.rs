@@ -30,7 +30,7 @@ impl<'a> GuardedArray<'a> {
         let filled = [u64::from_ne_bytes([GUARD_BYTE; 8]); 2];
         let mut words = vec![filled; (bytes.len() + shift + 2 * GUARD).div_ceil(size_of_val(&filled))];
         let base = words.as_ptr().addr();
-        let start = (base + GUARD).next_multiple_of(16) - base + shift;
+        let start = (base + GUARD).next_multiple_of(32) - base + shift;
         bytemuck::cast_slice_mut(&mut words)[start..start + bytes.len()].copy_from_slice(bytes);
         GuardedArray { words, start, length: bytes.len(), target }
     }

@@ -36,7 +36,6 @@ static inline unsigned short float_to_half(float a) {
     return (unsigned short)(sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13);
 }
 
-static inline void atomicMax(unsigned int* most, unsigned int value) { *most = value > *most ? value : *most; }
 static inline void atomicXor(unsigned int* bits, unsigned int value) { *bits ^= value; }
 
 static inline void in_global_memory(const void*) {}
@@ -49,4 +48,14 @@ static thread_local jmp_buf scheduler;
 // Without `swapcontext`, which asks the kernel for the mask of signals each time.
 static inline void __syncthreads() {
     if (!_setjmp(waiting[threadIdx.x])) _longjmp(scheduler, 1);
+}
+
+static inline unsigned int warp_largest(unsigned int own) {
+    static thread_local unsigned int numbers[1024];
+    numbers[threadIdx.x] = own;
+    __syncthreads();
+    const unsigned int first = threadIdx.x / 32 * 32;
+    for (unsigned int i = first; i < first + 32; ++i) own = numbers[i] > own ? numbers[i] : own;
+    __syncthreads();
+    return own;
 }

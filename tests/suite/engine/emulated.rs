@@ -180,8 +180,8 @@ fn leaves_of_a_kind_are_one_launch() {
     let launched = launches(MixedPrecision::new(F32, AdamW::new(0.1)), &leaves);
     assert_eq!(launched.iter().map(|launch| launch.leaves).collect::<BTreeSet<_>>(), [334, 666].into());
     assert_eq!(launched.len(), 2);
-    // A block for every 16 384 elements of a leaf.
-    let blocks: usize = leaves.iter().map(|leaf| leaf.elem_count().div_ceil(1 << 14)).sum();
+    // A block of 256 threads, each with 4 elements of a leaf.
+    let blocks: usize = leaves.iter().map(|leaf| leaf.elem_count().div_ceil(1 << 10)).sum();
     assert_eq!(launched.iter().map(|launch| launch.blocks as usize).sum::<usize>(), blocks);
 
     let clipped = launches(
