@@ -3,13 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
+#[cfg(feature = "cuda")]
+use std::time::Instant;
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{LayerNorm, Linear};
 use optimisers::{Adam, ClipGlobalNorm, Descent, MixedPrecision, OptimiserChain, model, setup, update};
 use rayon::prelude::*;
 
-use support::common::{Grads, bits, random, var};
+use support::common::{self, Grads, bits, devices, grads, random, values, var};
 
 const CPU: &Device = &Device::Cpu;
 
@@ -113,6 +115,61 @@ fn an_update_in_a_rayon_task_beside_evaluations() {
         );
         assert!(state.leaves().all(|leaf| leaf.steps() == 40));
     });
+}
+
+/// A gradient is made in one thread, a parameter read in another, and memory taken in a third as soon as the
+/// gradient is dropped. Each thread has a stream of its own on a GPU, and nobody waits for the device.
+#[test]
+fn what_a_thread_has_begun_is_in_order_with_the_others() {
+    const LENGTH: usize = 1 << 22;
+    watched(|| {
+        for device in devices() {
+            let full = |value: f32| Tensor::full(value, LENGTH, &device).unwrap();
+            let model = common::model(&[full(0.0)]);
+            let x = &model["0"];
+            let mut state = setup(MixedPrecision::new(DType::F64, Descent::new(1.0)), &model).unwrap();
+            let mut expected = 0.0;
+            for step in 1..=30 {
+                // As many operations as a backward pass may have before the last.
+                let gradient = || (0..16).fold(full(0.0), |sum, _| (sum + f64::from(step)).unwrap());
+                let gradient = std::thread::scope(|scope| scope.spawn(gradient).join()).unwrap();
+                update(&mut state, &model, &grads([Some(gradient)])).unwrap();
+                expected -= f64::from(16 * step);
+                let (read, _taken) = std::thread::scope(|scope| {
+                    let taken = scope.spawn(|| full(f32::NAN));
+                    let read =
+                        scope.spawn(|| [x.min_all(), x.max_all()].map(|x| values(&x.unwrap())).concat());
+                    (read.join().unwrap(), taken.join().unwrap())
+                });
+                assert_eq!(read, [expected; 2], "step {step} on {:?}", device.location());
+            }
+        }
+    });
+}
+
+/// `Device::synchronize` waits for candle's stream of the thread, which is not the one that updates run on.
+#[cfg(feature = "cuda")]
+#[test]
+fn who_waits_for_a_device_has_waited_for_the_update() {
+    let Ok(device) = Device::new_cuda(0) else { return };
+    let Device::Cuda(gpu) = &device else { panic!("a GPU") };
+    let ones = Tensor::ones(1 << 27, DType::F32, &device).unwrap();
+    let model = common::model(&[ones.copy().unwrap()]);
+    let mut state = setup(Adam::default(), &model).unwrap();
+    let gradients = grads([Some(ones)]);
+    // The first compiles the kernel.
+    update(&mut state, &model, &gradients).unwrap();
+    device.synchronize().unwrap();
+    let start = Instant::now();
+    // A third would wait for the tables of the first.
+    for _ in 0..2 {
+        update(&mut state, &model, &gradients).unwrap();
+    }
+    device.synchronize().unwrap();
+    let waited = start.elapsed();
+    gpu.cuda_stream().context().default_stream().synchronize().unwrap();
+    let more = start.elapsed() - waited;
+    assert!(more < waited, "{waited:?}, and then {more:?}");
 }
 
 /// A task of rayon that waits for its update may start the next, on the same thread.

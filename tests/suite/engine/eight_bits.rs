@@ -9,8 +9,8 @@ use optimisers::{
 
 use crate::engine::engines::special_values;
 use support::common::{
-    Grads, Vars, assert_same, bits, engines, grads, instruction_sets, model, random, rounding_to_nearest,
-    rules_and_chains, says, snapshot, tensor, trajectory, values,
+    Grads, Vars, assert_same, bits, devices, engines, grads, instruction_sets, model, random,
+    rounding_to_nearest, rules_and_chains, says, snapshot, tensor, trajectory, values,
 };
 
 /// Two leaves with blocks that are not full, one of them of several dimensions, and one that is too small.
@@ -76,6 +76,15 @@ fn special_numbers_have_the_same_bits_on_every_engine() {
                     &expected,
                     (engine, rule.name()),
                 );
+            }
+            for device in devices().iter().filter(|device| !device.is_cpu()) {
+                let there = |tensor: &Tensor| tensor.to_device(device).expect("a copy");
+                let grads: Vec<Grads> = grads
+                    .iter()
+                    .map(|all| all.iter().map(|(path, g)| (path.clone(), there(g))).collect())
+                    .collect();
+                let got = trajectory(Engine::Fused, rule.clone(), &[there(&x)], &grads);
+                assert_same(&got, &expected, (device.location(), rule.name()));
             }
         }
     }

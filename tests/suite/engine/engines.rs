@@ -3,15 +3,15 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Elementwise, Engine, MixedPrecision,
-    Momentum, NonFinite, Optimiser, OptimiserChain, RMSProp, Rule, Scale, Slot, Update, WeightDecay,
-    hyper_parameters, range, rules, setup,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Elementwise, Engine, Kind, LAMB,
+    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, RMSProp, Rule, Scale, Slot, Update,
+    WeightDecay, hyper_parameters, range, rules, setup,
 };
 use proptest::prelude::*;
 
 use support::common::{
-    Grads, Snapshot, Vars, assert_same, devices, engines, for_any_shape, grads, instruction_sets, model,
-    optimisers_for, random, rules_and_chains, snapshot, trajectory, var,
+    Grads, Snapshot, Vars, assert_close, assert_same, devices, engines, for_any_shape, grads,
+    instruction_sets, model, optimisers_for, random, rules_and_chains, snapshot, trajectory, var,
 };
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -62,21 +62,46 @@ pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<T
 /// Asserts that what `optimisers` gives for a dtype has the same bits on all engines, with gradients of every
 /// dtype.
 pub fn assert_bits_on_engines(optimisers: impl Fn(DType) -> Vec<Box<dyn Optimiser>>) {
-    for device in devices() {
-        for (parameter, gradient) in
-            DTYPES.into_iter().flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient)))
-        {
-            let (parameters, grads) = small_model(&device, parameter, gradient);
-            for optimiser in optimisers(parameter) {
-                assert_engines_agree(&fused(), optimiser, &parameters, &grads);
-            }
+    for (parameter, gradient) in pairs_of_dtypes() {
+        let (parameters, grads) = small_model(&Device::Cpu, parameter, gradient);
+        for optimiser in optimisers(parameter) {
+            assert_engines_agree(&fused(), optimiser, &parameters, &grads);
         }
     }
+}
+
+fn pairs_of_dtypes() -> impl Iterator<Item = (DType, DType)> {
+    DTYPES.into_iter().flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient)))
 }
 
 #[test]
 fn every_optimiser_in_every_pair_of_dtypes() {
     assert_bits_on_engines(optimisers_for);
+}
+
+/// On a GPU each elementwise optimiser has the bits of the CPU, and a clipped one numbers next to them: in one
+/// pair of dtypes each, as the compiler takes a tenth of a second for a kernel.
+#[test]
+fn every_optimiser_on_a_device() {
+    for device in devices().iter().filter(|device| !device.is_cpu()) {
+        for (place, (parameter, gradient)) in pairs_of_dtypes().enumerate() {
+            let [here, there] = [&Device::Cpu, device].map(|device| {
+                let (parameters, grads) = small_model(device, parameter, gradient);
+                move |optimiser: &dyn Optimiser| {
+                    trajectory(Engine::Fused, dyn_clone::clone_box(optimiser), &parameters, &grads)
+                }
+            });
+            for (index, optimiser) in optimisers_for(parameter).into_iter().enumerate() {
+                let is_elementwise = optimiser.rule().kind() == Kind::Elementwise;
+                if is_elementwise && index % 16 == place {
+                    let what = (optimiser.name(), parameter, gradient);
+                    assert_same(&there(&*optimiser), &here(&*optimiser), what);
+                }
+            }
+            let clipped = OptimiserChain::new((ClipGlobalNorm::new(0.1), LAMB::new(0.1)));
+            assert_close(&there(&clipped), &here(&clipped), 1e-11, (parameter, gradient));
+        }
+    }
 }
 
 /// NaN, infinities, signed zeros, subnormals and the largest numbers of every dtype, each as parameter with

@@ -116,8 +116,11 @@ pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) 
 fn a_resumed_run_is_the_uninterrupted_one() {
     let mut half_way = 0;
     for device in devices() {
-        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-            for optimiser in optimisers_for(dtype) {
+        for (place, dtype) in [DType::F16, DType::BF16, DType::F32, DType::F64].into_iter().enumerate() {
+            // The compiler takes a tenth of a second for a kernel.
+            let is_wanted = |index: usize| device.is_cpu() || index % 4 == place;
+            for (_, optimiser) in optimisers_for(dtype).into_iter().enumerate().filter(|(i, _)| is_wanted(*i))
+            {
                 let saved = assert_resumes(&*optimiser, dtype, &device);
                 half_way += usize::from(
                     saved
