@@ -179,11 +179,12 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
             ..of_masters("slices_mixed_bf16_adamw", false)
         },
     ];
-    [by_size, by_memory]
-        .into_iter()
-        .chain(others.into_iter().map(|case| vec![case]))
-        .chain([growth])
-        .collect()
+    let mut all = vec![by_size, by_memory];
+    all.extend(others.into_iter().map(|case| vec![case]));
+    all.push(growth);
+    // A vector of the program is in the CPU's memory.
+    all.iter_mut().for_each(|together| together.retain(|case| device.is_cpu() || !case.in_slices));
+    all
 }
 
 fn lent<'v>(names: &'v [String], vectors: &'v mut [Vec<bf16>]) -> ParameterSlices<'v> {
