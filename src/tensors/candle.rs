@@ -62,7 +62,7 @@ pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
 #[cfg(feature = "cuda")]
 pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, usize) {
     use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
-    let is_here = tensor.device().same_device(&Device::Cuda(storage.device().clone()));
+    let is_here = matches!(tensor.device(), Device::Cuda(device) if device.id() == storage.device().id());
     let length = match &storage.slice {
         _ if !is_here => 0,
         U8(values) => values.len(),
