@@ -89,8 +89,8 @@ pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
     dtype.into()
 }
 
-/// The result of an operation on the elements of a tensor, or the tensor if it has none: candle launches a kernel
-/// for these as well, and CUDA refuses a launch without threads.
+/// The result of an operation on the elements of a tensor, or the tensor if it has none: candle launches a
+/// kernel for such a tensor as well, and CUDA refuses a launch without threads.
 fn on_elements(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     if tensor.elem_count() == 0 { Ok(tensor.clone()) } else { operation() }
 }

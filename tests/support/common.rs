@@ -47,11 +47,12 @@ pub fn instruction_sets() -> Vec<Engine> {
 
 /// Every device that tests run on: the CPU, and a GPU where the build and the machine have one.
 pub fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::Cpu];
-    if candle_core::utils::cuda_is_available() {
-        devices.extend(Device::new_cuda(0));
-    }
-    devices
+    [Device::Cpu].into_iter().chain(first_gpu()).collect()
+}
+
+/// The first GPU, where this build and this machine have one.
+pub fn first_gpu() -> Option<Device> {
+    Device::new_cuda(0).ok()
 }
 
 /// Deterministic numbers, roughly normal around 0, from a seed.

@@ -120,7 +120,8 @@ impl DeviceScratch {
         // stays.
         let enqueued = unsafe { self.enqueue(launches, results) };
         self.done.record(&self.stream).w()?;
-        // Whoever waits for the device waits for candle's stream of the thread, and is to find the launches done.
+        // `Device::synchronize` waits for candle's stream of the thread alone, so that stream waits for the
+        // launches.
         if !Arc::ptr_eq(&self.owner, &self.stream) {
             self.owner.wait(&self.done).w()?;
         }
