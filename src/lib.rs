@@ -118,7 +118,7 @@ pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
 pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};
-pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding, StoreAs};
+pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding};
 pub use training::accumulator::Accumulator;
 pub use training::plateau::ReduceOnPlateau;
 pub use training::sam::{Climbed, Sam};
@@ -131,7 +131,7 @@ pub use training::{
 };
 pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
-pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain};
+pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain, StoreAs};
 
 /// What the macros and the tests of this crate use.
 #[doc(hidden)]

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "candle")]
 mod candle;
-pub(crate) mod cuts;
 mod kind;
 mod names;
 mod tensors;

@@ -2,12 +2,10 @@
 
 use std::fmt;
 use std::mem::discriminant;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::cuts::advice;
 use super::joined;
 
 /// Something that is no error, but hurts a training. Its `Display` says the remedy.
@@ -40,6 +38,8 @@ pub enum Warning {
         /// Their paths, or the first of them, with running statistics of BatchNorm last. A path that is a
         /// place in a list ([`CandleOptimizer`](crate::CandleOptimizer)) is followed by the shape.
         paths: Vec<String>,
+        /// The usual reason, and what to do.
+        remedy: String,
     },
     /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no state
     /// keeps it.
@@ -187,13 +187,12 @@ impl PartialEq for Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Warning::WithoutGradient { missing, parameters, paths } => write!(
+            Warning::WithoutGradient { missing, parameters, paths, remedy } => write!(
                 f,
-                "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {}. \
+                "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {remedy}. \
                  `StateTree::require_all` makes this an error; `Selection::allow_missing` says that it is \
                  meant",
-                joined(paths),
-                advice(paths)
+                joined(paths)
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
@@ -310,8 +309,6 @@ pub(crate) struct Warnings {
     with_shown: OnceLock<Vec<Warning>>,
     /// Whether leaves have shown nothing new since they may last have changed.
     are_leaves_clean: bool,
-    /// The place where the next look at parameters begins.
-    next: usize,
 }
 
 impl Warnings {
@@ -347,13 +344,6 @@ impl Warnings {
     pub(crate) fn look_again(&mut self) {
         self.with_shown.take();
         self.are_leaves_clean = false;
-    }
-
-    /// The next `count` of `all` places in a circle: the range may go beyond `all`.
-    pub(crate) fn next(&mut self, count: usize, all: usize) -> Range<usize> {
-        let first = self.next;
-        self.next = (first + count) % all.max(1);
-        first..first + count
     }
 
     /// Whether a warning of this kind would be the first.

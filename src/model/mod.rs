@@ -3,6 +3,7 @@
 #[cfg(feature = "candle")]
 mod candle;
 mod containers;
+pub(crate) mod cuts;
 pub(crate) mod gradients;
 pub(crate) mod lent;
 pub(crate) mod patterns;

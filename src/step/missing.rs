@@ -1,9 +1,9 @@
 //! Leaves without a gradient in a call: an error under `require_all`, else a warning.
 
 use super::paths::Paths;
-use crate::error::cuts::{advice, is_running_statistic};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, joined, listed};
+use crate::model::cuts::{advice, is_running_statistic};
 use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
 
@@ -61,12 +61,9 @@ impl Missing {
         }
         let odd =
             || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
-        let warning = Warning::WithoutGradient {
-            missing: odd().count(),
-            parameters: state.len(),
-            paths: labels(odd()),
-        };
-        state.warnings.meet(warning)
+        let paths = labels(odd());
+        let (missing, parameters, remedy) = (odd().count(), state.len(), advice(&paths));
+        state.warnings.meet(Warning::WithoutGradient { missing, parameters, paths, remedy })
     }
 
     /// The paths of the leaves.

@@ -8,8 +8,8 @@ use candle_core::{Device, Tensor, TensorId};
 
 use crate::engine::storage_address;
 use crate::error::Result;
-use crate::error::cuts::{CUTS, STATISTICS, is_running_statistic};
 use crate::error::{joined, listed};
+use crate::model::cuts::{CUTS, STATISTICS, is_running_statistic};
 use crate::model::{CandleVariable, Model, empty_model, of_candle};
 use crate::numbers::DType;
 use crate::tree::is_trainable;

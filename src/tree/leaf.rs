@@ -17,37 +17,46 @@ use crate::tensors::{Device, Tensor, TensorId};
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
 pub struct Leaf {
+    /// The first of its paths, so that leaves have one order whatever the model visits first.
     pub(crate) path: String,
+    /// The further paths, each in order, because a gradient may come under any of them.
     pub(crate) aliases: Vec<String>,
     /// `None` for memory that is no tensor: the leaf is found by its path, and `UpdateTargets` has its memory
     /// from `setup` on.
     pub(crate) id: Option<TensorId>,
-    /// The storage whose lock the parameter has, if its owner is known.
+    /// The storage whose lock the parameter has, if its owner is known. No gradient may lie there, because a
+    /// lock that is held is not asked for again.
     pub(crate) storage: Option<usize>,
     pub(crate) device: Device,
-    /// The shape of the whole parameter.
+    /// The shape of the whole parameter, also where this rank has a part.
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// The parts of all ranks; `None` if the state is not divided.
+    /// The parts of all ranks, as each sends the others what they have; `None` if the state is not divided.
     pub(crate) parts: Option<LeafParts>,
+    /// The optimiser as the user made and adjusted it: what a checkpoint has, and what edits change. Shared
+    /// with other leaves, so that thousands take no memory each.
     pub(crate) optimiser: Arc<dyn Optimiser>,
-    /// Its schedules, resolved in the optimiser.
+    /// Its schedules, resolved in the optimiser, because finding a field by its name takes long.
     pub(crate) drives: Option<Arc<Drives>>,
-    /// The optimiser with the values that its schedules give the next step; `None` without schedules.
+    /// The optimiser with the values that its schedules give the next step; `None` without schedules. Kept
+    /// apart from `optimiser`, because schedules are relative to its values.
     pub(crate) acting: Option<Arc<dyn Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
+    /// The steps that were applied. Counted for each leaf, because one without a gradient makes none.
     pub(crate) steps: u64,
     pub(crate) waiting: Waiting,
-    /// The step count when the state was made, restored or moved. After the next step only updates are
-    /// expected to write the parameter.
-    pub(crate) settled_after: u64,
-    /// The parameter, while the model has something else in its place: its average, or a moved copy for a
-    /// gradient there.
-    pub(crate) aside: Option<Tensor>,
+    /// The steps that had been applied when the leaf last got its parameter from elsewhere: from `setup`, a
+    /// file or another model. The next step compares all of the parameter with its master, because a program
+    /// may write parameters until then; later ones compare a sample.
+    pub(crate) unsettled_at: u64,
+    /// The parameter itself, while the model has its average instead, or what `Sam` has moved it to: no
+    /// failure loses it then. While it is here steps are refused.
+    pub(crate) parameter_aside: Option<Tensor>,
     /// Whether a parameter of 16 bits may lose steps below its rounding without a warning.
     pub(crate) allows_low_precision: bool,
-    /// Whether the path is a place in a list, which may have another order in another process.
+    /// Whether the path is a place in a list. Such a leaf is neither saved nor restored, because the list may
+    /// have another order in another process.
     pub(crate) is_place: bool,
 }
 
@@ -89,8 +98,8 @@ impl Leaf {
             frozen: false,
             steps: 0,
             waiting: Waiting::default(),
-            settled_after: 0,
-            aside: None,
+            unsettled_at: 0,
+            parameter_aside: None,
             allows_low_precision: false,
             is_place: false,
         })
@@ -139,7 +148,7 @@ impl Leaf {
         let state = self.state.copy().map_err(|error| error.at(&self.path))?;
         let copy = self.with_optimiser(self.optimiser.clone(), state);
         let (drives, acting) = (self.drives.clone(), self.acting.clone());
-        Ok(Leaf { drives, acting, aside: self.aside.clone(), ..copy })
+        Ok(Leaf { drives, acting, parameter_aside: self.parameter_aside.clone(), ..copy })
     }
 
     /// A leaf of the same parameter, with nothing put aside.
@@ -154,7 +163,7 @@ impl Leaf {
             parts: self.parts.clone(),
             drives: None,
             acting: None,
-            aside: None,
+            parameter_aside: None,
             ..*self
         }
     }
@@ -309,7 +318,7 @@ impl Leaf {
 
     /// Whether a step has been applied since the state was made, restored or moved.
     pub(crate) fn is_settled(&self) -> bool {
-        self.steps > self.settled_after
+        self.steps > self.unsettled_at
     }
 
     /// Makes `x` the leaf's variable.
@@ -321,7 +330,7 @@ impl Leaf {
     }
 
     pub(crate) fn unsettle(&mut self) {
-        self.settled_after = self.steps;
+        self.unsettled_at = self.steps;
     }
 
     /// Ends an open window: its rules forget what they have collected.

@@ -40,8 +40,8 @@ impl StateTree {
     fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            match leaf.aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside)) {
-                Ok(()) => leaf.aside = None,
+            match leaf.parameter_aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside)) {
+                Ok(()) => leaf.parameter_aside = None,
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
@@ -66,7 +66,7 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
         copies: Vec<(usize, Tensor)>,
     ) -> Self {
         for (leaf, copy) in copies {
-            state.leaves[leaf].aside = Some(copy);
+            state.leaves[leaf].parameter_aside = Some(copy);
         }
         ParameterExchange { state, parameters }
     }
@@ -74,7 +74,9 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
     /// Lets go of the copies of leaves that were not exchanged.
     pub(crate) fn keep(&mut self, is_exchanged: impl Fn(usize, &Leaf) -> bool) {
         let leaves = self.state.leaves.iter_mut().enumerate();
-        leaves.filter(|(index, leaf)| !is_exchanged(*index, leaf)).for_each(|(_, leaf)| leaf.aside = None);
+        leaves
+            .filter(|(index, leaf)| !is_exchanged(*index, leaf))
+            .for_each(|(_, leaf)| leaf.parameter_aside = None);
     }
 
     pub(crate) fn put_back(&mut self) -> Result<()> {

@@ -41,14 +41,15 @@ impl StateTree {
         self.warnings.meet_shown(|| shown(&self.leaves))
     }
 
-    /// Warns once of a number in a parameter that is not finite after an update. Each call looks at a sample
-    /// of other parameters; such numbers stay and spread, so a later call finds them.
+    /// Warns once of a number in a parameter that is not finite after a step. Each step looks at a sample of
+    /// other parameters, which its number chooses; such numbers stay and spread, so a later step finds them.
     pub(crate) fn warn_of_numbers(&mut self, parameters: &[Lent<'_>]) -> Option<Warning> {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
             return None;
         }
         let leaves = self.leaves.len();
-        let places = self.warnings.next(leaves.min(PARAMETERS), leaves).map(|place| place % leaves);
+        let first = self.steps % leaves.max(1) as u64 * PARAMETERS as u64;
+        let places = (first..).take(leaves.min(PARAMETERS)).map(|place| place as usize % leaves);
         let mut moved =
             places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);
         let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, not_finite(&**x)?)))?;

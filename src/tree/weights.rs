@@ -11,7 +11,7 @@ use crate::tensors::{Tensor, in_dtype};
 impl Leaf {
     /// The parameter of the training: `x`, or its copy aside while `x` is something else.
     pub(crate) fn parameter<'x>(&'x self, x: &'x dyn Lend) -> &'x dyn Lend {
-        self.aside.as_ref().map_or(x, |aside| aside)
+        self.parameter_aside.as_ref().map_or(x, |aside| aside)
     }
 
     /// The most precise copy of the parameter `x`.
@@ -89,7 +89,7 @@ impl Leaf {
 
     /// Refuses a call while the model has an average in place of the parameter.
     pub(crate) fn check_parameter(&self) -> Result<()> {
-        if self.aside.is_none() {
+        if self.parameter_aside.is_none() {
             return Ok(());
         }
         let problem = "the model has other weights in its place, averages or those that `Sam` has moved to, \

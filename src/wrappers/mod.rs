@@ -7,8 +7,10 @@ mod fallback;
 #[cfg(feature = "candle")]
 mod matrices_only;
 mod option;
+mod store_as;
 
 pub use cautious::Cautious;
 pub use chain::OptimiserChain;
 pub use decoupled_decay::DecoupledDecay;
 pub use fallback::Fallback;
+pub use store_as::StoreAs;

@@ -11,8 +11,8 @@ use super::written::{example, keys};
 use crate::error::{Error, Result};
 use crate::rule::{Description, Elementwise, Optimiser, Rule, Setting, SlotFormat};
 use crate::rules::{Adam, AdamW, Lion, NAdam, catalogue};
-use crate::stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding, StoreAs};
-use crate::wrappers::{Cautious, DecoupledDecay, Fallback};
+use crate::stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding};
+use crate::wrappers::{Cautious, DecoupledDecay, Fallback, StoreAs};
 
 /// Where a store belongs, for errors.
 const AROUND: &str = "decides how the parameter is stored and goes around the whole rule or list";

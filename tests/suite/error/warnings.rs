@@ -245,8 +245,11 @@ fn each_kind_is_met_by_itself() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let bad = grads([Some(constant(f64::NAN, 3, DType::F32)), None]);
     let (outcome, lines) = logged(|| update(&mut state, &model, &bad).expect("an update"));
-    let without = Warning::WithoutGradient { missing: 1, parameters: 2, paths: vec!["1".to_string()] };
-    assert_eq!(outcome.warnings, [without, low(2, 0, &["0", "1"]), not_finite("0", 0)]);
+    let [without, others @ ..] = &outcome.warnings[..] else { panic!("warnings") };
+    assert!(
+        matches!(without, Warning::WithoutGradient { missing: 1, parameters: 2, paths, .. } if *paths == ["1"])
+    );
+    assert_eq!(others, [low(2, 0, &["0", "1"]), not_finite("0", 0)]);
     assert_eq!(lines, outcome.warnings.iter().map(Warning::to_string).collect::<Vec<_>>());
     assert_eq!(state.warnings(), outcome.warnings);
     let (again, lines) = logged(|| update(&mut state, &model, &bad).expect("an update"));

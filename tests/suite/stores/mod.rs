@@ -8,4 +8,3 @@ mod offloaded_states;
 mod precision_traps;
 mod split_master;
 mod stochastic_rounding;
-mod store_as;

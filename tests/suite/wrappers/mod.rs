@@ -1,4 +1,5 @@
-//! Wrappers of users.
+//! Wrappers, of this crate and of users.
 
 mod faults;
+mod store_as;
 mod wrappers_of_users;
