@@ -130,8 +130,13 @@ pub(crate) enum Group {
     Norm(u64),
     /// Those with a limited norm of this group.
     Limit(u64),
-    /// Those with sums that this function follows from.
-    Sums(TypeId),
+    /// Those with sums of this group, of rules of this type.
+    Sums {
+        /// The type of the rule.
+        rule: TypeId,
+        /// Its group.
+        group: u64,
+    },
 }
 
 /// One number to which the elements of a leaf, or of a group of leaves, are reduced.
@@ -170,7 +175,7 @@ pub(crate) enum Then<'a> {
 /// What makes of sums what follows from them.
 pub(crate) type Resolver = Box<dyn FnOnce(&[f64]) -> Resolved + Send + Sync>;
 
-/// What follows from sums over the whole model: arithmetic, and numbers that the state remembers.
+/// What follows from sums: arithmetic, and numbers that the state remembers.
 pub struct Resolved {
     pub(in crate::engine) kernel: ErasedKernel,
     pub(in crate::engine) numbers: SmallVec<[f64; 2]>,

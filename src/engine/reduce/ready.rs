@@ -124,7 +124,7 @@ mod tests {
     const OWN: Pending = Pending::Numbers(None, 2.0);
     const SHARED: Pending = Pending::Numbers(Some(Group::Norm(1)), 2.0);
     const OTHER: Pending = Pending::Numbers(Some(Group::Norm(2)), 2.0);
-    const SUMS: Pending = Pending::Numbers(Some(Group::Sums(TypeId::of::<()>())), 2.0);
+    const SUMS: Pending = Pending::Numbers(Some(Group::Sums { rule: TypeId::of::<()>(), group: 0 }), 2.0);
 
     fn step<'a>(pending: Pending, may_refuse: bool) -> Step<'a> {
         match pending {

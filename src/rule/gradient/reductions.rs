@@ -9,7 +9,7 @@ use crate::engine::{
     Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased,
 };
 use crate::numbers::value::Arithmetic;
-use crate::rule::{Gradient, NonFinite, Numbers, Slots};
+use crate::rule::{Gradient, NonFinite, Numbers, Rule, Slots};
 
 /// A norm of a gradient: of which elements, and what happens if it is not finite.
 ///
@@ -54,15 +54,15 @@ impl Norm {
     }
 }
 
-/// Sums over all parameters whose rules ask for the same, or over [each by itself](Sums::of_each).
+/// Sums over one parameter, or over [all of a group](Sums::of_group), and what the step after them works on.
 ///
-/// It also says what the step after them works on. See [`Gradient::map_with_sums`].
+/// See [`Gradient::map_with_sums`].
 pub struct Sums<'a> {
     terms: SmallVec<[Term; 2]>,
     slots: Slots<'a>,
     step: Range<usize>,
     numbers: Numbers<'a>,
-    is_shared: bool,
+    group: Option<Group>,
 }
 
 impl std::fmt::Debug for Sums<'_> {
@@ -72,10 +72,10 @@ impl std::fmt::Debug for Sums<'_> {
 }
 
 impl<'a> Sums<'a> {
-    /// No sum yet. The step behind the sums works on all of these slots, and sets all of these numbers.
+    /// No sum yet. The step after the sums works on all of these slots, and sets all of these numbers.
     pub fn new(slots: Slots<'a>, numbers: Numbers<'a>) -> Self {
         let step = 0..slots.len();
-        Sums { terms: SmallVec::new(), slots, step, numbers, is_shared: true }
+        Sums { terms: SmallVec::new(), slots, step, numbers, group: None }
     }
 
     /// Adds the sum of what arithmetic makes of each element, in f64.
@@ -90,16 +90,17 @@ impl<'a> Sums<'a> {
         self.term(arithmetic, slots, Reducer::abs_sum())
     }
 
-    /// The step behind the sums works on the slots with these indices only.
+    /// The step after the sums works on the slots with these indices only.
     pub fn step_on(self, slots: Range<usize>) -> Self {
         Sums { step: slots, ..self }
     }
 
-    /// Sums of each parameter by itself, as a [`Norm`] is by default.
+    /// Adds up over all parameters whose rules have this type and take sums of this group.
     ///
-    /// A missing gradient then sets no number.
-    pub fn of_each(self) -> Self {
-        Sums { is_shared: false, ..self }
+    /// Hyper-parameters of these rules may differ; what they add up has to be the same. The
+    /// [`kind`](crate::Rule::kind) of such a rule is [`WholeModel`](crate::Kind::WholeModel).
+    pub fn of_group<R: Rule>(self, _rule: &R, group: u64) -> Self {
+        Sums { group: Some(Group::Sums { rule: TypeId::of::<R>(), group }), ..self }
     }
 
     fn term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
@@ -173,11 +174,11 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Arithmetic that depends on sums over the whole model, taken before anything is written.
+    /// Arithmetic that depends on sums over elements, taken before anything is written.
     ///
-    /// The sums are over all parameters whose rules ask with the same function `follow`, as those of one rule
-    /// do, or over [each by itself](Sums::of_each). A missing gradient adds nothing and makes no step, but
-    /// the state remembers what follows from the sums.
+    /// The sums are those of the parameter, or of [all of a group](Sums::of_group). A missing gradient adds
+    /// nothing and makes no step; but if others of the group have gradients, the state remembers what follows
+    /// from the sums.
     ///
     /// `follow` gets the sums in the order in which they were added, and says how each parameter goes on.
     ///
@@ -237,7 +238,7 @@ impl<'a> Gradient<'a> {
     ///
     ///     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
     ///         let (Parts { slots, numbers, .. }, longest) = (state.parts(), self.eta);
-    ///         let sums = Sums::new(slots, numbers).sum(Product, 0..0).sum(Square, 0..0);
+    ///         let sums = Sums::new(slots, numbers).sum(Product, 0..0).sum(Square, 0..0).of_group(self, 0);
     ///         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
     ///             let step = (sums[0] / sums[1]).clamp(0.0, longest);
     ///             Resolved::new(Times(step), [step])
@@ -257,15 +258,15 @@ impl<'a> Gradient<'a> {
     /// assert_eq!(state.leaf("0").expect("a leaf").numbers(), [("step".to_string(), 0.5)]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn map_with_sums<F>(mut self, sums: Sums<'a>, follow: F) -> Self
-    where
-        F: FnOnce(&[f64]) -> Resolved + Send + Sync + 'static,
-    {
-        let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), is_shared } = sums;
-        if self.missing && !is_shared {
+    pub fn map_with_sums(
+        mut self,
+        sums: Sums<'a>,
+        follow: impl FnOnce(&[f64]) -> Resolved + Send + Sync + 'static,
+    ) -> Self {
+        let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), group } = sums;
+        if self.missing && group.is_none() {
             return self;
         }
-        let group = is_shared.then(|| Group::Sums(TypeId::of::<F>()));
         let then = Then::Map { resolve: Box::new(follow), slots: step, numbers };
         let reduction = Reduction {
             group,

@@ -165,7 +165,8 @@ impl Rule for Prodigy {
         let sums = Sums::new(Slots(tensors), Numbers(numbers))
             .sum(ProgressTerm { factor }, 0..1)
             .sum_of_absolutes(path, 3..4)
-            .step_on(1..4);
+            .step_on(1..4)
+            .of_group(self, 0);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];

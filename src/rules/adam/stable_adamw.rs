@@ -111,7 +111,7 @@ impl Rule for StableAdamW {
             adam: AdamScalars::new(1.0, self.beta, self.epsilon, t),
             floor: self.epsilon * self.epsilon,
         };
-        let sums = Sums::new(slots, numbers).sum(surprise, 1..2).sum(One, 0..0).of_each();
+        let sums = Sums::new(slots, numbers).sum(surprise, 1..2).sum(One, 0..0);
         let rule = self.clone();
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let root = (sums[0] / sums[1]).sqrt();

@@ -189,8 +189,11 @@ impl Rule for Prodigy {
         let eta = d * self.eta * correction(beta.1).sqrt() / correction(beta.0);
         let factor = d / self.estimate * eta;
         let path = Path(beta.1.sqrt(), factor);
-        let sums =
-            Sums::new(slots, numbers).sum(Way(factor), 0..1).sum_of_absolutes(path, 3..4).step_on(1..4);
+        let sums = Sums::new(slots, numbers)
+            .sum(Way(factor), 0..1)
+            .sum_of_absolutes(path, 3..4)
+            .step_on(1..4)
+            .of_group(self, 0);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.0 * r;
             let found = r * coefficient / sums[1];

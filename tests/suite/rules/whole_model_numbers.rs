@@ -3,11 +3,12 @@
 
 use candle_core::{DType, Var};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, Descent, OptimiserChain, Prodigy, Rule, Setup, StateTree, setup, setup_with,
-    update,
+    AccumGrad, Adam, Arithmetic, Checkpoint, Descent, Flow, Gradient, Kind, OptimiserChain, Parameter, Parts,
+    Prodigy, Resolved, Result, Rule, Setup, State, StateTree, Sums, Update, hyper_parameters, range, setup,
+    setup_with, update, value::Value,
 };
 
-use support::common::{Grads, Vars, constant, model, snapshot, values};
+use support::common::{Grads, Vars, constant, engines, grads, model, snapshot, values};
 use support::crafted_checkpoints::{file_of, open};
 use support::threads::on;
 
@@ -175,5 +176,72 @@ fn ranks_share_as_one_process_does() {
     });
     for of_rank in of_ranks {
         assert_eq!(of_rank, (numbers(&state), values(&x["1"])));
+    }
+}
+
+/// dx².
+#[derive(Clone, Copy)]
+struct Square;
+
+impl Arithmetic for Square {
+    type Slots<T> = [T; 0];
+
+    fn step<V: Value>(self, _x: V, dx: V, _: &mut [V; 0]) -> V {
+        dx * dx
+    }
+}
+
+/// Rules that remember Σ dx², of a group from 1 on, or of a parameter by itself.
+macro_rules! rules_with_a_sum {
+    ($($Rule:ident),*) => {$(
+        hyper_parameters! {
+            /// A rule with a sum of squares.
+            pub struct $Rule {
+                /// The group; 0 for none.
+                group: u64 = 1 => range::any,
+            }
+        }
+
+        impl Rule for $Rule {
+            fn init(&self, _x: Parameter<'_>) -> Result<State> {
+                Ok(State::empty().with_number("sum", 0.0))
+            }
+
+            fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+                let Parts { slots, numbers, .. } = state.parts();
+                let sums = Sums::new(slots, numbers).sum(Square, 0..0);
+                let sums = if self.group > 0 { sums.of_group(self, self.group) } else { sums };
+                Ok(Flow::Step(dx.map_with_sums(sums, |sums| Resolved::new(Square, [sums[0]]))))
+            }
+
+            fn kind(&self) -> Kind {
+                Kind::WholeModel
+            }
+        }
+    )*};
+}
+
+rules_with_a_sum!(One, Other);
+
+#[test]
+fn sums_are_of_a_type_of_rule_and_a_group() {
+    let rules = || -> [Box<dyn Rule>; 6] {
+        [
+            Box::new(One::new(1)),
+            Box::new(One::new(2)),
+            Box::new(Other::new(1)),
+            Box::new(One::new(1)),
+            Box::new(One::new(0)),
+            Box::new(One::new(0)),
+        ]
+    };
+    for engine in engines() {
+        let model = model(&[(); 6].map(|()| constant(1.0, 2, DType::F32)));
+        let place = |path: &str| path.parse::<usize>().expect("a place");
+        let mut state = setup_with(&model, |path, _| rules().into_iter().nth(place(path))).expect("a state");
+        let dx = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(|dx| Some(constant(dx, 2, DType::F32)));
+        Update::new(&mut state).engine(engine).apply(&model, &grads(dx)).expect("an update");
+        let sums = [2.0 * (1.0 + 16.0), 2.0 * 4.0, 2.0 * 9.0, 2.0 * (1.0 + 16.0), 2.0 * 25.0, 2.0 * 36.0];
+        assert_eq!(numbers(&state), sums.map(|sum| vec![sum]), "{engine:?}");
     }
 }

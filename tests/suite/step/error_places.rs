@@ -109,7 +109,7 @@ impl Arithmetic for Product {
 impl Rule for Uneven {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, numbers, .. } = state.parts();
-        let one = Sums::new(slots, numbers).sum(Product, 0..0);
+        let one = Sums::new(slots, numbers).sum(Product, 0..0).of_group(self, 0);
         let sums = if x.rank() == 1 { one } else { one.sum(Product, 0..0) };
         Ok(Flow::Step(dx.map_with_sums(sums, |_| Resolved::new(Product, []))))
     }
