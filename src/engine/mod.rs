@@ -72,5 +72,5 @@ pub(crate) use plan::{
     Operand, Reduction, Sources, Step, Steps, TensorStep, Term, TermOf, Then, check_gradient,
 };
 pub use plan::{Norms, Resolved};
-pub(crate) use reduce::{Gather, ReduceOutcome, Verdict, reduce};
+pub(crate) use reduce::{Gather, ReduceOutcome, reduce};
 pub use route::Engine;

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::rule::{Gradient, LeafNorms};
-use crate::tree::{Leaf, StateTree};
+use crate::tree::StateTree;
 
 /// The options that the user chose.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl Default for UpdateOptions {
 }
 
 /// A call: its options, and what it found in scaler, state and ranks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct UpdateCall {
     pub(crate) options: UpdateOptions,
     /// The loss scale that the gradients are divided by.
@@ -54,6 +54,12 @@ pub(crate) struct UpdateCall {
     pub(crate) calls: u64,
     /// A hash of the norms of earlier calls, which decide on outliers.
     pub(crate) norms: u64,
+    /// Whether the state requires all gradients.
+    pub(crate) requires_all: bool,
+    /// Whether gradients come one at a time, so that leaves have moved before others are planned.
+    pub(crate) is_streamed: bool,
+    /// The path of the first pushed gradient that was not finite.
+    pub(crate) overflow: Option<String>,
 }
 
 impl UpdateCall {
@@ -76,13 +82,16 @@ impl UpdateCall {
             divisor: 1,
             calls: 0,
             norms: 0,
+            requires_all: false,
+            is_streamed: false,
+            overflow: None,
         })
     }
 
-    /// The call with the state's counts and norms of earlier calls.
+    /// The call with what the state requires, and its counts and norms of earlier calls.
     pub(crate) fn of_state(self, state: &StateTree) -> Self {
         let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
-        UpdateCall { calls: state.calls, norms, ..self }
+        UpdateCall { calls: state.calls, norms, requires_all: state.requires_all, ..self }
     }
 
     /// The gradient that the rules get, and the norms to find of it.
@@ -108,47 +117,16 @@ impl UpdateCall {
     }
 }
 
-/// The gradients of a parameter: one, or one for each of its paths that has one. Each comes with its path.
-pub(crate) fn gradients_of<'l, 'g>(
-    paths: impl Iterator<Item = &'l str>,
-    x: &'l dyn Lend,
-    grads: &'g dyn GradientLookUp,
-) -> impl Iterator<Item = (&'l str, &'g dyn Lend)> {
-    let paths = paths.take(if grads.has_paths() { usize::MAX } else { 1 });
-    paths.filter_map(move |path| Some((path, grads.find(path, x)?)))
-}
-
-/// The gradients that the caller of a step has.
-#[derive(Clone, Copy)]
-pub(crate) enum OwnGradients<'g, 'a> {
-    /// To be looked up.
-    LookUp(&'a dyn GradientLookUp),
-    /// Looked up before, by leaf, in handles of their own.
-    Found(&'g [Sources<'static>]),
-}
-
-impl<'a> OwnGradients<'_, 'a> {
-    /// The gradients of a leaf, of all its paths; each once.
-    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'a>> {
-        match self {
-            OwnGradients::LookUp(grads) => sources(leaf.paths(), x, grads),
-            OwnGradients::Found(found) => {
-                let found: &[Lent<'a>] = &found[index];
-                Ok(found.iter().cloned().collect())
-            }
-        }
-    }
-}
-
-/// The checked gradients of a parameter. The same gradient under several paths counts once.
+/// The checked gradients of a parameter: one, or one for each of its paths that has one. The same gradient
+/// under several paths counts once.
 pub(crate) fn sources<'l, 'g>(
     paths: impl Iterator<Item = &'l str>,
     x: &'l dyn Lend,
     grads: &'g dyn GradientLookUp,
 ) -> Result<Sources<'g>> {
     let mut sources = Sources::new();
-    for (path, gradient) in gradients_of(paths, x, grads) {
-        let gradient = Lent::new(gradient);
+    for path in paths.take(if grads.has_paths() { usize::MAX } else { 1 }) {
+        let Some(gradient) = grads.find(path, x).map(Lent::new) else { continue };
         check_gradient(path, x, &*gradient)?;
         if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
             sources.push(gradient);

@@ -119,12 +119,12 @@ fn own_gradient(
 }
 
 /// The aspects that have to be the same on all ranks.
-pub(crate) fn agreement<'a>(call: &'a UpdateCall, requires_all: bool, leaves: &'a [Leaf]) -> Agreement<'a> {
+pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreement<'a> {
     let options = [
         ("finite_only", call.options.finite_only),
         ("keep_masters", call.options.keep_masters),
         ("allow_no_gradients", call.options.allow_no_gradients),
-        ("require_all", requires_all),
+        ("require_all", call.requires_all),
         ("figures", call.options.figures),
     ];
     let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));

@@ -6,14 +6,15 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::call::{OwnGradients, UpdateCall};
+use super::call::UpdateCall;
 use super::contribution::{Contribution, OwnLeaf, agreement};
+use super::leaf::GradientSource;
 use crate::engine::{
     Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved,
     rounded, sum_to,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, Lent};
+use crate::model::lent::Lent;
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
 use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
@@ -21,8 +22,8 @@ use crate::tensors::{Tensor, product};
 use crate::tree::Leaf;
 
 /// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.
-pub(crate) struct RankGradients<'w> {
-    world: &'w StateWorld,
+pub(super) struct RankGradients<'w> {
+    pub(super) world: &'w StateWorld,
     leaves: Vec<OwnLeaf<'w>>,
     /// What each rank brings, by rank.
     contributions: Vec<Contribution>,
@@ -68,22 +69,20 @@ struct ReceivedRun {
 impl<'w> RankGradients<'w> {
     /// Agrees with all ranks on the call. Rules get the mean of all gradients, weighted by each rank's
     /// `call`.
-    pub(crate) fn agree(
+    pub(super) fn agree(
         world: &'w StateWorld,
         call: &mut UpdateCall,
-        requires_all: bool,
         leaves: &[Leaf],
         parameters: &'w [Lent<'_>],
-        grads: OwnGradients<'_, '_>,
+        gradients: Vec<GradientSource<'_>>,
     ) -> Result<Self> {
         let written = UpdateTargets::all();
-        let own = |(index, (leaf, x)): (usize, (&Leaf, &'w Lent<'_>))| {
-            OwnLeaf::new(call, leaf, &**x, grads.sources(index, leaf, &**x), &written)
-        };
-        let own = leaves.iter().zip(parameters).enumerate().map(own).collect::<Result<Vec<_>>>();
-        let prepared = own.map(|own| {
+        let own = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
+            OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x), &written)
+        });
+        let prepared = own.collect::<Result<Vec<_>>>().map(|own| {
             let said = Contribution::message(call, &own);
-            (own, agreement(call, requires_all, leaves), said)
+            (own, agreement(call, leaves), said)
         });
         let (own, said) = world.agree_on(Call::Update, prepared)?;
         let mut contributions = said
@@ -106,25 +105,24 @@ impl<'w> RankGradients<'w> {
         Ok(RankGradients { world, leaves: own, contributions })
     }
 
-    /// This rank's parts of the parameters.
-    pub(crate) fn own_parts(&self) -> Vec<Lent<'w>> {
-        self.leaves.iter().map(|leaf| leaf.x.clone()).collect()
+    /// This rank's part of a leaf's parameter.
+    pub(super) fn part(&self, leaf: usize) -> &Lent<'w> {
+        &self.leaves[leaf].x
     }
 
-    /// A placeholder without memory for a leaf's gradient until it comes; empty if no rank has one.
-    pub(crate) fn promised<'a>(&self, leaf: usize) -> Result<Sources<'a>> {
-        let x = &self.leaves[leaf].x;
-        let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
-        let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-        let promise = |dtype: DType| {
-            Tensor::zeros((), dtype.into(), x.device())?.broadcast_as(x.shape()).map(Lent::Tensor)
+    /// What the plans of all leaves get until the gradients come.
+    pub(super) fn promised<'g>(&self) -> Vec<GradientSource<'g>> {
+        let promised = |leaf: usize| {
+            let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
+            let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
+            widest.map_or_else(|| GradientSource::found([]), GradientSource::Promised)
         };
-        Ok(widest.map(promise).transpose()?.into_iter().collect())
+        (0..self.leaves.len()).map(promised).collect()
     }
 
     /// Fetches the sum of the gradients for all jobs that read all elements before they write. Returns the
     /// other jobs with a gradient: theirs come in the commit.
-    pub(crate) fn add_up(
+    pub(super) fn add_up(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'_>>],
@@ -166,7 +164,7 @@ impl<'w> RankGradients<'w> {
 
     /// An error on which all ranks agree. If it is about a gradient that is not finite, the first rank that
     /// brought one is added.
-    pub(crate) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
+    pub(super) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
         let Some(leaf) = path
             .and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path)))
@@ -184,7 +182,7 @@ impl<'w> RankGradients<'w> {
     }
 
     /// Commits all jobs; those in `left` range by range, as their gradients come.
-    pub(crate) fn commit<'a>(
+    pub(super) fn commit<'a>(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'a>>],
@@ -199,7 +197,7 @@ impl<'w> RankGradients<'w> {
                 let gradients = gradients.into_iter().map(Lent::Tensor).collect();
                 Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
             };
-            let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.iter_mut().map(Option::as_mut).collect();
+            let mut jobs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(engine, &mut jobs, arrived.into_iter().map(piece))?;
         }
         let came =
@@ -274,23 +272,4 @@ fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
-}
-
-/// The gradients of a call.
-#[derive(Clone, Copy)]
-pub(crate) enum CallGradients<'g, 'a> {
-    /// From the caller.
-    Own(OwnGradients<'g, 'a>),
-    /// From all ranks, for this rank's part of each leaf.
-    Ranks(&'g RankGradients<'g>),
-}
-
-impl<'a> CallGradients<'_, 'a> {
-    /// The gradients of a leaf, of all its paths; each once.
-    pub(crate) fn sources(self, index: usize, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'a>> {
-        match self {
-            CallGradients::Own(grads) => grads.sources(index, leaf, x),
-            CallGradients::Ranks(ranks) => ranks.promised(index),
-        }
-    }
 }

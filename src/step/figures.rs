@@ -2,6 +2,9 @@
 
 use std::fmt::{self, Display};
 
+use crate::rule::LeafNorms;
+use crate::tree::Leaf;
+
 /// What a step did to one parameter, in norms of gradient, parameter and update.
 ///
 /// Each norm is the root of a sum of squares in f64, over the whole parameter even if it is divided among
@@ -43,6 +46,17 @@ pub struct LeafFigures {
 }
 
 impl LeafFigures {
+    /// Those of a leaf, if its norms were found.
+    pub(super) fn found(leaf: &Leaf, norms: &LeafNorms) -> Option<Self> {
+        let (gradient, step) = norms.found()?;
+        Some(LeafFigures {
+            path: leaf.path.clone(),
+            gradient,
+            parameter: step.parameter,
+            update: step.gradient,
+        })
+    }
+
     /// How far the step moved the parameter, relative to its size: update / parameter.
     ///
     /// It is infinite for a parameter that is zero, such as a bias at first, and NaN if that does not move.

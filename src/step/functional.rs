@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::call::{UpdateCall, gradients_of};
+use super::call::{UpdateCall, sources};
+use super::leaf::GradientSource;
 use super::outcome::Outcome;
-use super::pipeline::{StepGradients, step};
+use super::pipeline::step;
 use super::update::{Update, UpdateOptions, check_known};
 use crate::engine::owned_on;
 use crate::error::Result;
-use crate::model::gradients::{GradientLookUp, GradientMap, Gradients, looked_up};
+use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
 use crate::tensors::{Tensor, Var};
 use crate::tree::{Leaf, StateTree, not_in_state};
 
@@ -60,10 +61,11 @@ impl<'s> Update<'s, &'s StateTree> {
         let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale())?;
         state.check_whole("`Update::functional`")?;
         check_known(state, grads)?;
+        let loss_scale = call.loss_scale;
         let (mut state, parameters, mut outcome) =
             looked_up(grads, |grads| applied(call, state, parameters, grads))?;
         if let Some(scaler) = scaler
-            && scaler.account(&mut outcome, call.loss_scale)?
+            && scaler.account(&mut outcome, loss_scale)?
         {
             state.end_windows()?;
         }
@@ -80,21 +82,20 @@ fn applied(
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
         return Err(not_in_state(path));
     }
-    let mut found = Vec::with_capacity(state.len());
-    let mut by_path = GradientMap::new();
-    for leaf in state.leaves() {
-        let (name, x) = parameter(leaf, parameters)?;
-        by_path.extend(gradients_of(leaf.paths(), x, grads));
-        found.push((name, x));
-    }
+    let found = state.leaves().map(|leaf| parameter(leaf, parameters)).collect::<Result<Vec<_>>>()?;
     let next = found
-        .into_iter()
-        .map(|(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
+        .iter()
+        .map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
     let next: BTreeMap<String, Tensor> = next.collect::<Result<_>>()?;
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    let outcome = step(call, &mut state, &variables, StepGradients::Lent(&by_path))?;
+    // A `GradStore` knows the tensors that it was computed from, and not their copies.
+    let source = |(leaf, (_, x)): (&Leaf, (&String, &Tensor))| {
+        Ok(GradientSource::found(sources(leaf.paths(), x, grads)?))
+    };
+    let gradients = state.leaves().zip(found).map(source).collect::<Result<Vec<_>>>()?;
+    let outcome = step(call, &mut state, &variables, gradients)?;
     Ok((state, next, outcome))
 }
 

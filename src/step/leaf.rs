@@ -1,16 +1,63 @@
 //! The plan for one leaf: its optimiser makes a job, which is checked.
 
-use super::call::UpdateCall;
-use super::exchange::CallGradients;
-use crate::engine::{Job, WrittenStorages};
-use crate::error::Result;
+use super::call::{UpdateCall, sources};
+use crate::engine::{Job, Sources, WrittenStorages};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
+use crate::numbers::DType;
 use crate::rule::Extent;
 use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
+use crate::tensors::Tensor;
 use crate::tree::Leaf;
 
+/// Where a leaf's gradient comes from.
+pub(crate) enum GradientSource<'g> {
+    /// From the caller's collection. It is looked up when the leaf is planned, so that all threads share
+    /// thousands of look-ups.
+    LookUp(&'g dyn GradientLookUp),
+    /// From a look-up before the step: one, if there is one, and those of further paths. The plan takes these
+    /// handles, so that the memory of the last one is free once the leaf is written. They are no [`Sources`],
+    /// because those cannot become handles for a shorter time.
+    Found(Option<Lent<'g>>, Vec<Lent<'g>>),
+    /// From all ranks, after they have agreed on the plans. A plan needs only its dtype.
+    Promised(DType),
+    /// The leaf has moved already, by a push with this plan.
+    Pushed(LeafPlan),
+}
+
+impl<'g> GradientSource<'g> {
+    /// From these gradients.
+    pub(crate) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
+        let mut gradients = gradients.into_iter();
+        GradientSource::Found(gradients.next(), gradients.collect())
+    }
+
+    /// From this collection, for each of the leaves.
+    pub(crate) fn all(grads: &'g dyn GradientLookUp, leaves: usize) -> Vec<Self> {
+        (0..leaves).map(|_| GradientSource::LookUp(grads)).collect()
+    }
+
+    /// Takes the gradients of all paths of the leaf out, each once. A promised one is a tensor without memory.
+    pub(super) fn take(&mut self, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'g>> {
+        match self {
+            GradientSource::LookUp(grads) => sources(leaf.paths(), x, *grads),
+            GradientSource::Found(first, others) => {
+                let mut all = Sources::from_iter(first.take());
+                all.extend(std::mem::take(others));
+                Ok(all)
+            }
+            GradientSource::Promised(dtype) => {
+                let promise = Tensor::zeros((), (*dtype).into(), x.device())?.broadcast_as(x.shape())?;
+                Ok(Sources::from_iter([Lent::Tensor(promise)]))
+            }
+            GradientSource::Pushed(_) => Ok(Sources::new()),
+        }
+    }
+}
+
 /// What the plan for a leaf means for the call.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct LeafPlan {
     /// `None` for a frozen leaf.
     pub(crate) progress: Option<Progress>,
@@ -20,42 +67,39 @@ pub(crate) struct LeafPlan {
     pub(crate) has_gradient: bool,
     /// Whether it may lack a gradient under `require_all`.
     pub(crate) allows_missing: bool,
+    /// Whether its window is given up, because no call can end it.
+    pub(crate) gives_up_window: bool,
+    /// Where the norms go that the call was asked for.
+    pub(crate) norms: Option<LeafNorms>,
 }
 
 /// The update of one leaf, planned or to be planned.
-pub(crate) struct LeafUpdate<'p, 'a> {
-    /// The leaf's index in the state.
-    index: usize,
+pub(super) struct LeafUpdate<'j, 'a> {
     /// The leaf, until the plan is made.
-    leaf: Option<&'a mut Leaf>,
-    x: &'a dyn Lend,
-    /// `None` for a frozen leaf.
-    job: &'p mut Option<Job<'a>>,
-    pub(crate) plan: LeafPlan,
+    pub(super) leaf: Option<&'a mut Leaf>,
+    pub(super) gradient: GradientSource<'a>,
+    /// The parameter, or this rank's part of it.
+    pub(super) x: &'a dyn Lend,
+    pub(super) plan: LeafPlan,
+    /// `None` for a leaf that is frozen, or has moved already.
+    pub(super) job: &'j mut Option<Job<'a>>,
 }
 
-impl<'p, 'a> LeafUpdate<'p, 'a> {
-    pub(crate) fn new(
-        (index, ((leaf, x), job)): (usize, ((&'a mut Leaf, &'a Lent<'_>), &'p mut Option<Job<'a>>)),
-    ) -> Self {
-        LeafUpdate { index, leaf: Some(leaf), x: &**x, job, plan: LeafPlan::default() }
-    }
-
+impl LeafUpdate<'_, '_> {
     /// Whether making the plan reads a tensor on a device. candle has a CUDA stream for each thread; only the
     /// caller's stream comes after what the caller has computed.
-    pub(crate) fn reads_device(&self) -> bool {
+    pub(super) fn reads_device(&self) -> bool {
         !self.x.device().is_cpu()
     }
 
-    pub(crate) fn make(
-        &mut self,
-        call: &UpdateCall,
-        gradients: CallGradients<'_, 'a>,
-        written: &WrittenStorages,
-        norms: &[LeafNorms],
-    ) -> Result<()> {
+    /// Makes the plan, unless it is made.
+    pub(super) fn make(&mut self, call: &UpdateCall, written: &WrittenStorages) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
-        let sources = gradients.sources(self.index, leaf, x)?;
+        if let GradientSource::Pushed(plan) = &mut self.gradient {
+            self.plan = std::mem::take(plan);
+            return Ok(());
+        }
+        let sources = self.gradient.take(leaf, x)?;
         let has_gradient = !sources.is_empty();
         self.plan = LeafPlan { has_gradient, allows_missing: leaf.waiting.is_allowed, ..LeafPlan::default() };
         leaf.check_parameter()?;
@@ -71,11 +115,12 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
                 if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
             found.map_err(|error| error.counted_from(leaf.part().start))?;
         }
+        let norms = call.options.figures.then(LeafNorms::default);
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
         let Leaf { path, optimiser, acting, state, steps, waiting, .. } = leaf;
         let optimiser = acting.as_ref().unwrap_or(optimiser);
         let planned = optimiser
-            .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.get(self.index)))
+            .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.as_ref()))
             .map_err(|error| error.at(path).counted_from(first))?;
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;
@@ -89,9 +134,21 @@ impl<'p, 'a> LeafUpdate<'p, 'a> {
         if is_cut {
             job.check_divisible(&|| optimiser.name())?;
         }
+        // A rule that does not declare `Kind::WholeModel` would get numbers of this leaf alone.
+        if call.is_streamed && job.groups().next().is_some() {
+            return Err(needs_all_gradients(path));
+        }
         job.copy_shared(written, &own)?;
-        self.plan = LeafPlan { progress: Some(progress), windows, moves, ..self.plan };
+        self.plan = LeafPlan { progress: Some(progress), windows, moves, norms, ..self.plan };
         *self.job = Some(job);
         Ok(())
     }
+}
+
+/// The error of a streamed step for a rule that depends on gradients that come later.
+pub(super) fn needs_all_gradients(path: &str) -> Error {
+    let problem = "its rule needs numbers of all gradients, which come one at a time";
+    let remedy =
+        "collect the gradients and call `update`, or `Update::apply_owned`, which frees each as it goes";
+    Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy(remedy)
 }

@@ -17,4 +17,5 @@ pub(crate) mod pipeline;
 pub(crate) mod ranks;
 pub(crate) mod setup;
 pub(crate) mod streamed;
+pub(crate) mod summary;
 pub(crate) mod update;

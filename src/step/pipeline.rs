@@ -1,115 +1,43 @@
-//! One step of a whole model: call → plan → reduce → commit → outcome.
+//! One step in stages, each a value with a method that leads to the next: [`StepCall`] → plan →
+//! [`PlannedStep`] → reduce → [`ReducedStep`] → commit → [`EndedStep`] → outcome.
+//!
+//! [`step`] takes all leaves of a state through them. A push (`step/streamed.rs`) takes one leaf as far as the
+//! commit. The step that ends the streamed one passes over such leaves, because their source is
+//! [`GradientSource::Pushed`]. Ranks other than this one are in [`Ranks`] alone.
 
-use super::call::{OwnGradients, UpdateCall};
-use super::exchange::{CallGradients, RankGradients};
-use super::figures::LeafFigures;
-use super::leaf::{LeafPlan, LeafUpdate};
-use super::missing::Missing;
+use std::slice;
+
+use super::call::UpdateCall;
+use super::leaf::{GradientSource, LeafPlan, LeafUpdate};
 use super::outcome::{Outcome, Outlier, SkipReason, Status};
 use super::ranks::Ranks;
-use crate::engine::{
-    Epilogue, Job, Norms, Operand, ReduceOutcome, Sources, UpdateTargets, Verdict, commit, for_all, reduce,
-};
+use super::summary::StepSummary;
+use crate::engine::{Epilogue, Job, ReduceOutcome, UpdateTargets, for_all};
+use crate::error::Result;
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, Result};
-use crate::model::gradients::GradientLookUp;
 use crate::model::lent::Lent;
-use crate::ranks::Call;
-use crate::ranks::KeptSums;
-use crate::rule::{LeafNorms, Progress, Windows};
-use crate::tree::{Leaf, LimitedNorms, NormOutlier, StateTree};
+use crate::ranks::{Call, KeptSums};
+use crate::rule::Progress;
+use crate::tree::{Leaf, LimitedNorms, NormHistories, NormOutlier, StateTree};
 
-/// The gradients that a step gets.
-pub(crate) enum StepGradients<'g> {
-    /// The caller keeps them.
-    Lent(&'g dyn GradientLookUp),
-    /// The only handles of tensors, by leaf: the memory of each is free once its leaf is written.
-    Owned(Vec<Sources<'static>>),
-}
-
-/// Applies a step to these parameters, which are in the order of the leaves.
-pub(crate) fn step(
+/// Applies a step to these parameters. They and their gradients are in the order of the leaves.
+pub(super) fn step(
     call: UpdateCall,
     state: &mut StateTree,
     parameters: &[Lent<'_>],
-    grads: StepGradients<'_>,
+    gradients: Vec<GradientSource<'_>>,
 ) -> Result<Outcome> {
-    let (mut call, requires_all) = (call.of_state(state), state.requires_all);
+    let mut call = call.of_state(state);
     keep_written(state, parameters);
-
-    // Call: all ranks agree, then each works on its parts.
-    let StateTree { leaves, jobs: pool, sums, norms, world, .. } = state;
-    let ranks = Ranks::new(world.as_ref());
-    let own_gradients = match &grads {
-        StepGradients::Lent(grads) => OwnGradients::LookUp(*grads),
-        StepGradients::Owned(found) => OwnGradients::Found(found),
-    };
-    let agree =
-        |world| RankGradients::agree(world, &mut call, requires_all, leaves, parameters, own_gradients);
-    let of_ranks = ranks.several().map(agree).transpose()?;
-    let gradients = of_ranks.as_ref().map_or(CallGradients::Own(own_gradients), CallGradients::Ranks);
-    let own_parts = of_ranks.as_ref().map(RankGradients::own_parts);
-    let own = own_parts.as_deref().unwrap_or(parameters);
-
-    // Plan.
-    let leaf_norms =
-        if call.options.figures { leaves.iter().map(|_| LeafNorms::default()).collect() } else { Vec::new() };
+    let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
+    let (ranks, gradients) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, gradients)?;
     let mut jobs = pool.take(leaves.len());
-    let plan = StepPlan::make(&call, requires_all, leaves, own, gradients, &leaf_norms, &mut jobs);
-    let mut plan = ranks.settle(Call::Plan, plan)?;
-    if plan.is_refused(&call) {
-        drop(jobs);
-        return Err(plan.refusal(&call, state, "nothing was changed"));
-    }
-    if !plan.moves {
-        pool.recycle(jobs);
-        return Ok(plan.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
-    }
-    if !plan.collects() {
-        // Without a gradient no sums are taken, and rules that follow sums stay as they are.
-        jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
-    }
-
-    // Reduce.
-    let add_up = |of_ranks: &RankGradients| of_ranks.add_up(call.options.engine, &mut jobs, sums);
-    let left = of_ranks
-        .as_ref()
-        .map_or(Ok(Vec::new()), add_up)
-        .or_else(|error| ranks.settle(Call::Plan, Err(error)))?;
-    let reduced = reduce(call.options.engine, &ranks, &mut planned(&mut jobs));
-    let reduced = reduced
-        .map_err(|error| of_ranks.iter().fold(error, |error, of_ranks| of_ranks.with_origin(error, &jobs)));
-    let ReduceOutcome { verdict, group_norms, limited, .. } = reduced?;
-    plan.group_norms = group_norms.into_iter().collect();
-    if let Verdict::Skip { offender } = verdict {
-        pool.recycle(jobs);
-        let cannot_end = plan.windows.released && are_finite(&call, &ranks, leaves, own, gradients, sums)?;
-        return plan.not_finite(state, offender, cannot_end);
-    }
-    if let Some(outlier) = norms.outlier(&limited) {
-        pool.recycle(jobs);
-        return plan.outlier(state, outlier, &limited);
-    }
-
-    // Commit. Of gradients that are the step's own, the plans have the last handles from here on.
-    drop(grads);
-    let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| {
-        job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
-    };
-    let with_numbers: Vec<usize> = jobs.iter().enumerate().filter_map(sets_numbers).collect();
-    let committed = match &of_ranks {
-        Some(of_ranks) => of_ranks.commit(call.options.engine, &mut jobs, &left),
-        None => commit(call.options.engine, planned(&mut jobs)),
-    };
-    ranks.settle(Call::Commit, committed.map_err(|error| error.after(moved(&jobs))))?;
+    let step = StepCall { call: &call, ranks: &ranks, leaves, parameters, gradients }.plan(&mut jobs);
+    let step = step.and_then(|step| step.reduce(norms, sums)).and_then(ReducedStep::commit);
     pool.recycle(jobs);
-    ranks.share(leaves, parameters, &plan.moved)?;
-    norms.record(&limited);
-
-    // Outcome.
-    plan.figures = figures(leaves, leaf_norms.iter().map(LeafNorms::found));
-    state.share_numbers(&with_numbers);
-    Ok(plan.committed(state, parameters))
+    let step = step?;
+    ranks.share(leaves, parameters, step.moved())?;
+    step.outcome(state, parameters)
 }
 
 /// Registers memory that has moved, before any call asks what others write: of two calls that begin at once,
@@ -125,219 +53,238 @@ pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
     state.written_elsewhere.keep(elsewhere);
 }
 
-/// The jobs of all leaves that are not frozen.
-pub(super) fn planned<'j, 'a>(jobs: &'j mut [Option<Job<'a>>]) -> Vec<&'j mut Job<'a>> {
-    jobs.iter_mut().flatten().collect()
+/// A call on which all ranks have agreed, of all leaves or of one that was pushed.
+pub(super) struct StepCall<'a, G> {
+    pub(super) call: &'a UpdateCall,
+    pub(super) ranks: &'a Ranks<'a>,
+    pub(super) leaves: &'a mut [Leaf],
+    /// In the order of the leaves.
+    pub(super) parameters: &'a [Lent<'a>],
+    /// In the order of the leaves.
+    pub(super) gradients: G,
 }
 
-/// The paths of the leaves that a commit has moved.
-pub(super) fn moved<'j>(jobs: &'j [Option<Job<'_>>]) -> impl Iterator<Item = &'j str> {
-    jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path)
-}
-
-/// The plans of all leaves together, and the norms and figures found later.
-pub(super) struct StepPlan {
-    /// Leaves that move.
-    pub(super) moved: Vec<usize>,
-    accumulated: usize,
-    frozen: usize,
-    missing: Missing,
-    pub(super) has_gradient: bool,
-    /// Whether anything changes.
-    pub(super) moves: bool,
-    pub(super) windows: Windows,
-    /// The norms of all groups, in their order.
-    pub(super) group_norms: Vec<(u64, f64)>,
-    pub(super) figures: Vec<LeafFigures>,
-}
-
-impl StepPlan {
-    /// Plans all leaves.
-    fn make<'a>(
-        call: &UpdateCall,
-        requires_all: bool,
-        leaves: &'a mut [Leaf],
-        parameters: &'a [Lent<'_>],
-        gradients: CallGradients<'_, 'a>,
-        norms: &[LeafNorms],
-        jobs: &mut [Option<Job<'a>>],
-    ) -> Result<Self> {
-        let written = UpdateTargets::all();
-        let mut plans: Vec<LeafUpdate<'_, '_>> =
-            leaves.iter_mut().zip(parameters).zip(jobs).enumerate().map(LeafUpdate::new).collect();
-        let make = |plan: &mut LeafUpdate<'_, 'a>| plan.make(call, gradients, &written, norms);
-        for_all(&mut plans, |plan| if plan.reads_device() { Ok(()) } else { make(plan) })?;
-        // Plans that the caller's thread has to make.
-        plans.iter_mut().try_for_each(make)?;
-
-        let mut all = StepPlan::new(requires_all, plans.len());
-        plans.iter().enumerate().for_each(|(leaf, update)| all.add(leaf, &update.plan));
-        Ok(all)
-    }
-
-    /// The plan without leaves, with room for so many.
-    pub(super) fn new(requires_all: bool, leaves: usize) -> Self {
-        StepPlan {
-            moved: Vec::with_capacity(leaves),
-            accumulated: 0,
-            frozen: 0,
-            missing: Missing::new(requires_all),
-            has_gradient: false,
-            moves: false,
-            windows: Windows::default(),
-            group_norms: Vec::new(),
-            figures: Vec::new(),
-        }
-    }
-
-    /// Adds a leaf, in path order.
-    pub(super) fn add(&mut self, leaf: usize, plan: &LeafPlan) {
-        self.has_gradient |= plan.has_gradient;
-        self.moves |= plan.moves;
-        self.windows.open |= plan.windows.open;
-        self.windows.released |= plan.windows.released;
-        match plan.progress {
-            None => self.frozen += 1,
-            Some(Progress::Applied) => self.moved.push(leaf),
-            Some(Progress::Accumulated) => self.accumulated += 1,
-            Some(progress) => self.missing.add(leaf, progress, plan.allows_missing),
-        }
-    }
-
-    /// Whether any gradient is used.
-    fn collects(&self) -> bool {
-        self.moved.len() + self.accumulated > 0
-    }
-
-    fn has_no_gradients(&self, call: &UpdateCall) -> bool {
-        !call.options.allow_no_gradients && !self.has_gradient
-    }
-
-    /// Whether required gradients are missing.
-    pub(super) fn is_refused(&self, call: &UpdateCall) -> bool {
-        self.has_no_gradients(call)
-            || self.missing.is_refused() && (self.collects() || !call.options.allow_no_gradients)
-    }
-
-    /// The error of a refused call, which says what has moved.
-    pub(super) fn refusal(&self, call: &UpdateCall, state: &StateTree, moved: &str) -> Error {
-        if !self.has_no_gradients(call) {
-            return self.missing.refusal(state, moved);
-        }
-        let problem = format!("there is no gradient for any of the {} parameters", state.len());
-        Error::new(ErrorKind::NoGradient, problem)
-            .with_remedy("find out by `audit` whether the loss depends on this model's variables")
-    }
-
-    /// The outcome of a call that was committed. It counts in windows, and the state meets its warnings.
-    pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Outcome {
-        state.calls = if self.windows.open { state.calls + 1 } else { 0 };
-        let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
-        // Without any gradient the call is one that may have none.
-        let missing = if self.has_gradient { self.missing.warn(state) } else { None };
-        let warnings =
-            missing.into_iter().chain(state.warn_of_shown()).chain(state.warn_of_numbers(parameters));
-        let has_stepped = status == Status::Stepped;
-        let of_rate = if has_stepped { state.warn_of_rate_of_zero() } else { None };
-        let warnings = warnings.chain(of_rate).collect();
-        let outcome = Outcome { warnings, ..self.outcome(state, status) };
-        if has_stepped {
-            state.set_steps(state.steps.saturating_add(1));
-        }
-        outcome
-    }
-
-    /// The outcome of a call with this status.
-    pub(super) fn outcome(self, state: &StateTree, status: Status) -> Outcome {
-        let counts = match status {
-            Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => {
-                (self.moved.len(), self.accumulated)
-            }
-            Status::Skipped(_) => (0, 0),
-        };
-        let first = self.moved.first().map(|&leaf| &state.leaves[leaf]);
-        Outcome {
-            applied: counts.0,
-            accumulated: counts.1,
-            frozen: self.frozen,
-            without_gradient: self.missing.into_paths(state),
-            learning_rate: first.filter(|_| status == Status::Stepped).and_then(Leaf::learning_rate),
-            global_norm: self.group_norms.first().map(|(_, norm)| *norm),
-            group_norms: self.group_norms,
-            figures: self.figures,
-            status,
-            ..Outcome::default()
-        }
-    }
-
-    /// Skips the call for this parameter, whose gradient is not finite. If all gradients of the call are
-    /// finite, windows `cannot_end`: their sums would not be finite in the next call either.
-    fn not_finite(self, state: &mut StateTree, path: String, cannot_end: bool) -> Result<Outcome> {
-        if !cannot_end {
-            return Ok(self.outcome(state, Status::Skipped(SkipReason::NotFinite { path })));
-        }
-        state.end_windows()?;
-        let warnings =
-            state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() }).into_iter().collect();
-        Ok(Outcome { warnings, ..self.outcome(state, Status::Skipped(SkipReason::WindowsGivenUp { path })) })
-    }
-
-    /// Skips the call for an outlier. Its norm is recorded all the same, as norms that stay large are no
-    /// longer outliers. If windows collected the outlier, they are given up.
-    fn outlier(self, state: &mut StateTree, found: NormOutlier, norms: &LimitedNorms) -> Result<Outcome> {
-        let NormOutlier { group, norm, limit, is_collected } = found;
-        state.norms.record(norms);
-        if is_collected {
-            state.end_windows()?;
-        }
-        Ok(self.outcome(state, Status::Skipped(SkipReason::Outlier(Outlier { group, norm, limit }))))
-    }
-}
-
-/// Whether all gradients of a skipped call are finite. If so, the sums of windows are not.
-pub(super) fn are_finite(
-    call: &UpdateCall,
-    ranks: &Ranks<'_>,
-    leaves: &[Leaf],
-    parameters: &[Lent<'_>],
-    gradients: CallGradients<'_, '_>,
-    sums: &mut KeptSums,
-) -> Result<bool> {
-    let mut call = *call;
-    call.options.finite_only = true;
-    let (engine, written) = (call.options.engine, UpdateTargets::all());
-    let mut jobs: Vec<Option<Job<'_>>> = leaves.iter().map(|_| None).collect();
-    for (index, (leaf, x)) in leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| !leaf.frozen)
-    {
-        let sources = gradients.sources(index, leaf, &**x)?;
-        let mut job = call.gradient(sources, &leaf.path, None).into_job(
-            &leaf.path,
-            Operand::Lent(&**x),
-            Epilogue::StateOnly,
-        );
-        let own = job.check(&**x, &|| leaf.optimiser.name())?;
-        job.copy_shared(&written, &own)?;
-        jobs[index] = Some(Job { whole: leaf.shape.elem_count(), ..job });
-    }
-    if let CallGradients::Ranks(gradients) = gradients {
-        gradients.add_up(engine, &mut jobs, sums)?;
-    }
-    Ok(reduce(engine, ranks, &mut planned(&mut jobs))?.verdict == Verdict::Go)
-}
-
-/// The figures of the leaves that have moved, of those whose norms were found.
-pub(super) fn figures(
-    leaves: &[Leaf],
-    norms: impl Iterator<Item = Option<(f64, Norms)>>,
-) -> Vec<LeafFigures> {
-    let of_leaf = |(leaf, norms): (&Leaf, Option<(f64, Norms)>)| {
-        let (gradient, step) = norms?;
-        Some(LeafFigures {
-            path: leaf.path.clone(),
+impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
+    /// Plans all leaves. There is room for a job of each.
+    pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
+        let StepCall { call, ranks, leaves, parameters, gradients } = self;
+        let places = jobs.iter_mut().enumerate();
+        let update = |((leaf, gradient), (index, job))| LeafUpdate {
+            leaf: Some(leaf),
             gradient,
-            parameter: step.parameter,
-            update: step.gradient,
-        })
-    };
-    leaves.iter().zip(norms).filter_map(of_leaf).collect()
+            x: ranks.part(index, parameters),
+            plan: LeafPlan::default(),
+            job,
+        };
+        let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(places).map(update).collect();
+        let written = UpdateTargets::all();
+        let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, &written);
+        let planned =
+            for_all(&mut updates, |update| if update.reads_device() { Ok(()) } else { make(update) })
+                // Plans that the caller's thread has to make.
+                .and_then(|()| updates.iter_mut().try_for_each(make));
+        ranks.settle(Call::Plan, planned)?;
+        let summary = StepSummary::of(call, updates.iter().map(|update| &update.plan));
+        let plans = updates.into_iter().map(|update| update.plan);
+        let plans = if call.is_streamed { plans.collect() } else { Vec::new() };
+        Ok(PlannedStep { call, ranks, jobs, plans, summary })
+    }
+}
+
+/// A step that is planned: nothing was computed yet.
+pub(super) struct PlannedStep<'j, 'a> {
+    call: &'a UpdateCall,
+    ranks: &'a Ranks<'a>,
+    /// By leaf.
+    jobs: &'j mut [Option<Job<'a>>],
+    /// By leaf, in a streamed step.
+    pub(super) plans: Vec<LeafPlan>,
+    summary: StepSummary,
+}
+
+impl<'j, 'a> PlannedStep<'j, 'a> {
+    /// Computes what the plans wait for, reading only, and decides how the step ends.
+    pub(super) fn reduce(
+        mut self,
+        norms: &NormHistories,
+        sums: &mut KeptSums,
+    ) -> Result<ReducedStep<'j, 'a>> {
+        if self.call.is_streamed {
+            self.give_up_windows()?;
+        }
+        if let Some(ending) = self.ending() {
+            return Ok(ReducedStep { step: self, ending, limited: LimitedNorms::new(), left: Vec::new() });
+        }
+        if !self.summary.collects() {
+            // Without a gradient no sums are taken, and rules that follow sums stay as they are.
+            self.jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
+        }
+        let (ranks, engine) = (self.ranks, self.call.options.engine);
+        let left = ranks.add_up(engine, self.jobs, sums)?;
+        let ReduceOutcome { offender, group_norms, limited } = ranks.reduce(engine, self.jobs)?;
+        self.summary.group_norms = group_norms.into_iter().collect();
+        let ending = match offender {
+            None => norms.outlier(&limited).map_or(Ending::Committed, Ending::of_outlier),
+            Some(path) => self.not_finite(path, sums)?,
+        };
+        Ok(ReducedStep { step: self, ending, limited, left })
+    }
+
+    /// How the step ends, if the plans alone decide that.
+    fn ending(&self) -> Option<Ending> {
+        match &self.call.overflow {
+            Some(path) if !self.summary.has_gradient => {
+                Some(Ending::skipped(SkipReason::NotFinite { path: path.clone() }))
+            }
+            _ if self.summary.is_refused() => Some(Ending::Refused),
+            _ if !self.summary.moves => Some(Ending::skipped(SkipReason::NothingToMove)),
+            _ => None,
+        }
+    }
+
+    /// In a streamed step, gives up the windows of leaves that were not pushed, if their sums are not finite:
+    /// others have moved, so that the call cannot be skipped. Each leaf is reduced by itself, because what is
+    /// not finite in one would end the reduction of all.
+    fn give_up_windows(&mut self) -> Result<()> {
+        let (engine, mut are_given_up) = (self.call.options.engine, false);
+        for (job, plan) in self.jobs.iter_mut().zip(&mut self.plans).filter(|(_, plan)| !plan.has_gradient) {
+            if self.ranks.reduce(engine, slice::from_mut(job))?.offender.is_some() {
+                *job = None;
+                (plan.progress, plan.gives_up_window) = (Some(Progress::WithoutGradient), true);
+                are_given_up = true;
+            }
+        }
+        if are_given_up {
+            self.summary = StepSummary::of(self.call, &self.plans);
+        }
+        Ok(())
+    }
+
+    /// The ending for a gradient that is not finite, or whose window is not. If all gradients are finite no
+    /// call can end the windows, as the sums of the next call would not be finite either.
+    fn not_finite(&mut self, path: String, sums: &mut KeptSums) -> Result<Ending> {
+        let ends_windows = self.summary.windows.released && self.are_gradients_finite(sums)?;
+        let reason =
+            if ends_windows { SkipReason::WindowsGivenUp { path } } else { SkipReason::NotFinite { path } };
+        Ok(Ending::Skipped { reason, ends_windows })
+    }
+
+    /// Replaces each job by a check of its gradients, and runs the checks.
+    fn are_gradients_finite(&mut self, sums: &mut KeptSums) -> Result<bool> {
+        let mut call = self.call.clone();
+        call.options.finite_only = true;
+        for place in self.jobs.iter_mut() {
+            *place = place.take().map(|Job { path, x, whole, sources, offloaded, addresses, .. }| {
+                let gradient = call.gradient(sources, path, None);
+                Job { whole, offloaded, addresses, ..gradient.into_job(path, x, Epilogue::StateOnly) }
+            });
+        }
+        let engine = call.options.engine;
+        self.ranks.add_up(engine, self.jobs, sums)?;
+        Ok(self.ranks.reduce(engine, self.jobs)?.offender.is_none())
+    }
+}
+
+/// How a step ends.
+#[derive(PartialEq)]
+pub(super) enum Ending {
+    /// A gradient is missing that is required.
+    Refused,
+    Skipped {
+        reason: SkipReason,
+        /// Whether all windows are given up.
+        ends_windows: bool,
+    },
+    Committed,
+}
+
+impl Ending {
+    fn skipped(reason: SkipReason) -> Self {
+        Ending::Skipped { reason, ends_windows: false }
+    }
+
+    /// Windows that have collected an outlier are given up.
+    fn of_outlier(NormOutlier { group, norm, limit, is_collected }: NormOutlier) -> Self {
+        let reason = SkipReason::Outlier(Outlier { group, norm, limit });
+        Ending::Skipped { reason, ends_windows: is_collected }
+    }
+}
+
+/// A step whose ending is known; nothing is written yet.
+pub(super) struct ReducedStep<'j, 'a> {
+    step: PlannedStep<'j, 'a>,
+    pub(super) ending: Ending,
+    limited: LimitedNorms,
+    /// The leaves whose gradients come from other ranks in the commit.
+    left: Vec<usize>,
+}
+
+impl ReducedStep<'_, '_> {
+    /// Writes parameters and state, if the step ends so.
+    pub(super) fn commit(mut self) -> Result<EndedStep> {
+        let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| {
+            job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
+        };
+        let with_numbers = self.step.jobs.iter().enumerate().filter_map(sets_numbers).collect();
+        self.write()?;
+        let ReducedStep { step: PlannedStep { summary, .. }, ending, limited, .. } = self;
+        Ok(EndedStep { summary, ending, limited, with_numbers })
+    }
+
+    /// The commit alone, after which [`ReducedStep::may_have_moved`] can be asked.
+    pub(super) fn write(&mut self) -> Result<()> {
+        let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, left, .. } = self;
+        if *ending == Ending::Committed { ranks.commit(call.options.engine, jobs, left) } else { Ok(()) }
+    }
+
+    /// Whether anything was written. On a device a part may have moved, whatever the error is.
+    pub(super) fn may_have_moved(&self) -> bool {
+        self.step.jobs.iter().flatten().any(|job| job.has_moved || !job.x.device().is_cpu())
+    }
+}
+
+/// A step that was committed, skipped or refused.
+pub(super) struct EndedStep {
+    summary: StepSummary,
+    ending: Ending,
+    limited: LimitedNorms,
+    /// The leaves in which the commit has set numbers.
+    with_numbers: Vec<usize>,
+}
+
+impl EndedStep {
+    /// The leaves that have moved.
+    fn moved(&self) -> &[usize] {
+        if self.ending == Ending::Committed { &self.summary.moved } else { &[] }
+    }
+
+    /// What the step means for the state as a whole, and for the caller.
+    fn outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
+        let EndedStep { summary, ending, limited, with_numbers } = self;
+        match ending {
+            Ending::Refused => Err(summary.refusal(state)),
+            Ending::Skipped { reason, ends_windows } => {
+                if matches!(reason, SkipReason::Outlier(_)) {
+                    // The norm of an outlier counts, because norms that stay large are no longer outliers.
+                    state.norms.record(&limited);
+                }
+                if ends_windows {
+                    state.end_windows()?;
+                }
+                let warnings = match &reason {
+                    SkipReason::WindowsGivenUp { path } => {
+                        state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() })
+                    }
+                    _ => None,
+                };
+                let warnings = warnings.into_iter().collect();
+                Ok(Outcome { warnings, ..summary.outcome(state, Status::Skipped(reason)) })
+            }
+            Ending::Committed => {
+                state.norms.record(&limited);
+                state.share_numbers(&with_numbers);
+                summary.committed(state, parameters)
+            }
+        }
+    }
 }

@@ -1,33 +1,85 @@
-//! The ranks of an update: their agreements and the gathering of norms. Gradients are in `step/exchange.rs`.
+//! The ranks of a call: their agreements, their norms, and their gradients (`step/exchange.rs`). A process
+//! alone agrees with itself and has all gradients.
 
-use crate::engine::{ChunkTotals, Gather};
+use super::call::UpdateCall;
+use super::exchange::RankGradients;
+use super::leaf::GradientSource;
+use crate::engine::{ChunkTotals, Engine, Gather, Job, ReduceOutcome, commit, reduce};
 use crate::error::Result;
-use crate::model::lent::Lent;
-use crate::ranks::{Call, StateWorld, differs};
+use crate::model::lent::{Lend, Lent};
+use crate::ranks::{Call, KeptSums, StateWorld, differs};
 use crate::{ranks::share, tree::Leaf};
 
-/// The ranks that take part in a call; without a world this process alone.
-#[derive(Clone, Copy)]
-pub(crate) struct Ranks<'w>(Option<&'w StateWorld>);
+/// The ranks that take part in a call, with their gradients; `None` for this process alone.
+pub(super) struct Ranks<'w>(Option<RankGradients<'w>>);
 
 impl<'w> Ranks<'w> {
-    pub(crate) fn new(world: Option<&'w StateWorld>) -> Self {
-        Ranks(StateWorld::several(world))
+    /// This process alone.
+    pub(super) const ALONE: Ranks<'static> = Ranks(None);
+
+    /// Agrees on the call. The result is also where plans get the gradients of their leaves from.
+    pub(super) fn agree<'g>(
+        world: Option<&'w StateWorld>,
+        call: &mut UpdateCall,
+        leaves: &[Leaf],
+        parameters: &'w [Lent<'_>],
+        gradients: Vec<GradientSource<'g>>,
+    ) -> Result<(Self, Vec<GradientSource<'g>>)> {
+        let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, gradients)) };
+        let of_ranks = RankGradients::agree(world, call, leaves, parameters, gradients)?;
+        let promised = of_ranks.promised();
+        Ok((Ranks(Some(of_ranks)), promised))
     }
 
-    /// The world, if there are other ranks.
-    pub(crate) fn several(self) -> Option<&'w StateWorld> {
-        self.0
+    fn world(&self) -> Option<&StateWorld> {
+        self.0.as_ref().map(|of_ranks| of_ranks.world)
+    }
+
+    /// This rank's part of the parameter of a leaf.
+    pub(super) fn part<'a>(&'a self, leaf: usize, parameters: &'a [Lent<'_>]) -> &'a dyn Lend {
+        self.0.as_ref().map_or_else(|| &*parameters[leaf] as _, |of_ranks| &**of_ranks.part(leaf))
     }
 
     /// The value, if no rank refuses.
-    pub(crate) fn settle<T>(self, call: Call, own: Result<T>) -> Result<T> {
-        StateWorld::settle(self.0, call, own)
+    pub(super) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
+        StateWorld::settle(self.world(), call, own)
+    }
+
+    /// Fetches the gradients that have to be there before anything is written. Returns the leaves whose
+    /// gradients come in the commit.
+    pub(super) fn add_up(
+        &self,
+        engine: Engine,
+        jobs: &mut [Option<Job<'_>>],
+        sums: &mut KeptSums,
+    ) -> Result<Vec<usize>> {
+        let Some(of_ranks) = &self.0 else { return Ok(Vec::new()) };
+        let left = of_ranks.add_up(engine, jobs, sums);
+        left.or_else(|error| self.settle(Call::Plan, Err(error)))
+    }
+
+    /// The reduce stage.
+    pub(super) fn reduce(&self, engine: Engine, jobs: &mut [Option<Job<'_>>]) -> Result<ReduceOutcome> {
+        let reduced = reduce(engine, self, &mut jobs.iter_mut().flatten().collect::<Vec<_>>());
+        reduced.map_err(|error| match &self.0 {
+            Some(of_ranks) => of_ranks.with_origin(error, jobs),
+            None => error,
+        })
+    }
+
+    /// The commit stage. An error names the parameters that have moved.
+    pub(super) fn commit(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], left: &[usize]) -> Result<()> {
+        let committed = match &self.0 {
+            Some(of_ranks) => of_ranks.commit(engine, jobs, left),
+            None => commit(engine, jobs.iter_mut().flatten().collect()),
+        };
+        let moved = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);
+        self.settle(Call::Commit, committed.map_err(|error| error.after(moved)))
     }
 
     /// Gives all ranks the parameters of these leaves; each has updated its part.
-    pub(crate) fn share(self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
-        let Some(world) = self.0 else { return Ok(()) };
+    pub(super) fn share(&self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
+        let Some(world) = self.world() else { return Ok(()) };
         let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
         share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
@@ -35,7 +87,7 @@ impl<'w> Ranks<'w> {
 
 impl Gather for Ranks<'_> {
     fn gather(&self, own: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> {
-        let Some(world) = self.0 else { return own };
+        let Some(world) = self.world() else { return own };
         let mut bytes = Vec::new();
         let count = own.as_ref().map_or(0, Vec::len);
         let said = own.map(|lists| {

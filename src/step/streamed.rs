@@ -1,31 +1,30 @@
 //! A step whose gradients come one at a time: begin → push, for each leaf → finish.
 //!
-//! A push is the plan, the reduction and the commit of one leaf, as in `step/pipeline.rs`, so that the bits
-//! are those of an update. The leaves are out of the tree meanwhile, each behind a lock of its own that
-//! nobody waits for: threads that push different leaves do not meet, and a second push of a leaf is refused.
+//! A push takes one leaf through the stages of `step/pipeline.rs` as far as the commit, so that the bits are
+//! those of an update. `finish` takes all leaves through all stages, which pass over those that have moved.
+//! The leaves are out of the tree meanwhile, each in a lock of its own that nobody waits for: threads that
+//! push different leaves do not meet, and a second push of a leaf is refused.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 
-use super::call::{OwnGradients, UpdateCall, UpdateOptions};
-use super::exchange::CallGradients;
-use super::leaf::{LeafPlan, LeafUpdate};
+use super::call::{UpdateCall, UpdateOptions};
+use super::leaf::{GradientSource, LeafPlan, needs_all_gradients};
 use super::loss_scaler::LossScaler;
-use super::outcome::{Outcome, SkipReason, Status};
-use super::pipeline::{StepPlan, are_finite, figures, keep_written, moved, planned};
+use super::outcome::{Outcome, SkipReason};
+use super::pipeline::{Ending, StepCall, keep_written, step};
 use super::ranks::Ranks;
-use super::update::{StepTarget, Update};
-use crate::engine::{Job, Norms, UpdateTargets, Verdict, commit, reduce};
+use super::update::Update;
+use crate::engine::check_gradient;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
-use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, MemoryRef};
 use crate::model::slices::GradientSlice;
 use crate::ranks::KeptSums;
-use crate::rule::{Kind, LeafNorms, Progress, Windows};
-use crate::tree::{Leaf, StateTree};
+use crate::rule::Kind;
+use crate::tree::{Leaf, NormHistories, StateTree};
 
 /// A step whose gradients come one at a time; each parameter moves when its gradient is there.
 ///
@@ -92,14 +91,8 @@ pub struct StreamedStep<'s> {
 /// A leaf while its step is open.
 struct OpenLeaf {
     leaf: Leaf,
-    /// What became of its gradient, once that was pushed.
-    advance: Option<Advance>,
-}
-
-/// What a step has done, or is to do, with a leaf.
-struct Advance {
-    plan: LeafPlan,
-    figures: Option<(f64, Norms)>,
+    /// The plan by which a push has moved it, if one has.
+    pushed: Option<LeafPlan>,
 }
 
 impl<'s> Update<'s> {
@@ -118,47 +111,18 @@ impl<'s> Update<'s> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
-        let StepTarget { call, parameters } =
-            StepTarget::find(state, model, options, scaler.as_deref(), None)?;
-        let call = call.of_state(state);
+        let call = UpdateCall::new(options, scaler.as_deref(), None)?.of_state(state);
+        let call = UpdateCall { is_streamed: true, ..call };
+        let parameters = state.parameters(model)?;
         state.check_parameters()?;
         let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
         if let Some(leaf) = state.leaves.iter().find(needs_all) {
             return Err(needs_all_gradients(leaf.path()));
         }
         keep_written(state, &parameters);
-        let open = |leaf| Mutex::new(OpenLeaf { leaf, advance: None });
+        let open = |leaf| Mutex::new(OpenLeaf { leaf, pushed: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
         Ok(StreamedStep { state, leaves, parameters, call, scaler, overflow: OnceLock::new() })
-    }
-}
-
-/// One gradient under one path.
-struct OneGradient<'g> {
-    path: &'g str,
-    gradient: &'g dyn Lend,
-}
-
-impl GradientLookUp for OneGradient<'_> {
-    fn find(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
-        (path == self.path).then_some(self.gradient)
-    }
-
-    fn has_paths(&self) -> bool {
-        true
-    }
-}
-
-/// No gradient at all.
-struct NoGradient;
-
-impl GradientLookUp for NoGradient {
-    fn find(&self, _path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
-        None
-    }
-
-    fn has_paths(&self) -> bool {
-        false
     }
 }
 
@@ -229,82 +193,49 @@ impl StreamedStep<'_> {
             Err(TryLockError::Poisoned(open)) => open.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(pushed_twice(path)),
         };
-        if open.advance.is_some() {
+        if open.pushed.is_some() {
             return Err(pushed_twice(path));
         }
-        let gradient = OneGradient { path, gradient };
-        match self.advance(index, &mut open, &gradient)? {
-            Ok(()) => Ok(()),
-            Err(windows) => Err(self.not_finite(index, &mut open.leaf, windows, &gradient)?),
+        let x = &self.parameters[index];
+        check_gradient(path, &**x, gradient)?;
+        match self.advance(&mut open, x, Lent::new(gradient))? {
+            Some(SkipReason::NotFinite { path: first }) => {
+                let _ = self.overflow.set(first);
+                let remedy = "the parameter is as it was: push another gradient, or go on without one; with a \
+                              `LossScaler` the scale falls in `finish`";
+                Err(not_finite(path, "its gradient has", remedy))
+            }
+            Some(SkipReason::WindowsGivenUp { .. }) => {
+                open.leaf.end_window()?;
+                let remedy =
+                    "its window was given up, as no gradient could end it; other parameters have theirs";
+                Err(not_finite(path, "the sum of its window has", remedy))
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Moves a leaf by its gradient. If that is not finite nothing moves, and the result is what the call
-    /// would have done to windows.
-    fn advance(
-        &self,
-        index: usize,
-        open: &mut OpenLeaf,
-        gradient: &OneGradient<'_>,
-    ) -> Result<std::result::Result<(), Windows>> {
-        let OpenLeaf { leaf, advance } = open;
-        let (x, grads) = (&self.parameters[index], CallGradients::Own(OwnGradients::LookUp(gradient)));
-        let norms = self.call.options.figures.then(LeafNorms::default);
-        let mut job = None;
-        let mut update = LeafUpdate::new((0, ((leaf, x), &mut job)));
-        update.make(&self.call, grads, &UpdateTargets::all(), norms.as_slice())?;
-        let plan = update.plan;
-        if let Some(job) = &mut job
-            && !is_finite(&self.call, job)?
+    /// Takes a leaf and its parameter through the stages of a step as far as the commit. The result is why the
+    /// gradient is not used, if that is so.
+    fn advance(&self, open: &mut OpenLeaf, x: &Lent<'_>, gradient: Lent<'_>) -> Result<Option<SkipReason>> {
+        let OpenLeaf { leaf, pushed } = open;
+        let (call, ranks, gradients) = (&self.call, &Ranks::ALONE, [GradientSource::found([gradient])]);
+        let (leaves, parameters, mut job) = (slice::from_mut(leaf), slice::from_ref(x), None);
+        let step = StepCall { call, ranks, leaves, parameters, gradients }.plan(slice::from_mut(&mut job))?;
+        let plan = step.plans[0].clone();
+        let mut step = step.reduce(&NormHistories::default(), &mut KeptSums::default())?;
+        if let Ending::Skipped { reason, .. } = &step.ending
+            && *reason != SkipReason::NothingToMove
         {
-            return Ok(Err(plan.windows));
+            return Ok(Some(reason.clone()));
         }
-        let done = Advance { plan, figures: norms.and_then(|norms| norms.found()) };
-        let committed = catch_unwind(AssertUnwindSafe(|| {
-            commit(self.call.options.engine, planned(slice::from_mut(&mut job)))
-        }));
-        // On a device a part may have moved, whatever the error is.
-        let may_have_moved = job.as_ref().is_some_and(|job| job.has_moved || !job.x.device().is_cpu());
-        if may_have_moved || matches!(committed, Ok(Ok(()))) {
-            *advance = Some(done);
+        // The owner of the parameter may panic when all is written already.
+        let written = catch_unwind(AssertUnwindSafe(|| step.write()));
+        if step.may_have_moved() || matches!(written, Ok(Ok(()))) {
+            *pushed = Some(plan);
         }
-        let committed = committed.unwrap_or_else(|panic| resume_unwind(panic));
-        committed.map(Ok).map_err(|error| error.after(moved(slice::from_ref(&job))))
-    }
-
-    /// The error for a gradient that is not finite, or whose window is not.
-    fn not_finite(
-        &self,
-        index: usize,
-        leaf: &mut Leaf,
-        windows: Windows,
-        gradient: &OneGradient<'_>,
-    ) -> Result<Error> {
-        let x = slice::from_ref(&self.parameters[index]);
-        let grads = CallGradients::Own(OwnGradients::LookUp(gradient));
-        let is_finite = || {
-            are_finite(
-                &self.call,
-                &Ranks::new(None),
-                slice::from_ref(leaf),
-                x,
-                grads,
-                &mut KeptSums::default(),
-            )
-        };
-        let error = |what: &str, remedy| {
-            let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
-            Error::new(ErrorKind::NotFinite, problem).at(gradient.path).with_remedy(remedy)
-        };
-        if windows.released && is_finite()? {
-            leaf.end_window()?;
-            let remedy = "its window was given up, as no gradient could end it; other parameters have theirs";
-            return Ok(error("the sum of its window has", remedy));
-        }
-        let _ = self.overflow.set(leaf.path.clone());
-        let remedy = "the parameter is as it was: push another gradient, or go on without one; with a \
-                      `LossScaler` the scale falls in `finish`";
-        Ok(error("its gradient has", remedy))
+        written.unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok(None)
     }
 
     /// Ends the step: what was not pushed has no gradient, and is treated as in [`update`](crate::update).
@@ -320,9 +251,14 @@ impl StreamedStep<'_> {
     ///   [consequences](crate::update#what-is-left-in-the-middle) that it has in `update` for what was not
     ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
-        let advances = self.put_back();
-        let moved = count_moved(&advances);
-        let mut outcome = self.end(advances).inspect_err(|_| self.fail(moved))?;
+        let pushed = self.put_back();
+        let moved = count_moved(&pushed);
+        let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
+        let gradients = pushed
+            .into_iter()
+            .map(|plan| plan.map_or_else(|| GradientSource::found([]), GradientSource::Pushed));
+        let outcome = step(call, self.state, &self.parameters, gradients.collect());
+        let mut outcome = outcome.inspect_err(|_| self.fail(moved))?;
         if let Some(scaler) = self.scaler.take()
             && scaler.account_with(&mut outcome, self.call.loss_scale, self.overflow.take())?
         {
@@ -340,71 +276,14 @@ impl StreamedStep<'_> {
         }
     }
 
-    /// Puts the leaves back into the tree. What was done with each, in their order.
-    fn put_back(&mut self) -> Vec<Option<Advance>> {
+    /// Puts the leaves back into the tree. The plans of those that have moved, in the order of the leaves.
+    fn put_back(&mut self) -> Vec<Option<LeafPlan>> {
         let open = std::mem::take(&mut self.leaves)
             .into_iter()
             .map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let (leaves, advances) = open.map(|OpenLeaf { leaf, advance }| (leaf, advance)).unzip();
+        let (leaves, pushed) = open.map(|OpenLeaf { leaf, pushed }| (leaf, pushed)).unzip();
         self.state.leaves = leaves;
-        advances
-    }
-
-    /// Goes on with the leaves that were not pushed.
-    fn end(&mut self, advances: Vec<Option<Advance>>) -> Result<Outcome> {
-        let StreamedStep { state, parameters, call, overflow, .. } = self;
-        let (state, grads) = (&mut **state, CallGradients::Own(OwnGradients::LookUp(&NoGradient)));
-        let mut all = StepPlan::new(state.requires_all, state.leaves.len());
-        let StateTree { leaves, jobs: pool, .. } = &mut *state;
-        let (mut jobs, written) = (pool.take(leaves.len()), UpdateTargets::all());
-        let leaf_norms: Vec<LeafNorms> =
-            leaves.iter().filter(|_| call.options.figures).map(|_| LeafNorms::default()).collect();
-        let (mut ended, mut given_up) = (Vec::with_capacity(leaves.len()), Vec::new());
-        for (index, (((leaf, x), job), advance)) in
-            leaves.iter_mut().zip(&*parameters).zip(&mut jobs).zip(advances).enumerate()
-        {
-            let advance = match advance {
-                Some(advance) => advance,
-                None => {
-                    let mut update = LeafUpdate::new((index, ((leaf, x), &mut *job)));
-                    update.make(call, grads, &written, &leaf_norms)?;
-                    let mut plan = update.plan;
-                    if !job.as_mut().map_or(Ok(true), |job| is_finite(call, job))? {
-                        (plan.progress, *job) = (Some(Progress::WithoutGradient), None);
-                        given_up.push(index);
-                    }
-                    Advance { plan, figures: leaf_norms.get(index).and_then(LeafNorms::found) }
-                }
-            };
-            all.add(index, &advance.plan);
-            ended.push(advance);
-        }
-        if let (false, Some(path)) = (all.has_gradient, overflow.get()) {
-            drop(jobs);
-            return Ok(all.outcome(state, Status::Skipped(SkipReason::NotFinite { path: path.clone() })));
-        }
-        if all.is_refused(call) {
-            drop(jobs);
-            return Err(all.refusal(call, state, "what was pushed has moved"));
-        }
-        if !all.moves {
-            pool.recycle(jobs);
-            return Ok(all.outcome(state, Status::Skipped(SkipReason::NothingToMove)));
-        }
-        commit(call.options.engine, planned(&mut jobs)).map_err(|error| error.after(moved(&jobs)))?;
-        pool.recycle(jobs);
-        for &index in &given_up {
-            let leaf = &mut leaves[index];
-            leaf.end_window().map_err(|error| error.at(&leaf.path))?;
-        }
-        all.figures = figures(leaves, ended.iter().map(|advance| advance.figures));
-        let mut outcome = all.committed(state, parameters);
-        let lost = given_up
-            .into_iter()
-            .map(|index| Warning::WindowsGivenUp { path: state.leaves[index].path.clone() });
-        let lost: Vec<_> = lost.collect();
-        outcome.warnings.extend(lost.into_iter().filter_map(|warning| state.warnings.meet(warning)));
-        Ok(outcome)
+        pushed
     }
 }
 
@@ -422,25 +301,14 @@ impl Drop for StreamedStep<'_> {
 }
 
 /// How many leaves were pushed and have moved.
-fn count_moved(advances: &[Option<Advance>]) -> usize {
-    advances.iter().flatten().filter(|advance| advance.plan.moves).count()
+fn count_moved(pushed: &[Option<LeafPlan>]) -> usize {
+    pushed.iter().flatten().filter(|plan| plan.moves).count()
 }
 
-/// Evaluates what the step of a leaf waits for, and returns whether its gradient is finite.
-fn is_finite(call: &UpdateCall, job: &mut Job<'_>) -> Result<bool> {
-    // A rule that does not say that it is of the whole model would get numbers of this leaf alone.
-    if job.groups().next().is_some() {
-        return Err(needs_all_gradients(job.path));
-    }
-    Ok(reduce(call.options.engine, &Ranks::new(None), &mut [job])?.verdict == Verdict::Go)
-}
-
-/// The error for a rule that depends on gradients that come later.
-fn needs_all_gradients(path: &str) -> Error {
-    let problem = "its rule needs numbers of all gradients, which come one at a time";
-    let remedy =
-        "collect the gradients and call `update`, or `Update::apply_owned`, which frees each as it goes";
-    Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy(remedy)
+/// The error for a gradient that is not finite, or whose window is not.
+fn not_finite(path: &str, what: &str, remedy: &'static str) -> Error {
+    let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
+    Error::new(ErrorKind::NotFinite, problem).at(path).with_remedy(remedy)
 }
 
 /// The error for a second gradient.

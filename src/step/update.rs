@@ -1,11 +1,11 @@
 //! The public side of a step: [`update`] and [`Update`].
 
 pub(crate) use super::call::UpdateOptions;
-use super::call::{OwnGradients, UpdateCall};
-use super::pipeline::{StepGradients, step};
-
+use super::call::{UpdateCall, sources};
+use super::leaf::GradientSource;
 use super::loss_scaler::LossScaler;
 use super::outcome::Outcome;
+use super::pipeline::step;
 use crate::engine::{Engine, Sources};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -287,24 +287,18 @@ impl<'s> Update<'s> {
     /// As [`apply`](Update::apply). The gradients are gone then, too.
     pub fn apply_owned<M: Model + ?Sized, G: Gradients>(self, model: &M, grads: G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
-        let Update { state, options, scaler } = self;
-        let found = || {
-            let target = StepTarget::find(state, model, options, scaler.as_deref(), loss_scale)?;
+        // They keep the collection until the step ends, if its gradients are only lent.
+        let (mut kept, mut collection, mut map) = (None, None, None);
+        self.run(model, loss_scale, |state, parameters| {
             check_known(state, &grads)?;
-            let owned = looked_up(&grads, |grads| target.owned(state, grads))?;
-            Ok((target, owned))
-        };
-        let (target, owned) = match found() {
-            Ok(found) => found,
-            Err(error) => return state.settle(Call::Update, Err(error)),
-        };
-        match owned {
-            Some(owned) => {
+            if let Some(owned) = looked_up(&grads, |grads| owned(state, parameters, grads))? {
                 drop(grads);
-                target.step(state, scaler, StepGradients::Owned(owned))
+                return Ok(owned);
             }
-            None => looked_up(&grads, |grads| target.step(state, scaler, StepGradients::Lent(grads))),
-        }
+            let grads = collection.insert(&*kept.insert(grads));
+            map = grads.indexed()?;
+            Ok(GradientSource::all(map.as_ref().map_or(grads as &dyn GradientLookUp, |map| map), state.len()))
+        })
     }
 
     /// Applies the step to gradients that know this scale of their loss; with `None` their scale does not
@@ -314,72 +308,60 @@ impl<'s> Update<'s> {
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
-        let Update { state, options, scaler } = self;
-        let found = || {
-            let map = grads.indexed()?;
-            let target = StepTarget::find(state, model, options, scaler.as_deref(), loss_scale)?;
-            // After the model: a parameter that the state lacks was added after `setup`, and that error says
-            // more.
+        let mut map = None;
+        self.run(model, loss_scale, |state, _| {
             check_known(state, grads)?;
-            Ok((target, map))
+            map = grads.indexed()?;
+            Ok(GradientSource::all(
+                map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map),
+                state.len(),
+            ))
+        })
+    }
+
+    /// Applies the step to the gradients that `find` finds for the leaves of the state and their parameters.
+    fn run<'g, M: Model + ?Sized>(
+        self,
+        model: &M,
+        loss_scale: Option<f64>,
+        find: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
+    ) -> Result<Outcome> {
+        let Update { state, options, mut scaler } = self;
+        let found = || {
+            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
+            // The model first: a parameter that the state lacks was added after `setup`, and that error is
+            // more useful than the one about its gradient.
+            let parameters = state.parameters(model)?;
+            let gradients = find(state, &parameters)?;
+            Ok((call, parameters, gradients))
         };
-        let (target, map) = match found() {
+        let (call, parameters, gradients) = match found() {
             Ok(found) => found,
             // The other ranks wait for this one's refusal.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        target.step(
-            state,
-            scaler,
-            StepGradients::Lent(map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map)),
-        )
-    }
-}
-
-/// What a call works on.
-pub(super) struct StepTarget<'m> {
-    pub(super) call: UpdateCall,
-    /// In the order of the leaves.
-    pub(super) parameters: Vec<Lent<'m>>,
-}
-
-impl<'m> StepTarget<'m> {
-    /// The model's parameters, for a call with these options.
-    pub(super) fn find<M: Model + ?Sized>(
-        state: &StateTree,
-        model: &'m M,
-        options: UpdateOptions,
-        scaler: Option<&LossScaler>,
-        loss_scale: Option<f64>,
-    ) -> Result<Self> {
-        let call = UpdateCall::new(options, scaler, loss_scale)?;
-        Ok(StepTarget { call, parameters: state.parameters(model)? })
-    }
-
-    /// Handles of the gradients of all leaves; `None` if any is memory that is only lent.
-    fn owned(&self, state: &StateTree, grads: &dyn GradientLookUp) -> Result<Option<Vec<Sources<'static>>>> {
-        let of_leaf = |((index, leaf), x): ((usize, &Leaf), &Lent<'_>)| {
-            let sources = OwnGradients::LookUp(grads).sources(index, leaf, &**x)?;
-            Ok(sources.into_iter().map(Lent::into_owned).collect())
-        };
-        state.leaves.iter().enumerate().zip(&self.parameters).map(of_leaf).collect()
-    }
-
-    fn step(
-        self,
-        state: &mut StateTree,
-        scaler: Option<&mut LossScaler>,
-        grads: StepGradients<'_>,
-    ) -> Result<Outcome> {
-        let StepTarget { call, parameters } = self;
-        let mut outcome = step(call, state, &parameters, grads)?;
-        if let Some(scaler) = scaler
-            && scaler.account(&mut outcome, call.loss_scale)?
+        let scale = call.loss_scale;
+        let mut outcome = step(call, state, &parameters, gradients)?;
+        if let Some(scaler) = &mut scaler
+            && scaler.account(&mut outcome, scale)?
         {
             state.end_windows()?;
         }
         Ok(outcome)
     }
+}
+
+/// Handles of the gradients of all leaves; `None` if any is memory that is only lent.
+fn owned(
+    state: &StateTree,
+    parameters: &[Lent<'_>],
+    grads: &dyn GradientLookUp,
+) -> Result<Option<Vec<GradientSource<'static>>>> {
+    let of_leaf = |(leaf, x): (&Leaf, &Lent<'_>)| {
+        let owned = sources(leaf.paths(), &**x, grads)?.into_iter().map(Lent::into_owned);
+        Ok(owned.collect::<Option<Sources<'_>>>().map(GradientSource::found))
+    };
+    state.leaves.iter().zip(parameters).map(of_leaf).collect()
 }
 
 /// Refuses a gradient for a name that the state does not know.

@@ -1,8 +1,8 @@
 //! From pending steps to requests, and from totals to answers.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use super::ready::PendingStep;
+use super::ready::{Pending, PendingStep};
 use crate::engine::kernel::{ChunkTotals, Reducer};
 use crate::engine::plan::{GradientView, Job, ReductionRequest, Step, TermOf};
 use crate::engine::{Engine, dispatch};
@@ -14,11 +14,32 @@ pub(super) struct Answer {
     pub(super) totals: SmallVec<[f64; 2]>,
 }
 
+/// One answer, or those of all leaves that share numbers.
+type Answers = SmallVec<[Answer; 1]>;
+
 impl Answer {
     /// Whether the first total is finite.
     pub(super) fn is_finite(&self) -> bool {
         self.totals.first().is_none_or(|total| total.is_finite())
     }
+}
+
+/// The answers of leaves that share numbers together, each other one alone, in the order of the first of each.
+pub(super) fn by_group(answers: Vec<Answer>) -> Vec<Answers> {
+    let mut all: Vec<Answers> = Vec::new();
+    let mut groups: Vec<(Pending, usize)> = Vec::new();
+    for answer in answers {
+        let pending = answer.step.pending;
+        if let Some((_, place)) = groups.iter().find(|(known, _)| *known == pending) {
+            all[*place].push(answer);
+            continue;
+        }
+        if pending.is_shared() {
+            groups.push((pending, all.len()));
+        }
+        all.push(smallvec![answer]);
+    }
+    all
 }
 
 /// How the totals of this process become those of all ranks, each of which has a part of the leaves.

@@ -1,5 +1,5 @@
-//! The reduce stage: evaluates, reading only, what steps wait for, and puts the arithmetic that follows in
-//! their place.
+//! The reduce stage: evaluates, reading only, what steps wait for, and replaces them by the arithmetic that
+//! follows.
 //!
 //! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request
 //! to each device. A chain takes two if its second norm is of what the first has scaled.
@@ -19,36 +19,18 @@ use super::{Engine, functions, offload};
 use crate::error::Result;
 use crate::numbers::largest;
 pub(crate) use ask::Gather;
-use ask::{Answer, ask};
+use ask::{Answer, ask, by_group};
 use ready::{Pending, PendingStep, ready};
 
 /// What the reduce stage found.
 #[derive(Debug, Default)]
 pub(crate) struct ReduceOutcome {
-    pub(crate) verdict: Verdict,
+    /// The first leaf whose gradient is not finite, or too large to be squared: the call is skipped.
+    pub(crate) offender: Option<String>,
     /// The norms over several leaves that were taken, by group; the last, if a group has several.
     pub(crate) group_norms: BTreeMap<u64, f64>,
-    /// The norms of groups that have a limit; the first, if a group has several.
+    /// The norms of groups that have a limit; the last, if a group has several.
     pub(crate) limited: BTreeMap<u64, (f64, NormLimit)>,
-}
-
-/// Whether the step goes on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Commit.
-    #[default]
-    Go,
-    /// Skip the whole call.
-    Skip {
-        /// The path of the first leaf whose gradient is not finite, or too large to be squared.
-        offender: String,
-    },
-}
-
-impl Verdict {
-    fn skip(job: &Job<'_>) -> Self {
-        Verdict::Skip { offender: job.path.to_string() }
-    }
 }
 
 /// Resolves every check and reduction of all jobs, which are in path order.
@@ -64,7 +46,7 @@ pub(crate) fn reduce(
 ) -> Result<ReduceOutcome> {
     let mut reduced = ReduceOutcome::default();
     jobs.iter_mut().for_each(|job| merge_check(job));
-    while reduced.verdict == Verdict::Go {
+    while reduced.offender.is_none() {
         let ready = ready(jobs);
         if ready.is_empty() {
             break;
@@ -143,49 +125,44 @@ impl Size {
 }
 
 impl ReduceOutcome {
+    /// Skips the call for this leaf, unless it is skipped for an earlier one.
+    fn skip(&mut self, job: &Job<'_>) {
+        self.offender.get_or_insert_with(|| job.path.to_string());
+    }
+
     /// Evaluates the steps that are ready.
     fn turn(
         &mut self,
         engine: Engine,
         gather: &dyn Gather,
         jobs: &mut [&mut Job<'_>],
-        ready: Vec<PendingStep>,
+        mut ready: Vec<PendingStep>,
     ) -> Result<()> {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
-        let (functions, steps): (Vec<_>, Vec<_>) =
-            ready.into_iter().partition(|step| step.pending == Pending::Function);
+        let functions = ready.extract_if(.., |step| step.pending == Pending::Function);
+        let functions: Vec<_> = functions.map(|step| (step.job, step.step)).collect();
         // Run functions only when no check is pending: the call may be skipped.
-        if !functions.is_empty() && !steps.iter().any(|step| step.pending == Pending::Check) {
-            let done = functions::run(
-                engine,
-                jobs,
-                &functions.iter().map(|step| (step.job, step.step)).collect::<Vec<_>>(),
-            );
+        if !functions.is_empty() && !ready.iter().any(|step| step.pending == Pending::Check) {
+            let done = functions::run(engine, jobs, &functions);
             return gather.gather(done.map(|()| Vec::new())).map(drop);
         }
-        let mut answers = ask(engine, gather, jobs, &steps)?;
-        let (checks, numbers): (Vec<_>, Vec<_>) =
-            answers.drain(..).partition(|answer: &Answer| answer.step.pending == Pending::Check);
+        let mut answers = ask(engine, gather, jobs, &ready)?;
+        let numbers: Vec<_> =
+            answers.extract_if(.., |answer| answer.step.pending != Pending::Check).collect();
         let mut unknown = Vec::new();
-        for Answer { step: PendingStep { job, step, .. }, totals } in checks {
+        for Answer { step: PendingStep { job, step, .. }, totals } in answers {
             let size = totals.first().map_or(Size::Fine, |size| Size::at_check(jobs[job], step, *size));
             match size {
-                Size::TooLarge if self.verdict == Verdict::Go => self.verdict = Verdict::skip(jobs[job]),
+                Size::TooLarge => self.skip(jobs[job]),
                 Size::UnknownAt(step) => unknown.push((job, step)),
                 _ => {}
             }
             jobs[job].steps[step] = Step::Identity;
         }
-        answers = numbers;
-        while self.verdict == Verdict::Go && !answers.is_empty() {
-            let PendingStep { pending, .. } = answers[0].step;
-            // Those that share a number are resolved together.
-            let (now, later) = match pending.is_shared() {
-                true => answers.into_iter().partition(|answer| answer.step.pending == pending),
-                false => (answers.drain(..1).collect(), answers),
-            };
-            self.resolve(jobs, &now, &mut unknown)?;
-            answers = later;
+        for answers in by_group(numbers) {
+            if self.offender.is_none() {
+                self.resolve(jobs, &answers, &mut unknown)?;
+            }
         }
         // The check costs one more read of a gradient that has exploded. If something in between makes it
         // smaller, it can be squared after all.

@@ -1,10 +1,10 @@
-//! From answers to the arithmetic that follows, which takes the place of the steps.
+//! Replaces steps by the arithmetic that follows from their answers.
 
 use smallvec::SmallVec;
 
 use super::ask::Answer;
 use super::ready::PendingStep;
-use super::{ReduceOutcome, Size, Verdict};
+use super::{ReduceOutcome, Size};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ use crate::numbers::value::ScaleBy;
 type TermNumbers = SmallVec<[f64; 2]>;
 
 impl ReduceOutcome {
-    /// Puts what follows in place of these steps: one step, or all that share numbers.
+    /// Replaces these steps by what follows from their numbers: one step, or all that share numbers.
     ///
     /// Where a norm stands for a check, and a step may not be able to square the gradient, `unknown` gets the
     /// job and that step.
@@ -25,69 +25,62 @@ impl ReduceOutcome {
         answers: &[Answer],
         unknown: &mut Vec<(usize, usize)>,
     ) -> Result<()> {
-        let is_offender = |answer: &&Answer| !answer.is_finite();
-        for Answer { step: PendingStep { job, step, .. }, totals } in answers {
-            let reduction = jobs[*job].reduction(*step).ok().filter(|reduction| reduction.stands_for_check);
-            // No element is larger than the norm.
-            let norm = reduction
-                .and_then(|reduction| Some(reduction.terms.first()?.reducer.finish(*totals.first()?)));
-            match norm.map_or(Size::Fine, |norm| Size::bound(jobs[*job], *step, norm)) {
+        for answer in answers {
+            let job = answer.step.job;
+            match size(jobs[job], answer) {
                 Size::Fine => {}
-                Size::UnknownAt(squaring) => unknown.push((*job, squaring)),
+                Size::UnknownAt(squaring) => unknown.push((job, squaring)),
                 Size::TooLarge => {
-                    self.verdict = Verdict::skip(jobs[*job]);
+                    self.skip(jobs[job]);
                     return Ok(());
                 }
             }
         }
         let shared = join(jobs, answers)?;
-        let offender = answers.iter().find(is_offender).map(|answer| answer.step.job);
-        for Answer { step: PendingStep { job, step, .. }, totals: own } in answers {
-            let (job_index, job) = (*job, &mut *jobs[*job]);
+        let offender = answers.iter().find(|answer| !answer.is_finite()).map(|answer| answer.step.job);
+        for Answer { step: PendingStep { job: index, step, .. }, totals } in answers {
+            let job = &mut *jobs[*index];
             let mut reduction = job.take_reduction(*step)?;
-            if reduction.terms.len() != shared.len() {
-                let what = "takes another number of sums than for other parameters that share them";
-                return Err(misfit(job, what, shared.len(), reduction.terms.len()));
-            }
-            let totals = reduction.terms.iter().zip(own).zip(&shared);
-            let totals: TermNumbers = totals
-                .map(|((term, own), shared)| if reduction.shares(term) { *shared } else { *own })
-                .collect();
-            // The powers of a norm are taken in a unit that the largest element decides, which is known now.
-            if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
-                reduction.terms[0].reducer = second;
+            let Some(numbers) = numbers(job.path, &mut reduction, totals, &shared)? else {
                 job.steps[*step] = Step::Reduce(Box::new(reduction));
                 continue;
-            }
-            let numbers: TermNumbers =
-                reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total)).collect();
-            if let (Some(Group::Norm(group) | Group::Limit(group)), found) = (reduction.group, numbers[0]) {
-                let norm = self.group_norms.entry(group).or_insert(found);
-                self.limited.extend(reduction.limit.map(|limit| (group, (found, limit))));
-                *norm = if reduction.limit.is_some() { *norm } else { found };
-            }
-            let offender = offender.unwrap_or(job_index);
+            };
+            self.keep_norm(&reduction, &numbers);
             let p = reduction.exponent();
+            let offender = offender.unwrap_or(*index);
             match apply(job, *step, reduction, &numbers)? {
                 OnNonFinite::Compute => {}
-                OnNonFinite::Refuse => {
-                    return Err(Error::new(ErrorKind::NotFinite, format!("the {p}-norm of its gradient is"))
-                        .with_got(numbers[0])
-                        .with_expected("a finite number")
-                        .with_remedy(
-                            "this call has changed nothing; to go on regardless set the clipping rule's \
-                             `non_finite` to Pass or Skip",
-                        )
-                        .at(jobs[offender].path));
-                }
+                OnNonFinite::Refuse => return Err(refused(jobs[offender], p, numbers[0])),
                 OnNonFinite::Skip => {
-                    self.verdict = Verdict::skip(jobs[offender]);
+                    self.skip(jobs[offender]);
                     return Ok(());
                 }
             }
         }
         Ok(())
     }
+
+    /// Keeps the norm of a group for the outcome.
+    fn keep_norm(&mut self, reduction: &Reduction<'_>, numbers: &[f64]) {
+        let (Some(Group::Norm(group) | Group::Limit(group)), [found, ..]) = (reduction.group, numbers) else {
+            return;
+        };
+        let norm = self.group_norms.entry(group).or_insert(*found);
+        if let Some(limit) = reduction.limit {
+            self.limited.insert(group, (*found, limit));
+        } else {
+            *norm = *found;
+        }
+    }
+}
+
+/// What follows from a norm that stands for a check: no element is larger than the norm.
+fn size(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answer) -> Size {
+    let norm = || {
+        let reduction = job.reduction(*step).ok().filter(|reduction| reduction.stands_for_check)?;
+        Some(reduction.terms.first()?.reducer.finish(*totals.first()?))
+    };
+    norm().map_or(Size::Fine, |norm| Size::bound(job, *step, norm))
 }
 
 /// The totals of all these leaves together, in their order.
@@ -104,7 +97,40 @@ fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     Ok((0..totals.len()).map(total).collect())
 }
 
-/// Puts the arithmetic that follows from these numbers in place of a reduction. The result is `Compute`,
+/// The numbers of a step, from its `own` totals and the `shared` ones. `None` if it has to be asked once more:
+/// the powers of a norm are taken in a unit that the largest element decides, which is known now.
+fn numbers(
+    path: &str,
+    reduction: &mut Reduction<'_>,
+    own: &[f64],
+    shared: &[f64],
+) -> Result<Option<TermNumbers>> {
+    if reduction.terms.len() != shared.len() {
+        let what = "takes another number of sums than for other parameters that share them";
+        return Err(misfit(path, what, shared.len(), reduction.terms.len()));
+    }
+    let total = |(index, term)| if reduction.shares(term) { shared[index] } else { own[index] };
+    let totals: TermNumbers = reduction.terms.iter().enumerate().map(total).collect();
+    if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
+        reduction.terms[0].reducer = second;
+        return Ok(None);
+    }
+    let finished = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total));
+    Ok(Some(finished.collect()))
+}
+
+/// The error for a norm that is not finite, where a rule refuses such a call.
+fn refused(offender: &Job<'_>, p: f64, norm: f64) -> Error {
+    let remedy = "this call has changed nothing; to go on regardless set the clipping rule's `non_finite` to \
+                  Pass or Skip";
+    Error::new(ErrorKind::NotFinite, format!("the {p}-norm of its gradient is"))
+        .with_got(norm)
+        .with_expected("a finite number")
+        .with_remedy(remedy)
+        .at(offender.path)
+}
+
+/// Replaces a reduction by the arithmetic that follows from these numbers. The result is `Compute`,
 /// unless the norm refuses or skips the call.
 fn apply<'a>(
     job: &mut Job<'a>,
@@ -129,14 +155,14 @@ fn apply<'a>(
             let Resolved { kernel, numbers } = resolve(numbers);
             if numbers.len() != remembered.len() {
                 let what = "returns another number of numbers than the state has";
-                return Err(misfit(job, what, remembered.len(), numbers.len()));
+                return Err(misfit(job.path, what, remembered.len(), numbers.len()));
             }
             job.numbers.extend(remembered.iter_mut().map(|(_, number)| number).zip(numbers));
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
                 if slots.len() != kernel.slots() {
                     let what = "returns arithmetic for another number of state tensors";
-                    return Err(misfit(job, what, slots.len(), kernel.slots()));
+                    return Err(misfit(job.path, what, slots.len(), kernel.slots()));
                 }
                 job.steps[step] = Step::Map { kernel, slots };
             }
@@ -146,15 +172,15 @@ fn apply<'a>(
 }
 
 /// The error for sums of a rule that do not fit the arithmetic behind them.
-fn misfit(job: &Job<'_>, what: &'static str, expected: usize, got: usize) -> Error {
+fn misfit(path: &str, what: &'static str, expected: usize, got: usize) -> Error {
     Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {what}:"))
         .with_got(got)
         .with_expected(expected)
         .with_remedy("mend the rule: the numbers have to be equal")
-        .at(job.path)
+        .at(path)
 }
 
-/// Puts a multiplication in place of a step. The factor is at most the largest number of the arithmetic,
+/// Replaces a step by a multiplication. The factor is at most the largest number of the arithmetic,
 /// because infinity would make infinities of denormal numbers, and NaN of 0.
 fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {

@@ -402,6 +402,73 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
 }
 
 #[test]
+fn all_windows_that_no_call_can_end_are_given_up() {
+    let model = model(&[1.0; 4].map(|one| constant(one, 2, DType::F32)));
+    let rule = OptimiserChain::new((
+        AccumGrad { average: Average::Sum, ..AccumGrad::new(2) },
+        AdamW { lambda: 0.0, ..AdamW::new(0.1) },
+    ));
+    let mut state = setup(rule, &model).expect("a state");
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    for path in ["0", "1", "2", "3"] {
+        step.push(path, of(if path == "1" { 1.0 } else { 3e38 }, 2)).expect("a push");
+    }
+    assert_eq!(step.finish().expect("an outcome").accumulated, 4);
+    let step = Update::new(&mut state).begin(&model).expect("a step");
+    step.push("1", of(1.0, 2)).expect("a push");
+    let outcome = step.finish().expect("an outcome");
+    assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 1));
+    assert_eq!(outcome.without_gradient, ["0", "2", "3"]);
+    let is_given_up = |met: &&Warning| matches!(met, Warning::WindowsGivenUp { .. });
+    assert_eq!(outcome.warnings.iter().filter(is_given_up).count(), 1);
+    for (leaf, numbers) in state.leaves().zip(numbers(&model)) {
+        let is_moved = leaf.path() == "1";
+        assert_eq!((leaf.counters()[0].1, leaf.steps()), (0, u64::from(is_moved)), "{}", leaf.path());
+        assert_eq!(numbers == [1.0; 2], !is_moved, "{}", leaf.path());
+        let sum = leaf.tensor(&leaf.tensor_names()[0]).expect("a sum").expect("a sum");
+        assert_eq!(values(&sum), [0.0; 2], "{}", leaf.path());
+    }
+}
+
+/// A gradient of weight 0 is not read, so the sum of the window decides.
+#[test]
+fn a_gradient_of_weight_0_does_not_keep_a_window_open() {
+    let rule = || {
+        OptimiserChain::new((
+            AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+            AdamW { lambda: 0.0, ..AdamW::new(0.1) },
+        ))
+    };
+    for is_streamed in [true, false] {
+        let model = model(&[constant(1.0, 2, DType::F32)]);
+        let mut state = setup(rule(), &model).expect("a state");
+        let mut call = |weight: u64, gradient: f64| {
+            let update = Update::new(&mut state).weight(weight);
+            if !is_streamed {
+                let status = update.finite_only().apply(&model, &grads([Some(of(gradient, 2))]));
+                return status.expect("an outcome").status;
+            }
+            let step = update.begin(&model).expect("a step");
+            let pushed = step.push("0", of(gradient, 2));
+            let path = "0".to_string();
+            match pushed {
+                Ok(()) => step.finish().expect("an outcome").status,
+                Err(error) => {
+                    is_kind(&error, NOT_FINITE, &["the sum of its window", "given up"]);
+                    is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &[]);
+                    Status::Skipped(SkipReason::WindowsGivenUp { path })
+                }
+            }
+        };
+        assert_eq!(call(2, 3e38), Status::Accumulated);
+        let given_up = Status::Skipped(SkipReason::WindowsGivenUp { path: "0".to_string() });
+        assert_eq!(call(0, f64::NAN), given_up, "{is_streamed}");
+        assert_eq!(state.leaf("0").expect("a leaf").counters()[0].1, 0);
+        assert_eq!(numbers(&model)[0], [1.0; 2]);
+    }
+}
+
+#[test]
 fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
     let (model, mut state) = started(Descent::new(1.0));
     let (other, _) = started(Descent::new(1.0));

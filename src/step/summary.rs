@@ -1,0 +1,146 @@
+//! The plans of all leaves together: whether the call is refused, and its outcome.
+
+use super::call::UpdateCall;
+use super::figures::LeafFigures;
+use super::leaf::LeafPlan;
+use super::missing::Missing;
+use super::outcome::{Outcome, SkipReason, Status};
+use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::Lent;
+use crate::rule::{LeafNorms, Progress, Windows};
+use crate::tree::{Leaf, StateTree};
+
+/// The plans of all leaves together, and the norms of groups once they are found.
+pub(super) struct StepSummary {
+    /// Leaves that move.
+    pub(super) moved: Vec<usize>,
+    accumulated: usize,
+    frozen: usize,
+    missing: Missing,
+    /// Whether a call without any gradient is accepted.
+    allows_none: bool,
+    is_streamed: bool,
+    pub(super) has_gradient: bool,
+    /// Whether anything changes.
+    pub(super) moves: bool,
+    pub(super) windows: Windows,
+    /// Leaves whose windows are given up.
+    given_up: Vec<usize>,
+    /// The norms of leaves that the call was asked for.
+    norms: Vec<(usize, LeafNorms)>,
+    /// The norms of all groups, in their order.
+    pub(super) group_norms: Vec<(u64, f64)>,
+}
+
+impl StepSummary {
+    /// A summary of these plans.
+    pub(super) fn of<'p>(call: &UpdateCall, plans: impl IntoIterator<Item = &'p LeafPlan>) -> Self {
+        let plans = plans.into_iter();
+        let mut all = StepSummary {
+            moved: Vec::with_capacity(plans.size_hint().0),
+            accumulated: 0,
+            frozen: 0,
+            missing: Missing::new(call.requires_all),
+            allows_none: call.options.allow_no_gradients,
+            is_streamed: call.is_streamed,
+            has_gradient: false,
+            moves: false,
+            windows: Windows::default(),
+            given_up: Vec::new(),
+            norms: Vec::new(),
+            group_norms: Vec::new(),
+        };
+        for (leaf, plan) in plans.enumerate() {
+            all.has_gradient |= plan.has_gradient;
+            all.moves |= plan.moves;
+            all.windows.open |= plan.windows.open;
+            all.windows.released |= plan.windows.released;
+            all.given_up.extend(plan.gives_up_window.then_some(leaf));
+            all.norms.extend(plan.norms.clone().map(|norms| (leaf, norms)));
+            match plan.progress {
+                None => all.frozen += 1,
+                Some(Progress::Applied) => all.moved.push(leaf),
+                Some(Progress::Accumulated) => all.accumulated += 1,
+                Some(progress) => all.missing.add(leaf, progress, plan.allows_missing),
+            }
+        }
+        all
+    }
+
+    /// Whether any gradient is used.
+    pub(super) fn collects(&self) -> bool {
+        self.moved.len() + self.accumulated > 0
+    }
+
+    fn lacks_any(&self) -> bool {
+        !self.allows_none && !self.has_gradient
+    }
+
+    /// Whether required gradients are missing.
+    pub(super) fn is_refused(&self) -> bool {
+        self.lacks_any() || self.missing.is_refused() && (self.collects() || !self.allows_none)
+    }
+
+    /// The error of a refused call. It tells whether anything has moved.
+    pub(super) fn refusal(&self, state: &StateTree) -> Error {
+        if !self.lacks_any() {
+            let moved = if self.is_streamed { "what was pushed has moved" } else { "nothing was changed" };
+            return self.missing.refusal(state, moved);
+        }
+        let problem = format!("there is no gradient for any of the {} parameters", state.len());
+        Error::new(ErrorKind::NoGradient, problem)
+            .with_remedy("find out by `audit` whether the loss depends on this model's variables")
+    }
+
+    /// The outcome of a call that was committed. It counts in windows, and the state meets its warnings.
+    pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
+        let mut given_up = Vec::new();
+        for &leaf in &self.given_up {
+            let leaf = &mut state.leaves[leaf];
+            leaf.end_window().map_err(|error| error.at(&leaf.path))?;
+            given_up.push(Warning::WindowsGivenUp { path: leaf.path.clone() });
+        }
+        state.calls = if self.windows.open { state.calls + 1 } else { 0 };
+        let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
+        // Without any gradient the call is one that may have none.
+        let missing = if self.has_gradient { self.missing.warn(state) } else { None };
+        let warnings = missing.into_iter().chain(state.warn_of_shown());
+        let has_stepped = status == Status::Stepped;
+        let mut warnings: Vec<Warning> = warnings.collect();
+        if has_stepped {
+            warnings.extend(state.warn_of_numbers(parameters));
+            warnings.extend(state.warn_of_rate_of_zero());
+        }
+        warnings.extend(given_up.into_iter().filter_map(|warning| state.warnings.meet(warning)));
+        let figures = |(leaf, norms): &(usize, LeafNorms)| LeafFigures::found(&state.leaves[*leaf], norms);
+        let figures = self.norms.iter().filter_map(figures).collect();
+        let outcome = Outcome { warnings, figures, ..self.outcome(state, status) };
+        if has_stepped {
+            state.set_steps(state.steps.saturating_add(1));
+        }
+        Ok(outcome)
+    }
+
+    /// The outcome of a call with this status.
+    pub(super) fn outcome(self, state: &StateTree, status: Status) -> Outcome {
+        let counts = match status {
+            Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => {
+                (self.moved.len(), self.accumulated)
+            }
+            Status::Skipped(_) => (0, 0),
+        };
+        let first = self.moved.first().map(|&leaf| &state.leaves[leaf]);
+        Outcome {
+            applied: counts.0,
+            accumulated: counts.1,
+            frozen: self.frozen,
+            without_gradient: self.missing.into_paths(state),
+            learning_rate: first.filter(|_| status == Status::Stepped).and_then(Leaf::learning_rate),
+            global_norm: self.group_norms.first().map(|(_, norm)| *norm),
+            group_norms: self.group_norms,
+            status,
+            ..Outcome::default()
+        }
+    }
+}
