@@ -107,15 +107,21 @@ pub(crate) fn duplicate_gradient(path: &str) -> Error {
         .at(path)
 }
 
+/// Gradients in the form in which an update looks them up: these, or their map, which is kept in `map`.
+pub(crate) fn look_up<'m, 'g, G: Gradients + ?Sized>(
+    grads: &'m &'g G,
+    map: &'m mut Option<GradientMap<'g>>,
+) -> Result<&'m dyn GradientLookUp> {
+    *map = grads.indexed()?;
+    Ok(map.as_ref().map_or(grads as &dyn GradientLookUp, |map| map))
+}
+
 /// Runs a function on gradients in the form in which an update looks them up.
 pub(crate) fn looked_up<G: Gradients + ?Sized, T>(
     grads: &G,
     run: impl FnOnce(&dyn GradientLookUp) -> Result<T>,
 ) -> Result<T> {
-    match grads.indexed()? {
-        Some(map) => run(&map),
-        None => run(&grads),
-    }
+    run(look_up(&grads, &mut None)?)
 }
 
 macro_rules! maps {

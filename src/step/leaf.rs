@@ -12,7 +12,7 @@ use crate::tensors::Tensor;
 use crate::tree::Leaf;
 
 /// Where a leaf's gradient comes from.
-pub(crate) enum GradientSource<'g> {
+pub(super) enum GradientSource<'g> {
     /// From the caller's collection. It is looked up when the leaf is planned, so that all threads share
     /// thousands of look-ups.
     LookUp(&'g dyn GradientLookUp),
@@ -28,13 +28,13 @@ pub(crate) enum GradientSource<'g> {
 
 impl<'g> GradientSource<'g> {
     /// From these gradients.
-    pub(crate) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
+    pub(super) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
         let mut gradients = gradients.into_iter();
         GradientSource::Found(gradients.next(), gradients.collect())
     }
 
     /// From this collection, for each of the leaves.
-    pub(crate) fn all(grads: &'g dyn GradientLookUp, leaves: usize) -> Vec<Self> {
+    pub(super) fn all(grads: &'g dyn GradientLookUp, leaves: usize) -> Vec<Self> {
         (0..leaves).map(|_| GradientSource::LookUp(grads)).collect()
     }
 
@@ -58,19 +58,19 @@ impl<'g> GradientSource<'g> {
 
 /// What the plan for a leaf means for the call.
 #[derive(Clone, Default)]
-pub(crate) struct LeafPlan {
+pub(super) struct LeafPlan {
     /// `None` for a frozen leaf.
-    pub(crate) progress: Option<Progress>,
-    pub(crate) windows: Windows,
+    pub(super) progress: Option<Progress>,
+    pub(super) windows: Windows,
     /// Whether anything of the leaf changes.
-    pub(crate) moves: bool,
-    pub(crate) has_gradient: bool,
+    pub(super) moves: bool,
+    pub(super) has_gradient: bool,
     /// Whether it may lack a gradient under `require_all`.
-    pub(crate) allows_missing: bool,
+    pub(super) allows_missing: bool,
     /// Whether its window is given up, because no call can end it.
-    pub(crate) gives_up_window: bool,
+    pub(super) gives_up_window: bool,
     /// Where the norms go that the call was asked for.
-    pub(crate) norms: Option<LeafNorms>,
+    pub(super) norms: Option<LeafNorms>,
 }
 
 /// The update of one leaf, planned or to be planned.

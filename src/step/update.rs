@@ -9,7 +9,7 @@ use super::pipeline::step;
 use crate::engine::{Engine, Sources};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
+use crate::model::gradients::{GradientLookUp, Gradients, look_up, looked_up};
 use crate::model::lent::Lent;
 use crate::ranks::Call;
 use crate::tree::{Leaf, StateTree};
@@ -295,9 +295,8 @@ impl<'s> Update<'s> {
                 drop(grads);
                 return Ok(owned);
             }
-            let grads = collection.insert(&*kept.insert(grads));
-            map = grads.indexed()?;
-            Ok(GradientSource::all(map.as_ref().map_or(grads as &dyn GradientLookUp, |map| map), state.len()))
+            let grads = look_up(collection.insert(&*kept.insert(grads)), &mut map)?;
+            Ok(GradientSource::all(grads, state.len()))
         })
     }
 
@@ -311,11 +310,7 @@ impl<'s> Update<'s> {
         let mut map = None;
         self.run(model, loss_scale, |state, _| {
             check_known(state, grads)?;
-            map = grads.indexed()?;
-            Ok(GradientSource::all(
-                map.as_ref().map_or(&grads as &dyn GradientLookUp, |map| map),
-                state.len(),
-            ))
+            Ok(GradientSource::all(look_up(&grads, &mut map)?, state.len()))
         })
     }
 
