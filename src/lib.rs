@@ -95,8 +95,8 @@ pub use ranks::nccl;
 pub use ranks::{CommunicationError, Communicator, LocalRank, ranks};
 pub use rule::{
     Adjust, Average, Choice, Counters, Describe, Describer, Elementwise, Evaluation, FieldValue, Flow,
-    Gradient, HeldStates, Kind, NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role, Rule, Setting,
-    Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Sums, range,
+    Gradient, HeldStates, IntoOptimiser, Kind, NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role,
+    Rule, Setting, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Sums, range,
 };
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]

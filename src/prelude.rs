@@ -34,8 +34,8 @@
 //! `Result`) is shadowed or ambiguous. Import rules by name: candle-nn has an `AdamW` too.
 
 pub use crate::{
-    Adjust, Checkpoint, CheckpointFile, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain,
-    Outcome, Rule, Schedule, StateTree, Status, Update, model, setup, setup_with, update,
+    Adjust, Checkpoint, CheckpointFile, IntoOptimiser, LossScaler, MixedPrecision, Model, Optimiser,
+    OptimiserChain, Outcome, Rule, Schedule, StateTree, Status, Update, model, setup, setup_with, update,
 };
 #[cfg(feature = "candle")]
 pub use crate::{CandleOptimizer, trainables};

@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// The bytes that four warm updates of a variable of `length` elements allocate.
-fn bytes(length: usize, dtype: DType, optimiser: Box<dyn Optimiser>) -> Result<usize> {
+fn bytes(length: usize, dtype: DType, optimiser: Optimiser) -> Result<usize> {
     let x = Var::ones(length, dtype, &Device::Cpu)?;
     let grads = BTreeMap::from([("", Tensor::ones(length, dtype, &Device::Cpu)?)]);
     let mut state = setup(optimiser, &x)?;
@@ -106,16 +106,16 @@ static ALONE: Mutex<()> = Mutex::new(());
 // T31: gradients are not widened all at once, and not one by one either.
 fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
     let _alone = ALONE.lock().expect("no test has panicked");
-    let optimisers: [fn() -> Box<dyn Optimiser>; 7] = [
-        || Box::new(AdamW::new(1e-3)),
-        || Box::new(SplitMaster::new(AdamW::new(1e-3))),
-        || Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::new(1e-3)))),
-        || Box::new(MixedPrecision::new(F32, StoreAs::all(Q8, AdamW::new(1e-3)))),
-        || Box::new(Kahan::new(AdamW::new(1e-3))),
-        || Box::new(StochasticRounding::new(0, AdamW::new(1e-3))),
+    let optimisers: [fn() -> Optimiser; 7] = [
+        || Optimiser::new(AdamW::new(1e-3)),
+        || Optimiser::new(SplitMaster::new(AdamW::new(1e-3))),
+        || Optimiser::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::new(1e-3)))),
+        || Optimiser::new(MixedPrecision::new(F32, StoreAs::all(Q8, AdamW::new(1e-3)))),
+        || Optimiser::new(Kahan::new(AdamW::new(1e-3))),
+        || Optimiser::new(StochasticRounding::new(0, AdamW::new(1e-3))),
         || {
             let chain = OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.1), AdamW::new(1e-3)));
-            Box::new(MixedPrecision::new(F32, chain))
+            Optimiser::new(MixedPrecision::new(F32, chain))
         },
     ];
     for dtype in [F32, BF16] {

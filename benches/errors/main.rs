@@ -15,8 +15,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use clap::Parser;
 use half::bf16;
 use optimisers::{
-    AdamW, Kahan, MixedPrecision, Optimiser, Q8, SplitMaster, StateTree, StochasticRounding, StoreAs, setup,
-    update,
+    AdamW, IntoOptimiser, Kahan, MixedPrecision, Optimiser, Q8, SplitMaster, StateTree, StochasticRounding,
+    StoreAs, setup, update,
 };
 
 use random::Random;
@@ -38,16 +38,16 @@ struct Options {
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// A way to keep parameters: its name, the dtype of the parameter and the optimiser.
-type Way = (&'static str, DType, fn() -> Box<dyn Optimiser>);
+type Way = (&'static str, DType, fn() -> Optimiser);
 
 const WAYS: [Way; 7] = [
-    ("f32", DType::F32, || Box::new(adamw())),
-    ("f32, state in 8 bits", DType::F32, || Box::new(StoreAs::all(Q8, adamw()))),
-    ("bf16 with masters", DType::BF16, || Box::new(MixedPrecision::new(DType::F32, adamw()))),
-    ("bf16, split masters", DType::BF16, || Box::new(SplitMaster::new(adamw()))),
-    ("bf16, Kahan", DType::BF16, || Box::new(Kahan::new(adamw()))),
-    ("bf16, stochastic", DType::BF16, || Box::new(StochasticRounding::new(0, adamw()))),
-    ("bf16", DType::BF16, || Box::new(adamw())),
+    ("f32", DType::F32, || Optimiser::new(adamw())),
+    ("f32, state in 8 bits", DType::F32, || Optimiser::new(StoreAs::all(Q8, adamw()))),
+    ("bf16 with masters", DType::BF16, || Optimiser::new(MixedPrecision::new(DType::F32, adamw()))),
+    ("bf16, split masters", DType::BF16, || Optimiser::new(SplitMaster::new(adamw()))),
+    ("bf16, Kahan", DType::BF16, || Optimiser::new(Kahan::new(adamw()))),
+    ("bf16, stochastic", DType::BF16, || Optimiser::new(StochasticRounding::new(0, adamw()))),
+    ("bf16", DType::BF16, || Optimiser::new(adamw())),
 ];
 
 fn adamw() -> AdamW {
@@ -61,7 +61,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(optimiser: impl Optimiser, start: &[f32], dtype: DType) -> Result<Self> {
+    fn new(optimiser: impl IntoOptimiser, start: &[f32], dtype: DType) -> Result<Self> {
         let x = Var::from_tensor(&Tensor::new(start, &Device::Cpu)?.to_dtype(dtype)?)?;
         let mut state = setup(optimiser, &x)?;
         state.all().allow_low_precision();

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::mpi::World;
 use optimisers::{
-    AdamW, ClipGlobalNorm, Communicator, Error, MixedPrecision, Optimiser, OptimiserChain, Setup, StateTree,
-    Update, ranks,
+    AdamW, ClipGlobalNorm, Communicator, Error, IntoOptimiser, MixedPrecision, OptimiserChain, Setup,
+    StateTree, Update, ranks,
 };
 
 use crate::Case;
@@ -32,7 +32,7 @@ struct Trained {
 }
 
 impl Trained {
-    fn new(setup: Setup, optimiser: impl Optimiser, sizes: &[usize]) -> Result<RefCell<Self>, Error> {
+    fn new(setup: Setup, optimiser: impl IntoOptimiser, sizes: &[usize]) -> Result<RefCell<Self>, Error> {
         let of_leaf = |(index, size): (usize, &usize)| {
             Ok((format!("{index:04}"), Var::from_tensor(&numbers(*size, index)?)?))
         };

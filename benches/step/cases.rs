@@ -28,7 +28,7 @@ pub struct Case {
     engine: Engine,
     sizes: Vec<usize>,
     dtype: DType,
-    optimiser: Rc<dyn Fn() -> Box<dyn Optimiser>>,
+    optimiser: Rc<dyn Fn() -> Optimiser>,
     traffic: Traffic,
     /// Whether candle-nn has the same to offer.
     candle_nn: bool,
@@ -57,7 +57,7 @@ fn adamw() -> AdamW {
 /// Every case, in the order of the report. Those come together that are compared with each other.
 pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
     let device = &sizes.device;
-    let case = |name: &str, dtype, traffic, candle_nn, optimiser: fn() -> Box<dyn Optimiser>| Case {
+    let case = |name: &str, dtype, traffic, candle_nn, optimiser: fn() -> Optimiser| Case {
         name: name.to_string(),
         device: device.clone(),
         engine: Engine::FusedWith(sizes.isa),
@@ -88,18 +88,18 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
 
     let of_sizes = |name: &str, sizes: Vec<usize>, candle_nn: bool| Case {
         sizes,
-        ..case(name, DType::F32, adam_f32.clone(), candle_nn, || Box::new(adamw()))
+        ..case(name, DType::F32, adam_f32.clone(), candle_nn, || Optimiser::new(adamw()))
     };
     let by_size = vec![
-        case("adamw_f32", DType::F32, adam_f32.clone(), true, || Box::new(adamw())),
-        case("cautious_adamw_f32", DType::F32, cautious, false, || Box::new(Cautious::new(adamw()))),
+        case("adamw_f32", DType::F32, adam_f32.clone(), true, || Optimiser::new(adamw())),
+        case("cautious_adamw_f32", DType::F32, cautious, false, || Optimiser::new(Cautious::new(adamw()))),
         case("cautious_unscaled_adamw_f32", DType::F32, adam_f32.clone(), false, || {
-            Box::new(Cautious::new(adamw()).unscaled())
+            Optimiser::new(Cautious::new(adamw()).unscaled())
         }),
         case("cautious_decay_adamw_f32", DType::F32, adam_f32.clone(), false, || {
-            Box::new(DecoupledDecay::new(LAMBDA, AdamW { lambda: 0.0, ..adamw() }).cautious())
+            Optimiser::new(DecoupledDecay::new(LAMBDA, AdamW { lambda: 0.0, ..adamw() }).cautious())
         }),
-        case("adamw_f32_q8", DType::F32, adam_q8, false, || Box::new(StoreAs::all(Q8, adamw()))),
+        case("adamw_f32_q8", DType::F32, adam_q8, false, || Optimiser::new(StoreAs::all(Q8, adamw()))),
         of_sizes("small_f32", SMALL.to_vec(), true),
     ];
     let exponents = if sizes.quick { 3..=7 } else { 3..=8 };
@@ -109,43 +109,47 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
         Case { models, ..of_sizes(&format!("growth_1e{exponent}"), vec![elements], false) }
     });
     let others = vec![
-        case("adamw_f64", DType::F64, adam_f64, true, || Box::new(adamw())),
+        case("adamw_f64", DType::F64, adam_f64, true, || Optimiser::new(adamw())),
         // Leaves enough to overlap. On the CPU the transfers are copies, and the rest of the way is that of a
         // device.
         Case {
             sizes: sizes.two(OFFLOADED).into_iter().flat_map(|size| vec![size / 16; 16]).collect(),
             ..case(OFFLOADED, DType::BF16, mixed.clone(), false, || {
-                Box::new(Offload::new(MixedPrecision::new(DType::F32, adamw())).everywhere())
+                Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, adamw())).everywhere())
             })
         },
         case("mixed_bf16_adamw_q8", DType::BF16, mixed_q8, false, || {
-            Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, adamw())))
+            Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, adamw())))
         }),
         case("mixed_f16_adamw", DType::F16, mixed.clone(), true, || {
-            Box::new(MixedPrecision::new(DType::F32, adamw()))
+            Optimiser::new(MixedPrecision::new(DType::F32, adamw()))
         }),
         Case {
             loss_scale: Some(1024.0),
             ..case("mixed_bf16_adamw_scaled_clipped", DType::BF16, mixed_clipped, false, || {
-                Box::new(MixedPrecision::new(
+                Optimiser::new(MixedPrecision::new(
                     DType::F32,
                     OptimiserChain::new((ClipGlobalNorm::new(1.0), adamw())),
                 ))
             })
         },
         case("split_bf16_adamw", DType::BF16, two_parts.clone(), false, || {
-            Box::new(SplitMaster::new(adamw()))
+            Optimiser::new(SplitMaster::new(adamw()))
         }),
         case("split8_bf16_adamw_q8", DType::BF16, split_q8, false, || {
-            Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, adamw())))
+            Optimiser::new(SplitMaster::of_24_bits(StoreAs::all(Q8, adamw())))
         }),
-        case("kahan_bf16_adamw", DType::BF16, two_parts, false, || Box::new(Kahan::new(adamw()))),
+        case("kahan_bf16_adamw", DType::BF16, two_parts, false, || Optimiser::new(Kahan::new(adamw()))),
         case("stochastic_bf16_adamw", DType::BF16, narrow.clone(), false, || {
-            Box::new(StochasticRounding::new(0, adamw()))
+            Optimiser::new(StochasticRounding::new(0, adamw()))
         }),
-        case("bf16_adamw", DType::BF16, narrow, false, || Box::new(adamw())),
+        case("bf16_adamw", DType::BF16, narrow, false, || Optimiser::new(adamw())),
         case("chain3_f32", DType::F32, adam_f32.clone(), false, || {
-            Box::new(OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(LAMBDA), Adam::new(1e-3))))
+            Optimiser::new(OptimiserChain::new((
+                ClipGrad::new(1.0),
+                WeightDecay::new(LAMBDA),
+                Adam::new(1e-3),
+            )))
         }),
         case("chain3_boxed_f32", DType::F32, adam_f32.clone(), false, || {
             let members: Vec<Box<dyn Rule>> = vec![
@@ -153,21 +157,21 @@ pub fn all(sizes: &Sizes) -> Vec<Vec<Case>> {
                 Box::new(WeightDecay::new(LAMBDA)),
                 Box::new(Adam::new(1e-3)),
             ];
-            Box::new(OptimiserChain::new(members))
+            Optimiser::new(OptimiserChain::new(members))
         }),
         case("chain3_clipnorm_f32", DType::F32, clipped, false, || {
-            Box::new(OptimiserChain::new((
+            Optimiser::new(OptimiserChain::new((
                 ClipGlobalNorm::new(1.0),
                 WeightDecay::new(LAMBDA),
                 Adam::new(1e-3),
             )))
         }),
-        case("momentum_f32", DType::F32, momentum, false, || Box::new(Momentum::new(1e-3))),
+        case("momentum_f32", DType::F32, momentum, false, || Optimiser::new(Momentum::new(1e-3))),
     ];
     let growth: Vec<Case> = growth.collect();
     let of_masters = |name, candle_nn| {
         case(name, DType::BF16, mixed.clone(), candle_nn, || {
-            Box::new(MixedPrecision::new(DType::F32, adamw()))
+            Optimiser::new(MixedPrecision::new(DType::F32, adamw()))
         })
     };
     let by_memory = vec![
@@ -224,7 +228,7 @@ fn of_rule(sizes: &Sizes, name: &str, rule: impl Rule + Clone + 'static) -> Opti
         engine: Engine::FusedWith(sizes.isa),
         sizes: sizes.one(),
         dtype: DType::F32,
-        optimiser: Rc::new(move || Box::new(rule.clone())),
+        optimiser: Rc::new(move || Optimiser::new(rule.clone())),
         traffic: Traffic { read: vec![4], update: vec![4; 1 + slots], write: vec![] },
         candle_nn: false,
         loss_scale: None,

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
     AccumGrad, ClipGlobalNorm, LeafFigures, LossScaler, MixedPrecision, Model, OnOverflow, Optimiser,
-    OptimiserChain, Parameter, Q8, SplitMaster, StateTree, StoreAs, Update, Visitor, trainables,
+    OptimiserChain, Parameter, Q8, Rule, SplitMaster, StateTree, StoreAs, Update, Visitor, trainables,
 };
 
 use crate::history::{History, mean};
@@ -32,16 +32,18 @@ pub(crate) struct Trainer {
 }
 
 /// What trains a parameter, with so many micro-batches per step on each rank.
-fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Box<dyn Optimiser> {
+fn optimiser(settings: &Settings, micro_batches: usize, x: Parameter<'_>) -> Optimiser {
     let collect = (micro_batches > 1).then(|| AccumGrad::new(micro_batches as u64));
     // Weight decay is for matrices; it would pull the norms' factors to zero.
     let lambda = if x.rank() >= 2 { settings.lambda } else { 0.0 };
-    let (clip, rule) = (ClipGlobalNorm::new(OMEGA), settings.rule(lambda));
-    let small = StoreAs::all(Q8, rule.clone());
+    let rule: Box<dyn Rule> = match settings.keep {
+        Keep::F32 => settings.rule(lambda),
+        Keep::Q8 | Keep::Split24Q8 => Box::new(StoreAs::all(Q8, settings.rule(lambda))),
+    };
+    let chain = OptimiserChain::new((collect, ClipGlobalNorm::new(OMEGA), rule));
     match settings.keep {
-        Keep::F32 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, rule)))),
-        Keep::Q8 => Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, clip, small)))),
-        Keep::Split24Q8 => Box::new(SplitMaster::of_24_bits(OptimiserChain::new((collect, clip, small)))),
+        Keep::F32 | Keep::Q8 => Optimiser::new(MixedPrecision::new(DType::F32, chain)),
+        Keep::Split24Q8 => Optimiser::new(SplitMaster::of_24_bits(chain)),
     }
 }
 

@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Records};
-use crate::rule::{Optimiser, SlotFormat, State, StateTensor, StorageKind};
+use crate::rule::{Optimiser, SlotFormat, State, StateTensor, Store};
 
 /// A parameter whose elements differ, which tells copies of it from constants.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
@@ -13,9 +13,8 @@ pub(super) fn probe(dtype: DType) -> Result<Tensor> {
 }
 
 /// The buffers of a state for [`probe`].
-pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
+pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
     let of_parameter = x.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
-    let storage = optimiser.storage().kind;
     let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
         let format = match tensor.buffer.records() {
             Some(Records::Codes(_)) => SlotFormat::Q8,
@@ -33,10 +32,10 @@ pub(super) fn buffers(optimiser: &dyn Optimiser, state: &State, x: &Tensor) -> R
             _ => None,
         };
         // Buffers of the store come first, then the slots of rules.
-        let role = match (tensor, storage, index, name.as_str()) {
+        let role = match (tensor, optimiser.store(), index, name.as_str()) {
             (StateTensor { is_master: true, .. }, ..) => BufferRole::Master,
-            (_, StorageKind::Split, 0, "rest") => BufferRole::LowBits,
-            (_, StorageKind::Compensated, 0, "compensation") => BufferRole::Compensation,
+            (_, Store::Split(_), 0, "rest") => BufferRole::LowBits,
+            (_, Store::Compensated, 0, "compensation") => BufferRole::Compensation,
             _ => BufferRole::Slot(name.clone()),
         };
         let undescribed = || {

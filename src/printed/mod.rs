@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::DType;
 use crate::rule::field::FieldValue;
-use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target};
+use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, Planned, Progress, State};
 
 /// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
 ///
@@ -33,7 +33,7 @@ use crate::rule::{Adjust, Gradient, Optimiser, Planned, Progress, State, Target}
 /// - A step of an element depends on other elements
 ///   ([`ErrorKind::Unsupported`]).
 /// - A hyper-parameter is out of range, or a dtype is any other.
-pub fn printed<O: Optimiser>(
+pub fn printed<O: IntoOptimiser>(
     optimiser: O,
     parameter: impl Into<DType>,
     gradient: impl Into<DType>,
@@ -41,19 +41,12 @@ pub fn printed<O: Optimiser>(
     let (parameter, gradient) = (parameter.into(), gradient.into());
     check_dtypes(parameter, gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
-    check_elementwise(&optimiser, &x)?;
+    let optimiser = optimiser.into_optimiser();
+    check_elementwise(&optimiser)?;
     let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
-    let mut printed = Printed {
-        optimiser: Box::new(optimiser),
-        path: String::new(),
-        x,
-        gradient,
-        state,
-        buffers,
-        calls: 0,
-        known: Vec::new(),
-    };
+    let mut printed =
+        Printed { optimiser, path: String::new(), x, gradient, state, buffers, calls: 0, known: Vec::new() };
     printed.plan(false)?;
     Ok(printed)
 }
@@ -62,7 +55,7 @@ pub fn printed<O: Optimiser>(
 #[must_use]
 #[derive(Debug)]
 pub struct Printed {
-    optimiser: Box<dyn Optimiser>,
+    optimiser: Optimiser,
     path: String,
     /// A parameter of two elements, which is never written.
     x: Tensor,
@@ -182,10 +175,9 @@ impl Printed {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
         let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls);
-        let Planned { mut job, progress, windows } =
-            optimiser.plan(state, Target { path, x, extent: None }, dx)?;
+        let Planned { mut job, progress, windows } = optimiser.plan(state, x, dx)?;
         job.check(x, &|| optimiser.name())?;
-        check_arithmetic(&**optimiser, &job)?;
+        check_arithmetic(optimiser, &job)?;
         let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
             u64::from(high) << 32 | u64::from(low)

@@ -1,11 +1,9 @@
 //! Refusals of optimisers that cannot be printed, with the remedy.
 
-use candle_core::Tensor;
-
 use crate::engine::{Job, Step};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::{DType, is_supported};
-use crate::rule::{Kind, MemberDescription, Optimiser, choose};
+use crate::rule::{Kind, Optimiser};
 use crate::rules::catalogue;
 
 const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's \
@@ -26,20 +24,20 @@ pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
 }
 
 /// Refuses an optimiser whose step of an element depends on other elements.
-pub(super) fn check_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result<()> {
+pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
     let refused = |needs, remedy| Err(not_elementwise(optimiser, needs, remedy));
     match optimiser.rule().kind() {
         Kind::WholeModel => return refused("a number of the whole model", FACTOR),
         Kind::WholeTensor => return refused("the whole parameter", FACTOR),
         Kind::Elementwise => {}
     }
-    if optimiser.storage().offloaded {
+    if optimiser.is_offloaded() {
         return refused(
             "two devices",
             "print the optimiser inside of `Offload`, and move the buffers yourself",
         );
     }
-    if choose(&mut *dyn_clone::clone_box(optimiser), &[String::new()], x.into()) {
+    if optimiser.description().has_choice() {
         return refused(
             "a choice by the parameter's path and shape",
             "print each of the rules that it chooses from",
@@ -49,7 +47,7 @@ pub(super) fn check_elementwise(optimiser: &dyn Optimiser, x: &Tensor) -> Result
 }
 
 /// Refuses a plan with more than arithmetic in it.
-pub(super) fn check_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Result<()> {
+pub(super) fn check_arithmetic(optimiser: &Optimiser, job: &Job<'_>) -> Result<()> {
     let needs = job.steps.iter().find_map(|step| match step {
         Step::Map { .. } | Step::Identity => None,
         Step::Reduce(_) => Some("a norm or a sum"),
@@ -60,7 +58,7 @@ pub(super) fn check_arithmetic(optimiser: &dyn Optimiser, job: &Job<'_>) -> Resu
 }
 
 /// The error that a step of an element depends on more than that element.
-fn not_elementwise(optimiser: &dyn Optimiser, needs: &str, remedy: &'static str) -> Error {
+fn not_elementwise(optimiser: &Optimiser, needs: &str, remedy: &'static str) -> Error {
     let rule = at_fault(optimiser);
     let problem =
         format!("{rule} needs {needs}, which is no part of one kernel over the elements of a parameter");
@@ -68,15 +66,12 @@ fn not_elementwise(optimiser: &dyn Optimiser, needs: &str, remedy: &'static str)
 }
 
 /// The rules that are not elementwise, if they can be told apart; else the whole optimiser.
-fn at_fault(optimiser: &dyn Optimiser) -> String {
+fn at_fault(optimiser: &Optimiser) -> String {
     let listed = catalogue();
     let is_other = |name: &&str| {
         listed.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise)
     };
-    let names: Vec<&str> = MemberDescription::all(&mut *dyn_clone::clone_box(optimiser))
-        .iter()
-        .map(|member| member.kind)
-        .filter(is_other)
-        .collect();
+    let kinds = optimiser.description().all().into_iter().map(|member| member.rule.kind);
+    let names: Vec<&str> = kinds.filter(is_other).collect();
     if names.is_empty() { optimiser.name() } else { names.join(", ") }
 }

@@ -22,7 +22,7 @@ pub use communication::CommunicationError;
 pub(crate) use inbox::{ExpectedTensors, Inbox, KeptSums};
 pub use local::{LocalRank, ranks};
 pub(crate) use opening::Call;
-pub(crate) use parts::{Divisible, Held, LeafParts, can_be_cut, divide};
+pub(crate) use parts::{Divisible, Held, LeafParts, divide};
 pub(crate) use rounds::{Round, Run, rounds};
 pub(crate) use share::share;
 

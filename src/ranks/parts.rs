@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::engine::chunk_length;
 use crate::numbers::DType;
-use crate::rule::Optimiser;
 
 /// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks,
 /// and cover the parameter; those of most ranks are empty.
@@ -68,11 +67,6 @@ pub(crate) enum Held {
     Part(Range<usize>),
     /// Another rank has all of it.
     Nothing,
-}
-
-/// Whether an optimiser can work on a part of a parameter.
-pub(crate) fn can_be_cut(optimiser: &dyn Optimiser) -> bool {
-    optimiser.storage().is_divisible() && optimiser.rule().is_divisible()
 }
 
 /// A parameter that is to be divided.

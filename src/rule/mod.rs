@@ -12,22 +12,21 @@ mod parameter;
 mod state;
 mod traits;
 
-pub(crate) use crate::engine::{Epilogue, Norms, Resolved};
+pub(crate) use crate::engine::{Norms, Resolved};
 pub(crate) use crate::numbers::value::Arithmetic;
 pub(crate) use description::Description;
-pub use description::adjust::Adjust;
 #[cfg(feature = "torch")]
-pub(crate) use description::describe::has_alternatives;
-pub(crate) use description::describe::{FieldDescription, MemberDescription, choose, out_of_range, patterns};
-pub(crate) use description::fields::{
-    available, each_once, has_no, learning_rate, names, reached, set_values, with_places,
-};
+pub(crate) use description::MemberDescription;
+pub use description::adjust::Adjust;
+pub(crate) use description::adjust::Described;
 pub(crate) use description::order::misplaced;
 pub(crate) use description::rates::{
-    RATE, RateField, RatesDiffer, conflicting_rates, is_same_rate, unreachable_rate,
+    RATE, RateField, Rates, conflicting_rates, is_same_rate, unreachable_rate,
 };
+pub(crate) use description::record::OptimiserRecord;
 pub use description::role::Role;
 pub use description::setting::Setting;
+pub(crate) use description::{FieldDescription, FieldValues, each_once, has_no, out_of_range};
 pub use evaluation::Evaluation;
 pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};
 pub(crate) use gradient::Windows;
@@ -37,20 +36,19 @@ pub(crate) use gradient::leaf_norms::LeafNorms;
 pub use gradient::reductions::{Norm, Sums};
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;
-pub use optimiser::Optimiser;
-pub(crate) use optimiser::consistency::{Difference, Extent, copy_difference, difference, not_finite};
-pub(crate) use optimiser::parameter_store::{OwnState, ParameterStore};
+pub(crate) use optimiser::consistency::{
+    Difference, Extent, check_rounded, copy_difference, difference, not_finite,
+};
 pub(crate) use optimiser::planned::{Planned, Progress};
-pub(crate) use optimiser::target::Target;
+pub(crate) use optimiser::store::Store;
+pub use optimiser::{IntoOptimiser, Optimiser};
 pub use parameter::Parameter;
-pub(crate) use parameter::ParameterChoice;
 pub use state::State;
 pub(crate) use state::format::Meaning;
 pub use state::format::SlotFormat;
 pub use state::parts::{Counters, HeldStates, Numbers, Parts, Slots};
 pub(crate) use state::rows::RowSources;
 pub use state::slot::Slot;
-pub(crate) use state::storage::{StorageKind, StorageScheme};
 pub(crate) use state::transfer::Transfer;
 pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor, state_of_another_rule};
 pub use traits::{Describe, Describer, Rule};

@@ -1,17 +1,24 @@
 //! What a rule is: what it says of itself, and how it plans a step.
+//!
+//! A rule names its fields by `&mut`, so that one description serves for reading and for writing. It is run for
+//! one [`Purpose`] at a time. Reading records a [`Description`], and all else that is asked of a rule is a
+//! function of that value. Only what needs the fields themselves, or the closures and rules that are named, is
+//! a purpose of its own.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::fmt;
 
 use dyn_clone::DynClone;
-use smallvec::SmallVec;
 
+use super::description::adjust::Described;
+use super::description::record::StorageRecord;
 use super::description::role::Role;
 use super::description::setting::Setting;
-use super::field::Field;
-use super::field::{AnyField, Typed};
-use super::state::ChildPlace;
-use super::state::storage::StorageScheme;
-use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, ParameterChoice, State};
+use super::description::{Description, FieldDescription, out_of_range};
+use super::field::{Field, FieldValue};
+use super::state::place::ChildPlace;
+use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, State};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
@@ -117,90 +124,70 @@ pub trait Describe {
     fn describe(&mut self, rule: &mut Describer<'_>);
 }
 
+/// What a rule describes itself for.
+#[derive(Clone, Copy)]
+pub(super) enum Purpose<'v> {
+    /// To be recorded as a [`Description`].
+    Read,
+    /// To have its values compared with their ranges, and its requirements checked.
+    Check,
+    /// To have fields set. Nothing is recorded then, because a step may set fields of thousands of rules.
+    Write(&'v [(usize, FieldValue)]),
+    /// To choose for the parameter with these paths.
+    Choose(&'v [String], Parameter<'v>),
+    /// To show what it holds itself.
+    Show(&'v dyn Fn(ChildPlace, &mut dyn Rule)),
+}
+
 /// What a rule [describes](Describe) itself to.
 pub struct Describer<'v> {
-    tell: &'v mut dyn FnMut(&Position, Event<'_>),
-    position: Position,
+    purpose: Purpose<'v>,
+    /// What the rule has said so far.
+    pub(super) description: Description,
+    /// The index of the next field.
+    next: usize,
     /// How many members and alternatives were named so far.
     members: usize,
-    /// Whether it has named something that it holds.
-    has_parts: bool,
-    /// Whether it has named the rule that it is around.
-    has_inner: bool,
-}
-
-/// Where in a description something is said.
-#[derive(Clone, Default)]
-pub(super) struct Position {
-    pub(super) kind: &'static str,
-    /// The indices of the members and alternatives that it is in, outermost first.
-    pub(super) members: SmallVec<[usize; 4]>,
-    /// How the rule around it holds it; `None` for the outermost.
-    pub(super) held: Option<ChildPlace>,
-    /// How many rules it is in.
-    pub(super) depth: usize,
-    /// Whether it is about a rule that is one of several alternatives.
-    pub(super) is_alternative: bool,
-}
-
-impl Position {
-    /// What names in here begin with: empty, or as `1.`.
-    pub(super) fn place(&self) -> String {
-        self.members.iter().map(|member| format!("{member}.")).collect()
-    }
-}
-
-/// What a rule says of itself.
-pub(super) enum Event<'e> {
-    Begin,
-    End,
-    Kind,
-    Storage(StorageScheme),
-    Setting(&'static str, Setting),
-    Role(Role),
-    Field(&'static str, &'e mut dyn AnyField),
-    Fixed(&'static str),
-    Held(ChildPlace, &'e mut dyn Rule),
-    Require(&'e mut dyn FnMut() -> Result<()>),
-    Choice(&'e mut dyn ParameterChoice),
+    /// The first fault.
+    pub(super) checked: Result<()>,
 }
 
 impl fmt::Debug for Describer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Describer").field("kind", &self.position.kind).finish_non_exhaustive()
-    }
-}
-
-impl<'v> Describer<'v> {
-    fn new(tell: &'v mut dyn FnMut(&Position, Event<'_>), position: Position) -> Self {
-        Describer { tell, position, members: 0, has_parts: false, has_inner: false }
+        f.debug_struct("Describer").field("kind", &self.description.kind).finish_non_exhaustive()
     }
 }
 
 impl Describer<'_> {
     /// The kind of rule: the name of its type, which checkpoints know it by.
     pub fn kind(&mut self, kind: &'static str) {
-        self.position.kind = kind;
-        self.tell(Event::Kind);
+        self.description.kind = kind;
     }
 
     /// What it is for in a chain, where that decides [where it has to stand](Role).
     pub fn role(&mut self, role: Role) {
-        self.tell(Event::Role(role));
+        if matches!(self.purpose, Purpose::Read) {
+            let named = self.description.parts.len();
+            self.description.roles.push((role, named));
+        }
     }
 
     /// What distinguishes it from others of its kind and cannot be adjusted, such as the dtype of masters.
     pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
         self.check_own();
-        self.tell(Event::Setting(name, value.into()));
+        if matches!(self.purpose, Purpose::Read) {
+            self.description.settings.push((name, value.into()));
+        }
     }
 
     /// How the parameter is stored, where the optimiser decides that.
-    pub(crate) fn stores(&mut self, storage: StorageScheme) {
-        self.tell(Event::Storage(storage));
+    pub(crate) fn stores(&mut self, storage: StorageRecord) {
+        self.description.storage = Some(storage);
     }
 
     /// A hyper-parameter, with its default and its [range](crate::range).
+    // Not inlined, because rules have hundreds of fields, of a few types.
+    #[inline(never)]
     pub fn field<F: Field>(
         &mut self,
         name: &'static str,
@@ -208,38 +195,74 @@ impl Describer<'_> {
         default: F,
         range: fn(F) -> Option<&'static str>,
     ) {
+        let fault = range(*value);
+        if let Some(new) = self.field_value(name, (*value).into(), default.into(), fault) {
+            let new = F::from_value(new);
+            debug_assert!(new.is_some(), "a value of another type for {name}");
+            *value = new.unwrap_or(*value);
+        }
+    }
+
+    /// [`Describer::field`] of any type. Returns what is to be written. `fault` is what a value out of range was
+    /// expected to be.
+    fn field_value(
+        &mut self,
+        name: &'static str,
+        value: FieldValue,
+        default: FieldValue,
+        fault: Option<&'static str>,
+    ) -> Option<FieldValue> {
         self.check_own();
-        self.tell(Event::Field(name, &mut Typed { value, default, range }));
+        let index = self.next;
+        self.next += 1;
+        match (self.purpose, fault) {
+            (Purpose::Write(values), _) => {
+                return values.iter().find_map(|(known, new)| (*known == index).then_some(*new));
+            }
+            (Purpose::Check, Some(expected)) => {
+                let kind = self.description.kind;
+                self.require(|| Err(out_of_range(kind, name, value, expected)));
+            }
+            (Purpose::Read, _) => {
+                self.description.fields.push(FieldDescription { name, index, value, default });
+            }
+            (Purpose::Check | Purpose::Choose(..) | Purpose::Show(_), _) => {}
+        }
+        None
     }
 
     /// The name of what looks like a hyper-parameter and cannot be set: it decides the layout of the state.
     pub fn fixed(&mut self, name: &'static str) {
         self.check_own();
-        self.tell(Event::Fixed(name));
+        if matches!(self.purpose, Purpose::Read) {
+            self.description.fixed.push(name);
+        }
     }
 
     /// What has to hold beside the ranges of fields. It runs only if the rule is checked.
     pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
-        let mut check = Some(check);
-        self.tell(Event::Require(&mut || check.take().map_or(Ok(()), |check| check())));
+        if matches!(self.purpose, Purpose::Check) && self.checked.is_ok() {
+            self.checked = check();
+        }
     }
 
     /// The rule that this one is around: its fields are addressed as if it stood alone.
     pub fn holds(&mut self, rule: &mut dyn Rule) {
-        if std::mem::replace(&mut self.has_inner, true) {
+        if self.description.parts.iter().any(|(place, _)| *place == ChildPlace::Inner) {
             self.refuse(
                 "it names two rules that it is around, whose fields and state have no places",
                 "name `member`s or `alternative`s",
             );
         }
-        self.held(ChildPlace::Inner, Position { is_alternative: false, ..self.position.clone() }, rule);
+        self.held(ChildPlace::Inner, rule);
     }
 
     /// The next of several rules that act one after another.
     ///
     /// Its fields are addressed by its index, from 0 on. The learning rates of all are multiplied.
     pub fn member(&mut self, rule: &mut dyn Rule) {
-        self.numbered(rule, false);
+        self.held(ChildPlace::Member(self.members), rule);
+        self.members += 1;
     }
 
     /// The next of several rules of which one acts at a time.
@@ -248,53 +271,41 @@ impl Describer<'_> {
     /// learning rate: setting `eta` sets that of each, and reading it gives the one that all have, or `None`.
     /// [`Rule::evaluation`] has to say which of them acts.
     pub fn alternative(&mut self, rule: &mut dyn Rule) {
-        self.numbered(rule, true);
-    }
-
-    /// The optimiser that this one is around.
-    pub(crate) fn holds_optimiser(&mut self, optimiser: &mut dyn Describe) {
-        let position = Position { is_alternative: false, ..self.position.clone() };
-        self.part(ChildPlace::Stored, position, |part| optimiser.describe(part));
-    }
-
-    fn held(&mut self, place: ChildPlace, position: Position, rule: &mut dyn Rule) {
-        self.tell(Event::Held(place, rule));
-        self.part(place, position, |part| rule.describe(part));
-    }
-
-    fn numbered(&mut self, rule: &mut dyn Rule, is_alternative: bool) {
-        let (number, mut position) = (self.members, Position { is_alternative, ..self.position.clone() });
-        position.members.push(number);
+        self.held(ChildPlace::Alternative(self.members), rule);
         self.members += 1;
-        let place = if is_alternative { ChildPlace::Alternative(number) } else { ChildPlace::Member(number) };
-        self.held(place, position, rule);
     }
 
-    /// A choice that is made for each parameter.
-    pub(crate) fn choice(&mut self, choice: &mut dyn ParameterChoice) {
-        self.tell(Event::Choice(choice));
+    fn held(&mut self, place: ChildPlace, rule: &mut dyn Rule) {
+        match self.purpose {
+            Purpose::Show(show) => show(place, rule),
+            _ => self.part(place, &mut |part| rule.describe(part)),
+        }
     }
 
-    fn part(&mut self, place: ChildPlace, position: Position, describe: impl FnOnce(&mut Describer<'_>)) {
-        self.has_parts = true;
-        let position = Position { kind: "", held: Some(place), depth: position.depth + 1, ..position };
-        let mut part = Describer::new(&mut *self.tell, position);
-        part.tell(Event::Begin);
-        describe(&mut part);
-        part.check_kind();
-        part.tell(Event::End);
+    /// What this is around or holds, which tells itself by `describe`.
+    pub(crate) fn part(&mut self, place: ChildPlace, describe: &mut dyn FnMut(&mut Describer<'_>)) {
+        // What a part requires may take for granted that those before it are right.
+        if self.checked.is_err() {
+            return;
+        }
+        let part = Describer::run(self.purpose, self.next, describe);
+        self.next = part.next;
+        if !matches!(self.purpose, Purpose::Write(_)) {
+            self.description.parts.push((place, part.description));
+        }
+        self.require(|| part.checked);
     }
 
     /// Refuses a rule that has said nothing of its kind.
     fn check_kind(&mut self) {
-        if self.position.kind.is_empty() {
+        if self.description.kind.is_empty() {
             self.refuse("it does not say what it is", "call `Describer::kind` first");
         }
     }
 
     /// Refuses a field or setting that would be taken for another rule's.
     fn check_own(&mut self) {
-        if self.has_parts {
+        if !self.description.parts.is_empty() {
             self.refuse("it says fields or settings after what it holds", "say them before");
         }
         self.check_kind();
@@ -302,21 +313,36 @@ impl Describer<'_> {
 
     /// Makes the check of the rule fail.
     fn refuse(&mut self, fault: &'static str, remedy: &'static str) {
-        let rule = if self.position.kind.is_empty() { "a rule" } else { self.position.kind };
+        let rule = if self.description.kind.is_empty() { "a rule" } else { self.description.kind };
         let problem = move || format!("`Describe::describe` of {rule} is wrong: {fault}");
         self.require(move || Err(Error::new(ErrorKind::Contract, problem()).with_remedy(remedy)));
     }
-
-    fn tell(&mut self, event: Event<'_>) {
-        (self.tell)(&self.position, event);
-    }
 }
 
-/// Tells `tell` all that a rule says of itself and of what it holds.
-pub(super) fn visit(rule: &mut dyn Describe, mut tell: impl FnMut(&Position, Event<'_>)) {
-    let mut whole = Describer::new(&mut tell, Position::default());
-    rule.describe(&mut whole);
-    whole.check_kind();
+impl<'v> Describer<'v> {
+    /// Runs the description of a rule, whose first field has the index `next`.
+    pub(super) fn run(
+        purpose: Purpose<'v>,
+        next: usize,
+        describe: &mut dyn FnMut(&mut Describer<'_>),
+    ) -> Self {
+        let description = Description::default();
+        let mut rule = Describer { purpose, description, next, members: 0, checked: Ok(()) };
+        describe(&mut rule);
+        rule.check_kind();
+        rule
+    }
+
+    /// Says that there is a choice to be made for each parameter, by these patterns. Returns the paths and the
+    /// parameter to choose for, if the rule is described to choose.
+    pub(crate) fn choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
+        match self.purpose {
+            Purpose::Choose(paths, x) => return Some((paths, x)),
+            Purpose::Read => self.description.patterns = Some(patterns.to_vec()),
+            Purpose::Check | Purpose::Write(_) | Purpose::Show(_) => {}
+        }
+        None
+    }
 }
 
 /// A rule that can show what it holds.
@@ -500,5 +526,34 @@ impl Rule for Box<dyn Rule> {
 impl Describe for Box<dyn Rule> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         (**self).describe(rule);
+    }
+}
+
+/// A rule is cloned to be looked at, because it [describes](Describe) itself by `&mut`.
+impl<R: Describe + Clone> Described for R {
+    fn description(&self) -> Cow<'_, Description> {
+        let mut rule = self.clone();
+        Cow::Owned(Describer::run(Purpose::Read, 0, &mut |reader| rule.describe(reader)).description)
+    }
+
+    fn write(&mut self, values: &[(usize, FieldValue)]) {
+        Describer::run(Purpose::Write(values), 0, &mut |writer| self.describe(writer));
+    }
+
+    fn check_described(&self) -> Result<()> {
+        let mut rule = self.clone();
+        Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker)).checked
+    }
+
+    fn as_described(&mut self) -> &mut dyn Described {
+        self
+    }
+}
+
+impl<R: Describe + Clone> Holder for R {
+    fn visit_held(&self, show: &mut dyn FnMut(ChildPlace, &mut dyn Rule)) {
+        let (mut rule, show) = (self.clone(), RefCell::new(show));
+        let show = |place, held: &mut dyn Rule| show.borrow_mut()(place, held);
+        Describer::run(Purpose::Show(&show), 0, &mut |shown| rule.describe(shown));
     }
 }

@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
-use crate::rule::Description;
 use crate::tensors::{Tensor, in_dtype, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
 
@@ -136,7 +135,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreeme
         let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
         let optimiser = match last {
             Some((known, print)) if known == acting => print,
-            _ => Description::fingerprint(&mut *dyn_clone::clone_box(leaf.acting())),
+            _ => leaf.acting().description().fingerprint(),
         };
         last = Some((acting, optimiser));
         let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();

@@ -6,8 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::DType;
-use crate::rule::Extent;
-use crate::rule::{LeafNorms, Planned, Progress, Target, Windows};
+use crate::rule::{Extent, LeafNorms, Planned, Progress, Windows, check_rounded};
 use crate::tensors::Tensor;
 use crate::tree::Leaf;
 
@@ -119,9 +118,17 @@ impl LeafUpdate<'_, '_> {
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
         let Leaf { path, optimiser, acting, state, steps, waiting, .. } = leaf;
         let optimiser = acting.as_ref().unwrap_or(optimiser);
-        let planned = optimiser
-            .plan(state, Target { path, x, extent }, call.gradient(sources, path, norms.as_ref()))
-            .map_err(|error| error.at(path).counted_from(first))?;
+        let located = |error: Error| error.at(path).counted_from(first);
+        let follows_master = state.followed().is_some();
+        let planned =
+            optimiser.plan(state, x, call.gradient(sources, path, norms.as_ref())).map_err(located)?;
+        // Not in a call that brings the leaf nothing: no step is taken over a change then.
+        if let Some(extent) = extent
+            && follows_master
+            && (has_gradient || planned.progress == Progress::Applied)
+        {
+            check_rounded(planned.job.x.lender(), x, extent).map_err(located)?;
+        }
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;
         if progress == Progress::Applied {

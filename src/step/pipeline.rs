@@ -176,7 +176,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         for place in self.jobs.iter_mut() {
             *place = place.take().map(|Job { path, x, whole, sources, offloaded, addresses, .. }| {
                 let gradient = call.gradient(sources, path, None);
-                Job { whole, offloaded, addresses, ..gradient.into_job(path, x, Epilogue::StateOnly) }
+                Job { whole, offloaded, addresses, ..gradient.into_job(x, Epilogue::StateOnly) }
             });
         }
         let engine = call.options.engine;

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::DType;
 use crate::ranks::{Call, Communicator, StateWorld};
-use crate::rule::{Optimiser, Parameter};
+use crate::rule::{Adjust, IntoOptimiser, Parameter};
 use crate::tree::{ChoiceCache, StateTree, check_patterns, chosen, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
@@ -36,7 +36,7 @@ use crate::tree::{ChoiceCache, StateTree, check_patterns, chosen, is_trainable};
 /// assert_eq!(paths, ["layer.bias", "layer.weight"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
+pub fn setup<O: IntoOptimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result<StateTree> {
     Setup::default().build(optimiser, model)
 }
 
@@ -46,7 +46,7 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 ///
 /// A parameter without optimiser has no state, and updates pass it over. That is right for the frozen base of
 /// a LoRA model, and for BatchNorm's running statistics in a `VarMap` (which never get a gradient, but would
-/// have state). To mix optimisers of different types return boxes.
+/// have state). To mix rules of different types return an [`Optimiser`](crate::Optimiser) of each.
 ///
 /// For a tied weight `choose` is asked for every path, and has to give the same answer for all: an optimiser
 /// of the same name with the same hyper-parameters, or none.
@@ -71,7 +71,7 @@ pub fn setup<O: Optimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Result
 /// ```
 pub fn setup_with<O, M>(model: &M, choose: impl FnMut(&str, Parameter<'_>) -> Option<O>) -> Result<StateTree>
 where
-    O: Optimiser,
+    O: IntoOptimiser,
     M: Model + ?Sized,
 {
     Setup::default().build_with(model, choose)
@@ -189,10 +189,10 @@ impl Setup {
     ///
     /// # Errors
     /// As [`setup`], and those of [`Setup::over`].
-    pub fn build<O: Optimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<StateTree> {
+    pub fn build<O: IntoOptimiser, M: Model + ?Sized>(self, optimiser: O, model: &M) -> Result<StateTree> {
         let choices = || {
+            let optimiser = Arc::new(optimiser.into_optimiser());
             optimiser.check()?;
-            let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
             Ok(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
         };
         self.assemble(choices())
@@ -208,7 +208,7 @@ impl Setup {
         mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>,
     ) -> Result<StateTree>
     where
-        O: Optimiser,
+        O: IntoOptimiser,
         M: Model + ?Sized,
     {
         self.assemble(variables(model).and_then(|variables| chosen(variables, &mut choose)))

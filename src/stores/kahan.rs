@@ -1,12 +1,4 @@
-use crate::engine::{Buffer, Operand, compensated, set_lent_and};
-use crate::error::Result;
-use crate::model::lent::Lend;
-use crate::numbers::DType;
-use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
-    State, StorageKind, StorageScheme, Target, state_of_another_rule,
-};
-use crate::tensors::{Tensor, difference, in_dtype, sum};
+use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
 ///
@@ -42,84 +34,25 @@ use crate::tensors::{Tensor, difference, in_dtype, sum};
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kahan<R> {
+    store: Store,
     inner: R,
 }
 
 impl<R: Rule + Clone> Kahan<R> {
     /// Runs `inner`, and keeps what its steps lose.
     pub fn new(inner: R) -> Self {
-        Kahan { inner }
+        Kahan { store: Store::Compensated, inner }
     }
 }
 
 impl<R: Rule + Clone> Describe for Kahan<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
-        rule.kind("Kahan");
-        rule.stores(StorageScheme::on_device(StorageKind::Compensated));
-        rule.holds(&mut self.inner);
+        self.store.describe(&mut self.inner, rule);
     }
 }
 
-impl<R: Rule + Clone> ParameterStore for Kahan<R> {
-    fn storage_kind(&self) -> StorageKind {
-        StorageKind::Compensated
-    }
-
-    fn wraps(&self, dtype: DType) -> Result<bool> {
-        Ok(matches!(dtype, DType::F16 | DType::BF16))
-    }
-
-    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        Ok(State::empty()
-            .with_buffer(
-                "compensation",
-                Buffer::new(&Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?,
-            )
-            .stored_with(rule.init(Parameter::new(x))?))
-    }
-
-    fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let [(_, compensation)] = &state.tensors[..] else { return state_of_another_rule(self) };
-        let [x, lost] = [x.to_tensor()?, compensation.tensor()?]
-            .map(|tensor| in_dtype(&tensor, crate::tensors::DType::F32));
-        Ok(sum(&x?, &lost?)?)
-    }
-
-    fn seen_by_rule(&self, _state: &State, x: &dyn Lend) -> Result<Tensor> {
-        x.to_tensor()
-    }
-
-    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        let (next, lost) = compensated(&x.to_tensor()?, compensation, values)?;
-        set_lent_and(x, &next, &mut || Ok(compensation.set(&lost)?))
-    }
-
-    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
-        let [(_, compensation)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        compensation.set(&difference(values, &in_dtype(&x.to_tensor()?, values.dtype())?)?)?;
-        Ok(true)
-    }
-
-    fn plan_stored<'a>(
-        &'a self,
-        rule: &'a dyn Rule,
-        own: OwnState<'a>,
-        target: Target<'a>,
-        dx: Gradient<'a>,
-    ) -> Result<Planned<'a>> {
-        let [(_, compensation)] = own.tensors else { return state_of_another_rule(self) };
-        let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
-        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Kahan(compensation)))
-    }
-}
-
-impl<R: Rule + Clone> Optimiser for Kahan<R> {
-    fn rule(&self) -> &dyn Rule {
-        &self.inner
-    }
-
-    fn store(&self) -> Option<&dyn ParameterStore> {
-        Some(self)
+impl<R: Rule + Clone> IntoOptimiser for Kahan<R> {
+    fn into_optimiser(self) -> Optimiser {
+        Optimiser::stored(self.store, self.inner)
     }
 }

@@ -1,12 +1,5 @@
-use crate::engine::{rounded, rounded_to, set_lent_and};
-use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::Lend;
-use crate::numbers::{DType, is_wider};
-use crate::rule::{
-    Describe, Describer, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule, State,
-    StorageKind, StorageScheme, Target, state_of_another_rule,
-};
-use crate::tensors::Tensor;
+use crate::numbers::DType;
+use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Keeps a high-precision copy (the master) of each low-precision parameter for the inner rule.
 ///
@@ -66,92 +59,25 @@ use crate::tensors::Tensor;
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedPrecision<R> {
-    dtype: DType,
+    store: Store,
     inner: R,
 }
 
 impl<R: Rule + Clone> MixedPrecision<R> {
     /// Keeps masters in `dtype` (F32 or F64) and runs `inner` on them.
     pub fn new(dtype: impl Into<DType>, inner: R) -> Self {
-        MixedPrecision { dtype: dtype.into(), inner }
+        MixedPrecision { store: Store::Master(dtype.into()), inner }
     }
 }
 
 impl<R: Rule + Clone> Describe for MixedPrecision<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
-        let dtype = self.dtype;
-        rule.kind("MixedPrecision");
-        rule.stores(StorageScheme::on_device(StorageKind::Master));
-        rule.setting("dtype", dtype);
-        rule.fixed("dtype");
-        let narrow = || {
-            Error::new(ErrorKind::Argument, "MixedPrecision is to keep its copy in")
-                .with_got(format_args!("{dtype:?}"))
-                .with_expected("F32 or F64")
-        };
-        rule.require(|| if matches!(dtype, DType::F32 | DType::F64) { Ok(()) } else { Err(narrow()) });
-        rule.holds(&mut self.inner);
+        self.store.describe(&mut self.inner, rule);
     }
 }
 
-impl<R: Rule + Clone> ParameterStore for MixedPrecision<R> {
-    fn storage_kind(&self) -> StorageKind {
-        StorageKind::Master
-    }
-
-    fn wraps(&self, dtype: DType) -> Result<bool> {
-        Ok(is_wider(self.dtype, dtype))
-    }
-
-    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        let master = rounded(&x.to_tensor()?, self.dtype)?;
-        State::with_master(&master, rule.init(Parameter::new(&master))?)
-    }
-
-    fn whole(&self, state: &State, _x: &dyn Lend) -> Result<Tensor> {
-        state.master.as_ref().map_or_else(|| state_of_another_rule(self), |master| Ok(master.tensor()?))
-    }
-
-    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let Some(master) = &mut state.master else { return state_of_another_rule(self) };
-        let values = rounded(values, master.dtype())?;
-        set_lent_and(x, &values, &mut || Ok(master.set(&values)?))
-    }
-
-    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
-        let Some(master) = &mut state.master else { return state_of_another_rule(self) };
-        master.set(&rounded_to(&x.to_tensor()?, values, self.dtype)?)?;
-        Ok(true)
-    }
-
-    fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        state
-            .master
-            .as_ref()
-            .map_or_else(|| state_of_another_rule(self), |master| target.check_rounded(master))
-    }
-
-    fn plan_stored<'a>(
-        &'a self,
-        rule: &'a dyn Rule,
-        own: OwnState<'a>,
-        target: Target<'a>,
-        dx: Gradient<'a>,
-    ) -> Result<Planned<'a>> {
-        let Some(master) = own.master else { return state_of_another_rule(self) };
-        let has_gradient = !dx.is_missing();
-        let x = Parameter::new(target.x).as_master(master.dtype(), master.device().is_cpu());
-        let flow = rule.apply(own.of_rule, x, dx)?;
-        target.plan_with_master(flow, has_gradient, master)
-    }
-}
-
-impl<R: Rule + Clone> Optimiser for MixedPrecision<R> {
-    fn rule(&self) -> &dyn Rule {
-        &self.inner
-    }
-
-    fn store(&self) -> Option<&dyn ParameterStore> {
-        Some(self)
+impl<R: Rule + Clone> IntoOptimiser for MixedPrecision<R> {
+    fn into_optimiser(self) -> Optimiser {
+        Optimiser::stored(self.store, self.inner)
     }
 }

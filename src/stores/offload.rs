@@ -1,11 +1,8 @@
-use crate::engine::{Buffer, owned_on, set_lent};
-use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::Lend;
-use crate::rule::{
-    Adjust, Describe, Describer, Gradient, Optimiser, Planned, Progress, Rule, State, StorageScheme, Target,
-    state_of_another_rule,
-};
-use crate::tensors::{Device, Tensor, Var};
+use std::borrow::Cow;
+
+use crate::error::Result;
+use crate::rule::field::FieldValue;
+use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 
 /// Keeps the state of parameters on another device in the CPU's memory, and updates them there.
 ///
@@ -21,7 +18,7 @@ use crate::tensors::{Device, Tensor, Var};
 /// numbers are those of `optimiser` on the CPU, bit for bit. A parameter on the CPU is treated as without
 /// this wrapper.
 ///
-/// It goes around any optimiser, and may be chosen per parameter (with boxes in
+/// It goes around any optimiser, and may be chosen per parameter (with
 /// [`setup_with`](crate::setup_with)). Norms over several parameters are over all of them, wherever they are.
 /// Source: Ren et al. 2021, "ZeRO-Offload", [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
 ///
@@ -86,16 +83,13 @@ use crate::tensors::{Device, Tensor, Var};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
-#[derive(Clone, Debug, PartialEq)]
-pub struct Offload<O> {
-    everywhere: bool,
-    inner: O,
-}
+#[derive(Clone, Debug)]
+pub struct Offload(Optimiser);
 
-impl<O: Optimiser + Clone> Offload<O> {
+impl Offload {
     /// Runs `inner` on the CPU.
-    pub fn new(inner: O) -> Self {
-        Offload { everywhere: false, inner }
+    pub fn new(inner: impl IntoOptimiser) -> Self {
+        Offload(inner.into_optimiser().offloaded())
     }
 
     /// Treats parameters on the CPU as if they were on another device: for tests without one.
@@ -110,145 +104,31 @@ impl<O: Optimiser + Clone> Offload<O> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn everywhere(self) -> Self {
-        Offload { everywhere: true, ..self }
-    }
-
-    fn offloads(&self, x: &dyn Lend) -> bool {
-        self.everywhere || !x.device().is_cpu()
-    }
-
-    /// The parameter as the inner optimiser knows it, and that optimiser's state.
-    fn inner_of<'s>(&self, state: &'s State, x: &'s dyn Lend) -> Result<(&'s dyn Lend, &'s State)> {
-        match (&state.staging, &state.children[..]) {
-            (None, _) => Ok((x, state)),
-            (Some(_), [inner]) => Ok((copy_of(state).map_or(x, |copy| copy as &dyn Lend), &inner.state)),
-            _ => state_of_another_rule(self),
-        }
+        Offload(self.0.offloaded_everywhere())
     }
 }
 
-/// The copy of the parameter on the CPU, unless the inner optimiser has one. It is a variable, as one thread
-/// sends it up while another computes.
-fn copy_of(state: &State) -> Option<&Var> {
-    state.master.as_ref().and_then(Buffer::variable)
-}
-
-/// The state on the CPU for a parameter on another device, around `inner`, the state of the inner optimiser
-/// for `copy`. The copy becomes the master if `inner` has none.
-fn around(copy: &Tensor, inner: State) -> Result<State> {
-    if inner.master.is_none() {
-        let master = Buffer::shared(copy)?;
-        let staging = master.variable().cloned();
-        return Ok(State { staging, master: Some(master), ..State::empty().stored_with(inner) });
+impl Described for Offload {
+    fn description(&self) -> Cow<'_, Description> {
+        Described::description(&self.0)
     }
-    let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
-    Ok(State { staging, ..State::empty().stored_with(inner) })
-}
 
-impl<O: Optimiser + Clone> Describe for Offload<O> {
-    fn describe(&mut self, rule: &mut Describer<'_>) {
-        rule.kind("Offload");
-        rule.stores(self.storage());
-        let nested = || {
-            Error::new(ErrorKind::Unsupported, "an Offload is inside of another")
-                .with_remedy("use one, which keeps the whole state on the CPU already")
-        };
-        rule.require(|| if self.inner.storage().offloaded { Err(nested()) } else { Ok(()) });
-        rule.holds_optimiser(&mut self.inner);
+    fn write(&mut self, values: &[(usize, FieldValue)]) {
+        self.0.write(values);
+    }
+
+    fn check_described(&self) -> Result<()> {
+        self.0.check_described()
+    }
+
+    fn as_described(&mut self) -> &mut dyn Described {
+        self
     }
 }
 
-impl<O: Optimiser + Clone> Optimiser for Offload<O> {
-    fn make_state(&self, x: &dyn Lend) -> Result<State> {
-        self.check()?;
-        if !self.offloads(x) {
-            return self.inner.make_state(x);
-        }
-        let copy = owned_on(&Device::Cpu, &x.to_tensor()?)?;
-        around(&copy, self.inner.make_state(&copy)?)
-    }
-
-    fn rule(&self) -> &dyn Rule {
-        self.inner.rule()
-    }
-
-    fn storage(&self) -> StorageScheme {
-        StorageScheme { offloaded: true, everywhere: self.everywhere, ..self.inner.storage() }
-    }
-
-    fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let (x, state) = self.inner_of(state, x)?;
-        self.inner.precise(state, x)
-    }
-
-    fn set_master(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        if state.staging.is_none() {
-            return self.inner.set_master(state, x, values);
-        }
-        let copy = copy_of(state).cloned();
-        let [inner] = &mut state.children[..] else { return state_of_another_rule(self) };
-        let values = values.to_device(&Device::Cpu)?;
-        match copy {
-            None => self.inner.set_master(&mut inner.state, x, &values),
-            Some(copy) => {
-                self.inner.set_master(&mut inner.state, &copy, &values)?;
-                set_lent(x, &copy)
-            }
-        }
-    }
-
-    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
-        if state.staging.is_none() {
-            return self.inner.keep(state, x, values);
-        }
-        let [inner] = &mut state.children[..] else { return state_of_another_rule(self) };
-        self.inner.keep(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
-    }
-
-    fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let (x, state) = self.inner_of(state, x)?;
-        self.inner.seen(state, x)
-    }
-
-    fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        let (x, inner) = self.inner_of(state, target.x)?;
-        if let (Some(_), Some(copy)) = (&state.staging, copy_of(state)) {
-            target.check_rounded(copy)?;
-        }
-        self.inner.check_rounded(inner, Target { x, ..target })
-    }
-
-    fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
-        match (&state.staging, self.offloads(x)) {
-            (Some(_), true) => state.copy(),
-            (Some(_), false) => {
-                state.children.first().map_or_else(|| state_of_another_rule(self), |inner| inner.state.copy())
-            }
-            (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
-            (None, false) => self.inner.state_for(state, x),
-        }
-    }
-
-    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        if state.staging.is_none() {
-            return self.inner.plan(state, target, dx);
-        }
-        let State { master, staging, children, .. } = state;
-        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else {
-            return state_of_another_rule(self);
-        };
-        let copy = master.as_ref().and_then(Buffer::variable);
-        let has_gradient = !dx.is_missing();
-        let x = copy.map_or(target.x, |copy| copy as &dyn Lend);
-        let planned =
-            self.inner.plan(&mut inner.state, Target { x, ..target }, dx)?.offloaded(staging, target.x);
-        match copy {
-            Some(copy) if has_gradient || planned.progress == Progress::Applied => {
-                target.check_rounded(copy)?
-            }
-            _ => {}
-        }
-        Ok(planned)
+impl IntoOptimiser for Offload {
+    fn into_optimiser(self) -> Optimiser {
+        self.0
     }
 }
 
@@ -257,8 +137,10 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
+    use crate::rule::State;
     use crate::rules::Adam;
     use crate::stores::MixedPrecision;
+    use crate::tensors::{Device, Var};
 
     fn names(state: &State) -> Vec<String> {
         state.tensors().into_iter().map(|(name, _)| name).collect()
@@ -274,9 +156,12 @@ mod tests {
         ] {
             let x = Var::ones(3, dtype, &Device::Cpu).expect("a variable");
             let adam = Adam::new(0.1);
-            let inner: Box<dyn Optimiser> =
-                if mixed { Box::new(MixedPrecision::new(DType::F32, adam)) } else { Box::new(adam) };
-            let (near, far) = (Offload::new(inner.clone()), Offload::new(inner).everywhere());
+            let inner = match mixed {
+                true => Optimiser::new(MixedPrecision::new(DType::F32, adam)),
+                false => Optimiser::new(adam),
+            };
+            let near = Optimiser::new(Offload::new(inner.clone()));
+            let far = Optimiser::new(Offload::new(inner).everywhere());
             let state = near.make_state(&x).expect("a state");
             assert_eq!(names(&state), here);
             let moved = far.state_for(&state, &x).expect("a state elsewhere");

@@ -1,13 +1,5 @@
-use crate::engine::{Buffer, Operand, joined, keep_low_bits, set_lent_and, split};
-use crate::error::{Error, Result};
-use crate::model::lent::Lend;
-use crate::numbers::DType;
 use crate::numbers::low_bits::LowBits;
-use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
-    State, StorageKind, StorageScheme, Target, state_of_another_rule,
-};
-use crate::tensors::Tensor;
+use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 17 more bits.
 ///
@@ -58,91 +50,30 @@ use crate::tensors::Tensor;
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitMaster<R> {
-    /// What `rest` is.
-    low_bits: LowBits,
+    store: Store,
     inner: R,
 }
 
 impl<R: Rule + Clone> SplitMaster<R> {
     /// Runs `inner` on masters that are split.
     pub fn new(inner: R) -> Self {
-        SplitMaster { low_bits: LowBits::All, inner }
+        SplitMaster { store: Store::Split(LowBits::All), inner }
     }
 
     /// Runs `inner` on masters of 24 bits.
     pub fn of_24_bits(inner: R) -> Self {
-        SplitMaster { low_bits: LowBits::Byte, inner }
+        SplitMaster { store: Store::Split(LowBits::Byte), inner }
     }
 }
 
 impl<R: Rule + Clone> Describe for SplitMaster<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
-        rule.kind("SplitMaster");
-        rule.stores(StorageScheme::on_device(StorageKind::Split));
-        if self.low_bits == LowBits::Byte {
-            rule.setting("bits", 24);
-        }
-        rule.holds(&mut self.inner);
+        self.store.describe(&mut self.inner, rule);
     }
 }
 
-impl<R: Rule + Clone> ParameterStore for SplitMaster<R> {
-    fn storage_kind(&self) -> StorageKind {
-        StorageKind::Split
-    }
-
-    fn wraps(&self, dtype: DType) -> Result<bool> {
-        if dtype == DType::F16 {
-            return Err(Error::dtype("it", dtype, "BF16 (F32 and F64 are left alone)")
-                .with_remedy("use MixedPrecision or Kahan in place of SplitMaster"));
-        }
-        Ok(dtype == DType::BF16)
-    }
-
-    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        let rest = match self.low_bits {
-            LowBits::All => Buffer::low_bits(x.shape(), x.device())?,
-            LowBits::Byte => Buffer::new(&Tensor::zeros(x.shape(), DType::U8.into(), x.device())?)?,
-        };
-        Ok(State::empty().with_buffer("rest", rest).stored_with(rule.init(Parameter::new(x))?))
-    }
-
-    fn whole(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let [(_, rest)] = &state.tensors[..] else { return state_of_another_rule(self) };
-        Ok(joined(&x.to_tensor()?, rest)?)
-    }
-
-    fn set_whole(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let [(_, rest)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        let (high, low) = split(rest, values)?;
-        set_lent_and(x, &high, &mut || Ok(rest.set(&low)?))
-    }
-
-    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
-        let [(_, rest)] = &mut state.tensors[..] else { return state_of_another_rule(self) };
-        keep_low_bits(rest, &x.to_tensor()?, values)?;
-        Ok(true)
-    }
-
-    fn plan_stored<'a>(
-        &'a self,
-        rule: &'a dyn Rule,
-        own: OwnState<'a>,
-        target: Target<'a>,
-        dx: Gradient<'a>,
-    ) -> Result<Planned<'a>> {
-        let [(_, rest)] = own.tensors else { return state_of_another_rule(self) };
-        let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
-        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Subtract).with_low_bits(rest))
-    }
-}
-
-impl<R: Rule + Clone> Optimiser for SplitMaster<R> {
-    fn rule(&self) -> &dyn Rule {
-        &self.inner
-    }
-
-    fn store(&self) -> Option<&dyn ParameterStore> {
-        Some(self)
+impl<R: Rule + Clone> IntoOptimiser for SplitMaster<R> {
+    fn into_optimiser(self) -> Optimiser {
+        Optimiser::stored(self.store, self.inner)
     }
 }

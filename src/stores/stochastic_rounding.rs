@@ -1,12 +1,4 @@
-use crate::engine::{Operand, set_lent};
-use crate::error::Result;
-use crate::model::lent::Lend;
-use crate::numbers::{DType, random_key};
-use crate::rule::{
-    Describe, Describer, Epilogue, Gradient, Optimiser, OwnState, Parameter, ParameterStore, Planned, Rule,
-    State, StorageKind, StorageScheme, Target, range, state_of_another_rule,
-};
-use crate::tensors::Tensor;
+use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding.
 ///
@@ -44,74 +36,25 @@ use crate::tensors::Tensor;
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StochasticRounding<R> {
-    seed: u64,
+    store: Store,
     inner: R,
 }
 
 impl<R: Rule + Clone> StochasticRounding<R> {
     /// Runs `inner` and rounds its steps at random.
     pub fn new(seed: u64, inner: R) -> Self {
-        StochasticRounding { seed, inner }
+        StochasticRounding { store: Store::Stochastic { seed }, inner }
     }
 }
 
 impl<R: Rule + Clone> Describe for StochasticRounding<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
-        // A seed has no default.
-        let own = self.seed;
-        rule.kind("StochasticRounding");
-        rule.stores(StorageScheme::on_device(StorageKind::Stochastic));
-        rule.field("seed", &mut self.seed, own, range::any);
-        rule.holds(&mut self.inner);
+        self.store.describe(&mut self.inner, rule);
     }
 }
 
-impl<R: Rule + Clone> ParameterStore for StochasticRounding<R> {
-    fn storage_kind(&self) -> StorageKind {
-        StorageKind::Stochastic
-    }
-
-    fn wraps(&self, dtype: DType) -> Result<bool> {
-        Ok(matches!(dtype, DType::F16 | DType::BF16))
-    }
-
-    fn state(&self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        Ok(State::empty().with_counter("rounded").stored_with(rule.init(Parameter::new(x))?))
-    }
-
-    fn whole(&self, _state: &State, x: &dyn Lend) -> Result<Tensor> {
-        x.to_tensor()
-    }
-
-    fn set_whole(&self, _state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        set_lent(x, values)
-    }
-
-    fn keep(&self, _state: &mut State, _x: &dyn Lend, _values: &Tensor) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn plan_stored<'a>(
-        &'a self,
-        rule: &'a dyn Rule,
-        own: OwnState<'a>,
-        target: Target<'a>,
-        dx: Gradient<'a>,
-    ) -> Result<Planned<'a>> {
-        let [(_, rounded)] = own.counters else { return state_of_another_rule(self) };
-        let flow = rule.apply(own.of_rule, Parameter::new(target.x), dx)?;
-        let key = random_key(self.seed, *rounded, target.path);
-        Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Stochastic(key))
-            .counting(rounded))
-    }
-}
-
-impl<R: Rule + Clone> Optimiser for StochasticRounding<R> {
-    fn rule(&self) -> &dyn Rule {
-        &self.inner
-    }
-
-    fn store(&self) -> Option<&dyn ParameterStore> {
-        Some(self)
+impl<R: Rule + Clone> IntoOptimiser for StochasticRounding<R> {
+    fn into_optimiser(self) -> Optimiser {
+        Optimiser::stored(self.store, self.inner)
     }
 }

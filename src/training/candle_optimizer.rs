@@ -8,7 +8,7 @@ use candle_core::{Tensor, Var};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::{CandleVariable, Model, of_candle};
-use crate::rule::Optimiser;
+use crate::rule::IntoOptimiser;
 use crate::step::outcome::Outcome;
 use crate::step::setup::setup;
 use crate::step::update::update;
@@ -64,7 +64,7 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// Errors of this crate arrive as candle's, with their message.
 #[must_use = "it trains nothing until `backward_step` or `step` is called"]
 #[derive(Debug)]
-pub struct CandleOptimizer<O: Optimiser> {
+pub struct CandleOptimizer<O: IntoOptimiser> {
     /// The variables, by all their paths.
     variables: BTreeMap<String, Tensor>,
     state: StateTree,
@@ -74,7 +74,7 @@ pub struct CandleOptimizer<O: Optimiser> {
     optimiser: PhantomData<O>,
 }
 
-impl<O: Optimiser> CandleOptimizer<O> {
+impl<O: IntoOptimiser> CandleOptimizer<O> {
     /// An optimiser for every trainable variable of `model`, under the model's paths.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl<O: Optimiser> CandleOptimizer<O> {
     }
 }
 
-impl<O: Optimiser> candle_nn::Optimizer for CandleOptimizer<O> {
+impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
     type Config = O;
 
     fn new(vars: Vec<Var>, optimiser: O) -> candle_core::Result<Self> {

@@ -267,7 +267,7 @@ impl ReduceOnPlateau {
     fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Falls>> {
         let mut has_field = false;
         let falls_of = |leaf: &Leaf| {
-            let numbers = driven_numbers(&self.field, leaf.optimiser());
+            let numbers = driven_numbers(&self.field, leaf.optimiser().description());
             let Some(numbers) = numbers.map_err(|error| error.at(leaf.path()))? else {
                 return Ok(Falls::new());
             };

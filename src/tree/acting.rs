@@ -32,10 +32,10 @@ pub(crate) fn act<'l>(leaves: impl Iterator<Item = &'l mut Leaf>, step: u64, bef
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), Arc::as_ptr(drives));
         let acting = made.get(key, || {
             let has_changed = before.is_none_or(|before| drives.differ(before, step));
-            Ok(has_changed.then(|| -> Arc<dyn Optimiser> {
-                let mut acting = dyn_clone::clone_box(own);
-                drives.set(&mut *acting, step);
-                Arc::from(acting)
+            Ok(has_changed.then(|| {
+                let mut acting = own.clone();
+                drives.set(&mut acting, step);
+                Arc::new(acting)
             }))
         });
         if let Ok(Some(acting)) = acting {
@@ -59,8 +59,8 @@ impl Leaf {
     /// assert_eq!(leaf.optimiser().field("lambda"), Some(0.1.into()));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn acting(&self) -> &dyn Optimiser {
-        self.acting.as_deref().unwrap_or(&*self.optimiser)
+    pub fn acting(&self) -> &Optimiser {
+        self.acting.as_deref().unwrap_or(&self.optimiser)
     }
 
     /// The schedules of this leaf, in the order in which they were given.
@@ -74,7 +74,7 @@ impl Leaf {
     /// As [`ScheduleResolver::of`]; if a value would change that a schedule alone decides.
     pub(super) fn drives_in(
         &self,
-        optimiser: &Arc<dyn Optimiser>,
+        optimiser: &Arc<Optimiser>,
         resolver: &mut ScheduleResolver,
     ) -> Result<ResolvedSchedules> {
         let resolved = resolver.of(optimiser, self.schedules().cloned()).and_then(|resolved| {

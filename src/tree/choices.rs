@@ -6,24 +6,26 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Variable;
 use crate::model::patterns::Patterns;
-use crate::rule::{Description, Optimiser, Parameter, choose, patterns};
+use crate::rule::{Adjust, IntoOptimiser, Optimiser, OptimiserRecord, Parameter};
 
 /// Variables, each with the optimiser chosen for it.
-pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
+pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<Optimiser>>)>;
 
 /// Asks `choose` for every path of every variable.
 ///
 /// # Errors
 /// If the answers for the paths of one variable differ.
-pub(crate) fn chosen<'m, O: Optimiser>(
+pub(crate) fn chosen<'m, O: IntoOptimiser>(
     variables: Vec<Variable<'m>>,
     choose: &mut impl FnMut(&str, Parameter<'_>) -> Option<O>,
 ) -> Result<ChosenOptimisers<'m>> {
     let answer = |variable: Variable<'m>| {
         let x = Parameter::new(&*variable.x);
-        let optimiser = choose(variable.path(), x);
+        let mut choose = |path: &str| choose(path, x).map(IntoOptimiser::into_optimiser);
+        let optimiser = choose(variable.path());
         for other in variable.paths.iter().skip(1) {
-            let chosen = [optimiser.as_ref(), choose(other, x).as_ref()].map(|chosen| chosen.map(described));
+            let record = |chosen: &Optimiser| chosen.description().record();
+            let chosen = [optimiser.as_ref().map(record), choose(other).as_ref().map(record)];
             if chosen[0] != chosen[1] {
                 let [own, others] = words(&chosen);
                 let problem = format!(
@@ -33,7 +35,7 @@ pub(crate) fn chosen<'m, O: Optimiser>(
                 return Err(Error::new(ErrorKind::Model, problem).at(variable.path()).with_remedy(remedy));
             }
         }
-        Ok((variable, optimiser.map(|optimiser| Arc::new(optimiser) as Arc<dyn Optimiser>)))
+        Ok((variable, optimiser.map(Arc::new)))
     };
     variables.into_iter().map(answer).collect()
 }
@@ -45,7 +47,7 @@ pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // Neighbours usually share one `Arc`; its patterns are checked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
-            Patterns::new(patterns(&mut *dyn_clone::clone_box(&**optimiser))).check_matched(&variables)?;
+            Patterns::new(optimiser.description().patterns()).check_matched(&variables)?;
         }
     }
     Ok(())
@@ -54,13 +56,13 @@ pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
 /// The optimiser of each parameter, after its patterns are decided; equal ones are shared.
 #[derive(Default)]
 pub(crate) struct ChoiceCache {
-    known: HashMap<(*const (), u64), Arc<dyn Optimiser>>,
+    known: HashMap<(*const (), u64), Arc<Optimiser>>,
 }
 
 impl ChoiceCache {
     pub(crate) fn all<'m>(choices: ChosenOptimisers<'m>) -> Result<ChosenOptimisers<'m>> {
         let mut settled = ChoiceCache::default();
-        let of = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
+        let of = |(variable, optimiser): (Variable<'m>, Option<Arc<Optimiser>>)| {
             let optimiser = optimiser
                 .map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::new(&*variable.x)))
                 .transpose()?;
@@ -73,30 +75,27 @@ impl ChoiceCache {
     /// If the rule decided on does not go with the rules around it.
     pub(crate) fn of(
         &mut self,
-        optimiser: &Arc<dyn Optimiser>,
+        optimiser: &Arc<Optimiser>,
         paths: &[String],
         x: Parameter<'_>,
-    ) -> Result<Arc<dyn Optimiser>> {
-        let mut own = dyn_clone::clone_box(&**optimiser);
-        if !choose(&mut *own, paths, x) {
+    ) -> Result<Arc<Optimiser>> {
+        if !optimiser.description().has_choice() {
             return Ok(optimiser.clone());
         }
+        let mut own = Optimiser::clone(optimiser);
+        own.choose(paths, x);
         // Checked per parameter: the rule decided on can be wrong for this one only.
         own.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
-        let key = (Arc::as_ptr(optimiser).cast(), Description::fingerprint(&mut *own));
-        Ok(self.known.entry(key).or_insert_with(|| Arc::from(own)).clone())
+        let key = (Arc::as_ptr(optimiser).cast(), own.description().fingerprint());
+        Ok(self.known.entry(key).or_insert_with(|| Arc::new(own)).clone())
     }
 }
 
-fn described(optimiser: &impl Optimiser) -> Description {
-    Description::of(&mut *dyn_clone::clone_box(optimiser))
-}
-
 /// Two choices in words: name and hyper-parameters, or, if these are equal, the whole descriptions.
-fn words(chosen: &[Option<Description>; 2]) -> [String; 2] {
-    let words = |words: fn(&Description) -> String| {
+fn words(chosen: &[Option<OptimiserRecord>; 2]) -> [String; 2] {
+    let words = |words: fn(&OptimiserRecord) -> String| {
         chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words))
     };
-    let short = words(Description::with_fields);
-    if short[0] == short[1] { words(|description| description.words().join(", ")) } else { short }
+    let short = words(OptimiserRecord::with_fields);
+    if short[0] == short[1] { words(|record| record.words().join(", ")) } else { short }
 }

@@ -13,8 +13,8 @@ use super::schedule::{Curve, Schedule, saturating};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Field, FieldValue};
 use crate::rule::{
-    Optimiser, RateField, RatesDiffer, is_same_rate, out_of_range, reached, set_values, unreachable_rate,
-    with_places,
+    Adjust, Described, Description, FieldDescription, FieldValues, Optimiser, RateField, Rates, is_same_rate,
+    out_of_range, unreachable_rate,
 };
 
 const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the \
@@ -96,7 +96,7 @@ pub(crate) struct ResolvedSchedules {
 /// Resolves schedules in optimisers; leaves with the same optimiser and the same schedules share the answer.
 #[derive(Default)]
 pub(crate) struct ScheduleResolver {
-    made: HashMap<ResolverKey, (Arc<dyn Optimiser>, ResolvedSchedules)>,
+    made: HashMap<ResolverKey, (Arc<Optimiser>, ResolvedSchedules)>,
 }
 
 /// The address of an optimiser, which is kept alive so that no other gets its address; and those of the
@@ -111,7 +111,7 @@ impl ScheduleResolver {
     /// a chain makes a rate right; if a value of any step is out of range.
     pub(crate) fn of(
         &mut self,
-        optimiser: &Arc<dyn Optimiser>,
+        optimiser: &Arc<Optimiser>,
         given: impl Iterator<Item = GivenSchedule>,
     ) -> Result<ResolvedSchedules> {
         let given: Vec<GivenSchedule> = given.collect();
@@ -124,17 +124,17 @@ impl ScheduleResolver {
         if let Some((_, known)) = self.made.get(&key) {
             return Ok(known.clone());
         }
-        let resolved = resolved(&**optimiser, given)?;
+        let resolved = resolved(optimiser, given)?;
         self.made.insert(key, (optimiser.clone(), resolved.clone()));
         Ok(resolved)
     }
 }
 
-fn resolved(optimiser: &dyn Optimiser, given: Vec<GivenSchedule>) -> Result<ResolvedSchedules> {
+fn resolved(optimiser: &Optimiser, given: Vec<GivenSchedule>) -> Result<ResolvedSchedules> {
     let (mut drives, mut missing): (Vec<Drive>, _) = (Vec::new(), Vec::new());
     for mut given in given {
         let field = given.schedule.driven_field();
-        let Some(numbers) = driven_numbers(field, optimiser)? else {
+        let Some(numbers) = driven_numbers(field, optimiser.description())? else {
             missing.push(field.to_string());
             continue;
         };
@@ -155,25 +155,26 @@ fn overlap(name: &str, other: &str) -> bool {
 }
 
 /// The numbers that a name drives in an optimiser; `None` if it has no such field.
-pub(crate) fn driven_numbers(name: &str, optimiser: &dyn Optimiser) -> Result<Option<DrivenNumbers>> {
-    if let Some(rates) = optimiser.rates(name) {
-        let differ = |differ: RatesDiffer| differ.in_rule(&mut *dyn_clone::clone_box(optimiser));
-        let set = rates.fields().map_err(differ)?.into_iter();
+pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Option<DrivenNumbers>> {
+    if let Some(rates) = Rates::named(optimiser, name) {
+        let set = rates.fields(optimiser)?.into_iter();
         return Ok(Some(set.map(|own| DrivenNumber { own, part: None }).collect()));
     }
     let one = |index, part, value| {
         let own = RateField { index, value, others: None };
         Some(smallvec![DrivenNumber { own, part }])
     };
-    let found = reached(optimiser, name);
+    let found = optimiser.reached(name);
     let (found, part) = if found.is_empty() { part_named(name, optimiser) } else { (found, None) };
     match (&found[..], part) {
         ([], _) => Ok(None),
-        ([(index, FieldValue::Real(value))], None) => Ok(one(*index, None, *value)),
-        ([(index, value)], Some(part)) => {
-            Ok(numbers(*value).get(part).and_then(|own| one(*index, Some(part), *own)))
+        ([FieldDescription { index, value: FieldValue::Real(value), .. }], None) => {
+            Ok(one(*index, None, *value))
         }
-        ([(_, value)], None) => {
+        ([field], Some(part)) => {
+            Ok(numbers(field.value).get(part).and_then(|own| one(field.index, Some(part), *own)))
+        }
+        ([FieldDescription { value, .. }], None) => {
             let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
             Err(Error::new(ErrorKind::Argument, format!("its {name} is"))
                 .with_got(value)
@@ -185,11 +186,11 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &dyn Optimiser) -> Result<Op
 }
 
 /// The field and the number of it that a name such as `beta1` means.
-fn part_named(name: &str, optimiser: &dyn Optimiser) -> (SmallVec<[(usize, FieldValue); 1]>, Option<usize>) {
+fn part_named(name: &str, optimiser: &Description) -> (SmallVec<[FieldDescription; 1]>, Option<usize>) {
     let part = name.chars().last().and_then(|last| last.to_digit(10)).and_then(|part| part.checked_sub(1));
     let Some(part) = part else { return Default::default() };
-    let mut found = reached(optimiser, &name[..name.len() - 1]);
-    found.retain(|(_, value)| part < numbers(*value).len() as u32);
+    let mut found = optimiser.reached(&name[..name.len() - 1]);
+    found.retain(|field| part < numbers(field.value).len() as u32);
     (found, Some(part as usize))
 }
 
@@ -204,14 +205,15 @@ fn numbers(value: FieldValue) -> SmallVec<[f64; 3]> {
 
 fn has_several(
     name: &str,
-    optimiser: &dyn Optimiser,
-    several: &[(usize, FieldValue)],
+    optimiser: &Description,
+    several: &[FieldDescription],
     part: Option<usize>,
 ) -> Error {
-    let members = with_places(optimiser, several);
-    let place = members.first().map_or("", |(place, _)| place);
+    let places = optimiser.places();
+    let got: Vec<String> =
+        several.iter().map(|field| format!("{} = {}", places[field.index], field.value)).collect();
+    let place = &places[several[0].index];
     let place = part.map_or(place.to_string(), |part| format!("{place}{}", part + 1));
-    let got: Vec<String> = members.iter().map(|(place, value)| format!("{place} = {value}")).collect();
     let remedy = format!(
         "name the one to drive with its place, as in `Schedule::field({place:?})` (or \
          `ReduceOnPlateau::field`)"
@@ -221,12 +223,12 @@ fn has_several(
         .with_remedy(remedy)
 }
 
-/// Sets numbers of an optimiser.
-pub(crate) fn set_numbers(
-    optimiser: &mut dyn Optimiser,
+/// The fields to write to set these numbers.
+pub(crate) fn fields_with(
+    optimiser: &Optimiser,
     numbers: impl Iterator<Item = (NumberPlace, f64)>,
-) -> Result<()> {
-    let mut values: SmallVec<[(usize, FieldValue); 1]> = SmallVec::new();
+) -> FieldValues {
+    let mut values = FieldValues::new();
     for ((index, part), number) in numbers {
         let Some(part) = part else {
             values.push((index, number.into()));
@@ -238,7 +240,7 @@ pub(crate) fn set_numbers(
         let value = known.or_else(|| Some((index, optimiser.fields().get(index)?.1)));
         values.extend(value.map(|(index, value)| (index, with_part(value, part, number))));
     }
-    set_values(optimiser, &values)
+    values
 }
 
 fn with_part(value: FieldValue, part: usize, number: f64) -> FieldValue {
@@ -269,10 +271,10 @@ impl Drive {
     }
 
     /// Tries the least and the greatest value.
-    fn check(&self, optimiser: &dyn Optimiser) -> Result<()> {
+    fn check(&self, optimiser: &Optimiser) -> Result<()> {
         let schedule = &*self.given.schedule;
         for step in schedule.curve.extremes() {
-            let (value, mut tried) = (schedule.at(step), dyn_clone::clone_box(optimiser));
+            let (value, mut tried) = (schedule.at(step), optimiser.clone());
             let leaves_range =
                 || Error::new(ErrorKind::Argument, format!("in step {step} the schedule leaves the range"));
             if value.is_nan() {
@@ -283,11 +285,10 @@ impl Drive {
             if !schedule.is_relative
                 && let Some(own) = rates.find(|own| own.value_for(value).is_none())
             {
-                return Err(unreachable_rate(&mut *tried, own, value));
+                return Err(unreachable_rate(optimiser.description(), own, value));
             }
-            set_numbers(&mut *tried, self.values(value))
-                .and_then(|()| tried.check())
-                .map_err(|error| leaves_range().caused_by(error))?;
+            tried.write(&fields_with(optimiser, self.values(value)));
+            tried.check().map_err(|error| leaves_range().caused_by(error))?;
         }
         Ok(())
     }
@@ -320,10 +321,10 @@ impl Drives {
     }
 
     /// Sets the values of a step.
-    pub(super) fn set(&self, optimiser: &mut dyn Optimiser, step: u64) {
+    pub(super) fn set(&self, optimiser: &mut Optimiser, step: u64) {
         let numbers = self.0.iter().flat_map(|drive| drive.values(drive.given.schedule.at(step)));
-        let set = set_numbers(optimiser, numbers);
-        debug_assert!(set.is_ok(), "`resolve` has set such values: {set:?}");
+        let values = fields_with(optimiser, numbers);
+        optimiser.write(&values);
     }
 
     /// Whether two steps have different values.

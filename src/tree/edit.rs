@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, in_path_order};
 use crate::ranks::LeafParts;
-use crate::rule::{Optimiser, Parameter, State};
+use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter, State};
 use crate::tensors::Tensor;
 
 impl StateTree {
@@ -34,10 +34,14 @@ impl StateTree {
     /// assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(1e-3), Some(1e-2)]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn add<O: Optimiser, M: Model + ?Sized>(&mut self, optimiser: O, model: &M) -> Result<Vec<String>> {
+    pub fn add<O: IntoOptimiser, M: Model + ?Sized>(
+        &mut self,
+        optimiser: O,
+        model: &M,
+    ) -> Result<Vec<String>> {
         self.check_whole("`add`")?;
+        let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
-        let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let mut unknown = in_path_order(model, is_trainable)?;
         unknown.retain(|variable| self.known_as(&*variable.x, variable.path()).is_none());
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
@@ -57,7 +61,7 @@ impl StateTree {
         mut choose: impl FnMut(&str, Parameter<'_>) -> Option<O>,
     ) -> Result<Vec<String>>
     where
-        O: Optimiser,
+        O: IntoOptimiser,
         M: Model + ?Sized,
     {
         self.check_whole("`add_with`")?;
@@ -75,7 +79,7 @@ impl StateTree {
     /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
     pub(crate) fn extend<'m>(
         &mut self,
-        choices: impl IntoIterator<Item = (Variable<'m>, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>)>,
+        choices: impl IntoIterator<Item = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>)>,
     ) -> Result<Vec<String>> {
         let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
         for (Variable { paths, x }, optimiser) in choices {

@@ -8,10 +8,8 @@ use super::waiting::Waiting;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
-use crate::ranks::{Aspect, Held, LeafParts, can_be_cut};
-use crate::rule::{
-    Description, FieldValue, Optimiser, Parameter, State, StateTensor, StorageKind, learning_rate,
-};
+use crate::ranks::{Aspect, Held, LeafParts};
+use crate::rule::{FieldValue, Optimiser, Parameter, State, StateTensor, Store};
 use crate::tensors::{Device, Tensor, TensorId};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -35,12 +33,12 @@ pub struct Leaf {
     pub(crate) parts: Option<LeafParts>,
     /// The optimiser as the user made and adjusted it: what a checkpoint has, and what edits change. Shared
     /// with other leaves, so that thousands take no memory each.
-    pub(crate) optimiser: Arc<dyn Optimiser>,
+    pub(crate) optimiser: Arc<Optimiser>,
     /// Its schedules, resolved in the optimiser, because finding a field by its name takes long.
     pub(crate) drives: Option<Arc<Drives>>,
     /// The optimiser with the values that its schedules give the next step; `None` without schedules. Kept
     /// apart from `optimiser`, because schedules are relative to its values.
-    pub(crate) acting: Option<Arc<dyn Optimiser>>,
+    pub(crate) acting: Option<Arc<Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
     /// The steps that were applied. Counted for each leaf, because one without a gradient makes none.
@@ -65,7 +63,7 @@ impl Leaf {
     pub(crate) fn new(
         paths: Vec<String>,
         x: &dyn Lend,
-        optimiser: Arc<dyn Optimiser>,
+        optimiser: Arc<Optimiser>,
         parts: Option<LeafParts>,
     ) -> Result<Self> {
         let mut paths = paths.into_iter();
@@ -77,10 +75,10 @@ impl Leaf {
         // Before there is memory for the state of what the owner says: it may lend less.
         check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state =
-            part_of(parts.as_ref(), x).and_then(|part| fresh_state(&*optimiser, &*part, x.elem_count()));
+            part_of(parts.as_ref(), x).and_then(|part| fresh_state(&optimiser, &*part, x.elem_count()));
         let state = state.map_err(|error| error.at(&path))?;
         if let Some(Held::Part(part)) = parts.as_ref().map(LeafParts::held) {
-            check_a_number_per_element(&path, &*optimiser, &state, part.len())?;
+            check_a_number_per_element(&path, &optimiser, &state, part.len())?;
         }
         Ok(Leaf {
             state,
@@ -114,7 +112,7 @@ impl Leaf {
     }
 
     /// Whether the state is one of `optimiser`, which is the leaf's own with other values of fields.
-    pub(super) fn fits(&self, optimiser: &dyn Optimiser) -> Result<bool> {
+    pub(super) fn fits(&self, optimiser: &Optimiser) -> Result<bool> {
         if self.optimiser.fields() == optimiser.fields() {
             return Ok(true);
         }
@@ -124,14 +122,14 @@ impl Leaf {
         let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
         let x = Tensor::zeros(vec![1; sizes.len()], self.dtype.into(), &Device::Cpu)?.broadcast_as(sizes)?;
-        let slots = |optimiser: &dyn Optimiser| {
+        let slots = |optimiser: &Optimiser| {
             let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
             let slot = |(name, tensor): (String, StateTensor<'_>)| {
                 (name, tensor.shape_of(tensor.shape()), tensor.stored_dtype())
             };
             Ok::<Vec<_>, Error>(state.tensors().into_iter().map(slot).collect())
         };
-        Ok(slots(&*self.optimiser)? == slots(optimiser)?)
+        Ok(slots(&self.optimiser)? == slots(optimiser)?)
     }
 
     /// The path, in lists of messages: a place in a list means nothing without the shape.
@@ -152,7 +150,7 @@ impl Leaf {
     }
 
     /// A leaf of the same parameter, with nothing put aside.
-    pub(super) fn with_optimiser(&self, optimiser: Arc<dyn Optimiser>, state: State) -> Self {
+    pub(super) fn with_optimiser(&self, optimiser: Arc<Optimiser>, state: State) -> Self {
         Leaf {
             optimiser,
             state,
@@ -198,13 +196,13 @@ impl Leaf {
     }
 
     /// Refuses another optimiser that cannot work on this rank's part of the parameter.
-    pub(crate) fn check_divisible(&self, optimiser: &dyn Optimiser) -> Result<()> {
+    pub(crate) fn check_divisible(&self, optimiser: &Optimiser) -> Result<()> {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
-        if ranks > 1 && optimiser.storage().offloaded {
+        if ranks > 1 && optimiser.is_offloaded() {
             return Err(divided("`Offload`", ranks).at(&self.path));
         }
-        if self.is_cut() && !can_be_cut(optimiser) {
+        if self.is_cut() && !optimiser.is_divisible() {
             let problem = format!("it is cut among ranks, and {} needs it whole", optimiser.name());
             let remedy = "save a checkpoint, set up anew with this rule, and restore what fits";
             return Err(Error::new(ErrorKind::Unsupported, problem).at(&self.path).with_remedy(remedy));
@@ -260,8 +258,8 @@ impl Leaf {
     /// The leaf's own optimiser, which no [schedule](crate::StateTree::schedule) changes.
     ///
     /// The one with the values of the next step is [`acting`](Leaf::acting).
-    pub fn optimiser(&self) -> &dyn Optimiser {
-        &*self.optimiser
+    pub fn optimiser(&self) -> &Optimiser {
+        &self.optimiser
     }
 
     /// The own hyper-parameter of that name: see [`Adjust::field`](crate::Adjust::field).
@@ -275,7 +273,7 @@ impl Leaf {
     ///
     /// In a chain it is the product of its members' rates, as in [`Adjust::field`](crate::Adjust::field).
     pub fn learning_rate(&self) -> Option<f64> {
-        learning_rate(self.acting())
+        self.acting().description().learning_rate()
     }
 
     /// How many steps have been applied to the parameter.
@@ -344,7 +342,7 @@ impl Leaf {
     pub(super) fn loses_steps(&self) -> bool {
         let is_lost =
             matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
-        is_lost && self.optimiser.storage().kind == StorageKind::Rounded
+        is_lost && self.optimiser.store() == Store::Rounded
     }
 
     /// Whether updates pass this parameter over.
@@ -391,8 +389,8 @@ impl Leaf {
 
     /// The optimiser that acts, as what ranks need the same.
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
-        let description = Description::of(&mut *dyn_clone::clone_box(self.acting()));
-        Aspect::of_words(format!("the optimiser of {:?}", self.path()), description.words())
+        let record = self.acting().description().record();
+        Aspect::of_words(format!("the optimiser of {:?}", self.path()), record.words())
     }
 }
 
@@ -407,7 +405,7 @@ fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
 }
 
 /// The state of a part of a parameter with `whole` elements.
-pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
+pub(super) fn fresh_state(optimiser: &Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
     let mut state = optimiser.make_state(part)?;
     state.widen_small(part.elem_count(), whole)?;
     Ok(state)
@@ -416,7 +414,7 @@ pub(super) fn fresh_state(optimiser: &dyn Optimiser, part: &dyn Lend, whole: usi
 /// Refuses a rule that claims to be divisible and does not keep one number per element.
 fn check_a_number_per_element(
     path: &str,
-    optimiser: &dyn Optimiser,
+    optimiser: &Optimiser,
     state: &State,
     elements: usize,
 ) -> Result<()> {

@@ -167,7 +167,7 @@ impl Leaf {
         let set = |x: &dyn Lend, values: &Tensor| {
             // The optimiser rounds the parameter, so it gets a state for this alone.
             let mut state = self.optimiser.make_state(x)?;
-            self.optimiser.set_master(&mut state, x, values)
+            self.optimiser.set_precise(&mut state, x, values)
         };
         let set = || match self.held() {
             Held::All => Ok(()),

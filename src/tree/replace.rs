@@ -11,7 +11,7 @@ use super::{Leaf, Selection, is_trainable};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, in_path_order};
-use crate::rule::{Extent, Optimiser, Parameter, State, StorageKind, Transfer};
+use crate::rule::{Adjust, Extent, IntoOptimiser, Optimiser, Parameter, State, Transfer};
 use crate::tensors::TensorId;
 
 /// What was kept of a parameter's state, by the names of tensors, counters and numbers.
@@ -78,14 +78,14 @@ impl Selection<'_> {
     /// assert_eq!(replaced[0].fresh, ["master", "0.t"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn replace<O: Optimiser, M: Model + ?Sized>(
+    pub fn replace<O: IntoOptimiser, M: Model + ?Sized>(
         self,
         optimiser: O,
         model: &M,
     ) -> Result<Vec<StateChange>> {
         self.check_leaves()?;
+        let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
-        let optimiser: Arc<dyn Optimiser> = Arc::new(optimiser);
         let variables = in_path_order(model, is_trainable)?;
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
         let by_id: HashMap<TensorId, &Lent<'_>> = with_ids.collect();
@@ -110,16 +110,19 @@ impl Selection<'_> {
             let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             let optimiser = settled.of(&optimiser, &paths, Parameter::new(&**x))?;
             let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, &mut resolver)?;
-            leaf.check_divisible(&*optimiser)?;
+            leaf.check_divisible(&optimiser)?;
             let x = &*leaf.own_part(&**x)?;
             let with_path = |error: Error| error.at(&leaf.path);
-            let mut state = fresh_state(&*optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
+            let mut state = fresh_state(&optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
             let mut transfer = state.take_over(&leaf.state).map_err(with_path)?;
-            leaf.convert_master(&*optimiser, &mut state, x, &mut transfer).map_err(with_path)?;
+            leaf.convert_master(&optimiser, &mut state, x, &mut transfer).map_err(with_path)?;
             let Transfer { kept, fresh, mut dropped } = transfer;
             dropped.extend(missing.into_iter().map(|field| format!("schedule of {field}")));
             // Copies are made anew from the master, which may be more precise than the parameter.
-            optimiser.seen(&state, x).and_then(|seen| state.renew_fresh(&seen, &kept)).map_err(with_path)?;
+            optimiser
+                .seen_by_rule(&state, x)
+                .and_then(|seen| state.renew_fresh(&seen, &kept))
+                .map_err(with_path)?;
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
         }
@@ -139,23 +142,24 @@ impl Leaf {
     /// form.
     fn convert_master(
         &self,
-        optimiser: &dyn Optimiser,
+        optimiser: &Optimiser,
         state: &mut State,
         x: &dyn Lend,
         transfer: &mut Transfer,
     ) -> Result<()> {
-        let keeps = |optimiser: &dyn Optimiser| {
-            !matches!(optimiser.storage().kind, StorageKind::Rounded | StorageKind::Stochastic)
-        };
         let (old, new) = (self.state.names_of_store(), state.names_of_store());
         let is_kept = new.iter().all(|name| transfer.kept.contains(name));
-        if is_kept || old.is_empty() || !keeps(self.optimiser()) || !keeps(optimiser) {
+        if is_kept
+            || old.is_empty()
+            || !self.optimiser.store().keeps_precise()
+            || !optimiser.store().keeps_precise()
+        {
             return Ok(());
         }
         if self.steps > 0 {
             self.check_unchanged(x, Extent::Whole).map_err(|error| error.counted_from(self.part().start))?;
         }
-        if optimiser.keep(state, x, &self.master(x)?)? {
+        if optimiser.keep_precise(state, x, &self.master(x)?)? {
             transfer.fresh.retain(|name| !new.contains(name));
             transfer.dropped.retain(|name| !old.contains(name));
             transfer.kept.splice(0..0, new);

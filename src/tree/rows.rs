@@ -136,7 +136,7 @@ impl<'x> NewRows<'x> {
         leaf.check_parameter()?;
         leaf.check_rows(x, rows)?;
         let with_path = |error: Error| error.at(&leaf.path);
-        let mut state = fresh_state(&*leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
+        let mut state = fresh_state(&leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
         // A leaf that no gradient has reached follows its variable before its first step.

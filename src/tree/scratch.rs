@@ -16,7 +16,7 @@ impl StateTree {
     /// missing gradients are left to the training.
     pub(crate) fn scratch_tree(
         &self,
-        make: impl Fn(usize, &Leaf) -> Result<(Arc<dyn Optimiser>, State)>,
+        make: impl Fn(usize, &Leaf) -> Result<(Arc<Optimiser>, State)>,
     ) -> Result<Self> {
         let leaves = self.leaves.iter().enumerate().map(|(index, leaf)| {
             let (optimiser, state) = make(index, leaf)?;

@@ -2,11 +2,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::acting::act;
-use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, set_numbers};
+use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, fields_with};
 use super::once::Once;
 use super::{Leaf, StateTree, leaked};
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
-use crate::rule::{FieldValue, Optimiser, RATE, available, has_no};
+use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, has_no};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
@@ -178,7 +178,7 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
 /// The hyper-parameters in reach, for the error that this name is missing.
 pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
     let mut seen = HashSet::new();
-    let mut all: Vec<String> = leaves.flat_map(|leaf| available(&*leaf.optimiser, name)).collect();
+    let mut all: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
     all.retain(|name| seen.insert(name.clone()));
     all
 }
@@ -194,11 +194,13 @@ pub(crate) enum SetField<'f> {
 
 impl<'f> SetField<'f> {
     /// Sets the field, and returns whether there was one.
-    fn set(self, optimiser: &mut dyn Optimiser, value: FieldValue) -> Result<bool> {
+    fn set(self, optimiser: &mut Optimiser, value: FieldValue) -> Result<bool> {
         match (self, value) {
             (SetField::Named(name), _) => optimiser.set_field(name, value),
             (SetField::Number(place), FieldValue::Real(number)) => {
-                set_numbers(optimiser, [(place, number)].into_iter()).map(|()| true)
+                let values = fields_with(optimiser, [(place, number)].into_iter());
+                optimiser.write(&values);
+                Ok(true)
             }
             (SetField::Number(_), _) => Ok(false),
         }
@@ -213,7 +215,7 @@ impl<'f> SetField<'f> {
 type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
 
 /// An own optimiser, and the schedules in it.
-type AdjustedOptimiser = (Arc<dyn Optimiser>, Option<Arc<Drives>>);
+type AdjustedOptimiser = (Arc<Optimiser>, Option<Arc<Drives>>);
 
 /// Leaves' own optimisers with other values, and their schedules in these. All is checked, and nothing is
 /// written.
@@ -243,12 +245,12 @@ impl<'f> Adjustment<'f> {
             let Some(setting) = which(i) else { return Ok(None) };
             let with_path = |error: Error| error.at(&leaf.path);
             let own = address(&leaf.optimiser);
-            let optimiser: Arc<dyn Optimiser> = made.get((own, setting), || {
-                with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::from).map_err(with_path)
+            let optimiser: Arc<Optimiser> = made.get((own, setting), || {
+                with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::new).map_err(with_path)
             })?;
             if settings[setting].iter().any(|(_, value)| !value.is_real()) {
                 // Whether a field decides on the state depends on the parameter, too.
-                let check_layout = || check_layout(leaf, &*optimiser, &settings[setting]).map_err(with_path);
+                let check_layout = || check_layout(leaf, &optimiser, &settings[setting]).map_err(with_path);
                 fitting.get((own, setting, leaf.shape(), leaf.dtype()), check_layout)?;
             }
             let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
@@ -295,35 +297,35 @@ impl<'f> Adjustment<'f> {
     }
 }
 
-fn address(optimiser: &Arc<dyn Optimiser>) -> *const () {
+fn address(optimiser: &Arc<Optimiser>) -> *const () {
     Arc::as_ptr(optimiser).cast()
 }
 
 /// The leaf's optimiser with these values; marks which were found.
-fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) -> Result<Box<dyn Optimiser>> {
-    let mut optimiser = dyn_clone::clone_box(&*leaf.optimiser);
+fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) -> Result<Optimiser> {
+    let mut optimiser = Optimiser::clone(&leaf.optimiser);
     for ((field, value), reached) in setting.iter().zip(reached) {
-        *reached |= field.set(&mut *optimiser, *value)?;
+        *reached |= field.set(&mut optimiser, *value)?;
     }
     optimiser.check()?;
     Ok(optimiser)
 }
 
 /// Refuses fields with which the rule, `adjusted` now, would have made another state for this leaf.
-fn check_layout(leaf: &Leaf, adjusted: &dyn Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
+fn check_layout(leaf: &Leaf, adjusted: &Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
     if leaf.fits(adjusted)? {
         return Ok(());
     }
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
-        let mut alone = dyn_clone::clone_box(&*leaf.optimiser);
-        let is_set = field.set(&mut *alone, *value);
-        is_set.is_ok_and(|is_set| is_set) && !leaf.fits(&*alone).is_ok_and(|fits| fits)
+        let mut alone = Optimiser::clone(&leaf.optimiser);
+        let is_set = field.set(&mut alone, *value);
+        is_set.is_ok_and(|is_set| is_set) && !leaf.fits(&alone).is_ok_and(|fits| fits)
     };
     let Some((field, _)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
     // Numbers decide no layout.
     let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
     let available: Vec<String> =
-        available(adjusted, field).into_iter().filter(|name| *name != field).collect();
+        adjusted.description().available(field).into_iter().filter(|name| *name != field).collect();
     let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
     let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
     Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))

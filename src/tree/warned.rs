@@ -73,7 +73,7 @@ fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
         {
             return None;
         }
-        let faults = misplaced(&mut *dyn_clone::clone_box(leaf.optimiser()));
+        let faults = misplaced(leaf.optimiser().description());
         (!faults.is_empty()).then(|| Warning::WrongOrder {
             path: leaf.path.clone(),
             rule: leaf.optimiser.rule().name(),

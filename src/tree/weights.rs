@@ -4,8 +4,7 @@ use super::Leaf;
 use crate::engine::owned_on;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, copied};
-use crate::rule::{Difference, Extent};
-use crate::rule::{State, Target};
+use crate::rule::{Difference, Extent, State, check_rounded};
 use crate::tensors::{Tensor, in_dtype};
 
 impl Leaf {
@@ -35,7 +34,9 @@ impl Leaf {
 
     /// [`Leaf::check_unchanged`] for a state that the leaf is to get.
     pub(super) fn check_fitting(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.optimiser.check_rounded(state, Target { path: &self.path, x, extent: Some(extent) })?;
+        if let Some(master) = state.followed() {
+            check_rounded(master, x, extent).map_err(|error| error.at(&self.path))?;
+        }
         self.check_copies_in(state, x, extent)
     }
 
@@ -48,7 +49,7 @@ impl Leaf {
         if self.steps > 0 || !state.has_copies() {
             return Ok(());
         }
-        let seen = self.optimiser.seen(state, x)?;
+        let seen = self.optimiser.seen_by_rule(state, x)?;
         match state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
             Some((slot, Difference { index, parameter, master: copy })) => {
                 let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
@@ -82,8 +83,9 @@ impl Leaf {
     /// Gives the parameter `x`, its master and copies new weights.
     pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let Leaf { optimiser, state, path, .. } = self;
-        let set =
-            optimiser.set_master(state, x, values).and_then(|()| state.renew(&optimiser.seen(state, x)?));
+        let set = optimiser
+            .set_precise(state, x, values)
+            .and_then(|()| state.renew(&optimiser.seen_by_rule(state, x)?));
         set.map_err(|error| error.at(path))
     }
 

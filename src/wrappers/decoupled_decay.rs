@@ -1,8 +1,8 @@
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates, has_no,
-    learning_rate, names, range,
+    Describe, Describer, Description, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates,
+    has_no, range,
 };
 
 /// Decoupled weight decay for any rule: the parameter decays beside the rule's step.
@@ -83,28 +83,25 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     }
 
     fn rate(&self) -> Result<f64> {
-        let Some(eta) = learning_rate(&self.inner) else {
-            self.check_rates()?;
+        let inner = self.inner.description();
+        let Some(eta) = inner.learning_rate() else {
+            check_rate(&inner)?;
             let conflict = "of rules in place of each other they differ, so a decay is in proportion to none";
-            return Err(conflicting_rates(
-                &mut self.inner.clone(),
-                conflict,
-                "put it around each of these rules",
-            ));
+            return Err(conflicting_rates(&inner, conflict, "put it around each of these rules"));
         };
         let rate = eta * self.lambda;
         Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
     }
+}
 
-    /// Refuses a rule without a learning rate. Before `setup` has chosen between two rules, there may be two.
-    fn check_rates(&self) -> Result<()> {
-        let available = names(&self.inner);
-        if available.iter().any(|name| name == RATE) {
-            return Ok(());
-        }
-        Err(has_no(&self.inner.name(), "field", RATE, &available)
-            .with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
+/// Refuses a rule without a learning rate. Before `setup` has chosen between two rules, there may be two.
+fn check_rate(inner: &Description) -> Result<()> {
+    let available = inner.names();
+    if available.iter().any(|name| name == RATE) {
+        return Ok(());
     }
+    Err(has_no(&inner.name(), "field", RATE, &available)
+        .with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
 }
 
 impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
@@ -116,7 +113,7 @@ impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
         rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
         rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
         rule.holds(&mut self.inner);
-        rule.require(|| self.check_rates());
+        rule.require(|| check_rate(&self.inner.description()));
     }
 }
 

@@ -1,8 +1,6 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::patterns::Patterns;
-use crate::rule::{
-    Adjust, Describe, Describer, Flow, Gradient, Parameter, ParameterChoice, Rule, Setting, State,
-};
+use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, Setting, State};
 
 /// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
 ///
@@ -81,8 +79,15 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
 
 impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
     fn describe(&mut self, description: &mut Describer<'_>) {
-        if let FallbackChoice::Open { .. } = self.0 {
-            description.choice(&mut self.0);
+        if let FallbackChoice::Open { rule, fallback, except } = &self.0
+            && let Some((paths, x)) = description.choice(except.texts())
+        {
+            let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
+            self.0 = if is_matrix {
+                FallbackChoice::Rule(rule.clone())
+            } else {
+                FallbackChoice::Fallback(fallback.clone())
+            };
         }
         match &mut self.0 {
             FallbackChoice::Open { rule, fallback, except } => {
@@ -93,23 +98,6 @@ impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
             }
             FallbackChoice::Rule(rule) => rule.describe(description),
             FallbackChoice::Fallback(fallback) => fallback.describe(description),
-        }
-    }
-}
-
-impl<R: Rule + Clone, F: Rule + Clone> ParameterChoice for FallbackChoice<R, F> {
-    fn patterns(&self) -> &[String] {
-        if let FallbackChoice::Open { except, .. } = self { except.texts() } else { &[] }
-    }
-
-    fn choose(&mut self, paths: &[String], x: Parameter<'_>) {
-        if let FallbackChoice::Open { rule, fallback, except } = self {
-            let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
-            *self = if is_matrix {
-                FallbackChoice::Rule(rule.clone())
-            } else {
-                FallbackChoice::Fallback(fallback.clone())
-            };
         }
     }
 }

@@ -209,7 +209,7 @@ impl<'c> Training<'c> {
         self.with_model(|state, model| state.add(optimiser, model).map(drop))
     }
 
-    fn optimiser(&self, rules: &[String]) -> Result<Box<dyn Optimiser>, Failure> {
+    fn optimiser(&self, rules: &[String]) -> Result<Optimiser, Failure> {
         let Case { around, moments, store, .. } = *self.case;
         optimiser(rules, around, moments, store).ok_or_else(|| "a rule that there is not".into())
     }
@@ -294,7 +294,7 @@ fn rule(name: &str) -> Option<Box<dyn Rule>> {
     Some(if takes_vectors { rule } else { Box::new(Fallback::new(rule, AdamW::new(1e-2))) })
 }
 
-fn optimiser(rules: &[String], around: Around, moments: Moments, store: Store) -> Option<Box<dyn Optimiser>> {
+fn optimiser(rules: &[String], around: Around, moments: Moments, store: Store) -> Option<Optimiser> {
     let mut members: Vec<Box<dyn Rule>> = match around {
         Around::Window(calls) => vec![Box::new(AccumGrad::new(calls))],
         Around::ClipAll(limit) => vec![Box::new(ClipGlobalNorm::new(limit))],
@@ -312,15 +312,17 @@ fn optimiser(rules: &[String], around: Around, moments: Moments, store: Store) -
         Moments::In8Bits => Box::new(StoreAs::all(Q8, rule)),
     };
     Some(match store {
-        Store::Bare => Box::new(rule),
-        Store::MasterF32 => Box::new(MixedPrecision::new(DType::F32, rule)),
-        Store::MasterF64 => Box::new(MixedPrecision::new(DType::F64, rule)),
-        Store::Kahan => Box::new(Kahan::new(rule)),
-        Store::Split => Box::new(SplitMaster::new(rule)),
-        Store::Split24 => Box::new(SplitMaster::of_24_bits(rule)),
-        Store::Stochastic => Box::new(StochasticRounding::new(7, rule)),
-        Store::Offload => Box::new(Offload::new(rule).everywhere()),
-        Store::OffloadMaster => Box::new(Offload::new(MixedPrecision::new(DType::F32, rule)).everywhere()),
+        Store::Bare => Optimiser::new(rule),
+        Store::MasterF32 => Optimiser::new(MixedPrecision::new(DType::F32, rule)),
+        Store::MasterF64 => Optimiser::new(MixedPrecision::new(DType::F64, rule)),
+        Store::Kahan => Optimiser::new(Kahan::new(rule)),
+        Store::Split => Optimiser::new(SplitMaster::new(rule)),
+        Store::Split24 => Optimiser::new(SplitMaster::of_24_bits(rule)),
+        Store::Stochastic => Optimiser::new(StochasticRounding::new(7, rule)),
+        Store::Offload => Optimiser::new(Offload::new(rule).everywhere()),
+        Store::OffloadMaster => {
+            Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule)).everywhere())
+        }
     })
 }
 

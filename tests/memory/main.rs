@@ -14,8 +14,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
     Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipNorm, Descent,
-    Elementwise, Flow, Gradient, MixedPrecision, Muon, Optimiser, OptimiserChain, Parameter, Result, Rule,
-    Setup, Slot, State, StateTree, Update, hyper_parameters, range, ranks, setup, update,
+    Elementwise, Flow, Gradient, IntoOptimiser, MixedPrecision, Muon, OptimiserChain, Parameter, Result,
+    Rule, Setup, Slot, State, StateTree, Update, hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -280,7 +280,7 @@ fn gradients_that_are_taken() {
 /// Of all gradients only the one that is pushed is in memory.
 fn gradients_that_come_one_at_a_time() {
     const LEAVES: usize = 12;
-    fn of<O: Optimiser>(optimiser: O) {
+    fn of<O: IntoOptimiser>(optimiser: O) {
         let name = optimiser.name();
         let model: Vec<Var> =
             (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
@@ -311,7 +311,7 @@ const LEAVES: usize = 8;
 
 /// The most memory that `work` takes on one of the ranks, beside model and state, after it has been done so
 /// many times.
-fn of_ranks<O: Optimiser>(
+fn of_ranks<O: IntoOptimiser>(
     before: usize,
     optimiser: fn() -> O,
     work: impl Fn(&mut StateTree, &[Var]) + Sync,
@@ -345,7 +345,7 @@ fn half(value: f32) -> Tensor {
     Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")
 }
 
-fn mixed() -> impl Optimiser {
+fn mixed() -> impl IntoOptimiser {
     MixedPrecision::new(DType::F32, Adam::new(0.1))
 }
 

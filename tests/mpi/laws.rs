@@ -58,14 +58,14 @@ fn bytes_arrive(world: World) -> Result<(), Error> {
     Ok(())
 }
 
-fn optimisers() -> Vec<Box<dyn Optimiser>> {
+fn optimisers() -> Vec<Optimiser> {
     let clipped = || OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
     vec![
-        Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F32, clipped())),
-        Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
-        Box::new(Kahan::new(Prodigy::new(1.0))),
-        Box::new(MixedPrecision::new(DType::F32, Muon::new(0.1).with_fallback(AdamW::new(0.1)))),
+        Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, clipped())),
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
+        Optimiser::new(Kahan::new(Prodigy::new(1.0))),
+        Optimiser::new(MixedPrecision::new(DType::F32, Muon::new(0.1).with_fallback(AdamW::new(0.1)))),
     ]
 }
 
@@ -81,7 +81,7 @@ fn equal_gradients(world: World) -> Result<(), Error> {
 }
 
 /// What ranks say that have gradients and weights of their own.
-fn differing(world: &(impl Communicator + Clone + 'static), optimiser: Box<dyn Optimiser>) -> Vec<Said> {
+fn differing(world: &(impl Communicator + Clone + 'static), optimiser: Optimiser) -> Vec<Said> {
     let model = model(&parameters(DType::BF16));
     let mut state = Setup::over(world).build(optimiser, &model).expect("a state");
     let step = |call| {
@@ -185,7 +185,7 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
     let expected = steps(
         Setup::default(),
         Engine::Fused,
-        Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
         [DType::BF16; 2],
         3,
     );

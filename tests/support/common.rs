@@ -10,10 +10,10 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
     APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine,
-    Error, ErrorKind, Fallback, GaLore, Gradients, Isa, Kahan, Lion, LossScaler, MixedPrecision, Model,
-    Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Parameter, Q8, RMSProp, Rule, SOAP, Sam,
-    Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status, StochasticRounding, StoreAs, Update,
-    WeightDecay, rules, setup,
+    Error, ErrorKind, Fallback, GaLore, Gradients, IntoOptimiser, Isa, Kahan, Lion, LossScaler,
+    MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Parameter, Q8,
+    RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status,
+    StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
 };
 
 /// Gradients by path.
@@ -200,18 +200,18 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
 }
 
 /// [`rules_and_chains`] as optimisers, bare and inside `MixedPrecision`.
-pub fn optimisers() -> Vec<Box<dyn Optimiser>> {
-    let mut all: Vec<Box<dyn Optimiser>> = Vec::new();
+pub fn optimisers() -> Vec<Optimiser> {
+    let mut all: Vec<Optimiser> = Vec::new();
     for rule in rules_and_chains() {
-        all.push(Box::new(rule.clone()));
-        all.push(Box::new(MixedPrecision::new(DType::F32, rule.clone())));
-        all.push(Box::new(MixedPrecision::new(DType::F64, rule)));
+        all.push(Optimiser::new(rule.clone()));
+        all.push(Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())));
+        all.push(Optimiser::new(MixedPrecision::new(DType::F64, rule)));
     }
     all
 }
 
 /// [`optimisers`], and those that suit parameters of this dtype only.
-pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
+pub fn optimisers_for(parameter: DType) -> Vec<Optimiser> {
     let rules: [Box<dyn Rule>; 5] = [
         Box::new(AdamW::new(0.1)),
         Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
@@ -227,26 +227,26 @@ pub fn optimisers_for(parameter: DType) -> Vec<Box<dyn Optimiser>> {
     ];
     let mut all = optimisers();
     for rule in rules {
-        all.push(Box::new(StochasticRounding::new(7, rule.clone())));
+        all.push(Optimiser::new(StochasticRounding::new(7, rule.clone())));
         all.extend(rounding_to_nearest(parameter, rule));
     }
     all
 }
 
 /// A rule in every way to store parameters of this dtype that rounds each element alike, wherever it is.
-pub fn rounding_to_nearest(parameter: DType, rule: Box<dyn Rule>) -> Vec<Box<dyn Optimiser>> {
-    let mut all: Vec<Box<dyn Optimiser>> = vec![
-        Box::new(rule.clone()),
-        Box::new(MixedPrecision::new(DType::F32, rule.clone())),
-        Box::new(MixedPrecision::new(DType::F64, rule.clone())),
-        Box::new(Kahan::new(rule.clone())),
-        Box::new(Offload::new(rule.clone()).everywhere()),
-        Box::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()),
-        Box::new(Offload::new(Kahan::new(rule.clone())).everywhere()),
+pub fn rounding_to_nearest(parameter: DType, rule: Box<dyn Rule>) -> Vec<Optimiser> {
+    let mut all: Vec<Optimiser> = vec![
+        Optimiser::new(rule.clone()),
+        Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
+        Optimiser::new(MixedPrecision::new(DType::F64, rule.clone())),
+        Optimiser::new(Kahan::new(rule.clone())),
+        Optimiser::new(Offload::new(rule.clone()).everywhere()),
+        Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()),
+        Optimiser::new(Offload::new(Kahan::new(rule.clone())).everywhere()),
     ];
     if parameter != DType::F16 {
-        all.push(Box::new(SplitMaster::new(rule.clone())));
-        all.push(Box::new(SplitMaster::of_24_bits(rule)));
+        all.push(Optimiser::new(SplitMaster::new(rule.clone())));
+        all.push(Optimiser::new(SplitMaster::of_24_bits(rule)));
     }
     all
 }
@@ -269,7 +269,7 @@ pub fn good_steps(scaler: &LossScaler) -> u64 {
 /// The snapshots after each update of a fresh [`model`].
 pub fn trajectory(
     engine: Engine,
-    optimiser: impl Optimiser,
+    optimiser: impl IntoOptimiser,
     parameters: &[Tensor],
     grads: &[Grads],
 ) -> Vec<Snapshot> {

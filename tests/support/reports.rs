@@ -61,7 +61,7 @@ pub fn said(outcome: Outcome, model: &Vars, state: &StateTree) -> Said {
 pub fn steps(
     setup: Setup,
     engine: Engine,
-    optimiser: Box<dyn Optimiser>,
+    optimiser: Optimiser,
     dtypes: [DType; 2],
     calls: u64,
 ) -> Vec<Said> {

@@ -25,35 +25,41 @@ fn numbers(shape: &[usize], [factor, modulus, shift, divisor]: [i64; 4]) -> Tens
 }
 
 /// The optimisers by the names of the runs, with what torch does outside of an optimiser around some.
-pub fn optimisers() -> Vec<(&'static str, Box<dyn Optimiser>)> {
+pub fn optimisers() -> Vec<(&'static str, Optimiser)> {
     let adamw = AdamW { beta: (0.8, 0.95), lambda: 0.1, ..AdamW::new(0.01) };
     let adam = (ClipGlobalNorm::new(1e6), WeightDecay::new(0.05), Adam { epsilon: 1e-6, ..Adam::new(0.02) });
     let rmsprop = RMSProp { rho: 0.95, centred: true, ..RMSProp::new(1.0) };
     vec![
-        ("adamw", Box::new(OptimiserChain::new((ClipGlobalNorm::new(1e6), adamw)))),
-        ("adam", Box::new(OptimiserChain::new((OptimiserChain::new(adam), Ema::new(0.9))))),
-        ("amsgrad", Box::new(AMSGradW { lambda: 0.1, ..AMSGradW::new(0.01) })),
+        ("adamw", Optimiser::new(OptimiserChain::new((ClipGlobalNorm::new(1e6), adamw)))),
+        ("adam", Optimiser::new(OptimiserChain::new((OptimiserChain::new(adam), Ema::new(0.9))))),
+        ("amsgrad", Optimiser::new(AMSGradW { lambda: 0.1, ..AMSGradW::new(0.01) })),
         (
             "maximised",
-            Box::new(OptimiserChain::new((Scale::new(-1.0), AdamW { lambda: 0.1, ..AdamW::new(0.001) }))),
+            Optimiser::new(OptimiserChain::new((
+                Scale::new(-1.0),
+                AdamW { lambda: 0.1, ..AdamW::new(0.001) },
+            ))),
         ),
-        ("descent", Box::new(OptimiserChain::new((WeightDecay::new(0.01), Descent::new(0.05))))),
-        ("momentum", Box::new(OptimiserChain::new((WeightDecay::new(0.01), Momentum::new(0.01))))),
+        ("descent", Optimiser::new(OptimiserChain::new((WeightDecay::new(0.01), Descent::new(0.05))))),
+        ("momentum", Optimiser::new(OptimiserChain::new((WeightDecay::new(0.01), Momentum::new(0.01))))),
         (
             "nesterov",
-            Box::new(OptimiserChain::new((Nesterov { rho: 0.8, ..Nesterov::new(1.0) }, Descent::new(0.01)))),
+            Optimiser::new(OptimiserChain::new((
+                Nesterov { rho: 0.8, ..Nesterov::new(1.0) },
+                Descent::new(0.01),
+            ))),
         ),
-        ("rmsprop", Box::new(OptimiserChain::new((WeightDecay::new(0.01), RMSProp::new(0.01))))),
+        ("rmsprop", Optimiser::new(OptimiserChain::new((WeightDecay::new(0.01), RMSProp::new(0.01))))),
         (
             "rmsprop_momentum",
-            Box::new(OptimiserChain::new((
+            Optimiser::new(OptimiserChain::new((
                 rmsprop,
                 Momentum { rho: 0.5, ..Momentum::new(1.0) },
                 Descent::new(0.005),
             ))),
         ),
-        ("adagrad", Box::new(AdaGrad { epsilon: 1e-10, ..AdaGrad::new(0.1) })),
-        ("lion", Box::new(Lion { lambda: 0.1, ..Lion::new(0.004) })),
+        ("adagrad", Optimiser::new(AdaGrad { epsilon: 1e-10, ..AdaGrad::new(0.1) })),
+        ("lion", Optimiser::new(Lion { lambda: 0.1, ..Lion::new(0.004) })),
     ]
 }
 
@@ -103,13 +109,13 @@ fn step(state: &mut StateTree, model: &Model) -> Outcome {
 /// A run of the script's under a schedule of torch's.
 pub struct ScheduledRun {
     pub name: &'static str,
-    pub optimiser: Box<dyn Optimiser>,
+    pub optimiser: Optimiser,
     pub schedule: Schedule,
 }
 
 /// The runs under schedules. Of their two groups, what is below `fc` has the first rate.
 pub fn scheduled() -> Vec<ScheduledRun> {
-    let adamw = || Box::new(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
+    let adamw = || Optimiser::new(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
     let momentum = OptimiserChain::new((Momentum::new(1.0), Descent::new(0.01)));
     let halves = || Schedule::exponential(1.0, 0.5, 10).relative();
     vec![
@@ -121,7 +127,7 @@ pub fn scheduled() -> Vec<ScheduledRun> {
         },
         ScheduledRun {
             name: "momentum_lambda",
-            optimiser: Box::new(momentum),
+            optimiser: Optimiser::new(momentum),
             schedule: halves().field("1.eta"),
         },
     ]

@@ -32,7 +32,7 @@ use std::path::Path;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::DType;
-use optimisers::{Checkpoint, CheckpointFile, Optimiser, Outcome, StateTree, Warning, setup, update};
+use optimisers::{Checkpoint, CheckpointFile, IntoOptimiser, Outcome, StateTree, Warning, setup, update};
 
 use lend::lend;
 
@@ -73,7 +73,7 @@ impl ModuleOptimizer {
     ///
     /// # Errors
     /// If the module has no parameter that requires gradients, or one of a dtype that is no float.
-    pub fn new<M: Module>(optimiser: impl Optimiser + Clone, module: &M) -> Result<Self, Error> {
+    pub fn new<M: Module>(optimiser: impl IntoOptimiser + Clone, module: &M) -> Result<Self, Error> {
         let set_up = lend(&mut module.clone(), None, &HashSet::new(), |parameters, _| {
             if parameters.is_empty() { Ok(None) } else { setup(optimiser, &*parameters).map(Some) }
         });

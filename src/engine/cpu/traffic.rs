@@ -54,7 +54,7 @@ mod tests {
     const LENGTH: usize = 8192;
 
     /// The traffic of the second step on a parameter of this dtype, and the bytes of the state.
-    fn of_step<T: Copy>(optimiser: Box<dyn Optimiser>, one: T) -> (Traffic, usize)
+    fn of_step<T: Copy>(optimiser: Optimiser, one: T) -> (Traffic, usize)
     where
         for<'a> &'a mut Vec<T>: Into<MemoryMut<'a>>,
         for<'a> &'a Vec<T>: Into<MemoryRef<'a>>,
@@ -78,18 +78,18 @@ mod tests {
         let chain =
             || OptimiserChain::new((ClipGrad::new(1.0), WeightDecay::new(0.1), adamw(), Ema::new(0.99)));
         let clipped = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
-        let cases: Vec<(DType, Box<dyn Optimiser>, f64, usize)> = vec![
-            (F32, Box::new(adamw()), 12.0, 1),
-            (BF16, Box::new(MixedPrecision::new(F32, adamw())), 14.0, 1),
-            (BF16, Box::new(MixedPrecision::new(F32, q8())), 8.0625, 1),
-            (BF16, Box::new(SplitMaster::new(adamw())), 12.125, 1),
-            (BF16, Box::new(SplitMaster::of_24_bits(q8())), 5.0625, 1),
-            (BF16, Box::new(Kahan::new(adamw())), 12.0, 1),
-            (BF16, Box::new(StochasticRounding::new(0, adamw())), 10.0, 1),
-            (F32, Box::new(chain()), 16.0, 1),
+        let cases: Vec<(DType, Optimiser, f64, usize)> = vec![
+            (F32, Optimiser::new(adamw()), 12.0, 1),
+            (BF16, Optimiser::new(MixedPrecision::new(F32, adamw())), 14.0, 1),
+            (BF16, Optimiser::new(MixedPrecision::new(F32, q8())), 8.0625, 1),
+            (BF16, Optimiser::new(SplitMaster::new(adamw())), 12.125, 1),
+            (BF16, Optimiser::new(SplitMaster::of_24_bits(q8())), 5.0625, 1),
+            (BF16, Optimiser::new(Kahan::new(adamw())), 12.0, 1),
+            (BF16, Optimiser::new(StochasticRounding::new(0, adamw())), 10.0, 1),
+            (F32, Optimiser::new(chain()), 16.0, 1),
             // The norm of all gradients is there when all have been read once.
-            (F32, Box::new(clipped()), 12.0, 2),
-            (BF16, Box::new(MixedPrecision::new(F32, clipped())), 14.0, 2),
+            (F32, Optimiser::new(clipped()), 12.0, 2),
+            (BF16, Optimiser::new(MixedPrecision::new(F32, clipped())), 14.0, 2),
         ];
         for (dtype, optimiser, bytes, passes) in cases {
             let name = optimiser.name();

@@ -10,7 +10,7 @@ use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::Held;
 use crate::ranks::{Agreement, Aspect, Call};
-use crate::rule::Description;
+use crate::rule::OptimiserRecord;
 use crate::rule::field::Number;
 use crate::tree::{Leaf, StateTree};
 
@@ -122,7 +122,7 @@ fn aspects(
         .push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
     for ((path, leaf), optimiser) in record.leaves.iter().zip(optimisers) {
         aspects.push(Aspect::new("a parameter", format!("{path:?}")));
-        let words = record.optimisers.get(*optimiser).map(Description::words);
+        let words = record.optimisers.get(*optimiser).map(OptimiserRecord::words);
         aspects.push(Aspect::of_words(format!("the optimiser of {path:?}"), words.unwrap_or_default()));
         aspects.push(Aspect::new(format!("the state of {path:?}"), text(leaf)?));
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::Description;
+use crate::rule::OptimiserRecord;
 use crate::rule::field::Number;
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
@@ -65,7 +65,7 @@ pub(crate) struct Record {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) bytes: BTreeSet<String>,
     /// The different optimisers of the leaves.
-    pub(super) optimisers: Vec<Description>,
+    pub(super) optimisers: Vec<OptimiserRecord>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
     /// The paths of the variables of the model, if it was saved along.
     pub(super) model: Option<Vec<String>>,
@@ -163,7 +163,7 @@ impl Record {
         for leaf in state.leaves() {
             // Leaves that share an optimiser share its description.
             let place = *places.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
-                optimisers.push(Description::of(&mut *dyn_clone::clone_box(&*leaf.optimiser)));
+                optimisers.push(leaf.optimiser.description().record());
                 optimisers.len() - 1
             });
             leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, &mut schedules));

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::defaults::{DefaultTaken, FieldMatch, OtherFields, Restored, matched};
+use super::defaults::{Restored, other_names, saved_values};
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, Record, ScheduleRecord, bytes_name, damaged};
 use super::saved::entry_name;
@@ -14,9 +14,8 @@ use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::numbers::{Code, DType, ranges};
-use crate::rule::field::{Literal, Number};
-use crate::rule::{Description, Optimiser, StateTensor};
-use crate::rule::{Difference, Extent, difference};
+use crate::rule::field::Number;
+use crate::rule::{Adjust, Difference, Extent, Optimiser, OptimiserRecord, StateTensor, difference};
 use crate::tree::{Drives, GivenSchedule, Leaf, ScheduleResolver, StateTree, check_one_rate, give_to_all};
 
 /// The largest count that is accepted: nobody makes as many calls, and larger counts could overflow.
@@ -46,7 +45,7 @@ pub(super) struct EntryPart {
 
 /// The values that a leaf takes over.
 pub(super) struct LeafRestoration {
-    pub(super) optimiser: Arc<dyn Optimiser>,
+    pub(super) optimiser: Arc<Optimiser>,
     /// The source of each state tensor, in their order.
     pub(super) tensors: Vec<EntryPart>,
     pub(super) counters: Vec<u64>,
@@ -62,7 +61,7 @@ pub(super) struct LeafRestoration {
 #[derive(Default)]
 struct Optimisers {
     /// By the optimiser of the state and the index in the file, so that leaves that share one still do.
-    known: HashMap<(*const (), usize), Arc<dyn Optimiser>>,
+    known: HashMap<(*const (), usize), Arc<Optimiser>>,
     resolver: ScheduleResolver,
     restored: Restored,
 }
@@ -232,11 +231,11 @@ impl CheckpointFile {
     fn check_optimiser(
         &self,
         leaf: &Leaf,
-        saved: &Description,
+        saved: &OptimiserRecord,
         restored: &mut Restored,
-    ) -> Result<Arc<dyn Optimiser>> {
-        let (path, mut optimiser) = (leaf.path(), dyn_clone::clone_box(leaf.optimiser()));
-        let own = Description::of(&mut *optimiser);
+    ) -> Result<Arc<Optimiser>> {
+        let (path, mut optimiser) = (leaf.path(), leaf.optimiser().clone());
+        let own = optimiser.description().record();
         let is_convertible = own.storage().is_convertible() && saved.storage().is_convertible();
         let is_convertible = is_convertible && own.rule().difference(saved.rule()).is_none();
         let difference = own.difference(saved);
@@ -251,37 +250,13 @@ impl CheckpointFile {
             let other = Error::new(ErrorKind::OtherRule, problem).with_got(saved).with_expected(own);
             return Err(other.with_remedy(remedy).at(path));
         }
-        let fields = match difference {
-            None => matched(&mut *optimiser, saved),
-            Some(_) => matched(&mut *dyn_clone::clone_box(optimiser.rule()), saved.rule()),
-        };
-        let fields = fields.map_err(|OtherFields { own, saved }| {
-            let names = own.fields.iter().map(|field| field.name.to_string()).collect();
-            other_names(path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names)
-        })?;
-        let mut values = Vec::with_capacity(fields.len());
-        for FieldMatch { rule, field, default, saved: literal } in fields {
-            let Some(literal) = literal else {
-                values.push(default);
-                restored.defaults.push(DefaultTaken {
-                    path: path.to_string(),
-                    rule,
-                    field: field.to_string(),
-                    value: default,
-                });
-                continue;
-            };
-            values.push(literal.read(default).ok_or_else(|| {
-                let got =
-                    if let Literal::Text(text) = literal { format!("{text:?}") } else { literal.to_string() };
-                let other =
-                    Error::new(ErrorKind::File, format!("the file's {rule}: {field} is")).with_got(got);
-                other.with_expected(default.expected()).at(path)
-            })?);
-        }
+        let values = match difference {
+            None => saved_values(path, optimiser.description(), saved, restored),
+            Some(_) => saved_values(path, optimiser.description().rule(), saved.rule(), restored),
+        }?;
         let checked = optimiser.set_fields(&values).and_then(|()| optimiser.check());
         checked.map_err(|error| error.at(path))?;
-        Ok(Arc::from(optimiser))
+        Ok(Arc::new(optimiser))
     }
 
     /// The source of each of the leaf's tensors, checked.
@@ -289,7 +264,7 @@ impl CheckpointFile {
         &self,
         leaf: &Leaf,
         record: &LeafRecord,
-        saved: &Description,
+        saved: &OptimiserRecord,
         with_model: bool,
     ) -> Result<Vec<EntryPart>> {
         let path = leaf.path();
@@ -543,29 +518,10 @@ fn not_finite(entry: &str, value: f64, element: usize) -> Error {
 /// Refuses a file without the expected names, in their order.
 fn same_names<'n>(
     path: &str,
-    saved: &Description,
+    saved: &OptimiserRecord,
     what: &'static str,
     found: impl Iterator<Item = &'n String> + Clone,
     expected: Vec<String>,
 ) -> Result<()> {
     if found.clone().eq(&expected) { Ok(()) } else { Err(other_names(path, saved, what, found, expected)) }
-}
-
-fn other_names<'n>(
-    path: &str,
-    saved: &Description,
-    what: &'static str,
-    found: impl Iterator<Item = &'n String>,
-    expected: Vec<String>,
-) -> Error {
-    // Enough names to show the difference.
-    let found: Vec<&String> = found.take(expected.len() + 20).collect();
-    Error::new(
-        ErrorKind::OtherRule,
-        format!("the file is of another version of the rule: its {saved} has the {what}"),
-    )
-    .with_got(format_args!("{found:?}"))
-    .with_expected(format_args!("{expected:?}"))
-    .with_remedy("read it with the version that it was written by")
-    .at(path)
 }

@@ -76,7 +76,7 @@ fn choice(pattern: String, optimiser: &Data) -> Data {
 fn groups(state: &StateTree) -> Result<Vec<PathGroup<'_>>> {
     let mut groups: Vec<PathGroup<'_>> = Vec::new();
     for leaf in state.leaves() {
-        let optimiser = written_optimiser(leaf.optimiser())?;
+        let optimiser = written_optimiser(leaf.optimiser().description())?;
         let paths = leaf.paths().collect();
         match groups.iter_mut().find(|group| group.optimiser == optimiser) {
             Some(group) => group.parameters.push(paths),

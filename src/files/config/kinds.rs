@@ -9,7 +9,9 @@ use super::form::{FALLBACK, INNER, MEMBERS, Named, OptimiserForm, PartForm};
 use super::place::Place;
 use super::written::{example, keys};
 use crate::error::{Error, Result};
-use crate::rule::{Description, Elementwise, Optimiser, Rule, Setting, SlotFormat};
+use crate::rule::{
+    Adjust, Elementwise, IntoOptimiser, Optimiser, OptimiserRecord, Rule, Setting, SlotFormat,
+};
 use crate::rules::{Adam, AdamW, Lion, NAdam, catalogue};
 use crate::stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding};
 use crate::wrappers::{Cautious, DecoupledDecay, Fallback, StoreAs};
@@ -31,7 +33,7 @@ const FORMATS: [SlotFormat; 5] = [
 /// A kind of optimiser with one setting: how it is made, and an example.
 #[derive(Clone)]
 pub(super) struct OptimiserKind {
-    pub(super) example: Description,
+    pub(super) example: OptimiserRecord,
     /// The settings that every optimiser of this kind has.
     pub(super) fixed: Vec<(String, Setting)>,
     /// The fields that have no defaults.
@@ -44,48 +46,50 @@ pub(super) enum Make {
     /// A copy of this rule, whose type fixes the type of the rule inside, if there is one.
     Copy(Box<dyn Rule>),
     /// A rule, made of others.
-    Rule(Arc<Maker<dyn Rule>>),
+    Rule(Arc<Maker<Box<dyn Rule>>>),
     /// An optimiser that is not a rule, and where it belongs.
-    Optimiser(Arc<Maker<dyn Optimiser>>, &'static str),
+    Optimiser(Arc<Maker<Optimiser>>, &'static str),
 }
 
-type Maker<O> = dyn Fn(&OptimiserTable<'_>) -> Result<Box<O>> + Send + Sync;
+type Maker<O> = dyn Fn(&OptimiserTable<'_>) -> Result<O> + Send + Sync;
 
 impl OptimiserKind {
-    fn new(example: Description, make: Make) -> Self {
+    fn new(example: &impl Adjust, make: Make) -> Self {
+        let example = example.description().record();
         OptimiserKind { fixed: example.settings.clone(), example, needed: &[], make }
     }
 
     /// A kind of copies of a rule.
     pub(super) fn of_copies(rule: Box<dyn Rule>) -> Self {
-        OptimiserKind::new(Description::of(&mut rule.clone()), Make::Copy(rule))
+        OptimiserKind::new(&rule.clone(), Make::Copy(rule))
     }
 
     /// A kind of rules around another.
     pub(super) fn of_wrappers<R: Rule>(make: impl Fn(Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
-        let example = Description::of(&mut make(any_rule()));
-        OptimiserKind::new(example, Make::Rule(Arc::new(move |given| Ok(Box::new(make(given.rule(INNER)?))))))
+        let example = make(any_rule());
+        OptimiserKind::new(
+            &example,
+            Make::Rule(Arc::new(move |given| Ok(Box::new(make(given.rule(INNER)?))))),
+        )
     }
 
     /// A kind of rules that hold two others.
     pub(super) fn of_pairs<R: Rule>(
         make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
     ) -> Self {
-        let example = Description::of(&mut make(any_rule(), any_rule()));
+        let example = make(any_rule(), any_rule());
         let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Rule>> {
             let [first, second] = given.pair()?;
             Ok(Box::new(make(first, second)))
         };
-        OptimiserKind::new(example, Make::Rule(Arc::new(make)))
+        OptimiserKind::new(&example, Make::Rule(Arc::new(make)))
     }
 
     /// A kind of stores.
-    fn of_stores<O: Optimiser>(make: impl Fn(Box<dyn Rule>) -> O + Send + Sync + 'static) -> Self {
-        let example = Description::of(&mut make(any_rule()));
-        let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Optimiser>> {
-            Ok(Box::new(make(given.rule(INNER)?)))
-        };
-        OptimiserKind::new(example, Make::Optimiser(Arc::new(make), AROUND))
+    fn of_stores<O: IntoOptimiser>(make: impl Fn(Box<dyn Rule>) -> O + Send + Sync + 'static) -> Self {
+        let example = make(any_rule()).into_optimiser();
+        let make = move |given: &OptimiserTable<'_>| Ok(make(given.rule(INNER)?).into_optimiser());
+        OptimiserKind::new(&example, Make::Optimiser(Arc::new(make), AROUND))
     }
 
     fn needing(self, needed: &'static [&'static str]) -> Self {
@@ -132,7 +136,7 @@ impl OptimiserKind {
     /// Whether the rules inside of its optimisers are those that are given.
     pub(super) fn is_around_rules_of(&self, named: &Named) -> bool {
         let (examples, given) = (self.example.spine(), named.spine());
-        let is_same = |(example, given): (&&Description, &&Named)| {
+        let is_same = |(example, given): (&&OptimiserRecord, &&Named)| {
             example.kind == *given.name && are_settings_of(&example.settings, |_| true, given)
         };
         examples.len() <= given.len() && examples[1..].iter().zip(&given[1..]).all(is_same)
@@ -159,7 +163,7 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
     );
     all.extend([
         OptimiserKind::new(
-            Description::of(&mut None::<Box<dyn Rule>>),
+            &None::<Box<dyn Rule>>,
             Make::Rule(Arc::new(|_| Ok(Box::new(None::<Box<dyn Rule>>)))),
         ),
         OptimiserKind::of_wrappers(|inner| DecoupledDecay::new(0.1, inner)).needing(&["decay_lambda"]),
@@ -174,14 +178,14 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
         OptimiserKind {
             fixed: Vec::new(),
             ..OptimiserKind::new(
-                Description::of(&mut StoreAs::all(SlotFormat::Q8, any_rule())),
+                &StoreAs::all(SlotFormat::Q8, any_rule()),
                 Make::Rule(Arc::new(|given| Ok(Box::new(given.store_as()?)))),
             )
         },
         OptimiserKind {
             fixed: Vec::new(),
             ..OptimiserKind::new(
-                Description::of(&mut Fallback::new(any_rule(), any_rule()).except(["embedding*"])),
+                &Fallback::new(any_rule(), any_rule()).except(["embedding*"]),
                 Make::Rule(Arc::new(|given| {
                     Ok(Box::new(
                         Fallback::new(given.rule(INNER)?, given.rule(FALLBACK)?).except(given.except()?),
@@ -190,8 +194,11 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
             )
         },
         OptimiserKind::new(
-            Description::of(&mut Offload::new(any_rule())),
-            Make::Optimiser(Arc::new(|given| Ok(Box::new(Offload::new(given.optimiser()?)))), OUTERMOST),
+            &Offload::new(any_rule()),
+            Make::Optimiser(
+                Arc::new(|given| Ok(Offload::new(given.optimiser()?).into_optimiser())),
+                OUTERMOST,
+            ),
         ),
     ]);
     all
@@ -209,18 +216,18 @@ fn cautious<R: Elementwise + Default>() -> [OptimiserKind; 2] {
 }
 
 /// The error that something is missing.
-pub(super) fn incomplete(named: &Named, known: &Description) -> Error {
+pub(super) fn incomplete(named: &Named, known: &OptimiserRecord) -> Error {
     named.inside().expected(format!("a table such as {}", example(known)), &Data::Table(named.table()))
 }
 
 /// The table of an optimiser that is to be made.
 pub(super) struct OptimiserTable<'t> {
     pub(super) named: &'t Named,
-    pub(super) example: &'t Description,
+    pub(super) example: &'t OptimiserRecord,
     /// Makes a rule inside.
     pub(super) rule: &'t dyn Fn(&OptimiserForm) -> Result<Box<dyn Rule>>,
     /// Makes an optimiser inside.
-    pub(super) optimiser: &'t dyn Fn(&OptimiserForm) -> Result<Box<dyn Optimiser>>,
+    pub(super) optimiser: &'t dyn Fn(&OptimiserForm) -> Result<Optimiser>,
 }
 
 impl OptimiserTable<'_> {
@@ -243,7 +250,7 @@ impl OptimiserTable<'_> {
     }
 
     /// The optimiser inside.
-    fn optimiser(&self) -> Result<Box<dyn Optimiser>> {
+    fn optimiser(&self) -> Result<Optimiser> {
         match self.named.part(INNER) {
             Some(PartForm::One(form)) => (self.optimiser)(form),
             _ => Err(self.incomplete()),

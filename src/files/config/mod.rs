@@ -208,7 +208,7 @@ pub use registry::Registry;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::rule::Optimiser;
+use crate::rule::{Adjust, Optimiser};
 use crate::tree::StateTree;
 use by_path::by_path;
 use data::Data;
@@ -267,8 +267,8 @@ impl OptimiserConfig {
     /// assert_eq!(text, format!(r#"[{{"ClipGrad":{{"delta":1.0}}}},{{"DecoupledDecay":{decay}{lion}}}}}]"#));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn of(optimiser: &dyn Optimiser) -> Result<Self> {
-        Self::of_data(written_optimiser(optimiser)?)
+    pub fn of(optimiser: &(impl Adjust + ?Sized)) -> Result<Self> {
+        Self::of_data(written_optimiser(&optimiser.description())?)
     }
 
     /// The own optimisers of the leaves of a state, with their hyper-parameters.
@@ -333,7 +333,7 @@ impl OptimiserConfig {
     /// assert_eq!(optimiser.field("eta"), Some(FieldValue::Real(0.01)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn optimiser(&self) -> Result<Box<dyn Optimiser>> {
+    pub fn optimiser(&self) -> Result<Optimiser> {
         Registry::default().optimiser(self)
     }
 

@@ -13,7 +13,7 @@ use super::place::Place;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::rule::field::FieldValue;
-use crate::rule::{Adjust, Describe, Description, MemberDescription, Optimiser, Rule};
+use crate::rule::{Adjust, Optimiser, OptimiserRecord, Rule};
 use crate::step::setup::{Setup, setup, variables};
 use crate::tree::StateTree;
 use crate::wrappers::OptimiserChain;
@@ -182,7 +182,7 @@ impl Registry {
     ///
     /// # Errors
     /// As there.
-    pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Box<dyn Optimiser>> {
+    pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Optimiser> {
         match &config.form {
             Form::Single(form) => self.build(form),
             Form::ByPath(_) => {
@@ -202,10 +202,10 @@ impl Registry {
             Form::Single(form) => return setup(self.build(form)?, model),
             Form::ByPath(choices) => choices,
         };
-        let mut optimisers: Vec<Option<Arc<dyn Optimiser>>> = Vec::new();
+        let mut optimisers: Vec<Option<Arc<Optimiser>>> = Vec::new();
         for choice in choices {
             optimisers
-                .push(choice.optimiser.as_ref().map(|form| self.build(form)).transpose()?.map(Arc::from));
+                .push(choice.optimiser.as_ref().map(|form| self.build(form)).transpose()?.map(Arc::new));
         }
         let variables = variables(model)?;
         let chosen = choose(choices, &variables)?;
@@ -216,14 +216,14 @@ impl Registry {
         Setup::default().assemble(Ok(choices.collect()))
     }
 
-    fn build(&self, form: &OptimiserForm) -> Result<Box<dyn Optimiser>> {
+    fn build(&self, form: &OptimiserForm) -> Result<Optimiser> {
         if let OptimiserForm::Named(named) = form {
             let kind = self.kind(named)?;
             if let Make::Optimiser(make, _) = &kind.make {
                 return self.with_table(named, kind, |table| filled(make(table)?, &[named]));
             }
         }
-        Ok(Box::new(self.rule(form)?))
+        Ok(Optimiser::new(self.rule(form)?))
     }
 
     fn rule(&self, form: &OptimiserForm) -> Result<Box<dyn Rule>> {
@@ -301,7 +301,7 @@ fn other_settings(of_name: &[&OptimiserKind], named: &Named) -> Error {
 /// The error that no kind has this rule inside.
 fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
     let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());
-    let known: Vec<String> = known.map(Description::to_string).collect();
+    let known: Vec<String> = known.map(OptimiserRecord::to_string).collect();
     let got = named.part(INNER).map_or(Data::Nothing, PartForm::write);
     let expected =
         format!("{} (or a rule that `Registry::with` was given in {})", known.join(", "), named.name);
@@ -309,11 +309,12 @@ fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
 }
 
 /// The optimiser with the fields that a configuration gives it and the named rules inside.
-fn filled<O: Describe + Clone>(mut optimiser: O, spine: &[&Named]) -> Result<O> {
-    let members = MemberDescription::all(&mut optimiser);
+fn filled<O: Adjust + Clone>(optimiser: O, spine: &[&Named]) -> Result<O> {
+    let description = optimiser.description();
+    let members = description.all();
     let (mut before, mut values, mut given) = (Vec::new(), Vec::new(), Vec::new());
     for (member, named) in members.iter().zip(spine) {
-        for field in &member.fields {
+        for field in &member.rule.fields {
             let value = match named.value(field.name) {
                 None => field.value,
                 Some(data) => {

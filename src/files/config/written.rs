@@ -4,7 +4,7 @@ use super::data::{Data, Entries};
 use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Literal, Number};
-use crate::rule::{Description, Optimiser, Setting};
+use crate::rule::{Description, OptimiserRecord, Setting};
 
 /// The kind of chains, which are lists.
 const CHAIN: &str = "OptimiserChain";
@@ -13,9 +13,9 @@ const CHAIN: &str = "OptimiserChain";
 const CHOICE: &str = "Fallback";
 
 /// [`written`] for an optimiser that was built in code.
-pub(super) fn written_optimiser(optimiser: &dyn Optimiser) -> Result<Data> {
-    let description = Description::of(&mut *dyn_clone::clone_box(optimiser));
-    if description.storage().everywhere {
+pub(super) fn written_optimiser(optimiser: &Description) -> Result<Data> {
+    let record = optimiser.record();
+    if record.storage().everywhere {
         let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is \
                       built of that";
         return Err(Error::new(
@@ -24,37 +24,37 @@ pub(super) fn written_optimiser(optimiser: &dyn Optimiser) -> Result<Data> {
         )
         .with_remedy(remedy));
     }
-    Ok(written(&description))
+    Ok(written(&record))
 }
 
 /// The optimiser with all its values, except switches that are off and empty lists.
-pub(super) fn written(description: &Description) -> Data {
-    let inner = description.inner.as_deref();
-    match (&*description.kind, inner) {
-        (CHAIN, _) => Data::List(description.members.iter().map(written).collect()),
+pub(super) fn written(record: &OptimiserRecord) -> Data {
+    let inner = record.inner.as_deref();
+    match (&*record.kind, inner) {
+        (CHAIN, _) => Data::List(record.members.iter().map(written).collect()),
         (OFFLOAD, Some(inner)) => Data::table([(OFFLOAD, written(inner))]),
         (kind, _) => {
-            let table = entries(description, written);
+            let table = entries(record, written);
             if table.is_empty() { Data::Text(kind.into()) } else { Data::table([(kind, Data::Table(table))]) }
         }
     }
 }
 
 /// The table under its name, with only the names of the rules inside.
-pub(super) fn example(description: &Description) -> Data {
-    Data::Table(entries(description, |part| Data::Text(part.kind.as_str().into())))
+pub(super) fn example(record: &OptimiserRecord) -> Data {
+    Data::Table(entries(record, |part| Data::Text(part.kind.as_str().into())))
 }
 
-fn entries(description: &Description, part: impl Fn(&Description) -> Data) -> Entries {
+fn entries(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> Data) -> Entries {
     let is_said = |setting: &Setting| match setting {
         Setting::Flag(is_on) => *is_on,
         Setting::Texts(texts) => !texts.is_empty(),
         _ => true,
     };
-    let settings = description.settings.iter().filter(|(_, setting)| is_said(setting));
+    let settings = record.settings.iter().filter(|(_, setting)| is_said(setting));
     let settings = settings.map(|(name, setting)| (name.as_str().into(), Data::from(setting)));
-    let fields = description.fields.iter().map(|(name, value)| (name.as_str().into(), Data::from(value)));
-    let parts = parts(description).into_iter().map(|(key, held)| match held {
+    let fields = record.fields.iter().map(|(name, value)| (name.as_str().into(), Data::from(value)));
+    let parts = parts(record).into_iter().map(|(key, held)| match held {
         HeldRules::One(held) => (key.into(), part(held)),
         HeldRules::Several(held) => (key.into(), Data::List(held.iter().map(&part).collect())),
     });
@@ -63,29 +63,26 @@ fn entries(description: &Description, part: impl Fn(&Description) -> Data) -> En
 
 /// Rules that stand under one key.
 enum HeldRules<'d> {
-    One(&'d Description),
-    Several(&'d [Description]),
+    One(&'d OptimiserRecord),
+    Several(&'d [OptimiserRecord]),
 }
 
 /// The rules that a rule holds, by key.
-fn parts(description: &Description) -> Vec<(&'static str, HeldRules<'_>)> {
+fn parts(record: &OptimiserRecord) -> Vec<(&'static str, HeldRules<'_>)> {
     use HeldRules::{One, Several};
-    let members = match &description.members[..] {
+    let members = match &record.members[..] {
         [] => vec![],
-        [rule, other] if description.kind == CHOICE => vec![(INNER, One(rule)), (FALLBACK, One(other))],
+        [rule, other] if record.kind == CHOICE => vec![(INNER, One(rule)), (FALLBACK, One(other))],
         members => vec![(MEMBERS, Several(members))],
     };
-    description.inner.as_deref().map(|inner| (INNER, One(inner))).into_iter().chain(members).collect()
+    record.inner.as_deref().map(|inner| (INNER, One(inner))).into_iter().chain(members).collect()
 }
 
 /// The keys of the table under its name.
-pub(super) fn keys(description: &Description) -> Vec<String> {
-    let values = description
-        .settings
-        .iter()
-        .map(|(name, _)| name)
-        .chain(description.fields.iter().map(|(name, _)| name));
-    let parts = parts(description).into_iter().map(|(key, _)| key.to_string());
+pub(super) fn keys(record: &OptimiserRecord) -> Vec<String> {
+    let values =
+        record.settings.iter().map(|(name, _)| name).chain(record.fields.iter().map(|(name, _)| name));
+    let parts = parts(record).into_iter().map(|(key, _)| key.to_string());
     values.cloned().chain(parts).collect()
 }
 

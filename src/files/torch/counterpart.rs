@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Field, FieldValue};
-use crate::rule::{MemberDescription, RATE, Setting, has_alternatives, reached};
+use crate::rule::{MemberDescription, RATE, Setting};
 use crate::tree::Leaf;
 use crate::tree::schedule::Schedule;
 
@@ -157,17 +157,18 @@ fn definition(rule: &str) -> Option<Definition> {
 
 /// The member with the state, and the member behind it with the velocity of torch's RMSprop.
 struct FoundRule<'m> {
-    members: &'m [MemberDescription],
+    members: &'m [MemberDescription<'m>],
     own: usize,
     velocity: Option<usize>,
 }
 
 impl<'m> FoundRule<'m> {
-    fn of(leaf: &Leaf, members: &'m [MemberDescription]) -> Result<Self> {
-        let known = |i: &usize| definition(members[*i].kind).is_some();
-        let places = |name: &str| (0..members.len()).filter(|i| members[*i].kind == name).collect::<Vec<_>>();
+    fn of(leaf: &Leaf, members: &'m [MemberDescription<'m>]) -> Result<Self> {
+        let known = |i: &usize| definition(members[*i].rule.kind).is_some();
+        let places =
+            |name: &str| (0..members.len()).filter(|i| members[*i].rule.kind == name).collect::<Vec<_>>();
         let mut with_state: Vec<usize> =
-            (0..members.len()).filter(known).filter(|i| members[*i].kind != "Descent").collect();
+            (0..members.len()).filter(known).filter(|i| members[*i].rule.kind != "Descent").collect();
         let mut velocity = None;
         if let ([mean], [momentum]) = (&places("RMSProp")[..], &places("Momentum")[..])
             && mean < momentum
@@ -181,7 +182,7 @@ impl<'m> FoundRule<'m> {
         match with_state[..] {
             [own] => Ok(FoundRule { members, own, velocity }),
             _ => {
-                let names: Vec<&str> = with_state.iter().map(|i| members[*i].kind).collect();
+                let names: Vec<&str> = with_state.iter().map(|i| members[*i].rule.kind).collect();
                 let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
                 let problem =
                     format!("of the rules that torch has a counterpart of, {} has", leaf.optimiser().name());
@@ -193,7 +194,7 @@ impl<'m> FoundRule<'m> {
         }
     }
 
-    fn own(&self) -> &'m MemberDescription {
+    fn own(&self) -> &'m MemberDescription<'m> {
         &self.members[self.own]
     }
 
@@ -202,7 +203,7 @@ impl<'m> FoundRule<'m> {
     fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
         let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
         for (i, member) in self.members.iter().enumerate().skip(self.own) {
-            let field = match member.kind {
+            let field = match member.rule.kind {
                 "Descent" => RATE,
                 "Scale" => "alpha",
                 _ if i == self.own || Some(i) == self.velocity => RATE,
@@ -223,7 +224,7 @@ impl<'m> FoundRule<'m> {
     fn decay(&self, path: &str) -> Result<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
-            let (kind, field) = match member.kind {
+            let (kind, field) = match member.rule.kind {
                 "WeightDecay" if i > self.own => {
                     return Err(unrepresentable(path, "a WeightDecay behind the rule"));
                 }
@@ -252,14 +253,14 @@ impl<'m> FoundRule<'m> {
 
     /// Whether the gradient gets the opposite sign.
     fn maximises(&self) -> bool {
-        let before = self.members[..self.own].iter().filter(|member| member.kind == "Scale");
+        let before = self.members[..self.own].iter().filter(|member| member.rule.kind == "Scale");
         before.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
     }
 }
 
-impl MemberDescription {
+impl MemberDescription<'_> {
     fn value(&self, field: &str) -> Option<FieldValue> {
-        self.fields.iter().find_map(|known| (known.name == field).then_some(known.value))
+        self.rule.fields.iter().find_map(|known| (known.name == field).then_some(known.value))
     }
 
     fn real(&self, field: &str) -> Option<f64> {
@@ -278,22 +279,23 @@ pub(super) fn unrepresentable(path: &str, what: impl Display) -> Error {
 impl Counterpart {
     pub(super) fn of(leaf: &Leaf) -> Result<Self> {
         let path = leaf.path();
-        let mut described = dyn_clone::clone_box(leaf.acting());
-        if has_alternatives(&mut *described) {
+        let description = leaf.acting().description();
+        if description.has_alternatives() {
             return Err(unrepresentable(path, "rules of which one acts at a time"));
         }
-        let mut members = MemberDescription::all(&mut *described);
+        let mut members = description.all();
         if members.iter().any(|member| {
-            member.kind == "DecoupledDecay" && member.settings.contains(&("cautious", Setting::Flag(true)))
+            member.rule.kind == "DecoupledDecay"
+                && member.rule.settings.contains(&("cautious", Setting::Flag(true)))
         }) {
             return Err(unrepresentable(path, "a cautious weight decay"));
         }
-        members.retain(|member| !member.fields.is_empty());
+        members.retain(|member| !member.rule.fields.is_empty());
         let found = FoundRule::of(leaf, &members)?;
         let own = found.own();
-        let definition = definition(own.kind).ok_or_else(|| unrepresentable(path, own.kind))?;
+        let definition = definition(own.rule.kind).ok_or_else(|| unrepresentable(path, own.rule.kind))?;
         let schedule = |place: &str| {
-            let (field, _) = reached(leaf.optimiser(), place).first().copied()?;
+            let field = leaf.optimiser().description().reached(place).first()?.index;
             leaf.drives.as_ref()?.of_field(field)
         };
         let setting = |key, value: FieldValue, place: Option<String>| {

@@ -1,7 +1,37 @@
 //! What callers ask of a rule: its hyper-parameters by name.
 
+use std::borrow::Cow;
+
+use super::rates::RATE;
+use super::{Description, FieldValues};
 use crate::error::Result;
 use crate::rule::field::FieldValue;
+
+/// What can be read, checked and written by what it says of itself: a rule, a store or an optimiser.
+///
+/// Not exported, so that programs describe a rule by [`Describe`](crate::Describe) and get this from that.
+pub trait Described {
+    /// What it says of itself.
+    fn description(&self) -> Cow<'_, Description>;
+
+    /// Sets the fields with these indices in [`Adjust::fields`] to values of their types.
+    fn write(&mut self, values: &[(usize, FieldValue)]);
+
+    /// See [`Adjust::check`].
+    fn check_described(&self) -> Result<()>;
+
+    /// The same without its type, so that code for all types is compiled once.
+    fn as_described(&mut self) -> &mut dyn Described;
+}
+
+/// Sets these fields, and returns whether there are any.
+fn write_to(described: &mut dyn Described, values: Result<FieldValues>) -> Result<bool> {
+    let values = values?;
+    described.write(&values);
+    Ok(!values.is_empty())
+}
+
+impl<D: Described + ?Sized> Adjust for D {}
 
 /// Hyper-parameters by name.
 ///
@@ -28,16 +58,22 @@ use crate::rule::field::FieldValue;
 /// assert_eq!(error.expected(), Some("one of: delta, eta, beta, epsilon"));
 /// # Ok::<(), optimisers::Error>(())
 /// ```
-pub trait Adjust {
+pub trait Adjust: Described {
     /// The rule's name, for errors and listings: its kind, and what it holds in brackets.
-    fn name(&self) -> String;
+    fn name(&self) -> String {
+        self.description().name()
+    }
 
     /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
-    fn fields(&self) -> Vec<(&'static str, FieldValue)>;
+    fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.description().named_values()
+    }
 
     /// The names that address one field each, in the order of [`fields`](Adjust::fields): place and name, as
     /// in `1.eta`. The place of a rule that is no member of a chain is empty.
-    fn places(&self) -> Vec<String>;
+    fn places(&self) -> Vec<String> {
+        self.description().places()
+    }
 
     /// Sets every field of that name, and says whether there was one.
     ///
@@ -47,20 +83,28 @@ pub trait Adjust {
     /// # Errors
     /// If the value is of the wrong type, or the field decides the layout of the state; if no value of the
     /// last learning rate [makes the product](crate::ErrorKind::Argument) right.
-    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool>;
+    fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
+        let values = self.description().values_for(field, value);
+        write_to(self.as_described(), values)
+    }
 
     /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of
     /// this kind. Ranges are not checked here.
     ///
     /// # Errors
     /// If a value is of the wrong type.
-    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()>;
+    fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
+        let values = self.description().all_set(values);
+        write_to(self.as_described(), values).map(drop)
+    }
 
     /// Checks every hyper-parameter against its range.
     ///
     /// # Errors
     /// For the first that is outside of it.
-    fn check(&self) -> Result<()>;
+    fn check(&self) -> Result<()> {
+        self.check_described()
+    }
 
     /// The hyper-parameter of that name: of several the first, of learning rates the product.
     ///
@@ -76,7 +120,9 @@ pub trait Adjust {
     /// assert_eq!(chain.field("1.1.eta"), Some(FieldValue::Real(0.25)));
     /// assert_eq!(chain.field("eta"), Some(FieldValue::Real(0.125)));
     /// ```
-    fn field(&self, name: &str) -> Option<FieldValue>;
+    fn field(&self, name: &str) -> Option<FieldValue> {
+        self.description().field(name)
+    }
 
     /// Sets the learning rate `eta`.
     ///
@@ -101,7 +147,10 @@ pub trait Adjust {
     /// As [`Adjust::adjust_field`].
     fn adjust(&mut self, eta: f64) -> Result<()>
     where
-        Self: Clone;
+        Self: Clone,
+    {
+        self.adjust_field(RATE, eta)
+    }
 
     /// Sets every field of that name, in all members or at the place before the name.
     ///
@@ -113,7 +162,10 @@ pub trait Adjust {
     /// right. Nothing changes then.
     fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
     where
-        Self: Clone;
+        Self: Clone,
+    {
+        self.adjust_fields([(field, value.into())])
+    }
 
     /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that
     /// only fit together can be changed together.
@@ -122,5 +174,16 @@ pub trait Adjust {
     /// As [`Adjust::adjust_field`], for the first that is refused.
     fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()>
     where
-        Self: Clone;
+        Self: Clone,
+    {
+        let mut adjusted = self.clone();
+        for (field, value) in values {
+            if !adjusted.set_field(field, value)? {
+                return Err(self.description().has_no_field(field));
+            }
+        }
+        adjusted.check()?;
+        *self = adjusted;
+        Ok(())
+    }
 }

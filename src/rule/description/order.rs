@@ -1,7 +1,8 @@
 //! Orders of rules that are certainly mistakes.
 
+use super::Description;
 use super::role::Role;
-use crate::rule::traits::{Describe, Event, visit};
+use crate::rule::state::place::ChildPlace;
 
 impl Role {
     fn makes_steps(self) -> bool {
@@ -25,24 +26,28 @@ impl Placed {
     }
 }
 
-/// The rules in an optimiser that have said their roles, in their order.
-fn placed(rule: &mut dyn Describe) -> Vec<Placed> {
-    let (mut all, mut parts, mut count) = (Vec::new(), Vec::new(), 0);
-    visit(rule, |position, event| match event {
-        Event::Begin => {
-            count += 1;
-            parts.push((count, position.is_alternative));
+impl Description {
+    /// Adds the rules that have said their roles, in the order of what was said. `parts` is what this is in.
+    fn place(&self, parts: &[(usize, bool)], all: &mut Vec<Placed>) {
+        let mut roles = self.roles.iter().peekable();
+        let mut said = |before: usize, all: &mut Vec<Placed>| {
+            while let Some((role, _)) = roles.next_if(|(_, named)| *named <= before) {
+                all.push(Placed { kind: self.kind, role: *role, parts: parts.to_vec() });
+            }
+        };
+        for (i, (place, part)) in self.parts.iter().enumerate() {
+            said(i, all);
+            let is_alternative = matches!(place, ChildPlace::Alternative(_));
+            part.place(&[parts, &[(i, is_alternative)]].concat(), all);
         }
-        Event::End => drop(parts.pop()),
-        Event::Role(role) => all.push(Placed { kind: position.kind, role, parts: parts.clone() }),
-        _ => {}
-    });
-    all
+        said(self.parts.len(), all);
+    }
 }
 
 /// A sentence for each rule of an optimiser that stands in the wrong place.
-pub(crate) fn misplaced(rule: &mut dyn Describe) -> Vec<String> {
-    let all = placed(rule);
+pub(crate) fn misplaced(rule: &Description) -> Vec<String> {
+    let mut all = Vec::new();
+    rule.place(&[], &mut all);
     let fault = |(i, own): (usize, &Placed)| {
         let before = |is_other: fn(Role) -> bool| {
             all[..i].iter().find(|other| is_other(other.role) && other.acts_with(own))

@@ -4,11 +4,10 @@
 
 use smallvec::SmallVec;
 
-use super::Description;
-use super::describe::{self, address};
+use super::{Description, FieldValues, address};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Field, FieldValue};
-use crate::rule::traits::{Describe, Event, Position, visit};
+use crate::rule::state::place::ChildPlace;
 
 /// What rules call their learning rate.
 pub(crate) const RATE: &str = "eta";
@@ -59,18 +58,8 @@ fn times(product: Option<f64>, factor: f64) -> f64 {
     product.map_or(factor, |product| product * factor)
 }
 
-/// The error that one rate is needed and alternatives have different ones.
-#[derive(Debug)]
-pub(crate) struct RatesDiffer;
-
-impl RatesDiffer {
-    /// The error where a learning rate is to be set.
-    pub(crate) fn in_rule(self, rule: &mut dyn Describe) -> Error {
-        let conflict = "those of rules in place of each other differ, so the others have no one product to \
-                        set the last by";
-        conflicting_rates(rule, conflict, "adjust them by their places, or the state after `setup`")
-    }
-}
+/// Alternatives have different rates, and one number is needed.
+struct RatesDiffer;
 
 impl RateFactor {
     fn has_rate(&self) -> bool {
@@ -83,7 +72,7 @@ impl RateFactor {
 
 impl Rates {
     /// The rates that a name reaches; `None` if it names no learning rate, or reaches none.
-    pub(crate) fn named(rule: &mut dyn Describe, name: &str) -> Option<Self> {
+    pub(crate) fn named(rule: &Description, name: &str) -> Option<Self> {
         let (address, field) = address(name);
         if field != RATE {
             return None;
@@ -93,58 +82,32 @@ impl Rates {
     }
 
     /// The rates in the rule at this address.
-    fn at(rule: &mut dyn Describe, address: &[usize]) -> Self {
-        /// A rule that is being described.
-        #[derive(Default)]
-        struct Begun {
-            /// Whether its rates are kept apart from those around it.
-            is_apart: bool,
-            /// The index of the factor with the rates of its alternatives.
-            alternatives: Option<usize>,
-        }
-
-        let (mut begun, mut lists) = (vec![Begun::default()], vec![Rates::default()]);
-        let mut index = 0;
-        let is_on_way = |position: &Position| {
-            position.members.starts_with(address) || address.starts_with(&position.members)
-        };
-        visit(rule, |position, event| {
-            let (Some(around), Some(now)) = (begun.last_mut(), lists.last_mut()) else { return };
-            match event {
-                Event::Begin => {
-                    let is_apart = position.is_alternative && is_on_way(position);
-                    if is_apart {
-                        if around.alternatives.is_none() {
-                            around.alternatives = Some(now.0.len());
-                            now.0.push(RateFactor::Alternatives(Vec::new()));
-                        }
-                        lists.push(Rates::default());
-                    }
-                    begun.push(Begun { is_apart, alternatives: None });
-                }
-                Event::End => {
-                    if begun.pop().is_some_and(|ended| ended.is_apart)
-                        && let Some(ended) = lists.pop()
-                        && let Some(place) = begun.last().and_then(|around| around.alternatives)
-                        && let Some(RateFactor::Alternatives(all)) =
-                            lists.last_mut().and_then(|now| now.0.get_mut(place))
-                    {
-                        all.push(ended);
-                    }
-                }
-                Event::Field(name, field) => {
-                    if let FieldValue::Real(eta) = field.value()
-                        && name == RATE
-                        && position.members.starts_with(address)
-                    {
-                        now.0.push(RateFactor::Field(index, eta));
-                    }
-                    index += 1;
-                }
-                _ => {}
+    fn at(rule: &Description, address: &[usize]) -> Self {
+        let mut factors = Vec::new();
+        for field in rule.fields.iter().filter(|field| field.name == RATE && address.is_empty()) {
+            if let FieldValue::Real(eta) = field.value {
+                factors.push(RateFactor::Field(field.index, eta));
             }
-        });
-        lists.swap_remove(0)
+        }
+        let mut alternatives: Option<(usize, Vec<Rates>)> = None;
+        for (place, part) in &rule.parts {
+            let rest = match (place.number(), address) {
+                (None, _) | (_, []) => address,
+                (Some(number), [first, rest @ ..]) if number == *first => rest,
+                _ => continue,
+            };
+            let inside = Self::at(part, rest);
+            match place {
+                ChildPlace::Alternative(_) => {
+                    alternatives.get_or_insert((factors.len(), Vec::new())).1.push(inside);
+                }
+                _ => factors.extend(inside.0),
+            }
+        }
+        if let Some((at, all)) = alternatives {
+            factors.insert(at, RateFactor::Alternatives(all));
+        }
+        Rates(factors)
     }
 
     fn has_rate(&self) -> bool {
@@ -173,28 +136,33 @@ impl Rates {
     /// The fields that are set for a learning rate: the last one, or that of each alternative.
     ///
     /// # Errors
-    /// If alternatives before the last one have different rates.
-    pub(crate) fn fields(&self) -> Result<RateFields, RatesDiffer> {
+    /// If alternatives of `rule` before the last one have different rates.
+    pub(crate) fn fields(&self, rule: &Description) -> Result<RateFields> {
         let mut fields = RateFields::new();
-        last_fields(&self.0, None, &mut fields).map(|()| fields)
+        let found = last_fields(&self.0, None, &mut fields).map(|()| fields);
+        found.map_err(|RatesDiffer| {
+            let conflict = "those of rules in place of each other differ, so the others have no one product \
+                            to set the last by";
+            conflicting_rates(rule, conflict, "adjust them by their places, or the state after `setup`")
+        })
     }
 }
 
 /// The error if no value of this field makes the learning rate `rate`.
-pub(crate) fn unreachable_rate(rule: &mut dyn Describe, field: &RateField, rate: f64) -> Error {
-    let last = describe::places(rule).swap_remove(field.index);
+pub(crate) fn unreachable_rate(rule: &Description, field: &RateField, rate: f64) -> Error {
+    let last = rule.places().swap_remove(field.index);
     let others = field.others.unwrap_or(1.0);
     let conflict = format!("no {last} makes their product {rate}, as that of the others is {others}");
     conflicting_rates(rule, &conflict, "adjust these by their places first")
 }
 
 /// The error for learning rates that do not go together.
-pub(crate) fn conflicting_rates(rule: &mut dyn Describe, conflict: &str, remedy: &'static str) -> Error {
-    let fields = describe::places(rule).into_iter().zip(describe::fields(rule));
-    let members =
-        fields.filter(|(_, (name, _))| *name == RATE).map(|(place, (_, value))| format!("{place} = {value}"));
-    let (members, rule) = (members.collect::<Vec<_>>().join(", "), Description::of(rule));
-    Error::new(ErrorKind::Argument, format!("{rule} has several learning rates ({members}), and {conflict}"))
+pub(crate) fn conflicting_rates(rule: &Description, conflict: &str, remedy: &'static str) -> Error {
+    let fields = rule.places().into_iter().zip(rule.fields());
+    let rates = fields.filter(|(_, field)| field.name == RATE);
+    let rates = rates.map(|(place, field)| format!("{place} = {}", field.value)).collect::<Vec<_>>();
+    let (rates, name) = (rates.join(", "), rule.name());
+    Error::new(ErrorKind::Argument, format!("{name} has several learning rates ({rates}), and {conflict}"))
         .with_remedy(remedy)
 }
 
@@ -240,25 +208,53 @@ fn last_fields(
     Ok(())
 }
 
-/// Indices of fields, and the values to set them to.
-type RateSettings = SmallVec<[(usize, FieldValue); 1]>;
+impl Description {
+    /// See [`Adjust::field`](crate::Adjust::field).
+    pub(crate) fn field(&self, name: &str) -> Option<FieldValue> {
+        match Rates::named(self, name) {
+            Some(rates) => rates.value().map(FieldValue::Real),
+            None => self.reached(name).first().map(|field| field.value),
+        }
+    }
 
-/// What to set so that several rates have the product `value`; `None` if the name reaches fewer than two.
-pub(crate) fn settings(
-    rule: &mut dyn Describe,
-    name: &str,
-    value: FieldValue,
-) -> Result<Option<RateSettings>> {
+    /// The learning rate, if there is one.
+    pub(crate) fn learning_rate(&self) -> Option<f64> {
+        if let Some(FieldValue::Real(eta)) = self.field(RATE) { Some(eta) } else { None }
+    }
+
+    /// What to write to set the fields that a name reaches to a value; nothing if it reaches none.
+    ///
+    /// # Errors
+    /// As [`Adjust::set_field`](crate::Adjust::set_field).
+    pub(crate) fn values_for(&self, name: &str, value: FieldValue) -> Result<FieldValues> {
+        if let Some(values) = rate_values(self, name, value)? {
+            return Ok(values);
+        }
+        let (members, name) = address(name);
+        let mut values = FieldValues::new();
+        for member in self.all().iter().filter(|member| member.members.starts_with(&members)) {
+            if member.rule.fixed.contains(&name) {
+                return Err(self.is_fixed(member.rule, name));
+            }
+            for field in member.rule.fields.iter().filter(|field| field.name == name) {
+                values.push((field.index, self.typed(member.rule, field, value)?));
+            }
+        }
+        Ok(values)
+    }
+}
+
+/// What to write so that several rates have the product `value`; `None` if the name reaches fewer than two.
+fn rate_values(rule: &Description, name: &str, value: FieldValue) -> Result<Option<FieldValues>> {
     let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else {
         return Ok(None);
     };
     if rates.indices().len() < 2 {
         return Ok(None);
     }
-    let mut set = RateSettings::new();
-    for field in rates.fields().map_err(|differ| differ.in_rule(rule))? {
-        let Some(value) = field.value_for(rate) else { return Err(unreachable_rate(rule, &field, rate)) };
-        set.push((field.index, value.into()));
-    }
-    Ok(Some(set))
+    let value = |field: &RateField| match field.value_for(rate) {
+        Some(value) => Ok((field.index, value.into())),
+        None => Err(unreachable_rate(rule, field, rate)),
+    };
+    rates.fields(rule)?.iter().map(value).collect::<Result<_>>().map(Some)
 }

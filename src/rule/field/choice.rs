@@ -45,6 +45,11 @@ impl Choice {
         Some(Choice { index, ..self })
     }
 
+    /// Whether both are values of one type.
+    pub(super) fn is_of(self, other: Self) -> bool {
+        self.of == other.of
+    }
+
     pub(super) fn expected(self) -> &'static str {
         self.of.expected
     }

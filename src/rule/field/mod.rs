@@ -5,6 +5,7 @@ mod literal;
 mod sizes;
 
 use std::fmt;
+use std::mem::discriminant;
 
 pub use choice::{Average, Choice, Choices, NonFinite, choice_of, index_in};
 
@@ -36,6 +37,16 @@ impl FieldValue {
     /// state.
     pub(crate) fn is_real(self) -> bool {
         matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
+    }
+
+    /// The same as a value of the type of `like`; `None` if it is of another type. A count is also a real
+    /// number.
+    pub(crate) fn like(self, like: FieldValue) -> Option<FieldValue> {
+        match (like, self) {
+            (FieldValue::Real(_), FieldValue::Count(count)) => Some(FieldValue::Real(count as f64)),
+            (FieldValue::Choice(like), FieldValue::Choice(own)) if !own.is_of(like) => None,
+            _ => (discriminant(&like) == discriminant(&self)).then_some(self),
+        }
     }
 
     /// The value's type in words, for errors.
@@ -172,44 +183,5 @@ pub mod range {
     /// A count of 1 or more.
     pub fn at_least_one(value: u64) -> Option<&'static str> {
         (value == 0).then_some("1 or more")
-    }
-}
-
-/// A hyper-parameter of any type.
-pub(crate) trait AnyField {
-    fn value(&self) -> FieldValue;
-
-    fn default(&self) -> FieldValue;
-
-    /// Sets it, or says which type it takes.
-    fn set(&mut self, value: FieldValue) -> std::result::Result<(), &'static str>;
-
-    /// What is expected, if the value is out of range.
-    fn out_of_range(&self) -> Option<&'static str>;
-}
-
-/// A field of a rule, with what is known of its type.
-pub(crate) struct Typed<'f, F> {
-    pub(crate) value: &'f mut F,
-    pub(crate) default: F,
-    pub(crate) range: fn(F) -> Option<&'static str>,
-}
-
-impl<F: Field> AnyField for Typed<'_, F> {
-    fn value(&self) -> FieldValue {
-        (*self.value).into()
-    }
-
-    fn default(&self) -> FieldValue {
-        self.default.into()
-    }
-
-    fn set(&mut self, value: FieldValue) -> std::result::Result<(), &'static str> {
-        *self.value = F::from_value(value).ok_or(F::EXPECTED)?;
-        Ok(())
-    }
-
-    fn out_of_range(&self) -> Option<&'static str> {
-        (self.range)(*self.value)
     }
 }

@@ -251,7 +251,6 @@ impl<'a> Gradient<'a> {
     /// The work that this gradient stands for.
     pub(crate) fn into_job(
         self,
-        path: &'a str,
         x: Operand<'a>,
         epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
     ) -> Job<'a> {
@@ -260,7 +259,7 @@ impl<'a> Gradient<'a> {
             counters: self.counters,
             numbers: self.numbers,
             epilogue,
-            ..Job::new(path, x, self.sources)
+            ..Job::new(self.path, x, self.sources)
         }
     }
 }

@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::engine::{Buffer, to_bf16, to_f16};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, MemoryRef, TypedSlice, owned, read};
 use crate::numbers::{is_wider, round_to_odd};
 use crate::tensors::{Device, Tensor};
@@ -115,6 +115,20 @@ pub(crate) fn difference(
             on_cpu(&here(master)?, &here(parameter)?, whole)
         }
     }
+}
+
+/// Refuses a parameter that was changed since its master was made or written.
+pub(crate) fn check_rounded(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<()> {
+    let Some(Difference { index, parameter, master }) = difference(master, parameter, extent)? else {
+        return Ok(());
+    };
+    let remedy = "it was changed outside of `update`, which would overwrite it: call `refresh_masters` to go \
+                  on from the parameters, or `Update::keep_masters` to go on from the masters";
+    Err(Error::new(ErrorKind::Changed, "its value is")
+        .with_got(parameter)
+        .at_element(index)
+        .with_expected(format_args!("that of its master, {master}"))
+        .with_remedy(remedy))
 }
 
 /// The first element in which a copy in the state is not `parameter`, rounded to the dtype of the copy. The

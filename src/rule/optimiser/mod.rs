@@ -1,184 +1,370 @@
-//! What [`setup`](crate::setup) takes.
+//! What [`setup`](crate::setup) takes: a rule, how the parameter is stored, and where the state is.
 
 pub(crate) mod consistency;
-pub(crate) mod parameter_store;
 pub(crate) mod planned;
-pub(crate) mod target;
+pub(crate) mod store;
 
-use dyn_clone::DynClone;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::OnceLock;
 
-use super::description::rates::Rates;
-use super::state::ChildPlace;
+use super::description::record::StorageRecord;
+use super::state::not_made_by;
+use super::state::place::ChildPlace;
+use super::traits::Purpose;
 use super::{
-    Adjust, Child, Describe, Describer, Evaluation, Gradient, OwnState, Parameter, ParameterStore, Planned,
-    Rule, State, StorageKind, StorageScheme, Target, state_of_another_rule,
+    Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Planned,
+    Rule, State, Store,
 };
-use crate::engine::{Epilogue, Operand, set_lent};
-use crate::error::Result;
+use crate::engine::{Buffer, Epilogue, OffloadTarget, owned_on, set_lent};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
-use crate::numbers::DType;
-use crate::tensors::Tensor;
+use crate::tensors::{Device, Tensor, Var};
 
-/// What [`setup`](crate::setup) takes: a rule together with how the parameter is stored.
+/// A rule together with how the parameter is stored: what a leaf of a state has.
 ///
-/// Every [`Rule`] is one: the parameter is `x - dx`, rounded to its own dtype.
-/// [`MixedPrecision`](crate::MixedPrecision) keeps a high-precision copy. A `Box<dyn Optimiser>` is one too.
+/// [`setup`](crate::setup) makes one of a [rule](Rule), or of a store such as
+/// [`MixedPrecision`](crate::MixedPrecision). With this type different optimisers can stand in one list, or be
+/// chosen by path:
 ///
-/// The trait is sealed, because the engines have to know every way in which a parameter is stored. What is of
-/// one's own is a [`Rule`].
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Var};
+/// use optimisers::{AdamW, Kahan, MixedPrecision, Optimiser, setup_with};
+///
+/// let model = vec![Var::zeros(2, BF16, &Device::Cpu)?, Var::zeros(3, BF16, &Device::Cpu)?];
+/// let state = setup_with(&model, |path, _| match path {
+///     "0" => Some(Optimiser::new(MixedPrecision::new(F32, AdamW::new(1e-3)))),
+///     _ => Some(Optimiser::new(Kahan::new(AdamW::new(1e-4)))),
+/// })?;
+/// let names: Vec<String> = state.leaves().map(|leaf| leaf.optimiser().name()).collect();
+/// assert_eq!(names, ["MixedPrecision(F32, AdamW)", "Kahan(AdamW)"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "an optimiser does nothing by itself: pass it to `setup`"]
+pub struct Optimiser {
+    rule: Box<dyn Rule>,
+    store: Store,
+    place: StatePlace,
+    /// What the optimiser says of itself, once somebody has asked. To look at a rule takes a copy of it.
+    description: OnceLock<Description>,
+}
+
+/// Where the state of a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StatePlace {
+    /// Where the parameter is.
+    WithParameter,
+    /// On the CPU, with a copy of a parameter that is on a device.
+    OnCpu,
+    /// On the CPU, with a copy of the parameter even if that is on the CPU, too.
+    OnCpuEverywhere,
+    /// `Offload` around `Offload`, which is refused.
+    Nested,
+}
+
+/// The kind of optimisers whose state is on the CPU.
+const OFFLOAD: &str = "Offload";
+
+/// What an [`Optimiser`] can be made of: a rule, a chain of rules, or a store around one.
+///
+/// Every rule and every store implements this trait. An optimiser of a program's own is a [`Rule`], because the
+/// engines have to know every way in which a parameter is stored.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, a chain of rules or `MixedPrecision`",
     note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), \
             Adam::new(1e-3)))`"
 )]
-pub trait Optimiser: Describe + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
+pub trait IntoOptimiser: Adjust + fmt::Debug + Send + Sync + 'static {
+    /// The optimiser.
+    fn into_optimiser(self) -> Optimiser;
+}
+
+#[diagnostic::do_not_recommend]
+impl<R: Rule> IntoOptimiser for R {
+    fn into_optimiser(self) -> Optimiser {
+        Optimiser::stored(Store::Rounded, self)
+    }
+}
+
+impl IntoOptimiser for Optimiser {
+    fn into_optimiser(self) -> Optimiser {
+        self
+    }
+}
+
+impl Described for Optimiser {
+    fn description(&self) -> Cow<'_, Description> {
+        Cow::Borrowed(self.description())
+    }
+
+    fn write(&mut self, values: &[(usize, FieldValue)]) {
+        self.run(Purpose::Write(values));
+    }
+
+    fn check_described(&self) -> Result<()> {
+        self.unread().run(Purpose::Check).checked
+    }
+
+    fn as_described(&mut self) -> &mut dyn Described {
+        self
+    }
+}
+
+impl Optimiser {
+    /// The optimiser of a rule or a store.
+    pub fn new(optimiser: impl IntoOptimiser) -> Self {
+        optimiser.into_optimiser()
+    }
+
+    /// An optimiser that stores the parameters of `rule` so.
+    pub(crate) fn stored(store: Store, rule: impl Rule) -> Self {
+        let (rule, place) = (Box::new(rule), StatePlace::WithParameter);
+        Optimiser { rule, store, place, description: OnceLock::new() }
+    }
+
+    /// The same with its state on the CPU.
+    pub(crate) fn offloaded(self) -> Self {
+        let place = if self.is_offloaded() { StatePlace::Nested } else { StatePlace::OnCpu };
+        Optimiser { place, description: OnceLock::new(), ..self }
+    }
+
+    /// The same with a copy of parameters on the CPU, too.
+    pub(crate) fn offloaded_everywhere(self) -> Self {
+        let is_nested = self.place == StatePlace::Nested;
+        let place = if is_nested { self.place } else { StatePlace::OnCpuEverywhere };
+        Optimiser { place, description: OnceLock::new(), ..self }
+    }
+
+    /// A copy to describe, because that takes `&mut`.
+    fn unread(&self) -> Self {
+        Optimiser { rule: self.rule.clone(), description: OnceLock::new(), ..*self }
+    }
+
+    /// Runs the description, which may change fields and rules.
+    fn run<'v>(&mut self, purpose: Purpose<'v>) -> Describer<'v> {
+        self.description.take();
+        Describer::run(purpose, 0, &mut |describer| self.describe(describer))
+    }
+
+    fn describe(&mut self, describer: &mut Describer<'_>) {
+        if self.place == StatePlace::WithParameter {
+            return self.store.describe(&mut *self.rule, describer);
+        }
+        describer.kind(OFFLOAD);
+        let everywhere = self.place == StatePlace::OnCpuEverywhere;
+        describer.stores(StorageRecord { kind: self.store.kind(), offloaded: true, everywhere });
+        let is_nested = self.place == StatePlace::Nested;
+        describer.require(|| if is_nested { Err(nested()) } else { Ok(()) });
+        describer.part(ChildPlace::Stored, &mut |inner| self.store.describe(&mut *self.rule, inner));
+    }
+
+    /// See [`Adjust::name`].
+    pub fn name(&self) -> String {
+        self.description().name()
+    }
+
+    /// See [`Adjust::fields`].
+    pub fn fields(&self) -> Vec<(&'static str, FieldValue)> {
+        self.description().named_values()
+    }
+
+    /// See [`Adjust::field`].
+    pub fn field(&self, name: &str) -> Option<FieldValue> {
+        self.description().field(name)
+    }
+
+    /// See [`Adjust::places`].
+    pub fn places(&self) -> Vec<String> {
+        self.description().places()
+    }
+
+    /// The rule without how the parameter is stored.
+    pub fn rule(&self) -> &dyn Rule {
+        &*self.rule
+    }
+
+    /// What the optimiser says of itself.
+    pub(crate) fn description(&self) -> &Description {
+        self.description.get_or_init(|| self.unread().run(Purpose::Read).description)
+    }
+
+    pub(crate) fn store(&self) -> Store {
+        self.store
+    }
+
+    pub(crate) fn is_offloaded(&self) -> bool {
+        self.place != StatePlace::WithParameter
+    }
+
+    /// Whether ranks can each have a part of a parameter.
+    pub(crate) fn is_divisible(&self) -> bool {
+        self.store.is_divisible() && self.rule.is_divisible()
+    }
+
+    /// Makes all choices for the parameter with these paths.
+    pub(crate) fn choose(&mut self, paths: &[String], x: Parameter<'_>) {
+        self.run(Purpose::Choose(paths, x));
+    }
+
+    fn offloads(&self, x: &dyn Lend) -> bool {
+        match self.place {
+            StatePlace::WithParameter => false,
+            StatePlace::OnCpu | StatePlace::Nested => !x.device().is_cpu(),
+            StatePlace::OnCpuEverywhere => true,
+        }
+    }
+
     /// The state for the parameter `x`.
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, or the device has no memory left.
-    fn make_state(&self, x: &dyn Lend) -> Result<State> {
-        if let Some(inner) = self.stands_for() {
-            return inner.make_state(x);
-        }
+    pub(crate) fn make_state(&self, x: &dyn Lend) -> Result<State> {
         self.check()?;
-        let state = match self.store_of(x.dtype())? {
-            Some(store) => store.state(self.rule(), x)?,
-            None => self.rule().init(Parameter::new(x))?,
+        let checked = |state: State| {
+            of_rule(&state).check_layout(&*self.rule)?;
+            Ok(state)
         };
-        of_rule(&state).check_layout(self.rule())?;
-        Ok(state)
-    }
-
-    /// The rule without how the parameter is stored.
-    #[doc(hidden)]
-    fn rule(&self) -> &dyn Rule;
-
-    /// How it stores the parameters that it treats specially, if any.
-    #[doc(hidden)]
-    fn store(&self) -> Option<&dyn ParameterStore> {
-        self.stands_for().and_then(|inner| inner.store())
-    }
-
-    /// The optimiser that this one stands for, as a box does.
-    #[doc(hidden)]
-    fn stands_for(&self) -> Option<&dyn Optimiser> {
-        None
-    }
-
-    /// How it stores parameters of this dtype, if it treats them specially.
-    #[doc(hidden)]
-    fn store_of(&self, dtype: DType) -> Result<Option<&dyn ParameterStore>> {
-        let Some(store) = self.store() else { return Ok(None) };
-        Ok(store.wraps(dtype)?.then_some(store))
-    }
-
-    /// How parameters are stored.
-    #[doc(hidden)]
-    fn storage(&self) -> StorageScheme {
-        if let Some(inner) = self.stands_for() {
-            return inner.storage();
+        if !self.offloads(x) {
+            return checked(self.store.state(&*self.rule, x)?);
         }
-        StorageScheme::on_device(self.store().map_or(StorageKind::Rounded, |store| store.storage_kind()))
+        let copy = owned_on(&Device::Cpu, &x.to_tensor()?)?;
+        around(&copy, checked(self.store.state(&*self.rule, &copy)?)?)
+    }
+
+    /// A copy of the state for the parameter `x`, which is on another device than the one before.
+    pub(crate) fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
+        match (&state.staging, self.offloads(x)) {
+            (Some(_), true) => state.copy(),
+            (Some(_), false) => of_store(state, x)?.0.copy(),
+            (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
+            (None, false) => state.to_device(x.device()),
+        }
     }
 
     /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the
     /// parameter.
-    #[doc(hidden)]
-    fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        if let Some(inner) = self.stands_for() {
-            return inner.precise(state, x);
-        }
-        self.store_of(x.dtype())?.map_or_else(|| x.to_tensor(), |store| store.whole(state, x))
-    }
-
-    /// Sets the most precise copy, and the parameter to it rounded.
-    #[doc(hidden)]
-    fn set_master(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        if let Some(inner) = self.stands_for() {
-            return inner.set_master(state, x, values);
-        }
-        self.store_of(x.dtype())?
-            .map_or_else(|| set_lent(x, values), |store| store.set_whole(state, x, values))
-    }
-
-    /// Sets the most precise copy alone, as near to `values` as it can be beside the parameter `x`. Says
-    /// whether there is one.
-    #[doc(hidden)]
-    fn keep(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
-        if let Some(inner) = self.stands_for() {
-            return inner.keep(state, x, values);
-        }
-        self.store_of(x.dtype())?.map_or(Ok(false), |store| store.keep(state, x, values))
-    }
-
-    /// What the rule inside sees of the parameter `x`: its master, if it has one. It may share storage with
-    /// the state or the parameter.
-    #[doc(hidden)]
-    fn seen(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        if let Some(inner) = self.stands_for() {
-            return inner.seen(state, x);
-        }
-        self.store_of(x.dtype())?.map_or_else(|| x.to_tensor(), |store| store.seen_by_rule(state, x))
-    }
-
-    /// Refuses a parameter that is not its master rounded.
-    #[doc(hidden)]
-    fn check_rounded(&self, state: &State, target: Target<'_>) -> Result<()> {
-        if let Some(inner) = self.stands_for() {
-            return inner.check_rounded(state, target);
-        }
-        self.store_of(target.x.dtype())?.map_or(Ok(()), |store| store.check_rounded(state, target))
-    }
-
-    /// A copy of the state for the parameter `x`, which is on another device than the one before.
-    #[doc(hidden)]
-    fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
-        self.stands_for().map_or_else(|| state.to_device(x.device()), |inner| inner.state_for(state, x))
-    }
-
-    /// Plans a step for the parameter `x`.
-    #[doc(hidden)]
-    fn plan<'a>(&'a self, state: &'a mut State, target: Target<'a>, dx: Gradient<'a>) -> Result<Planned<'a>> {
-        if let Some(inner) = self.stands_for() {
-            return inner.plan(state, target, dx);
-        }
-        match self.store_of(target.x.dtype())? {
-            Some(store) => match OwnState::of(state) {
-                Some(own) => store.plan_stored(self.rule(), own, target, dx),
-                None => state_of_another_rule(self),
-            },
-            None => {
-                let flow = self.rule().apply(state, Parameter::new(target.x), dx)?;
-                Ok(Planned::new(flow, target.path, Operand::Lent(target.x), Epilogue::Subtract))
-            }
-        }
-    }
-}
-
-dyn_clone::clone_trait_object!(Optimiser);
-
-/// What follows from the rule, however the parameter is stored.
-impl dyn Optimiser {
-    /// The learning rates that a name reaches; `None` if it names none or reaches none.
-    pub(crate) fn rates(&self, name: &str) -> Option<Rates> {
-        Rates::named(&mut *dyn_clone::clone_box(self), name)
-    }
-
-    /// See [`Rule::end_window`].
-    pub(crate) fn end_window(&self, state: &mut State) -> Result<()> {
-        self.rule().end_window(of_rule_mut(state))
-    }
-
-    /// See [`Rule::evaluation`].
-    pub(crate) fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
-        self.rule().evaluation(of_rule(state))
+    pub(crate) fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        let (state, x) = of_store(state, x)?;
+        self.store.precise(state, x)
     }
 
     /// A copy of [`Optimiser::precise`] with storage of its own.
     pub(crate) fn master(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         Ok(self.precise(state, x)?.detach().copy()?)
     }
+
+    /// What the rule sees of the parameter `x`: its master, if it has one. It may share storage with the
+    /// state or the parameter.
+    pub(crate) fn seen_by_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        let (state, x) = of_store(state, x)?;
+        self.store.seen_by_rule(state, x)
+    }
+
+    /// Sets the most precise copy, and the parameter to it rounded.
+    pub(crate) fn set_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        if state.staging.is_none() {
+            return self.store.set_precise(state, x, values);
+        }
+        let (copy, values) = (copy_of(state).cloned(), values.to_device(&Device::Cpu)?);
+        let [inner] = &mut state.children[..] else { return Err(not_made_by(OFFLOAD)) };
+        let Some(copy) = copy else { return self.store.set_precise(&mut inner.state, x, &values) };
+        self.store.set_precise(&mut inner.state, &copy, &values)?;
+        set_lent(x, &copy)
+    }
+
+    /// Sets the most precise copy alone, to the nearest of `values` whose rounding the parameter `x` can be.
+    /// Returns whether there is one.
+    pub(crate) fn keep_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        if state.staging.is_none() {
+            return self.store.keep_precise(state, x, values);
+        }
+        let [inner] = &mut state.children[..] else { return Err(not_made_by(OFFLOAD)) };
+        self.store.keep_precise(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
+    }
+
+    /// Plans a step for the parameter `x`.
+    pub(crate) fn plan<'a>(
+        &'a self,
+        state: &'a mut State,
+        x: &'a dyn Lend,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>> {
+        if state.staging.is_none() {
+            return self.store.plan(&*self.rule, state, x, dx);
+        }
+        let State { master, staging, children, .. } = state;
+        let (Some(staging), [inner]) = (&*staging, &mut children[..]) else {
+            return Err(not_made_by(OFFLOAD));
+        };
+        let copy = master.as_ref().and_then(Buffer::variable);
+        let on_cpu = copy.map_or(x, |copy| copy as &dyn Lend);
+        let mut planned = self.store.plan(&*self.rule, &mut inner.state, on_cpu, dx)?;
+        // What the master is rounded to goes up from there.
+        if let Epilogue::Master(rounded) = &mut planned.job.epilogue {
+            *rounded = staging;
+        }
+        planned.job.offloaded = Some(OffloadTarget::new(staging, x));
+        Ok(planned)
+    }
+
+    /// See [`Rule::end_window`].
+    pub(crate) fn end_window(&self, state: &mut State) -> Result<()> {
+        self.rule.end_window(of_rule_mut(state))
+    }
+
+    /// See [`Rule::evaluation`].
+    pub(crate) fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
+        self.rule.evaluation(of_rule(state))
+    }
+}
+
+/// The rule, in its store and place if these are special.
+impl fmt::Debug for Optimiser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Optimiser { rule, store, place, .. } = self;
+        match (store, place) {
+            (Store::Rounded, StatePlace::WithParameter) => rule.fmt(f),
+            (store, StatePlace::WithParameter) => {
+                f.debug_tuple(store.name()).field(store).field(rule).finish()
+            }
+            _ => f.debug_tuple(OFFLOAD).field(place).field(store).field(rule).finish(),
+        }
+    }
+}
+
+fn nested() -> Error {
+    Error::new(ErrorKind::Unsupported, "an Offload is inside of another")
+        .with_remedy("use one, which keeps the whole state on the CPU already")
+}
+
+/// What the store works on: the state and the parameter, or the copy of the parameter on the CPU and the state
+/// there.
+fn of_store<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn Lend)> {
+    match (&state.staging, &state.children[..]) {
+        (None, _) => Ok((state, x)),
+        (Some(_), [inner]) => Ok((&inner.state, copy_of(state).map_or(x, |copy| copy as &dyn Lend))),
+        _ => Err(not_made_by(OFFLOAD)),
+    }
+}
+
+/// The copy of the parameter on the CPU, unless the store has one. It is a variable, as one thread sends it up
+/// while another computes.
+fn copy_of(state: &State) -> Option<&Var> {
+    state.master.as_ref().and_then(Buffer::variable)
+}
+
+/// The state on the CPU for a parameter on another device, around `inner`, the state for `copy`. The copy
+/// becomes the master if `inner` has none.
+fn around(copy: &Tensor, inner: State) -> Result<State> {
+    if inner.master.is_none() {
+        let master = Buffer::shared(copy)?;
+        let staging = master.variable().cloned();
+        return Ok(State { staging, master: Some(master), ..State::empty().stored_with(inner) });
+    }
+    let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
+    Ok(State { staging, ..State::empty().stored_with(inner) })
 }
 
 /// The state of the rule in the state of an optimiser.
@@ -194,29 +380,4 @@ fn of_rule_mut(mut state: &mut State) -> &mut State {
         state = &mut state.children[0].state;
     }
     state
-}
-
-#[diagnostic::do_not_recommend]
-// Hidden: on the page of every rule the documentation would link a hidden method.
-#[doc(hidden)]
-impl<R: Rule> Optimiser for R {
-    fn rule(&self) -> &dyn Rule {
-        self
-    }
-}
-
-impl Optimiser for Box<dyn Optimiser> {
-    fn rule(&self) -> &dyn Rule {
-        (**self).rule()
-    }
-
-    fn stands_for(&self) -> Option<&dyn Optimiser> {
-        Some(&**self)
-    }
-}
-
-impl Describe for Box<dyn Optimiser> {
-    fn describe(&mut self, rule: &mut Describer<'_>) {
-        (**self).describe(rule);
-    }
 }

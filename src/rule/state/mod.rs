@@ -4,10 +4,10 @@ pub(crate) mod copies;
 pub(crate) mod format;
 pub(crate) mod held;
 pub(crate) mod parts;
+pub(crate) mod place;
 pub(crate) mod rows;
 pub(crate) mod shared;
 pub(crate) mod slot;
-pub(crate) mod storage;
 pub(crate) mod stored;
 pub(crate) mod transfer;
 
@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{Code, DType, Records, Shape, compute_dtype};
 use crate::tensors::{Device, Tensor, Var};
 use format::{Meaning, SlotFormat};
+use place::ChildPlace;
 use slot::{EntryTraits, Initial, Renewal, Slot};
 
 /// The state of one rule for one parameter: named tensors, counters and numbers.
@@ -49,20 +50,6 @@ pub struct State {
 pub(crate) struct Child {
     pub(crate) place: ChildPlace,
     pub(crate) state: State,
-}
-
-/// Whose state it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum ChildPlace {
-    /// The state of the rule under masters, or under another way to store the parameter.
-    Stored,
-    /// The state of the rule that another is around.
-    Inner,
-    /// The state of one rule of several: its names begin with the index.
-    Member(usize),
-    /// As [`ChildPlace::Member`], of rules of which one acts at a time.
-    Alternative(usize),
 }
 
 /// The tensors of a wrapper's own.
@@ -194,6 +181,14 @@ impl State {
         Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.stored_with(inner))
     }
 
+    /// The master that the parameter follows, or the copy of an offloaded one.
+    pub(crate) fn followed(&self) -> Option<&Buffer> {
+        match (&self.master, &self.children[..]) {
+            (None, [Child { place: ChildPlace::Stored, state }]) => state.followed(),
+            (master, _) => master.as_ref(),
+        }
+    }
+
     /// This state, in which a parameter is stored, around that of the rule.
     pub(crate) fn stored_with(mut self, rule: State) -> Self {
         self.children.push(Child { place: ChildPlace::Stored, state: rule });
@@ -310,10 +305,7 @@ impl State {
 
 impl Child {
     pub(super) fn prefixed(&self, outer: &str) -> String {
-        match self.place {
-            ChildPlace::Stored | ChildPlace::Inner => outer.to_string(),
-            ChildPlace::Member(i) | ChildPlace::Alternative(i) => format!("{outer}{i}."),
-        }
+        self.place.number().map_or_else(|| outer.to_string(), |i| format!("{outer}{i}."))
     }
 }
 
@@ -323,7 +315,7 @@ pub(crate) fn state_of_another_rule<T>(rule: &(impl Adjust + ?Sized)) -> Result<
     Err(not_made_by(&rule.name()))
 }
 
-fn not_made_by(rule: &str) -> Error {
+pub(in crate::rule) fn not_made_by(rule: &str) -> Error {
     Error::new(ErrorKind::Contract, format!("the state is not one that {rule} made"))
         .with_remedy("keep the state that each rule's `init` made, also that of a rule which is held")
 }

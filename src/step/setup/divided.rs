@@ -6,15 +6,15 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::Variable;
 use crate::numbers::{DType, is_supported};
-use crate::ranks::{Agreement, Aspect, Call, Divisible, LeafParts, StateWorld, can_be_cut, divide};
-use crate::rule::{Description, Optimiser, Parameter};
+use crate::ranks::{Agreement, Aspect, Call, Divisible, LeafParts, StateWorld, divide};
+use crate::rule::{Optimiser, Parameter};
 use crate::tree::values_of;
 
 /// Variables with their optimisers; those without one are left out.
-pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<dyn Optimiser>>)>;
+pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<Optimiser>>)>;
 
 /// A variable with its optimiser and the parts of all ranks; without an optimiser it is left out.
-pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<dyn Optimiser>, Option<LeafParts>)>);
+pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
 
 type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 
@@ -48,13 +48,12 @@ impl fmt::Debug for Wire {
 
 /// The aspects of a parameter that have to be the same on all ranks.
 fn aspects(
-    (variable, optimiser): &(Variable<'_>, Option<Arc<dyn Optimiser>>),
+    (variable, optimiser): &(Variable<'_>, Option<Arc<Optimiser>>),
     wire: &Wire,
 ) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
     let of = |what: &str| format!("{what} of {path:?}");
-    let described =
-        optimiser.as_ref().map(|optimiser| Description::of(&mut *dyn_clone::clone_box(&**optimiser)).words());
+    let described = optimiser.as_ref().map(|optimiser| optimiser.description().record().words());
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
         Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
@@ -88,10 +87,10 @@ pub(super) fn divided<'m>(
     let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
     let divisible = chosen.map(|(variable, optimiser)| Divisible {
         length: variable.x.elem_count(),
-        can_be_cut: can_be_cut(&**optimiser),
+        can_be_cut: optimiser.is_divisible(),
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
-    let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<dyn Optimiser>>)| {
+    let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<Optimiser>>)| {
         let Some(optimiser) = optimiser else { return Ok((variable, None)) };
         let wire = wire.of(&variable)?;
         Ok((variable, Some((optimiser, parts.next().map(|parts| parts.sent_as(wire))))))
@@ -101,9 +100,8 @@ pub(super) fn divided<'m>(
 
 /// The agreement on the choices, if they can be divided.
 fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
-    let is_offloaded = |optimiser: &Option<Arc<dyn Optimiser>>| {
-        optimiser.as_ref().is_some_and(|own| own.storage().offloaded)
-    };
+    let is_offloaded =
+        |optimiser: &Option<Arc<Optimiser>>| optimiser.as_ref().is_some_and(|own| own.is_offloaded());
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         return Err(Error::new(
             ErrorKind::Unsupported,

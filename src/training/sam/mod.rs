@@ -9,7 +9,7 @@ use crate::model::Model;
 use crate::model::gradients::Gradients;
 use crate::model::lent::{Lend, Lent, copied};
 use crate::ranks::Call;
-use crate::rule::{Optimiser, State, out_of_range, range};
+use crate::rule::{IntoOptimiser, Optimiser, State, out_of_range, range};
 use crate::step::update::Update;
 use crate::stores::MixedPrecision;
 use crate::tensors::Tensor;
@@ -145,7 +145,7 @@ impl Sam {
             return Err(out_of_range("Sam", "rho", self.rho, expected));
         }
         let parameters = state.parameters_back(model)?;
-        let bare: Arc<dyn Optimiser> = Arc::new(self.climb());
+        let bare = Arc::new(self.climb().into_optimiser());
         let scratch = state.scratch_tree(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
         let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
         let copies = moving.map(|(leaf, x)| Ok((leaf, copied("parameter", &**x)?))).collect::<Result<_>>()?;
@@ -158,12 +158,7 @@ impl Sam {
 
     /// The optimiser that moves a leaf, and its state: the rule alone, or with a copy of the parameter's
     /// master.
-    fn stand_in(
-        &self,
-        leaf: &Leaf,
-        x: &dyn Lend,
-        bare: &Arc<dyn Optimiser>,
-    ) -> Result<(Arc<dyn Optimiser>, State)> {
+    fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<Optimiser>) -> Result<(Arc<Optimiser>, State)> {
         let part = leaf.own_part(x)?;
         let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
         if leaf.is_frozen() || precise.dtype() == x.dtype() || !precise.device().same_device(x.device()) {
@@ -171,7 +166,7 @@ impl Sam {
         }
         let master = leaf.master(&*part)?;
         Ok((
-            Arc::new(MixedPrecision::new(master.dtype(), self.climb())),
+            Arc::new(MixedPrecision::new(master.dtype(), self.climb()).into_optimiser()),
             State::with_master(&master, State::empty())?,
         ))
     }

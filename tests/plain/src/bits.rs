@@ -1,11 +1,11 @@
 //! A line for each optimiser and dtype: the bits of parameters and checkpoint after some steps, or the error.
 //! With and without candle the lines are the same.
 
-use optimisers::{DType, Optimiser, Result, StateTree, setup, update};
+use optimisers::{DType, IntoOptimiser, Result, StateTree, setup, update};
 
 use crate::{Plain, all_rules, hash, saved, stored};
 
-fn trained(optimiser: impl Optimiser, dtype: DType) -> Result<(Plain, StateTree)> {
+fn trained(optimiser: impl IntoOptimiser, dtype: DType) -> Result<(Plain, StateTree)> {
     let mut model = Plain::new(1, dtype);
     let mut state = setup(optimiser, &model.lend())?;
     for step in 0..5 {

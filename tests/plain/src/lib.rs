@@ -195,7 +195,7 @@ pub fn train(state: &mut StateTree, model: &mut Plain, steps: Range<u64>) {
 const STEPS: u64 = 3;
 
 /// The hashes of parameters and checkpoint after a short training by one process.
-pub fn alone(optimiser: Box<dyn Optimiser>) -> (u64, u64) {
+pub fn alone(optimiser: Optimiser) -> (u64, u64) {
     let mut model = Plain::new(1, DType::BF16);
     let mut state = setup(optimiser, &model.lend()).expect("a state");
     train(&mut state, &mut model, 0..STEPS);
@@ -204,11 +204,7 @@ pub fn alone(optimiser: Box<dyn Optimiser>) -> (u64, u64) {
 
 /// The hash of the parameters after that training as a rank of several, each with the same gradients. The
 /// ranks save to `path`.
-pub fn of_rank(
-    world: &(impl Communicator + Clone + 'static),
-    optimiser: Box<dyn Optimiser>,
-    path: &Path,
-) -> u64 {
+pub fn of_rank(world: &(impl Communicator + Clone + 'static), optimiser: Optimiser, path: &Path) -> u64 {
     let mut model = Plain::new(1, DType::BF16);
     let mut state = Setup::over(world).build(optimiser, &model.lend()).expect("a state");
     train(&mut state, &mut model, 0..STEPS);
@@ -257,16 +253,16 @@ pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
 }
 
 /// A rule stored in every way that there is.
-pub fn stored(rule: &dyn Fn() -> Box<dyn Rule>) -> Vec<(&'static str, Box<dyn Optimiser>)> {
+pub fn stored(rule: &dyn Fn() -> Box<dyn Rule>) -> Vec<(&'static str, Optimiser)> {
     vec![
-        ("bare", Box::new(rule())),
-        ("master in F32", Box::new(MixedPrecision::new(DType::F32, rule()))),
-        ("master in F64", Box::new(MixedPrecision::new(DType::F64, rule()))),
-        ("split", Box::new(SplitMaster::new(rule()))),
-        ("compensated", Box::new(Kahan::new(rule()))),
-        ("stochastic", Box::new(StochasticRounding::new(7, rule()))),
-        ("state in BF16", Box::new(StoreAs::all(DType::BF16, rule()))),
-        ("state in 8 bits", Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule())))),
-        ("offloaded", Box::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere())),
+        ("bare", Optimiser::new(rule())),
+        ("master in F32", Optimiser::new(MixedPrecision::new(DType::F32, rule()))),
+        ("master in F64", Optimiser::new(MixedPrecision::new(DType::F64, rule()))),
+        ("split", Optimiser::new(SplitMaster::new(rule()))),
+        ("compensated", Optimiser::new(Kahan::new(rule()))),
+        ("stochastic", Optimiser::new(StochasticRounding::new(7, rule()))),
+        ("state in BF16", Optimiser::new(StoreAs::all(DType::BF16, rule()))),
+        ("state in 8 bits", Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule())))),
+        ("offloaded", Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere())),
     ]
 }

@@ -1,12 +1,12 @@
 //! What holds for every rule and every way to keep a parameter, on slices.
 
 use optimisers::{
-    Checkpoint, CheckpointFile, DType, ErrorKind, Lend, Optimiser, Rule, Schedule, StateTree, Status, Update,
-    View, ranks, rules, setup, update,
+    Checkpoint, CheckpointFile, DType, ErrorKind, IntoOptimiser, Lend, Rule, Schedule, StateTree, Status,
+    Update, View, ranks, rules, setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, alone, hash, is_divided, of_rank, saved, stored, train};
 
-fn made(optimiser: impl Optimiser, model: &mut Plain) -> StateTree {
+fn made(optimiser: impl IntoOptimiser, model: &mut Plain) -> StateTree {
     setup(optimiser, &model.lend()).expect("a state")
 }
 

@@ -4,8 +4,8 @@
 //! `RANDOM_MODELS` says how many models there are (100 if not said). A failure names its number.
 
 use optimisers::{
-    Checkpoint, CheckpointFile, DType, Engine, Isa, LocalRank, Optimiser, Result, Setup, StateTree, Update,
-    ranks, setup,
+    Checkpoint, CheckpointFile, DType, Engine, IntoOptimiser, Isa, LocalRank, Optimiser, Result, Setup,
+    StateTree, Update, ranks, setup,
 };
 use optimisers_plain::{Named, Plain, Vector, all_rules, hash, numbers, saved, stored};
 
@@ -36,7 +36,7 @@ impl Dice {
         Plain((0..count).map(named).collect())
     }
 
-    fn optimiser(&mut self) -> (String, Box<dyn Optimiser>) {
+    fn optimiser(&mut self) -> (String, Optimiser) {
         let rules = all_rules();
         let (name, rule) = &rules[self.below(rules.len())];
         let mut stored = stored(&|| rule.clone());
@@ -59,7 +59,7 @@ fn train(
 }
 
 /// The bits after six steps on each of these ranks.
-fn on_ranks(count: usize, start: &Plain, optimiser: &(impl Optimiser + Clone)) -> Vec<u64> {
+fn on_ranks(count: usize, start: &Plain, optimiser: &(impl IntoOptimiser + Clone)) -> Vec<u64> {
     let of_rank = |world: LocalRank| -> Result<u64> {
         let mut model = start.clone();
         let mut state = Setup::over(&world).build(optimiser.clone(), &model.lend())?;

@@ -9,15 +9,15 @@ use candle_core::Device;
 use optimisers::__private::cuda::ptx;
 use optimisers::__private::emulation::printed;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, Kahan, LAMB, LARS,
-    MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, Q8, Rule, SplitMaster, StochasticRounding,
-    StoreAs, Update, rules, setup,
+    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Engine, IntoOptimiser, Kahan, LAMB,
+    LARS, MixedPrecision, Muon, Optimiser, OptimiserChain, Prodigy, Q8, Rule, SplitMaster,
+    StochasticRounding, StoreAs, Update, rules, setup,
 };
 
 use support::common::{grads, model, random};
 
 /// The sources of three updates.
-fn sources(optimiser: impl Optimiser, parameter: DType, gradient: DType) -> Vec<Arc<str>> {
+fn sources(optimiser: impl IntoOptimiser, parameter: DType, gradient: DType) -> Vec<Arc<str>> {
     // As few elements as are stored in 8 bits.
     let tensor = |seed, dtype| random(seed, &[64, 64], dtype, &Device::Cpu);
     let model = model(&[tensor(1, parameter)]);
@@ -37,20 +37,20 @@ fn sources(optimiser: impl Optimiser, parameter: DType, gradient: DType) -> Vec<
 fn all_sources() -> Vec<Arc<str>> {
     let mut all = BTreeSet::new();
     for parameter in [F16, BF16, F32, F64] {
-        let mut add = |optimiser: Box<dyn Optimiser>| all.extend(sources(optimiser, parameter, parameter));
+        let mut add = |optimiser: Optimiser| all.extend(sources(optimiser, parameter, parameter));
         for listing in rules::catalogue() {
             let rule = || listing.rule.clone();
-            add(Box::new(rule()));
-            add(Box::new(MixedPrecision::new(
+            add(Optimiser::new(rule()));
+            add(Optimiser::new(MixedPrecision::new(
                 F32,
                 OptimiserChain::new((AccumGrad::new(2), ClipGrad::new(1.0), rule())),
             )));
-            add(Box::new(Kahan::new(rule())));
-            add(Box::new(StochasticRounding::new(1, rule())));
-            add(Box::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule()))));
+            add(Optimiser::new(Kahan::new(rule())));
+            add(Optimiser::new(StochasticRounding::new(1, rule())));
+            add(Optimiser::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule()))));
             if parameter != F16 {
-                add(Box::new(SplitMaster::new(rule())));
-                add(Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, rule()))));
+                add(Optimiser::new(SplitMaster::new(rule())));
+                add(Optimiser::new(SplitMaster::of_24_bits(StoreAs::all(Q8, rule()))));
             }
         }
         let folds = |p| OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, AdamW::new(0.1)));
@@ -76,10 +76,10 @@ fn all_sources() -> Vec<Arc<str>> {
             ))) as _
         }));
         for rule in rules {
-            add(Box::new(rule.clone()));
-            add(Box::new(MixedPrecision::new(F32, rule.clone())));
+            add(Optimiser::new(rule.clone()));
+            add(Optimiser::new(MixedPrecision::new(F32, rule.clone())));
             if parameter != F16 {
-                add(Box::new(SplitMaster::new(rule)));
+                add(Optimiser::new(SplitMaster::new(rule)));
             }
         }
         for gradient in [F16, BF16, F32, F64] {
@@ -116,20 +116,20 @@ fn every_source_compiles_for_every_device() {
 /// registers.
 #[test]
 fn accesses_are_vectors() {
-    let code = |optimiser: Box<dyn Optimiser>, dtype| {
+    let code = |optimiser: Optimiser, dtype| {
         let source = sources(optimiser, dtype, dtype).pop().expect("a source");
         ptx(&source, (9, 0)).expect("PTX")
     };
     let count = |code: &str, access: &str| code.matches(access).count();
     for dtype in [BF16, F16] {
-        let mixed = code(Box::new(MixedPrecision::new(F32, AdamW::new(0.1))), dtype);
+        let mixed = code(Optimiser::new(MixedPrecision::new(F32, AdamW::new(0.1))), dtype);
         // Master, momentum and variance; the gradient. Then the same three, and the parameter.
         assert_eq!([count(&mixed, "ld.global.v4.f32"), count(&mixed, "ld.global.v4.u16")], [3, 1], "{mixed}");
         assert_eq!([count(&mixed, "st.global.v4.f32"), count(&mixed, "st.global.v4.u16")], [3, 1], "{mixed}");
         assert_eq!(count(&mixed, ".local"), 0, "{mixed}");
     }
     // The compiler may unroll the loop.
-    let double = code(Box::new(AdamW::new(0.1)), F64);
+    let double = code(Optimiser::new(AdamW::new(0.1)), F64);
     let [loads, stores] = ["ld.global.v2.f64", "st.global.v2.f64"].map(|access| count(&double, access));
     assert!(stores >= 3 && loads * 3 == stores * 4, "{loads} loads, {stores} stores: {double}");
 }
@@ -137,7 +137,7 @@ fn accesses_are_vectors() {
 /// The kernels with plain arguments, as others compile them.
 #[test]
 fn printed_kernels_compile() {
-    let compiles = |optimiser: Box<dyn Optimiser>, dtype| {
+    let compiles = |optimiser: Optimiser, dtype| {
         let printed = optimisers::printed(optimiser, dtype, dtype).expect("an elementwise rule");
         let source = printed.kernel().source();
         // `ptx` adds it.
@@ -149,9 +149,9 @@ fn printed_kernels_compile() {
         }
     };
     for dtype in [F16, BF16, F32, F64] {
-        compiles(Box::new(MixedPrecision::new(F32, AdamW::new(0.1))), dtype);
-        compiles(Box::new(Kahan::new(AdamW::new(0.1))), dtype);
-        compiles(Box::new(StochasticRounding::new(1, AdamW::new(0.1))), dtype);
-        compiles(Box::new(StoreAs::all(Q8, AdamW::new(0.1))), dtype);
+        compiles(Optimiser::new(MixedPrecision::new(F32, AdamW::new(0.1))), dtype);
+        compiles(Optimiser::new(Kahan::new(AdamW::new(0.1))), dtype);
+        compiles(Optimiser::new(StochasticRounding::new(1, AdamW::new(0.1))), dtype);
+        compiles(Optimiser::new(StoreAs::all(Q8, AdamW::new(0.1))), dtype);
     }
 }

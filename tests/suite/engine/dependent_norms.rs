@@ -73,14 +73,14 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
 }
 
 /// How a rule becomes an optimiser.
-type Wrapper = fn(Box<dyn Rule>) -> Box<dyn Optimiser>;
+type Wrapper = fn(Box<dyn Rule>) -> Optimiser;
 
 /// How far results may be from the CPU's, whose norms differ in a last bit: a velocity can be the difference
 /// of two close numbers.
 const NORMS: f64 = 1e-8;
 
-const BARE: Wrapper = |rule| Box::new(rule);
-const MIXED: Wrapper = |rule| Box::new(MixedPrecision::new(F32, rule));
+const BARE: Wrapper = |rule| Optimiser::new(rule);
+const MIXED: Wrapper = |rule| Optimiser::new(MixedPrecision::new(F32, rule));
 
 /// Longer than a chunk of a sum.
 const CHUNKS: usize = 20_001;
@@ -120,9 +120,7 @@ fn norms_on_a_device_are_those_of_the_cpu() {
                 let chain = OptimiserChain::new(members);
                 let mut wrapped = vec![BARE(member(chain.clone()))];
                 wrapped.extend(with_wrappers.then(|| MIXED(member(chain.clone()))));
-                wrapped.extend(
-                    (parameter == BF16).then(|| Box::new(SplitMaster::new(chain)) as Box<dyn Optimiser>),
-                );
+                wrapped.extend((parameter == BF16).then(|| Optimiser::new(SplitMaster::new(chain))));
                 for optimiser in wrapped {
                     let run = |engine| trajectory(engine, optimiser.clone(), &parameters, &steps);
                     assert_close(&run(Engine::Emulated), &run(Engine::Fused), NORMS, optimiser.name());

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, Engine, Error, Kind, MixedPrecision,
-    Optimiser, OptimiserChain, Parameter, Q8, Rprop, Rule, ScheduleFree, Slot, SlotFormat, State, StateTree,
-    StochasticRounding, StoreAs, Update, setup, update,
+    AccumGrad, AdaGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, Engine, Error, IntoOptimiser, Kind,
+    MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8, Rprop, Rule, ScheduleFree, Slot, SlotFormat,
+    State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
 };
 
 use crate::engine::engines::special_values;
@@ -34,7 +34,7 @@ fn train(state: &mut StateTree, model: &Vars, seeds: std::ops::Range<u64>) {
     }
 }
 
-fn trained(optimiser: impl Optimiser) -> (Vars, StateTree) {
+fn trained(optimiser: impl IntoOptimiser) -> (Vars, StateTree) {
     let model = model(&tensors(1, DType::F32));
     let mut state = setup(optimiser, &model).expect("a state");
     train(&mut state, &model, 1..4);
@@ -48,7 +48,7 @@ fn every_rule_has_the_same_bits_on_every_engine() {
     {
         let (parameters, grads) = (tensors(1, dtype), steps(gradient, 1..4));
         for rule in rules_and_chains() {
-            let rule = MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule));
+            let rule = Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule)));
             let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
             // A device adds norms up in another order, and a code follows from the last digit.
             let is_exact =
@@ -68,7 +68,7 @@ fn special_numbers_have_the_same_bits_on_every_engine() {
         let [x, g] = [x, g]
             .map(|values| Tensor::cat(&[&values, &values, &values], 0).expect("as many as are worth it"));
         let grads = vec![grads([Some(g)]); 3];
-        for rule in [Box::new(adamw()) as Box<dyn Optimiser>, Box::new(StoreAs::all(Q8, Rprop::new(0.01)))] {
+        for rule in [Optimiser::new(adamw()), Optimiser::new(StoreAs::all(Q8, Rprop::new(0.01)))] {
             let expected = trajectory(Engine::Tensors, rule.clone(), std::slice::from_ref(&x), &grads);
             for engine in engines() {
                 assert_same(
@@ -184,9 +184,9 @@ fn a_file_goes_on_bit_for_bit() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
     for optimiser in [
-        Box::new(adamw()) as Box<dyn Optimiser>,
-        Box::new(MixedPrecision::new(DType::F64, adamw())),
-        Box::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
+        Optimiser::new(adamw()),
+        Optimiser::new(MixedPrecision::new(DType::F64, adamw())),
+        Optimiser::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
     ] {
         let (model, mut state) = trained(optimiser.clone());
         Checkpoint::new(&state).save(&path).expect("a save");
@@ -335,7 +335,7 @@ fn copies_updates_and_windows_are_as_with_any_state() {
 #[test]
 fn every_store_has_its_state_in_8_bits() {
     let mut optimisers = rounding_to_nearest(DType::BF16, Box::new(adamw()));
-    optimisers.push(Box::new(StochasticRounding::new(7, adamw())));
+    optimisers.push(Optimiser::new(StochasticRounding::new(7, adamw())));
     for optimiser in optimisers {
         let (parameters, grads) = (tensors(1, DType::BF16), steps(DType::BF16, 1..4));
         let expected = trajectory(Engine::Tensors, optimiser.clone(), &parameters, &grads);

@@ -9,9 +9,9 @@ use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{Device, Tensor};
 use optimisers::__private::emulation::{Launched, is_available, take_answered, take_launches};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine, Kind, LAMB, LARS,
-    Lookahead, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Prodigy, Rule, Status,
-    StochasticRounding, Update, WeightDecay, setup,
+    AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine,
+    IntoOptimiser, Kind, LAMB, LARS, Lookahead, MixedPrecision, Momentum, NonFinite, Optimiser,
+    OptimiserChain, Prodigy, Rule, Status, StochasticRounding, Update, WeightDecay, setup,
 };
 
 use crate::engine::engines::{small_model, special_values};
@@ -31,7 +31,8 @@ pub fn can_run() -> bool {
 
 /// Asserts that a trajectory is that of the CPU engine: to the bit, but for norms, which are added up in
 /// another order.
-pub fn assert_agrees(optimiser: impl Optimiser + Clone, parameters: &[Tensor], grads: &[Grads]) {
+pub fn assert_agrees(optimiser: impl IntoOptimiser, parameters: &[Tensor], grads: &[Grads]) {
+    let optimiser = Optimiser::new(optimiser);
     let what = format!(
         "{} for {:?} with {:?}",
         optimiser.name(),
@@ -153,7 +154,7 @@ fn large_leaves() {
 }
 
 /// The launches of one update with gradients for all of these.
-fn launches(optimiser: impl Optimiser, parameters: &[Tensor]) -> Vec<Launched> {
+fn launches(optimiser: impl IntoOptimiser, parameters: &[Tensor]) -> Vec<Launched> {
     let model = model(parameters);
     let mut state = setup(optimiser, &model).expect("a state");
     let step = |seed| grads(parameters.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
@@ -200,7 +201,7 @@ fn a_step_waits_once_for_each_level_of_norms() {
     }
     let leaves = [(1, 5, F32), (2, 40_000, F32), (3, 7, BF16)]
         .map(|(seed, length, dtype)| random(seed, &[length], dtype, &Device::Cpu));
-    let waits = |optimiser: Box<dyn Optimiser>, checked: bool| {
+    let waits = |optimiser: Optimiser, checked: bool| {
         let model = model(&leaves);
         let mut state = setup(optimiser, &model).expect("a state");
         let mut step = |seed| {
@@ -214,7 +215,7 @@ fn a_step_waits_once_for_each_level_of_norms() {
         step(2);
         take_answered()
     };
-    let mixed = |rule: Box<dyn Rule>| Box::new(MixedPrecision::new(F32, rule)) as Box<dyn Optimiser>;
+    let mixed = |rule: Box<dyn Rule>| Optimiser::new(MixedPrecision::new(F32, rule));
     let clip = || ClipGlobalNorm::new(1e-3);
     let rules: [(Box<dyn Rule>, usize); 21] = [
         (Box::new(Adam::new(0.1)), 0),

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Elementwise, Engine, Kind, LAMB,
-    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, RMSProp, Rule, Scale, Slot, Update,
-    WeightDecay, hyper_parameters, range, rules, setup,
+    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Elementwise, Engine,
+    IntoOptimiser, Kind, LAMB, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, RMSProp, Rule,
+    Scale, Slot, Update, WeightDecay, hyper_parameters, range, rules, setup,
 };
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn fused() -> Vec<Engine> {
 /// Asserts that the fused engines do what tensor operations do.
 fn assert_engines_agree(
     fused: &[Engine],
-    optimiser: impl Optimiser + Clone,
+    optimiser: impl IntoOptimiser + Clone,
     parameters: &[Tensor],
     grads: &[Grads],
 ) {
@@ -61,7 +61,7 @@ pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<T
 
 /// Asserts that what `optimisers` gives for a dtype has the same bits on all engines, with gradients of every
 /// dtype.
-pub fn assert_bits_on_engines(optimisers: impl Fn(DType) -> Vec<Box<dyn Optimiser>>) {
+pub fn assert_bits_on_engines(optimisers: impl Fn(DType) -> Vec<Optimiser>) {
     for (parameter, gradient) in pairs_of_dtypes() {
         let (parameters, grads) = small_model(&Device::Cpu, parameter, gradient);
         for optimiser in optimisers(parameter) {
@@ -87,18 +87,16 @@ fn every_optimiser_on_a_device() {
     for (place, (parameter, gradient)) in pairs_of_dtypes().enumerate() {
         let [here, there] = [&Device::Cpu, device].map(|device| {
             let (parameters, grads) = small_model(device, parameter, gradient);
-            move |optimiser: &dyn Optimiser| {
-                trajectory(Engine::Fused, dyn_clone::clone_box(optimiser), &parameters, &grads)
-            }
+            move |optimiser: &Optimiser| trajectory(Engine::Fused, optimiser.clone(), &parameters, &grads)
         });
         for (index, optimiser) in optimisers_for(parameter).into_iter().enumerate() {
             let is_elementwise = optimiser.rule().kind() == Kind::Elementwise;
             if is_elementwise && index % 16 == place {
                 let what = (optimiser.name(), parameter, gradient);
-                assert_same(&there(&*optimiser), &here(&*optimiser), what);
+                assert_same(&there(&optimiser), &here(&optimiser), what);
             }
         }
-        let clipped = OptimiserChain::new((ClipGlobalNorm::new(0.1), LAMB::new(0.1)));
+        let clipped = Optimiser::new(OptimiserChain::new((ClipGlobalNorm::new(0.1), LAMB::new(0.1))));
         assert_close(&there(&clipped), &here(&clipped), 1e-11, (parameter, gradient));
     }
 }
@@ -230,15 +228,15 @@ fn any_number_of_threads() {
         AdamW { lambda: 0.1, ..AdamW::new(0.01) },
         ClipNorm { p: 1.0, ..ClipNorm::new(0.1) },
     ));
-    let with_threads = |threads: usize, optimiser: Box<dyn Optimiser>, dtype| {
+    let with_threads = |threads: usize, optimiser: Optimiser, dtype| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
         let parameters: Vec<Tensor> = tensors(1, dtype).collect();
         let grads: Vec<Grads> = (2..4).map(|seed| grads(tensors(seed, dtype).map(Some))).collect();
         pool.install(|| trajectory(Engine::Fused, optimiser, &parameters, &grads))
     };
-    let rows: [(Box<dyn Optimiser>, DType); 2] = [
-        (Box::new(chain.clone()), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F32, chain)), DType::BF16),
+    let rows: [(Optimiser, DType); 2] = [
+        (Optimiser::new(chain.clone()), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F32, chain)), DType::BF16),
     ];
     for (optimiser, dtype) in rows {
         let expected = with_threads(1, optimiser.clone(), dtype);

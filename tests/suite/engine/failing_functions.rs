@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use optimisers::{
-    ClipNorm, Error, Flow, Gradient, Momentum, Optimiser, OptimiserChain, Parameter, Result, Rule, State,
-    StateTree, Update, hyper_parameters, range, setup_with,
+    ClipNorm, Error, Flow, Gradient, IntoOptimiser, Momentum, Optimiser, OptimiserChain, Parameter, Result,
+    Rule, State, StateTree, Update, hyper_parameters, range, setup_with,
 };
 
 use support::common::{Grads, Vars, engines, snapshot, values, var};
@@ -31,16 +31,16 @@ impl Rule for Late {
 
 /// A model of which `a` and `d` have an elementwise rule, `b` this one, and `c` one whose function does not
 /// fail.
-fn started(failing: impl Optimiser + Clone) -> (Vars, StateTree, Grads) {
+fn started(failing: impl IntoOptimiser + Clone) -> (Vars, StateTree, Grads) {
     // Each is a batch of its own.
     let tensor = |value: f32| Tensor::full(value, 1 << 20, &Device::Cpu).expect("a tensor");
     let model: Vars = ["a", "b", "c", "d"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
-    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
         Some(match path {
-            "b" => Box::new(failing.clone()),
-            "c" => Box::new(Late::default()),
-            _ => Box::new(Momentum::new(1.0)),
+            "b" => Optimiser::new(failing.clone()),
+            "c" => Optimiser::new(Late::default()),
+            _ => Optimiser::new(Momentum::new(1.0)),
         })
     };
     (model.clone(), setup_with(&model, choose).expect("a state"), grads)

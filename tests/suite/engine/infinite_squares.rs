@@ -4,9 +4,9 @@
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AccumGrad, AdaMuon, Adafactor, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad,
-    ClipNorm, Communicator, Engine, Error, ErrorKind, LossScaler, Momentum, Muon, Optimiser, OptimiserChain,
-    Outcome, Prodigy, Q8, RMSProp, Rule, SOAP, ScheduleFree, Setup, SkipOutliers, StateTree, Status, StoreAs,
-    Update, Warning, WeightDecay, setup, update,
+    ClipNorm, Communicator, Engine, Error, ErrorKind, IntoOptimiser, LossScaler, Momentum, Muon,
+    OptimiserChain, Outcome, Prodigy, Q8, RMSProp, Rule, SOAP, ScheduleFree, Setup, SkipOutliers, StateTree,
+    Status, StoreAs, Update, Warning, WeightDecay, setup, update,
 };
 
 use support::common::{
@@ -40,7 +40,7 @@ fn is_finite(model: &Vars, state: &StateTree) -> bool {
 }
 
 /// What comes of a call with this gradient after one with ones.
-fn second_call(engine: Engine, rule: impl Optimiser, odd: f64) -> (Outcome, Vars, StateTree) {
+fn second_call(engine: Engine, rule: impl IntoOptimiser, odd: f64) -> (Outcome, Vars, StateTree) {
     let x = ones(DType::F32);
     let mut state = setup(rule, &x).expect("a state");
     finite(engine, &mut state, &x, &ones_and(1.0, DType::F32));

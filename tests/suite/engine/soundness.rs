@@ -8,9 +8,9 @@ use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Flow,
-    Gradient, Gradients, Kahan, LAMB, LARS, Lend, MixedPrecision, Model, Momentum, Optimiser, OptimiserChain,
-    Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster, State, Update, Visitor,
-    hyper_parameters, range, setup, value::Value,
+    Gradient, Gradients, IntoOptimiser, Kahan, LAMB, LARS, Lend, MixedPrecision, Model, Momentum,
+    OptimiserChain, Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster, State,
+    Update, Visitor, hyper_parameters, range, setup, value::Value,
 };
 
 use support::common::{Grads, Snapshot, assert_same, engines, grads, is_kind, model, random, snapshot};
@@ -61,7 +61,7 @@ fn of_too_many<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
 }
 
 /// The errors of an update on each engine, after each of which everything must be as it was.
-fn refusals(optimiser: impl Optimiser + Clone, dtype: candle_core::DType) -> Vec<Error> {
+fn refusals(optimiser: impl IntoOptimiser + Clone, dtype: candle_core::DType) -> Vec<Error> {
     let parameters = [random(1, &[3], dtype, &Device::Cpu), random(2, &[40, 25], dtype, &Device::Cpu)];
     let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
     let refused = |engine| {
@@ -81,7 +81,7 @@ fn is_contract(error: &Error, path: &str, words: &str) {
     assert_eq!(error.path(), Some(path), "{error}");
 }
 
-fn assert_misfit(optimiser: impl Optimiser + Clone, dtype: candle_core::DType, slot: &str) {
+fn assert_misfit(optimiser: impl IntoOptimiser + Clone, dtype: candle_core::DType, slot: &str) {
     let name = optimiser.name();
     for error in refusals(optimiser, dtype) {
         is_contract(&error, "1", &format!("{name} works element by element on its state tensor {slot:?}"));

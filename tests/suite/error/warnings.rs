@@ -85,11 +85,11 @@ fn a_step_below_the_bound_moves_nothing() {
 #[test]
 fn what_keeps_small_steps_is_not_warned_of() {
     let adam = || Adam::new(0.1);
-    let kept: [Box<dyn Optimiser>; 4] = [
-        Box::new(MixedPrecision::new(DType::F32, adam())),
-        Box::new(Kahan::new(adam())),
-        Box::new(StochasticRounding::new(0, adam())),
-        Box::new(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], adam()))),
+    let kept: [Optimiser; 4] = [
+        Optimiser::new(MixedPrecision::new(DType::F32, adam())),
+        Optimiser::new(Kahan::new(adam())),
+        Optimiser::new(StochasticRounding::new(0, adam())),
+        Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], adam()))),
     ];
     for optimiser in kept {
         let name = optimiser.name();

@@ -8,8 +8,8 @@ use candle_core::{DType, Tensor, Var};
 use optimisers::ErrorKind::{Argument, Changed, File, Model, NotFinite, OtherRule};
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGrad, ClipNorm, Descent, Ema, ErrorKind,
-    LossScaler, MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain, Result, Rule,
-    StateTree, setup, update,
+    IntoOptimiser, LossScaler, MixedPrecision, Momentum, Nesterov, NonFinite, Optimiser, OptimiserChain,
+    Result, Rule, StateTree, setup, update,
 };
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn rule() -> impl Rule + Clone {
 }
 
 /// A model and its state after an odd number of calls.
-fn started(optimiser: impl Optimiser, seed: u64, dtype: DType) -> (Vars, StateTree) {
+fn started(optimiser: impl IntoOptimiser, seed: u64, dtype: DType) -> (Vars, StateTree) {
     let model = model(seed, dtype);
     let mut state = setup(optimiser, &model).unwrap();
     for call in 0..3 {
@@ -331,16 +331,15 @@ fn a_file_without_the_model() {
 
 #[test]
 fn another_rule() {
-    fn boxed(optimiser: impl Optimiser) -> Box<dyn Optimiser> {
-        Box::new(optimiser)
-    }
     const CLIPPED: &str = "OptimiserChain(ClipGrad, Momentum)";
     const SINGLE: &str = "MixedPrecision(F32, Momentum)";
     let replace = "restore, and then replace the rule";
     // The rule that saved, the rule that loads, what the error says that the file has and the state, and what
     // else.
-    let (momentum, with_clip) =
-        (|| boxed(Momentum::new(0.1)), OptimiserChain::new((ClipGrad::new(1.0), Momentum::new(0.1))));
+    let (momentum, with_clip) = (
+        || Optimiser::new(Momentum::new(0.1)),
+        OptimiserChain::new((ClipGrad::new(1.0), Momentum::new(0.1))),
+    );
     let turned = OptimiserChain::new((Momentum::new(0.1), ClipGrad::new(1.0)));
     let [single, double] =
         [DType::F32, DType::F64].map(|dtype| MixedPrecision::new(dtype, Momentum::new(0.1)));
@@ -348,14 +347,29 @@ fn another_rule() {
     let one = OptimiserChain::new((None::<Descent>, Descent::new(0.1)));
     let (order, converting) = ("(here: Momentum, file: ClipGrad, at member 0)", "converting");
     let rows = [
-        (boxed(Adam::new(0.1)), boxed(AdamW::new(0.1)), ["Adam", "AdamW"], replace),
-        (momentum(), boxed(Nesterov::new(0.1)), ["Momentum", "Nesterov"], replace),
-        (boxed(with_clip.clone()), boxed(turned), [CLIPPED, "OptimiserChain(Momentum, ClipGrad)"], order),
-        (momentum(), boxed(with_clip), ["Momentum", CLIPPED], replace),
-        (boxed(single.clone()), momentum(), [SINGLE, "Momentum"], converting),
-        (boxed(single.clone()), boxed(double), [SINGLE, "MixedPrecision(F64, Momentum)"], converting),
-        (momentum(), boxed(single), ["Momentum", SINGLE], converting),
-        (boxed(two), boxed(one), ["OptimiserChain(Descent, Adam)", "OptimiserChain(None, Descent)"], replace),
+        (Optimiser::new(Adam::new(0.1)), Optimiser::new(AdamW::new(0.1)), ["Adam", "AdamW"], replace),
+        (momentum(), Optimiser::new(Nesterov::new(0.1)), ["Momentum", "Nesterov"], replace),
+        (
+            Optimiser::new(with_clip.clone()),
+            Optimiser::new(turned),
+            [CLIPPED, "OptimiserChain(Momentum, ClipGrad)"],
+            order,
+        ),
+        (momentum(), Optimiser::new(with_clip), ["Momentum", CLIPPED], replace),
+        (Optimiser::new(single.clone()), momentum(), [SINGLE, "Momentum"], converting),
+        (
+            Optimiser::new(single.clone()),
+            Optimiser::new(double),
+            [SINGLE, "MixedPrecision(F64, Momentum)"],
+            converting,
+        ),
+        (momentum(), Optimiser::new(single), ["Momentum", SINGLE], converting),
+        (
+            Optimiser::new(two),
+            Optimiser::new(one),
+            ["OptimiserChain(Descent, Adam)", "OptimiserChain(None, Descent)"],
+            replace,
+        ),
     ];
     for (saved, set_up, [got, expected], words) in rows {
         let (model, state) = started(saved, 1, DType::BF16);

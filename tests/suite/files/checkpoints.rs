@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use optimisers::{
-    AccumGrad, Adam, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ErrorKind, FieldValue, Leaf,
-    MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Sizes, StateTree, model, setup,
+    AccumGrad, Adam, Adjust, Checkpoint, CheckpointFile, CheckpointSaver, ClipGrad, ErrorKind, FieldValue,
+    Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Sizes, StateTree, model, setup,
     setup_with, update,
 };
 use safetensors::SafeTensors;
@@ -41,8 +41,8 @@ fn run(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Vec<
 
 /// The same optimiser with every hyper-parameter changed, but for those that decide what the state consists
 /// of.
-fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
-    let mut optimiser = dyn_clone::clone_box(optimiser);
+fn adjusted(optimiser: &Optimiser) -> Optimiser {
+    let mut optimiser = optimiser.clone();
     let other = |(_, value)| match value {
         FieldValue::Real(value) => FieldValue::Real(0.5 * value + 0.001),
         FieldValue::Pair(first, second) => FieldValue::Pair(0.5 * first, 0.875 * second),
@@ -55,7 +55,7 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
         FieldValue::Sizes(_) => FieldValue::Sizes(Sizes::from([3, 1])),
         other => panic!("{other:?} is new here"),
     };
-    let tensors = |optimiser: Box<dyn Optimiser>| {
+    let tensors = |optimiser: Optimiser| {
         // Values that do not go together make no state.
         let state = setup(optimiser, &shapes(1, DType::BF16, CPU)).ok()?;
         let shape =
@@ -82,11 +82,11 @@ fn adjusted(optimiser: &dyn Optimiser) -> Box<dyn Optimiser> {
 
 /// Saves in the middle of a run and goes on with another state, in which everything was different. Returns
 /// the state that was saved.
-pub fn assert_resumes(optimiser: &dyn Optimiser, dtype: DType, device: &Device) -> StateTree {
+pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> StateTree {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
     let model = shapes(1, dtype, device);
-    let mut state = setup(dyn_clone::clone_box(optimiser), &model).unwrap();
+    let mut state = setup(optimiser.clone(), &model).unwrap();
     run(&mut state, &model, 0..7);
     let saved = state.try_clone().unwrap();
     let checkpoint = || Checkpoint::new(&state).model(&model).bytes("calls", "7");
@@ -121,7 +121,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
             let is_wanted = |index: usize| device.is_cpu() || index % 4 == place;
             for (_, optimiser) in optimisers_for(dtype).into_iter().enumerate().filter(|(i, _)| is_wanted(*i))
             {
-                let saved = assert_resumes(&*optimiser, dtype, &device);
+                let saved = assert_resumes(&optimiser, dtype, &device);
                 half_way += usize::from(
                     saved
                         .leaves()

@@ -16,7 +16,7 @@ pub(crate) fn read(value: Value) -> OptimiserConfig {
     serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{value}: {error}"))
 }
 
-fn built(value: Value) -> Box<dyn Optimiser> {
+fn built(value: Value) -> Optimiser {
     read(value.clone()).optimiser().unwrap_or_else(|error| panic!("{value}: {error}"))
 }
 
@@ -87,22 +87,22 @@ fn every_rule_with_each_field() {
 }
 
 /// Configurations and what they mean, in code.
-fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
+fn chains() -> Vec<(Value, Optimiser)> {
     vec![
         (
             json!([{"ClipGrad": {"delta": 0.5}}, {"WeightDecay": {"lambda": 0.1}}, {"Adam": {"eta": 0.01}}]),
-            Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
+            Optimiser::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         ),
         (
             json!([{"ClipGlobalNorm": {"omega": 0.3}}, {"AdamW": {"eta": 0.01, "lambda": 0.1, "couple": false, "beta": [0, 0.99]}}]),
-            Box::new(OptimiserChain::new((
+            Optimiser::new(OptimiserChain::new((
                 ClipGlobalNorm::new(0.3),
                 AdamW { lambda: 0.1, couple: false, beta: (0.0, 0.99), ..AdamW::new(0.01) },
             ))),
         ),
         (
             json!(["ClipGrad", [["SignDecay"], {"ClipNorm": {"omega": 1, "p": "inf"}}], "Momentum", []]),
-            Box::new(OptimiserChain::new((
+            Optimiser::new(OptimiserChain::new((
                 ClipGrad::default(),
                 OptimiserChain::new((
                     OptimiserChain::new((SignDecay::default(),)),
@@ -112,21 +112,21 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
                 OptimiserChain::new(()),
             ))),
         ),
-        (json!([]), Box::new(OptimiserChain::new(()))),
+        (json!([]), Optimiser::new(OptimiserChain::new(()))),
         (
             json!({"MixedPrecision": {"dtype": "F64", "inner": [{"AccumGrad": {"n": 2}}, "Nesterov"]}}),
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 DType::F64,
                 OptimiserChain::new((optimisers::AccumGrad::new(2), optimisers::Nesterov::default())),
             )),
         ),
         (
             json!({"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}),
-            Box::new(MixedPrecision::new(DType::F32, Adam::new(1.0))),
+            Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(1.0))),
         ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": ["ClipGrad", {"StoreAs": {"slots": "Q8", "inner": ["Adam", "ClipGrad"]}}]}}),
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 DType::F32,
                 OptimiserChain::new((
                     ClipGrad::default(),
@@ -136,15 +136,15 @@ fn chains() -> Vec<(Value, Box<dyn Optimiser>)> {
         ),
         (
             json!({"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": {"Adam": {"eta": 1}}}}),
-            Box::new(StoreAs::new([("m", DType::BF16.into()), ("v", Q8)], Adam::new(1.0))),
+            Optimiser::new(StoreAs::new([("m", DType::BF16.into()), ("v", Q8)], Adam::new(1.0))),
         ),
         (
             json!({"Offload": {"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}}),
-            Box::new(Offload::new(MixedPrecision::new(DType::F32, Adam::new(1.0)))),
+            Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, Adam::new(1.0)))),
         ),
         (
             json!({"Offload": ["ClipGrad", "Adam"]}),
-            Box::new(Offload::new(OptimiserChain::new((ClipGrad::default(), Adam::default())))),
+            Optimiser::new(Offload::new(OptimiserChain::new((ClipGrad::default(), Adam::default())))),
         ),
     ]
 }
@@ -156,7 +156,7 @@ fn a_chain_moves_as_the_tuple_in_code() {
             |seed| [random(seed, &[7, 5], dtype, &Device::Cpu), random(seed + 1, &[3], dtype, &Device::Cpu)];
         let steps: Vec<_> = (10..16).map(|seed| grads(tensors(seed).map(Some))).collect();
         for (text, expected) in chains() {
-            let run = |optimiser: Box<dyn Optimiser>| -> Vec<_> {
+            let run = |optimiser: Optimiser| -> Vec<_> {
                 trajectory(Default::default(), optimiser, &tensors(1), &steps)
                     .into_iter()
                     .map(unnamed)
@@ -325,10 +325,10 @@ fn rules_of_ones_own() {
     let registry =
         Registry::default().with(Stretch::default()).with(AdamW { lambda: 0.5, ..AdamW::default() });
     assert_eq!(registry.rules().count(), rules::catalogue().len() + 1);
-    let cases: [(Value, Box<dyn Optimiser>); 3] = [
-        (json!("Stretch"), Box::new(Stretch { factor: 2.0 })),
-        (json!({"Stretch": {"factor": -3}}), Box::new(Stretch { factor: -3.0 })),
-        (json!({"AdamW": {"eta": 1}}), Box::new(AdamW { lambda: 0.5, ..AdamW::new(1.0) })),
+    let cases: [(Value, Optimiser); 3] = [
+        (json!("Stretch"), Optimiser::new(Stretch { factor: 2.0 })),
+        (json!({"Stretch": {"factor": -3}}), Optimiser::new(Stretch { factor: -3.0 })),
+        (json!({"AdamW": {"eta": 1}}), Optimiser::new(AdamW { lambda: 0.5, ..AdamW::new(1.0) })),
     ];
     for (text, expected) in cases {
         assert_eq!(format!("{:?}", registry.optimiser(&read(text)).unwrap()), format!("{expected:?}"));

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device};
 use optimisers::config::OptimiserConfig;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Average, ClipGlobalNorm, DecoupledDecay, Ema, Kahan, Lion,
-    MixedPrecision, Muon, Offload, Optimiser, OptimiserChain, Q8, Schedule, SkipOutliers, SplitMaster,
-    StochasticRounding, StoreAs, UniformAverage, setup_with,
+    AccumGrad, Adam, AdamW, Average, ClipGlobalNorm, DecoupledDecay, Ema, Kahan, Lion, MixedPrecision, Muon,
+    Offload, Optimiser, OptimiserChain, Q8, Schedule, SkipOutliers, SplitMaster, StochasticRounding, StoreAs,
+    UniformAverage, setup_with,
 };
 use serde_json::{Value, json};
 
@@ -13,55 +13,58 @@ use crate::files::config::read;
 use support::common::{Vars, random, var};
 
 /// What a recipe says in a text, and in code.
-fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
+fn recipes() -> Vec<(Value, Optimiser)> {
     let clipped = |omega, eta| OptimiserChain::new((ClipGlobalNorm::new(omega), AdamW::new(eta)));
     let muon = || Muon::new(0.02).with_fallback(AdamW::new(3e-4));
     vec![
         // README: thirty seconds; fine-tune in bf16.
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"ClipGlobalNorm": {"omega": 1}}, {"AdamW": {"eta": 1e-2}}]}}),
-            Box::new(MixedPrecision::new(DType::F32, clipped(1.0, 1e-2))),
+            Optimiser::new(MixedPrecision::new(DType::F32, clipped(1.0, 1e-2))),
         ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"ClipGlobalNorm": {"omega": 1}}, {"AdamW": {"eta": 1e-5}}]}}),
-            Box::new(MixedPrecision::new(DType::F32, clipped(1.0, 1e-5))),
+            Optimiser::new(MixedPrecision::new(DType::F32, clipped(1.0, 1e-5))),
         ),
         // README: which one for which memory.
-        (json!("AdamW"), Box::new(AdamW::default())),
+        (json!("AdamW"), Optimiser::new(AdamW::default())),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": "AdamW"}}),
-            Box::new(MixedPrecision::new(DType::F32, AdamW::default())),
+            Optimiser::new(MixedPrecision::new(DType::F32, AdamW::default())),
         ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
-            Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::default()))),
+            Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::default()))),
         ),
-        (json!({"StoreAs": {"slots": "Q8", "inner": "AdamW"}}), Box::new(StoreAs::all(Q8, AdamW::default()))),
+        (
+            json!({"StoreAs": {"slots": "Q8", "inner": "AdamW"}}),
+            Optimiser::new(StoreAs::all(Q8, AdamW::default())),
+        ),
         (
             json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}),
-            Box::new(SplitMaster::new(AdamW::default())),
+            Optimiser::new(SplitMaster::new(AdamW::default())),
         ),
         (
             json!({"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
-            Box::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::default()))),
+            Optimiser::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::default()))),
         ),
-        (json!({"Kahan": {"inner": "AdamW"}}), Box::new(Kahan::new(AdamW::default()))),
+        (json!({"Kahan": {"inner": "AdamW"}}), Optimiser::new(Kahan::new(AdamW::default()))),
         (
             json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}),
-            Box::new(StochasticRounding::new(7, AdamW::default())),
+            Optimiser::new(StochasticRounding::new(7, AdamW::default())),
         ),
         (
             json!({"Offload": {"Kahan": {"inner": "AdamW"}}}),
-            Box::new(Offload::new(Kahan::new(AdamW::default()))),
+            Optimiser::new(Offload::new(Kahan::new(AdamW::default()))),
         ),
         // Accumulate gradients.
         (
             json!([{"AccumGrad": {"n": 4}}, {"Adam": {"eta": 0.01}}]),
-            Box::new(OptimiserChain::new((AccumGrad::new(4), Adam::new(0.01)))),
+            Optimiser::new(OptimiserChain::new((AccumGrad::new(4), Adam::new(0.01)))),
         ),
         (
             json!([{"AccumGrad": {"n": 4, "average": "Weighted"}}, "Adam"]),
-            Box::new(OptimiserChain::new((
+            Optimiser::new(OptimiserChain::new((
                 AccumGrad { average: Average::Weighted, ..AccumGrad::new(4) },
                 Adam::default(),
             ))),
@@ -69,24 +72,24 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
         // Averages of the weights.
         (
             json!(["Adam", {"Ema": {"delta": 0.999}}]),
-            Box::new(OptimiserChain::new((Adam::default(), Ema::new(0.999)))),
+            Optimiser::new(OptimiserChain::new((Adam::default(), Ema::new(0.999)))),
         ),
         (
             json!(["Adam", "UniformAverage"]),
-            Box::new(OptimiserChain::new((Adam::default(), UniformAverage::default()))),
+            Optimiser::new(OptimiserChain::new((Adam::default(), UniformAverage::default()))),
         ),
         // Matrices.
         (
             json!({"Fallback": {
                 "inner": {"Muon": {"eta": 0.02}}, "fallback": {"AdamW": {"eta": 3e-4}}, "except": ["embedding*", "head*"],
             }}),
-            Box::new(muon().except(["embedding*", "head*"])),
+            Optimiser::new(muon().except(["embedding*", "head*"])),
         ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"ClipGlobalNorm": {"omega": 1}}, {"Fallback": {
                 "inner": {"Muon": {"eta": 0.02}}, "fallback": {"AdamW": {"eta": 3e-4}}, "except": ["embedding", "*norm*"],
             }}]}}),
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 DType::F32,
                 OptimiserChain::new((ClipGlobalNorm::new(1.0), muon().except(["embedding", "*norm*"]))),
             )),
@@ -94,17 +97,17 @@ fn recipes() -> Vec<(Value, Box<dyn Optimiser>)> {
         // Watch a run; decay beside a rule.
         (
             json!(["SkipOutliers", "Adam"]),
-            Box::new(OptimiserChain::new((SkipOutliers::default(), Adam::default()))),
+            Optimiser::new(OptimiserChain::new((SkipOutliers::default(), Adam::default()))),
         ),
         (
             json!({"DecoupledDecay": {"decay_lambda": 0.1, "cautious": true, "inner": {"Lion": {"eta": 1e-4}}}}),
-            Box::new(DecoupledDecay::new(0.1, Lion::new(1e-4)).cautious()),
+            Optimiser::new(DecoupledDecay::new(0.1, Lion::new(1e-4)).cautious()),
         ),
     ]
 }
 
 /// All that an optimiser says of itself, as a text of one form.
-fn description(optimiser: &dyn Optimiser) -> String {
+fn description(optimiser: &Optimiser) -> String {
     serde_json::to_string(&OptimiserConfig::of(optimiser).expect("a configuration")).expect("a text")
 }
 

@@ -106,17 +106,17 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
     }
 }
 
-pub fn optimiser(dice: &mut Dice) -> Box<dyn Optimiser> {
+pub fn optimiser(dice: &mut Dice) -> Optimiser {
     let rule = rule(3, dice);
-    let stored: Box<dyn Optimiser> = match dice.below(9) {
-        0 | 1 => Box::new(MixedPrecision::new(dice.of(&[DType::F32, DType::F64]), rule)),
-        2 => Box::new(SplitMaster::new(rule)),
-        3 => Box::new(SplitMaster::of_24_bits(rule)),
-        4 => Box::new(Kahan::new(rule)),
-        5 => Box::new(StochasticRounding::new(dice.number(), rule)),
-        _ => Box::new(rule),
+    let stored: Optimiser = match dice.below(9) {
+        0 | 1 => Optimiser::new(MixedPrecision::new(dice.of(&[DType::F32, DType::F64]), rule)),
+        2 => Optimiser::new(SplitMaster::new(rule)),
+        3 => Optimiser::new(SplitMaster::of_24_bits(rule)),
+        4 => Optimiser::new(Kahan::new(rule)),
+        5 => Optimiser::new(StochasticRounding::new(dice.number(), rule)),
+        _ => Optimiser::new(rule),
     };
-    if dice.one_in(5) { Box::new(Offload::new(stored)) } else { stored }
+    if dice.one_in(5) { Optimiser::new(Offload::new(stored)) } else { stored }
 }
 
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
@@ -128,9 +128,9 @@ pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
 #[test]
 fn an_offload_of_parameters_on_the_cpu_is_refused() {
     let optimiser = Offload::new(MixedPrecision::new(DType::F32, Adam::new(0.1))).everywhere();
-    let boxed: Box<dyn Optimiser> = Box::new(optimiser.clone());
-    for optimiser in [&optimiser as &dyn Optimiser, &boxed] {
-        let error = OptimiserConfig::of(optimiser).expect_err("no name for it");
+    let made = Optimiser::new(optimiser.clone());
+    for written in [OptimiserConfig::of(&optimiser), OptimiserConfig::of(&made)] {
+        let error = written.expect_err("no name for it");
         is_kind(&error, ErrorKind::Unsupported, &["Offload::everywhere"]);
     }
     let state = setup(optimiser, &model(&[random(1, &[2], DType::BF16, &Device::Cpu)])).expect("a state");
@@ -142,13 +142,13 @@ fn an_offload_of_parameters_on_the_cpu_is_refused() {
 }
 
 /// The optimiser that is built of what is written, by way of JSON and TOML.
-fn again(optimiser: &dyn Optimiser, seed: u64) -> Box<dyn Optimiser> {
+fn again(optimiser: &Optimiser, seed: u64) -> Optimiser {
     let config = OptimiserConfig::of(optimiser).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     for copy in copies(&config) {
         assert_eq!(copy, config, "seed {seed}");
     }
     let built = config.optimiser().unwrap_or_else(|error| panic!("seed {seed}: {error} in {config:?}"));
-    assert_eq!(OptimiserConfig::of(&*built).expect("a configuration"), config, "seed {seed}");
+    assert_eq!(OptimiserConfig::of(&built).expect("a configuration"), config, "seed {seed}");
     built
 }
 
@@ -157,13 +157,13 @@ fn a_thousand_random_optimisers_are_built_again() {
     for seed in seeds(1000) {
         let optimiser = optimiser(&mut Dice(seed));
         optimiser.check().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert_eq!(format!("{:?}", again(&*optimiser, seed)), format!("{optimiser:?}"), "seed {seed}");
+        assert_eq!(format!("{:?}", again(&optimiser, seed)), format!("{optimiser:?}"), "seed {seed}");
     }
 }
 
 /// The snapshots after ten updates, or why there are none.
 fn ten_steps(
-    optimiser: Box<dyn Optimiser>,
+    optimiser: Optimiser,
     parameters: &[Tensor],
     gradients: &[Grads],
 ) -> Result<Vec<Snapshot>, String> {
@@ -185,7 +185,7 @@ fn what_is_built_again_has_the_same_bits_after_ten_steps() {
     let mut steps = 0;
     for seed in seeds(1000) {
         let optimiser = optimiser(&mut Dice(seed));
-        let rebuilt = ten_steps(again(&*optimiser, seed), &tensors(1), &gradients);
+        let rebuilt = ten_steps(again(&optimiser, seed), &tensors(1), &gradients);
         match (ten_steps(optimiser, &tensors(1), &gradients), rebuilt) {
             (Ok(expected), Ok(got)) => {
                 assert_same(&got, &expected, format!("seed {seed}"));
@@ -461,31 +461,33 @@ fn wrappers_of_ones_own_are_one_line_each() {
     };
     let (adam, lion) = (|| Box::new(Adam::default()), || Box::new(Lion::new(0.5)));
     let clipped = OptimiserChain::new(vec![Box::new(ClipGrad::default()) as Box<dyn Rule>, lion()]);
-    let cases: [(Value, Box<dyn Optimiser>); 6] = [
+    let cases: [(Value, Optimiser); 6] = [
         (
             json!({"Louder": {"inner": "Adam"}}),
-            Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() }),
+            Optimiser::new(Louder { factor: 2.0, is_odd: false, inner: adam() }),
         ),
         (
             json!({"Louder": {"inner": "Adam", "odd": true}}),
-            Box::new(Louder { factor: 3.0, is_odd: true, inner: adam() }),
+            Optimiser::new(Louder { factor: 3.0, is_odd: true, inner: adam() }),
         ),
         (
             json!({"Louder": {"factor": 7, "odd": false, "inner": ["ClipGrad", {"Lion": {"eta": 0.5}}]}}),
-            Box::new(Louder { factor: 7.0, is_odd: false, inner: Box::new(clipped) }),
+            Optimiser::new(Louder { factor: 7.0, is_odd: false, inner: Box::new(clipped) }),
         ),
         (
             json!({"Kahan": {"inner": {"Second": {"members": ["Adam", {"Lion": {"eta": 0.5}}]}}}}),
-            Box::new(Kahan::new(Box::new(Second { share: 0.5, rules: [adam(), lion()] }) as Box<dyn Rule>)),
+            Optimiser::new(Kahan::new(
+                Box::new(Second { share: 0.5, rules: [adam(), lion()] }) as Box<dyn Rule>
+            )),
         ),
         (
             json!({"Second": {"share": 0.25, "members": [{"Louder": {"inner": "Adam"}}, "Adam"]}}),
-            Box::new(Second {
+            Optimiser::new(Second {
                 share: 0.25,
                 rules: [Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() }), adam()],
             }),
         ),
-        (json!({"Cautious": {"inner": "Descent"}}), Box::new(Cautious::new(Descent::new(0.5)))),
+        (json!({"Cautious": {"inner": "Descent"}}), Optimiser::new(Cautious::new(Descent::new(0.5)))),
     ];
     for (text, expected) in cases {
         let got = built(text.clone());

@@ -24,12 +24,12 @@ fn started(seed: u64) -> (Vars, StateTree) {
         .into_iter()
         .map(leaf)
         .collect();
-    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
         let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(1.0), Adam::new(0.01)));
         Some(if path == "b" {
-            Box::new(ScheduleFree::new(0.01))
+            Optimiser::new(ScheduleFree::new(0.01))
         } else {
-            Box::new(MixedPrecision::new(DType::F32, chain))
+            Optimiser::new(MixedPrecision::new(DType::F32, chain))
         })
     };
     let mut state = setup_with(&model, choose).unwrap();

@@ -25,11 +25,11 @@ fn precisions() -> impl Iterator<Item = Precision> {
         .flat_map(|parameter| [None, Some(DType::F32), Some(DType::F64)].map(|master| (parameter, master)))
 }
 
-fn with_masters(master: Option<DType>, rule: &dyn Rule) -> Box<dyn Optimiser> {
+fn with_masters(master: Option<DType>, rule: &dyn Rule) -> Optimiser {
     let rule = dyn_clone::clone_box(rule);
     match master {
-        None => Box::new(rule),
-        Some(dtype) => Box::new(MixedPrecision::new(dtype, rule)),
+        None => Optimiser::new(rule),
+        Some(dtype) => Optimiser::new(MixedPrecision::new(dtype, rule)),
     }
 }
 
@@ -38,7 +38,7 @@ fn started((dtype, master): Precision, rule: &dyn Rule, seed: u64) -> (Vars, Sta
 }
 
 /// A model and its state after three calls.
-fn started_with(optimiser: Box<dyn Optimiser>, dtype: DType, seed: u64) -> (Vars, StateTree) {
+fn started_with(optimiser: Optimiser, dtype: DType, seed: u64) -> (Vars, StateTree) {
     let shapes: [&[usize]; 3] = [&[7], &[], &[3, 0]];
     let model: Vars = shapes
         .iter()
@@ -267,13 +267,13 @@ fn numbers_too_large_for_the_new_dtype() {
 #[test]
 fn other_wrappers() {
     let rule = || Adam::new(0.01);
-    let wrapped = |i: usize| -> Box<dyn Optimiser> {
+    let wrapped = |i: usize| -> Optimiser {
         match i {
-            0 => Box::new(Kahan::new(rule())),
-            1 => Box::new(StochasticRounding::new(3, rule())),
-            2 => Box::new(SplitMaster::new(rule())),
-            3 => Box::new(MixedPrecision::new(DType::F32, rule())),
-            _ => Box::new(rule()),
+            0 => Optimiser::new(Kahan::new(rule())),
+            1 => Optimiser::new(StochasticRounding::new(3, rule())),
+            2 => Optimiser::new(SplitMaster::new(rule())),
+            3 => Optimiser::new(MixedPrecision::new(DType::F32, rule())),
+            _ => Optimiser::new(rule()),
         }
     };
     for (from, to) in (0..5).flat_map(|from| (0..5).map(move |to| (from, to))) {
@@ -336,8 +336,9 @@ fn a_tensor_that_is_only_called_master() {
         (leaf(&saved), rounded(&values(&saved_model["0"]), DType::BF16))
     );
 
-    let wrapped =
-        |seed| started_with(Box::new(StochasticRounding::new(3, Remembers::default())), DType::BF16, seed);
+    let wrapped = |seed| {
+        started_with(Optimiser::new(StochasticRounding::new(3, Remembers::default())), DType::BF16, seed)
+    };
     let ((saved_model, saved), (model, mut state)) = (wrapped(1), wrapped(40));
     restore(&saved, &saved_model, &mut state, &model).unwrap();
     assert!(snapshot(&model, &state) == snapshot(&saved_model, &saved));

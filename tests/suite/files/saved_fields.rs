@@ -2,9 +2,9 @@
 
 use candle_core::DType;
 use optimisers::{
-    Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, ErrorKind, FieldValue, MixedPrecision,
-    Optimiser, OptimiserChain, Restored, Rule, StateTree, StochasticRounding, StoreAs, UniformAverage, rules,
-    setup, update,
+    Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGrad, Ema, ErrorKind, FieldValue, IntoOptimiser,
+    MixedPrecision, Optimiser, OptimiserChain, Restored, Rule, StateTree, StochasticRounding, StoreAs,
+    UniformAverage, rules, setup, update,
 };
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use support::common::{Vars, grads, is_kind, model, random, snapshot};
 use support::crafted_checkpoints::{Pieces, file_of, open};
 
 /// The file of a state of one parameter, without some of its hyper-parameters.
-fn without(optimiser: impl Optimiser, x: &Vars, places: &[usize]) -> CheckpointFile {
+fn without(optimiser: impl IntoOptimiser, x: &Vars, places: &[usize]) -> CheckpointFile {
     let mut pieces = Pieces::of(&file_of(Checkpoint::new(&setup(optimiser, x).expect("a state"))));
     for &place in places.iter().rev() {
         let mut place = place;
@@ -74,23 +74,23 @@ fn a_missing_hyper_parameter_is_that_of_its_rule() {
     ));
     let wrapped = |rule| StochasticRounding::new(3, StoreAs::new([("m", DType::BF16)], rule));
     let epsilon = FieldValue::Real(1e-8);
-    type Row<'r> = (Box<dyn Optimiser>, &'r [usize], &'r [(&'r str, &'r str, FieldValue)]);
+    type Row<'r> = (Optimiser, &'r [usize], &'r [(&'r str, &'r str, FieldValue)]);
     let rows: [Row<'_>; 7] = [
-        (Box::new(averages.clone()), &[2], &[("Ema", "start", FieldValue::Count(0))]),
+        (Optimiser::new(averages.clone()), &[2], &[("Ema", "start", FieldValue::Count(0))]),
         (
-            Box::new(averages.clone()),
+            Optimiser::new(averages.clone()),
             &[1, 2],
             &[("Ema", "debias", FieldValue::Flag(false)), ("Ema", "start", FieldValue::Count(0))],
         ),
         (
-            Box::new(MixedPrecision::new(DType::F32, averages)),
+            Optimiser::new(MixedPrecision::new(DType::F32, averages)),
             &[2],
             &[("Ema", "start", FieldValue::Count(0))],
         ),
-        (Box::new(twice.clone()), &[2], &[("Adam", "epsilon", epsilon)]),
-        (Box::new(twice.clone()), &[5], &[("Adam", "epsilon", epsilon)]),
+        (Optimiser::new(twice.clone()), &[2], &[("Adam", "epsilon", epsilon)]),
+        (Optimiser::new(twice.clone()), &[5], &[("Adam", "epsilon", epsilon)]),
         (
-            Box::new(twice.clone()),
+            Optimiser::new(twice.clone()),
             &[1, 2, 5],
             &[
                 ("Adam", "beta", FieldValue::Pair(0.9, 0.999)),
@@ -98,7 +98,7 @@ fn a_missing_hyper_parameter_is_that_of_its_rule() {
                 ("Adam", "epsilon", epsilon),
             ],
         ),
-        (Box::new(wrapped(twice)), &[3], &[("Adam", "epsilon", epsilon)]),
+        (Optimiser::new(wrapped(twice)), &[3], &[("Adam", "epsilon", epsilon)]),
     ];
     for (optimiser, missing, expected) in rows {
         let mut state = setup(optimiser.clone(), &x).expect("a state");

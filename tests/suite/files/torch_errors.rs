@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
     AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, Error, ErrorKind, Momentum, Nesterov,
-    OptimiserChain, Parameter, RMSProp, Scale, Schedule, StateTree, WeightDecay, setup,
+    Optimiser, OptimiserChain, Parameter, RMSProp, Scale, Schedule, StateTree, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -192,11 +192,11 @@ fn numbers_that_cannot_be_trusted_are_refused() {
 #[test]
 fn kinds_of_sgd_are_told_apart() {
     let model = lone();
-    let rules: [(Box<dyn optimisers::Optimiser>, &str); 4] = [
-        (Box::new(Descent::new(1e-3)), "SGD"),
-        (Box::new(Momentum::new(1e-3)), "SGD(momentum)"),
-        (Box::new(Momentum { rho: 0.0, ..Momentum::new(1e-3) }), "SGD"),
-        (Box::new(Nesterov::new(1e-3)), "SGD(nesterov, momentum)"),
+    let rules: [(optimisers::Optimiser, &str); 4] = [
+        (Optimiser::new(Descent::new(1e-3)), "SGD"),
+        (Optimiser::new(Momentum::new(1e-3)), "SGD(momentum)"),
+        (Optimiser::new(Momentum { rho: 0.0, ..Momentum::new(1e-3) }), "SGD"),
+        (Optimiser::new(Nesterov::new(1e-3)), "SGD(nesterov, momentum)"),
     ];
     let files = [("SGD", 0.0, false), ("SGD(momentum)", 0.9, false), ("SGD(nesterov, momentum)", 0.9, true)];
     for ((rule, own), (kind, momentum, nesterov)) in
@@ -345,45 +345,48 @@ fn what_torch_does_not_know_is_not_written() {
         says(&state.save_torch(&path).expect_err("an error"), words);
         assert!(!path.exists());
     };
-    let state = |optimiser: Box<dyn optimisers::Optimiser>| setup(optimiser, &model).expect("a state");
+    let state = |optimiser: optimisers::Optimiser| setup(optimiser, &model).expect("a state");
     let decayed = |couple| AdamW { lambda: 0.1, couple, ..AdamW::new(0.1) };
-    refused(&state(Box::new(AMSGrad::new(0.1))), &["AMSGrad has none, expected exactly one of Adam"]);
+    refused(&state(Optimiser::new(AMSGrad::new(0.1))), &["AMSGrad has none, expected exactly one of Adam"]);
     refused(
-        &state(Box::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))),
+        &state(Optimiser::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))),
         &["has Adam and Momentum"],
     );
-    refused(&state(Box::new(decayed(false))), &["not in proportion to the learning rate"]);
+    refused(&state(Optimiser::new(decayed(false))), &["not in proportion to the learning rate"]);
     refused(
-        &state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))),
+        &state(Optimiser::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))),
         &["not in proportion to the learning rate"],
     );
     refused(
-        &state(Box::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))),
+        &state(Optimiser::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))),
         &["a WeightDecay behind the rule"],
     );
     refused(
-        &state(Box::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))),
+        &state(Optimiser::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))),
         &["one beside it"],
     );
-    refused(&state(Box::new(DecoupledDecay::new(0.1, Momentum::new(0.1)))), &["this weight decay in SGD"]);
     refused(
-        &state(Box::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())),
+        &state(Optimiser::new(DecoupledDecay::new(0.1, Momentum::new(0.1)))),
+        &["this weight decay in SGD"],
+    );
+    refused(
+        &state(Optimiser::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())),
         &["a cautious weight decay"],
     );
-    refused(&state(Box::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
+    refused(&state(Optimiser::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
     let mixed = Vars::from(
         [("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))]
             .map(|(name, x)| (name.to_string(), x.clone())),
     );
-    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn optimisers::Optimiser>> {
-        Some(if path == "a" { Box::new(Adam::new(0.1)) } else { Box::new(Momentum::new(0.1)) })
+    let choose = |path: &str, _: Parameter<'_>| -> Option<optimisers::Optimiser> {
+        Some(if path == "a" { Optimiser::new(Adam::new(0.1)) } else { Optimiser::new(Momentum::new(0.1)) })
     };
     let mixed = optimisers::setup_with(&mixed, choose).expect("a state");
     refused(
         &mixed,
         &["parameter \"b\": it is trained as by torch's SGD, expected its Adam, as by which \"a\" is"],
     );
-    state(Box::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1))))))
+    state(Optimiser::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1))))))
         .save_torch(&path)
         .expect("a save");
 }

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
     AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
-    Offload, OptimiserChain, Q8, Schedule, StateTree, StoreAs, Warning, WeightDecay, setup,
+    Offload, Optimiser, OptimiserChain, Q8, Schedule, StateTree, StoreAs, Warning, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -299,14 +299,14 @@ fn every_bit_of_moments_and_counters_comes_back() {
         state.leaves().map(of).collect()
     };
     let adamw = AdamW::new(0.01);
-    let all: Vec<Box<dyn optimisers::Optimiser>> = vec![
-        Box::new(adamw.clone()),
-        Box::new(MixedPrecision::new(DType::F32, adamw.clone())),
-        Box::new(Kahan::new(adamw.clone())),
-        Box::new(Offload::new(MixedPrecision::new(DType::F64, adamw.clone())).everywhere()),
-        Box::new(StoreAs::new([("m", DType::BF16)], adamw.clone())),
-        Box::new(StoreAs::all(Q8, adamw.clone())),
-        Box::new(Muon::new(0.1).with_fallback(adamw)),
+    let all: Vec<optimisers::Optimiser> = vec![
+        Optimiser::new(adamw.clone()),
+        Optimiser::new(MixedPrecision::new(DType::F32, adamw.clone())),
+        Optimiser::new(Kahan::new(adamw.clone())),
+        Optimiser::new(Offload::new(MixedPrecision::new(DType::F64, adamw.clone())).everywhere()),
+        Optimiser::new(StoreAs::new([("m", DType::BF16)], adamw.clone())),
+        Optimiser::new(StoreAs::all(Q8, adamw.clone())),
+        Optimiser::new(Muon::new(0.1).with_fallback(adamw)),
     ];
     for optimiser in all {
         for dtype in [DType::BF16, DType::F32, DType::F64] {
@@ -336,16 +336,16 @@ fn states_with_decays_of_0_come_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
     let momentum = || Momentum { rho: 0.0, ..Momentum::new(0.5) };
-    let rules: Vec<Box<dyn optimisers::Optimiser>> = vec![
-        Box::new(Adam { beta: (0.0, 0.9), ..Adam::new(0.1) }),
-        Box::new(AdamW { beta: (0.0, 0.9), ..AdamW::new(0.1) }),
-        Box::new(optimisers::AMSGradW { beta: (0.0, 0.9), ..optimisers::AMSGradW::new(0.1) }),
-        Box::new(optimisers::Lion { beta: (0.0, 0.9), ..optimisers::Lion::new(0.1) }),
-        Box::new(optimisers::Lion { beta: (0.9, 0.0), ..optimisers::Lion::new(0.1) }),
-        Box::new(momentum()),
-        Box::new(Momentum { rho: 0.0, ..Momentum::new(0.0) }),
-        Box::new(optimisers::Nesterov { rho: 0.0, ..optimisers::Nesterov::new(0.5) }),
-        Box::new(OptimiserChain::new((optimisers::RMSProp::new(1.0), momentum(), Descent::new(0.5)))),
+    let rules: Vec<optimisers::Optimiser> = vec![
+        Optimiser::new(Adam { beta: (0.0, 0.9), ..Adam::new(0.1) }),
+        Optimiser::new(AdamW { beta: (0.0, 0.9), ..AdamW::new(0.1) }),
+        Optimiser::new(optimisers::AMSGradW { beta: (0.0, 0.9), ..optimisers::AMSGradW::new(0.1) }),
+        Optimiser::new(optimisers::Lion { beta: (0.0, 0.9), ..optimisers::Lion::new(0.1) }),
+        Optimiser::new(optimisers::Lion { beta: (0.9, 0.0), ..optimisers::Lion::new(0.1) }),
+        Optimiser::new(momentum()),
+        Optimiser::new(Momentum { rho: 0.0, ..Momentum::new(0.0) }),
+        Optimiser::new(optimisers::Nesterov { rho: 0.0, ..optimisers::Nesterov::new(0.5) }),
+        Optimiser::new(OptimiserChain::new((optimisers::RMSProp::new(1.0), momentum(), Descent::new(0.5)))),
     ];
     for rule in rules {
         let model = lone();

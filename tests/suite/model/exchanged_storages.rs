@@ -8,9 +8,9 @@ use candle_core::DType::{BF16, F32, F64};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use optimisers::{
-    AccumGrad, Adam, Descent, Engine, Error, ErrorKind, Flow, Gradient, Kahan, MixedPrecision, Optimiser,
-    OptimiserChain, Parameter, Result, Rule, Setup, SplitMaster, State, StateTree, Update, hyper_parameters,
-    range, setup, setup_with, update,
+    AccumGrad, Adam, Descent, Engine, Error, ErrorKind, Flow, Gradient, IntoOptimiser, Kahan, MixedPrecision,
+    Optimiser, OptimiserChain, Parameter, Result, Rule, Setup, SplitMaster, State, StateTree, Update,
+    hyper_parameters, range, setup, setup_with, update,
 };
 
 use support::common::{Grads, Vars, bits, constant, engines, is_kind, tensor, values, var};
@@ -83,7 +83,7 @@ fn gradients(dtype: DType) -> Grads {
 
 /// Makes one step, exchanges a storage, and takes another step on each engine: an error, with nothing changed
 /// of `a` and of all state.
-fn assert_refused<O: Optimiser + Clone>(
+fn assert_refused<O: IntoOptimiser + Clone>(
     optimiser: O,
     dtype: DType,
     name: &str,
@@ -258,11 +258,11 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
             let (model, grads) = (model(F32), gradients(F32));
             let victim =
                 Arc::new(if of_gradient { grads["b"].clone() } else { model["b"].as_tensor().clone() });
-            let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
+            let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
                 Some(if path == "a" {
-                    Box::new(Descent::new(1.0))
+                    Optimiser::new(Descent::new(1.0))
                 } else {
-                    Box::new(Exchanges(victim.clone()))
+                    Optimiser::new(Exchanges(victim.clone()))
                 })
             };
             let mut state = setup_with(&model, choose).expect("a state");

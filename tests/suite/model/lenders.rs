@@ -548,17 +548,17 @@ impl Model for Changing {
 /// first.
 #[test]
 fn owners_that_change_their_minds_make_no_write_outside() {
-    type Make = fn() -> Box<dyn Optimiser>;
+    type Make = fn() -> Optimiser;
     let rules: [(DType, Make); 4] = [
-        (F32, || Box::new(Adam::new(0.1))),
-        (BF16, || Box::new(Adam::new(0.1))),
+        (F32, || Optimiser::new(Adam::new(0.1))),
+        (BF16, || Optimiser::new(Adam::new(0.1))),
         (BF16, || {
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 F32,
                 OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))),
             ))
         }),
-        (BF16, || Box::new(StochasticRounding::new(1, Adam::new(0.1)))),
+        (BF16, || Optimiser::new(StochasticRounding::new(1, Adam::new(0.1)))),
     ];
     for (dtype, rule) in rules {
         let other = if dtype == F32 { BF16 } else { F32 };

@@ -87,8 +87,8 @@ impl Model for Boasting {
 /// Before there is memory for the state.
 #[test]
 fn an_owner_of_such_a_shape_is_refused() {
-    let rules: [fn() -> Box<dyn Optimiser>; 2] =
-        [|| Box::new(AdamW::new(0.1)), || Box::new(Adafactor::new(0.1))];
+    let rules: [fn() -> Optimiser; 2] =
+        [|| Optimiser::new(AdamW::new(0.1)), || Optimiser::new(Adafactor::new(0.1))];
     for (shape, length) in TOO_LARGE.into_iter().chain([(&[1 << 20, 1 << 25][..], 2)]) {
         for rule in rules {
             let words = ["parameter \"x\"", &format!("has {length} elements of F32, expected")];

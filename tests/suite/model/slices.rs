@@ -7,8 +7,8 @@ use candle_core::DType::{BF16, F16, F32, F64, U32};
 use candle_core::{Device, Tensor};
 use half::bf16;
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema,
-    Engine, ErrorKind, Flow, Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser,
+    AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema, Engine,
+    ErrorKind, Flow, Gradient, GradientSlices, MemoryMut, MemoryRef, MixedPrecision, Muon, Optimiser,
     OptimiserChain, Parameter, ParameterSlices, Result, Rule, Setup, State, StateTree, Update,
     hyper_parameters, range, setup, trainables, update,
 };
@@ -362,15 +362,15 @@ fn what_needs_variables_says_so() {
 /// Each rank works on its part of every slice, and has all of it afterwards, with the bits of variables.
 #[test]
 fn several_ranks_have_the_bits_of_variables() {
-    let rules: [fn() -> Box<dyn Optimiser>; 3] = [
+    let rules: [fn() -> Optimiser; 3] = [
         || {
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 F32,
                 OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
             ))
         },
-        || Box::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1), Ema::new(0.5)))),
-        || Box::new(Muon::new(0.1).with_fallback(Adam::new(0.1))),
+        || Optimiser::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1), Ema::new(0.5)))),
+        || Optimiser::new(Muon::new(0.1).with_fallback(Adam::new(0.1))),
     ];
     for (rule, dtype) in rules.into_iter().flat_map(|rule| [(rule, BF16), (rule, F32)]) {
         let shapes: [(&str, &[usize]); 3] = [("b", &[7]), ("large", &[300, 100]), ("w", &[6, 4])];

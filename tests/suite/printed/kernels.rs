@@ -17,9 +17,9 @@ use optimisers::printed::{
 };
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
-    FieldValue, Kahan, Kind, LAMB, Lookahead, MixedPrecision, Momentum, Muon, Offload, Optimiser,
-    OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster, StochasticRounding, StoreAs,
-    WeightDecay, rules, setup, update,
+    FieldValue, IntoOptimiser, Kahan, Kind, LAMB, Lookahead, MixedPrecision, Momentum, Muon, Offload,
+    Optimiser, OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster,
+    StochasticRounding, StoreAs, WeightDecay, rules, setup, update,
 };
 
 use crate::engine::emulated::can_run;
@@ -29,15 +29,15 @@ const STEPS: usize = 4;
 
 /// An optimiser, and what it is printed for.
 struct Case {
-    optimiser: Box<dyn Optimiser>,
+    optimiser: Optimiser,
     parameter: DType,
     gradient: DType,
     length: usize,
 }
 
 impl Case {
-    fn new(optimiser: impl Optimiser, parameter: DType) -> Self {
-        Case { optimiser: Box::new(optimiser), parameter, gradient: parameter, length: 301 }
+    fn new(optimiser: impl IntoOptimiser, parameter: DType) -> Self {
+        Case { optimiser: Optimiser::new(optimiser), parameter, gradient: parameter, length: 301 }
     }
 
     fn printed(&self) -> Printed {
@@ -421,23 +421,29 @@ fn arguments_are_data() {
     assert_eq!(names, named.collect::<Vec<_>>());
     assert!(!kernel.source().contains("#include"));
 
-    let starts = |optimiser: Box<dyn Optimiser>| -> Vec<_> {
+    let starts = |optimiser: Optimiser| -> Vec<_> {
         let printed = printed(optimiser, BF16, BF16).expect("an optimiser");
         printed.state().iter().map(|state| (state.role.clone(), state.start, state.bytes(300))).collect()
     };
     let zero = BufferStart::Number(0.0);
-    assert_eq!(starts(Box::new(SplitMaster::new(Descent::new(0.1)))), [(BufferRole::LowBits, zero, 3 * 272)]);
     assert_eq!(
-        starts(Box::new(SplitMaster::of_24_bits(Descent::new(0.1)))),
+        starts(Optimiser::new(SplitMaster::new(Descent::new(0.1)))),
+        [(BufferRole::LowBits, zero, 3 * 272)]
+    );
+    assert_eq!(
+        starts(Optimiser::new(SplitMaster::of_24_bits(Descent::new(0.1)))),
         [(BufferRole::LowBits, zero, 300)]
     );
     assert_eq!(
-        starts(Box::new(Kahan::new(Momentum::new(0.1)))),
+        starts(Optimiser::new(Kahan::new(Momentum::new(0.1)))),
         [(BufferRole::Compensation, zero, 600), (slot("velocity"), zero, 1200)]
     );
     let averaged = ScheduleFree::new(0.1);
-    assert_eq!(starts(Box::new(averaged))[0], (slot("z"), BufferStart::Parameter, 1200));
-    assert_eq!(starts(Box::new(StoreAs::all(Q8, Momentum::new(0.1)))), [(slot("velocity"), zero, 3 * 132)]);
+    assert_eq!(starts(Optimiser::new(averaged))[0], (slot("z"), BufferStart::Parameter, 1200));
+    assert_eq!(
+        starts(Optimiser::new(StoreAs::all(Q8, Momentum::new(0.1)))),
+        [(slot("velocity"), zero, 3 * 132)]
+    );
 }
 
 #[test]
@@ -509,43 +515,43 @@ fn progress_is_resumed() {
 
 #[test]
 fn what_is_not_elementwise_is_refused_by_name() {
-    let refused = |optimiser: Box<dyn Optimiser>, expected: &str, words: &[&str]| {
+    let refused = |optimiser: Optimiser, expected: &str, words: &[&str]| {
         let error = printed(optimiser, F32, F32).expect_err("no kernel");
         is_kind(&error, ErrorKind::Unsupported, words);
         assert!(error.to_string().starts_with(&format!("{expected} needs ")), "{error}");
     };
     let clipped = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
     refused(
-        Box::new(MixedPrecision::new(F32, clipped)),
+        Optimiser::new(MixedPrecision::new(F32, clipped)),
         "ClipGlobalNorm",
         &["whole model", "Scale", "alpha"],
     );
     refused(
-        Box::new(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1)))),
+        Optimiser::new(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1)))),
         "ClipNorm, LAMB",
         &["whole parameter", "Scale"],
     );
-    refused(Box::new(Muon::new(0.1)), "Muon", &["whole parameter", "`update`"]);
-    refused(Box::<Prodigy>::default(), "Prodigy", &["whole model"]);
-    refused(Box::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))), "Muon", &["whole parameter"]);
+    refused(Optimiser::new(Muon::new(0.1)), "Muon", &["whole parameter", "`update`"]);
+    refused(Optimiser::new(Prodigy::default()), "Prodigy", &["whole model"]);
+    refused(Optimiser::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))), "Muon", &["whole parameter"]);
     refused(
-        Box::new(Offload::new(AdamW::new(0.1)).everywhere()),
+        Optimiser::new(Offload::new(AdamW::new(0.1)).everywhere()),
         &Offload::new(AdamW::new(0.1)).everywhere().name(),
         &["Offload", "buffers"],
     );
     let chosen = optimisers::Fallback::new(AdamW::new(0.1), Descent::new(0.1));
-    refused(Box::new(chosen), "Fallback(AdamW, Descent)", &["path and shape"]);
+    refused(Optimiser::new(chosen), "Fallback(AdamW, Descent)", &["path and shape"]);
     for listing in rules::catalogue().into_iter().filter(|listing| listing.rule.kind() != Kind::Elementwise) {
-        refused(Box::new(listing.rule), listing.name, &["elements of a parameter"]);
+        refused(Optimiser::new(listing.rule), listing.name, &["elements of a parameter"]);
     }
 
-    let refused = |optimiser: Box<dyn Optimiser>, parameter, gradient, kind, got, words| {
+    let refused = |optimiser: Optimiser, parameter, gradient, kind, got, words| {
         let error = printed(optimiser, parameter, gradient).expect_err("no kernel");
         is_kind(&error, kind, &[words]);
         assert_eq!(error.got(), Some(got), "{error}");
     };
     refused(
-        Box::new(Adam::new(0.1)),
+        Optimiser::new(Adam::new(0.1)),
         DType::U8,
         F32,
         ErrorKind::Argument,
@@ -553,14 +559,14 @@ fn what_is_not_elementwise_is_refused_by_name() {
         "the dtype of the parameter",
     );
     refused(
-        Box::new(Adam::new(0.1)),
+        Optimiser::new(Adam::new(0.1)),
         F32,
         DType::U32,
         ErrorKind::Argument,
         "U32",
         "the dtype of the gradient",
     );
-    refused(Box::new(Adam::new(-0.1)), F32, F32, ErrorKind::Argument, "-0.1", "Adam: eta is");
+    refused(Optimiser::new(Adam::new(-0.1)), F32, F32, ErrorKind::Argument, "-0.1", "Adam: eta is");
     let dtype = ErrorKind::Tensor;
-    refused(Box::new(SplitMaster::new(Adam::new(0.1))), F16, F32, dtype, "F16", "SplitMaster");
+    refused(Optimiser::new(SplitMaster::new(Adam::new(0.1))), F16, F32, dtype, "F16", "SplitMaster");
 }

@@ -117,15 +117,15 @@ fn on_movers<T: Send + 'static>(size: usize, work: impl Fn(&Mover) -> T + Send +
     })
 }
 
-fn optimisers() -> Vec<Box<dyn Optimiser>> {
+fn optimisers() -> Vec<Optimiser> {
     vec![
-        Box::new(MixedPrecision::new(
+        Optimiser::new(MixedPrecision::new(
             DType::F32,
             OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
         )),
-        Box::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
-        Box::new(Kahan::new(AdamW::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F32, muon())),
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
+        Optimiser::new(Kahan::new(AdamW::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, muon())),
     ]
 }
 

@@ -15,10 +15,8 @@ use support::common::{
 use support::reports::{Said, assert_part, gradients, parameters, said, steps};
 use support::threads::on;
 
-type Boxed = Box<dyn Optimiser>;
-
 /// What each rank says after each call.
-fn run(size: usize, engine: Engine, optimiser: &Boxed, dtypes: [DType; 2], calls: u64) -> Vec<Vec<Said>> {
+fn run(size: usize, engine: Engine, optimiser: &Optimiser, dtypes: [DType; 2], calls: u64) -> Vec<Vec<Said>> {
     let optimiser = optimiser.clone();
     on(size, move |world| steps(Setup::over(&world), engine, optimiser.clone(), dtypes, calls))
 }
@@ -40,12 +38,12 @@ fn assert_divided(ranks: &[Vec<Said>], whole: &[Said], what: &str) {
     }
 }
 
-fn in_one_process(engine: Engine, optimiser: &Boxed, dtypes: [DType; 2], calls: u64) -> Vec<Said> {
+fn in_one_process(engine: Engine, optimiser: &Optimiser, dtypes: [DType; 2], calls: u64) -> Vec<Said> {
     steps(Setup::default(), engine, optimiser.clone(), dtypes, calls)
 }
 
 /// Asserts that so many ranks have the bits of one process, with gradients whose sum is exact.
-pub fn assert_divides(optimiser: &Boxed, dtype: DType, sizes: &[usize]) {
+pub fn assert_divides(optimiser: &Optimiser, dtype: DType, sizes: &[usize]) {
     let whole = in_one_process(Engine::Fused, optimiser, [dtype, dtype], 3);
     for &size in sizes {
         let ranks = run(size, Engine::Fused, optimiser, [dtype, dtype], 3);
@@ -54,11 +52,11 @@ pub fn assert_divides(optimiser: &Boxed, dtype: DType, sizes: &[usize]) {
 }
 
 /// All that a state of ranks can be made of.
-fn divisible(dtype: DType) -> Vec<Boxed> {
+fn divisible(dtype: DType) -> Vec<Optimiser> {
     let mut all = optimisers_for(dtype);
     all.retain(|optimiser| !optimiser.name().starts_with("Offload"));
     // A norm behind a function, which runs on one rank.
-    all.push(Box::new(OptimiserChain::new((
+    all.push(Optimiser::new(OptimiserChain::new((
         Centralise::default(),
         ClipGlobalNorm::new(0.5),
         AdamW::new(0.1),
@@ -85,13 +83,13 @@ fn equal_gradients_give_the_bits_of_one_process() {
 /// What a leaf makes of its elements is asked on all engines; norms are of all parts together.
 #[test]
 fn every_engine_divides() {
-    let rules: [Boxed; 3] = [
-        Box::new(SplitMaster::new(OptimiserChain::new((ClipNorm::new(0.3), LAMB::new(0.1))))),
-        Box::new(MixedPrecision::new(
+    let rules: [Optimiser; 3] = [
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((ClipNorm::new(0.3), LAMB::new(0.1))))),
+        Optimiser::new(MixedPrecision::new(
             DType::F32,
             OptimiserChain::new((ClipGlobalNorm::new(0.5), Cautious::new(Lion::new(0.1)))),
         )),
-        Box::new(OptimiserChain::new((Prodigy::new(1.0), muon(), LARS::new(0.1)))),
+        Optimiser::new(OptimiserChain::new((Prodigy::new(1.0), muon(), LARS::new(0.1)))),
     ];
     for engine in [Engine::Tensors, Engine::Emulated] {
         for optimiser in &rules {
@@ -109,7 +107,7 @@ fn every_engine_divides() {
 /// same.
 #[test]
 fn different_gradients_have_a_weighted_mean() {
-    let optimiser: Boxed = Box::new(MixedPrecision::new(
+    let optimiser: Optimiser = Optimiser::new(MixedPrecision::new(
         DType::F32,
         OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
     ));

@@ -18,7 +18,7 @@ use support::crafted_checkpoints::{Pieces, file_of};
 use support::reports::{gradients, parameters};
 use support::threads::on;
 
-fn rule() -> impl optimisers::Optimiser + Clone {
+fn rule() -> impl optimisers::IntoOptimiser + Clone {
     MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.1))
 }
 

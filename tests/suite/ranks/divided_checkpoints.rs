@@ -17,8 +17,6 @@ use support::crafted_checkpoints::file_of;
 use support::reports::{gradients, parameters};
 use support::threads::on;
 
-type Boxed = Box<dyn Optimiser>;
-
 const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
 /// Parameters of all kinds: large and empty ones, a scalar, one that is tied, one that is to be frozen, and a
@@ -37,7 +35,7 @@ fn variables(dtype: DType, seed: u64) -> Vars {
 }
 
 /// A state in one process, or of a rank.
-fn state_of(world: Option<&LocalRank>, optimiser: &Boxed, model: &Vars) -> StateTree {
+fn state_of(world: Option<&LocalRank>, optimiser: &Optimiser, model: &Vars) -> StateTree {
     let mut state = match world {
         Some(world) => Setup::over(world).build(optimiser.clone(), model),
         None => setup(optimiser.clone(), model),
@@ -64,29 +62,29 @@ fn full<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
         .scaler(&LossScaler::dynamic())
 }
 
-fn optimisers() -> Vec<Boxed> {
+fn optimisers() -> Vec<Optimiser> {
     let clipped = || OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
     vec![
-        Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(3), clipped())))),
-        Box::new(SplitMaster::new(clipped())),
-        Box::new(SplitMaster::of_24_bits(StoreAs::new([("v", Q8)], clipped()))),
-        Box::new(Kahan::new(OptimiserChain::new((Adam::new(0.1), Lookahead::new(3))))),
-        Box::new(MixedPrecision::new(DType::F32, Adafactor::new(0.1))),
-        Box::new(OptimiserChain::new((muon(), Adam::new(0.1)))),
-        Box::new(MixedPrecision::new(DType::F32, Prodigy::new(1.0))),
-        Box::new(StochasticRounding::new(7, AdamW::new(0.1))),
-        Box::new(StoreAs::new(
+        Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(3), clipped())))),
+        Optimiser::new(SplitMaster::new(clipped())),
+        Optimiser::new(SplitMaster::of_24_bits(StoreAs::new([("v", Q8)], clipped()))),
+        Optimiser::new(Kahan::new(OptimiserChain::new((Adam::new(0.1), Lookahead::new(3))))),
+        Optimiser::new(MixedPrecision::new(DType::F32, Adafactor::new(0.1))),
+        Optimiser::new(OptimiserChain::new((muon(), Adam::new(0.1)))),
+        Optimiser::new(MixedPrecision::new(DType::F32, Prodigy::new(1.0))),
+        Optimiser::new(StochasticRounding::new(7, AdamW::new(0.1))),
+        Optimiser::new(StoreAs::new(
             [("m", DType::BF16)],
             OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))),
         )),
-        Box::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, clipped()))),
+        Optimiser::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, clipped()))),
     ]
 }
 
 /// The file after four calls, that after three more, and that of the masters after the four, by one process.
-fn of_one_process(optimiser: &Boxed) -> [Vec<u8>; 3] {
+fn of_one_process(optimiser: &Optimiser) -> [Vec<u8>; 3] {
     let folder = tempfile::tempdir().expect("a folder");
     let model = variables(DType::BF16, 1);
     let mut state = state_of(None, optimiser, &model);
@@ -141,8 +139,8 @@ fn files_do_not_know_how_many_ranks_wrote_them() {
 /// A file of another precision, in which one parameter has had no gradient and was moved by others.
 #[test]
 fn conversions_are_those_of_one_process() {
-    let mixed: Boxed = Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1)));
-    let bare: Boxed = Box::new(Adam::new(0.1));
+    let mixed: Optimiser = Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1)));
+    let bare: Optimiser = Optimiser::new(Adam::new(0.1));
     let model = variables(DType::BF16, 1);
     let mut state = state_of(None, &mixed, &model);
     update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
@@ -156,7 +154,7 @@ fn conversions_are_those_of_one_process() {
     for (file, dtype, optimiser) in
         [(&narrow, DType::F32, &bare), (&wide, DType::BF16, &mixed), (&narrow, DType::F16, &mixed)]
     {
-        let restored = move |world: Option<&LocalRank>, file: &[u8], optimiser: &Boxed| {
+        let restored = move |world: Option<&LocalRank>, file: &[u8], optimiser: &Optimiser| {
             let model = variables(dtype, 9);
             let mut state = state_of(world, optimiser, &model);
             let file = CheckpointFile::from_bytes("file", file.to_vec()).expect("a checkpoint");

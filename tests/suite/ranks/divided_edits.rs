@@ -11,7 +11,6 @@ use support::common::{Vars, bits, is_kind, model, muon, says};
 use support::reports::{gradients, parameters};
 use support::threads::on;
 
-type Boxed = Box<dyn Optimiser>;
 /// What is seen of all parameters, by path.
 type Seen = Vec<(String, Vec<u64>)>;
 
@@ -46,7 +45,7 @@ fn step(state: &mut StateTree, model: &Vars, call: u64) {
 
 #[test]
 fn averages_and_masters_are_those_of_one_process() {
-    fn run(optimiser: &Boxed, setup: Setup, model: &Vars) -> Vec<Seen> {
+    fn run(optimiser: &Optimiser, setup: Setup, model: &Vars) -> Vec<Seen> {
         let mut state = setup.build(optimiser.clone(), model).expect("a state");
         let first = of_model(model);
         assert_eq!(
@@ -71,19 +70,19 @@ fn averages_and_masters_are_those_of_one_process() {
     for dtype in [DType::F32, DType::BF16] {
         alike(&[2, 4], dtype, |setup, model| {
             let average = OptimiserChain::new((AdamW::new(0.1), Ema::new(0.9)));
-            run(&(Box::new(MixedPrecision::new(DType::F32, average)) as Boxed), setup, model)
+            run(&Optimiser::new(MixedPrecision::new(DType::F32, average)), setup, model)
         });
         alike(&[4, 8], dtype, |setup, model| {
-            run(&(Box::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))) as Boxed), setup, model)
+            run(&Optimiser::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))), setup, model)
         });
         // Of whole parameters, each on one rank.
         alike(&[2], dtype, |setup, model| {
-            run(&(Box::new(OptimiserChain::new((muon(), UniformAverage::default()))) as Boxed), setup, model)
+            run(&Optimiser::new(OptimiserChain::new((muon(), UniformAverage::default()))), setup, model)
         });
     }
     alike(&[4], DType::BF16, |setup, model| {
         run(
-            &(Box::new(SplitMaster::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5))))) as Boxed),
+            &Optimiser::new(SplitMaster::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5))))),
             setup,
             model,
         )
@@ -101,11 +100,11 @@ fn another_rule_and_other_variables() {
             .expect("another rule");
         assert_eq!(replaced[0].kept, ["m", "v", "t"]);
         step(&mut state, first, 1);
-        let stores: [(Boxed, &str); 4] = [
-            (Box::new(SplitMaster::new(AdamW::new(0.1))), "rest"),
-            (Box::new(SplitMaster::of_24_bits(AdamW::new(0.1))), "rest"),
-            (Box::new(Kahan::new(AdamW::new(0.1))), "compensation"),
-            (Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), "master"),
+        let stores: [(Optimiser, &str); 4] = [
+            (Optimiser::new(SplitMaster::new(AdamW::new(0.1))), "rest"),
+            (Optimiser::new(SplitMaster::of_24_bits(AdamW::new(0.1))), "rest"),
+            (Optimiser::new(Kahan::new(AdamW::new(0.1))), "compensation"),
+            (Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), "master"),
         ];
         for (call, (store, own)) in (5..).zip(stores) {
             let replaced = state.all().replace(store, first).expect("another store");

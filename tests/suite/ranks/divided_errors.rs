@@ -5,9 +5,9 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use optimisers::{
     AccumGrad, Adafactor, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Ema,
-    Error, ErrorKind, Flow, Gradient, Kahan, LAMB, LocalRank, LossScaler, MixedPrecision, Momentum, Offload,
-    Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster, State, StateTree,
-    StochasticRounding, Update, hyper_parameters, range, trainables, update,
+    Error, ErrorKind, Flow, Gradient, IntoOptimiser, Kahan, LAMB, LocalRank, LossScaler, MixedPrecision,
+    Momentum, Offload, Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup, Slot, SplitMaster,
+    State, StateTree, StochasticRounding, Update, hyper_parameters, range, trainables, update,
 };
 
 use crate::model::models::CPU;
@@ -97,16 +97,19 @@ fn an_error_on_one_rank_is_an_error_on_all() {
     ];
     let mixed =
         || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
-    let optimisers: [Box<dyn Optimiser>; 9] = [
-        Box::new(mixed()),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))))),
-        Box::new(Kahan::new(Momentum::new(0.1))),
-        Box::new(SplitMaster::new(AdamW::new(0.1))),
-        Box::new(StochasticRounding::new(1, AdamW::new(0.1))),
-        Box::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9)))),
-        Box::new(LAMB::new(0.1)),
-        Box::new(muon()),
-        Box::new(Adafactor::new(0.1)),
+    let optimisers: [Optimiser; 9] = [
+        Optimiser::new(mixed()),
+        Optimiser::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))),
+        )),
+        Optimiser::new(Kahan::new(Momentum::new(0.1))),
+        Optimiser::new(SplitMaster::new(AdamW::new(0.1))),
+        Optimiser::new(StochasticRounding::new(1, AdamW::new(0.1))),
+        Optimiser::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9)))),
+        Optimiser::new(LAMB::new(0.1)),
+        Optimiser::new(muon()),
+        Optimiser::new(Adafactor::new(0.1)),
     ];
     let mut errors = 0;
     for (what, wrong, words) in wrongs {
@@ -125,7 +128,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
 type Wrong = fn(&LocalRank, &mut StateTree, &Vars) -> Result<Outcome>;
 
 fn an_error(
-    optimiser: Box<dyn Optimiser>,
+    optimiser: Optimiser,
     bad: usize,
     what: &'static str,
     wrong: Wrong,
@@ -187,7 +190,7 @@ fn states_of_other_models_and_rules_are_refused() {
             says(&error, words);
         }
     };
-    fn of(world: &LocalRank, seed: u64, length: usize, rule: impl Optimiser) -> Result<StateTree> {
+    fn of(world: &LocalRank, seed: u64, length: usize, rule: impl IntoOptimiser) -> Result<StateTree> {
         let last = world.rank() == 2;
         Setup::over(world).build(
             rule,
@@ -338,7 +341,7 @@ fn a_divisible_rule_keeps_a_number_for_each_element() {
 
 /// Two ranks that make different calls, or the same with different arguments, with the state that they share.
 fn apart(
-    optimiser: impl Optimiser + Clone,
+    optimiser: impl IntoOptimiser + Clone,
     call: impl Fn(usize, &mut StateTree, &Vars) -> Result<()> + Send + Sync + 'static,
 ) -> Vec<Error> {
     let errors = on(2, move |world| {

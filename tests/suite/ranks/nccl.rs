@@ -13,8 +13,6 @@ use support::common::{Vars, bits, grads, model, muon, random};
 use support::reports::SHAPES;
 use support::threads::on;
 
-type Boxed = Box<dyn Optimiser>;
-
 /// How many GPUs can be used.
 fn gpus() -> usize {
     if Device::new_cuda(0).is_err() {
@@ -49,19 +47,19 @@ fn gradients(call: u64, rank: u64, device: &Device) -> Vec<Option<Tensor>> {
         .collect()
 }
 
-fn without_norms() -> Vec<Boxed> {
+fn without_norms() -> Vec<Optimiser> {
     vec![
-        Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F32, muon())),
+        Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, muon())),
     ]
 }
 
-fn with_a_norm() -> Boxed {
-    Box::new(SplitMaster::new(OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)))))
+fn with_a_norm() -> Optimiser {
+    Optimiser::new(SplitMaster::new(OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)))))
 }
 
 /// The parameters after three calls with the gradients that `of` says.
-fn trained(setup: Setup, optimiser: &Boxed, device: &Device, weight: u64, of: u64) -> Vec<Vec<u64>> {
+fn trained(setup: Setup, optimiser: &Optimiser, device: &Device, weight: u64, of: u64) -> Vec<Vec<u64>> {
     let model = parameters(DType::BF16, device);
     let mut state = setup.build(optimiser.clone(), &model).expect("a state");
     for call in 0..3 {

@@ -139,20 +139,20 @@ fn four_ways_to_collect_gradients() {
     const CALLS: usize = 4;
     const LENGTH: usize = 1 << 16;
     const RANKS: usize = 2;
-    type Rule = fn() -> Box<dyn Optimiser>;
+    type Rule = fn() -> Optimiser;
     /// The dtypes of accumulators outside of the state and on the wire; the bytes per parameter of
     /// accumulators on each rank and on the wire in a window, both times 2.
     type Case = (&'static str, Rule, Option<DType>, Option<DType>, [usize; 2]);
-    let adam: Rule = || Box::new(MixedPrecision::new(DType::F32, AdamW::new(0.1)));
+    let adam: Rule = || Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1)));
     let inside: Rule = || {
-        Box::new(MixedPrecision::new(
+        Optimiser::new(MixedPrecision::new(
             DType::F32,
             OptimiserChain::new((AccumGrad::new(CALLS as u64), AdamW::new(0.1))),
         ))
     };
     let narrow: Rule = || {
         let collect = StoreAs::new([("acc", DType::BF16)], AccumGrad::new(CALLS as u64));
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, AdamW::new(0.1)))))
+        Optimiser::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, AdamW::new(0.1)))))
     };
     let cases: [Case; 5] = [
         ("stage 1, same dtype", adam, Some(DType::BF16), None, [4, 2]),

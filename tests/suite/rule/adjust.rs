@@ -3,9 +3,9 @@
 use candle_core::{DType, Device};
 use optimisers::{
     AccumGrad, AdEMAMix, Adam, AdamW, Adjust, Cautious, Checkpoint, ClipGlobalNorm, ClipGrad, ClipNorm,
-    Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, NonFinite, Offload, Optimiser,
-    OptimiserChain, Parameter, RMSProp, Rule, Scale, SplitMaster, StateTree, StochasticRounding, StoreAs,
-    WeightDecay, setup, setup_with, update,
+    Descent, Error, ErrorKind, FieldValue, Flow, Gradient, Kahan, MixedPrecision, Momentum, NonFinite,
+    Offload, Optimiser, OptimiserChain, Parameter, RMSProp, Rule, Scale, SplitMaster, State, StateTree,
+    StochasticRounding, StoreAs, WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{Vars, grads, is_kind, model, random, snapshot, var};
@@ -105,19 +105,22 @@ fn boxed(rule: impl Rule) -> Box<dyn Rule> {
 }
 
 /// The chain in everything that can be around it.
-fn wrapped() -> Vec<Box<dyn Optimiser>> {
-    let inner: Box<dyn Optimiser> = Box::new(MixedPrecision::new(DType::F32, chain()));
+fn wrapped() -> Vec<Optimiser> {
+    let inner: Optimiser = Optimiser::new(MixedPrecision::new(DType::F32, chain()));
     vec![
-        Box::new(chain()),
-        Box::new(boxed(boxed(chain()))),
-        Box::new(Some(chain())),
-        Box::new(StoreAs::new([("m", DType::BF16)], chain())),
-        Box::new(MixedPrecision::new(DType::F64, StoreAs::new([("m", DType::BF16)], Some(boxed(chain()))))),
-        Box::new(Kahan::new(chain())),
-        Box::new(SplitMaster::new(chain())),
-        Box::new(StochasticRounding::new(7, chain())),
-        Box::new(Offload::new(inner.clone())),
-        Box::new(Offload::new(inner).everywhere()),
+        Optimiser::new(chain()),
+        Optimiser::new(boxed(boxed(chain()))),
+        Optimiser::new(Some(chain())),
+        Optimiser::new(StoreAs::new([("m", DType::BF16)], chain())),
+        Optimiser::new(MixedPrecision::new(
+            DType::F64,
+            StoreAs::new([("m", DType::BF16)], Some(boxed(chain()))),
+        )),
+        Optimiser::new(Kahan::new(chain())),
+        Optimiser::new(SplitMaster::new(chain())),
+        Optimiser::new(StochasticRounding::new(7, chain())),
+        Optimiser::new(Offload::new(inner.clone())),
+        Optimiser::new(Offload::new(inner).everywhere()),
     ]
 }
 
@@ -125,7 +128,7 @@ fn variables() -> Vars {
     model(&[random(1, &[3], DType::BF16, &Device::Cpu), random(2, &[2, 2], DType::BF16, &Device::Cpu)])
 }
 
-fn with_places(optimiser: &dyn Optimiser) -> Vec<(String, FieldValue)> {
+fn with_places(optimiser: &Optimiser) -> Vec<(String, FieldValue)> {
     let fields =
         optimiser.places().into_iter().zip(optimiser.fields()).map(|(place, (_, value))| (place, value));
     fields.filter(|(place, _)| place != "seed").collect()
@@ -180,8 +183,8 @@ fn a_name_sets_what_it_reaches_through_everything_around_it() {
 
 #[test]
 fn bad_names_types_and_values_change_nothing() {
-    let optimisers: [Box<dyn Optimiser>; 2] =
-        [Box::new(chain()), Box::new(MixedPrecision::new(DType::F32, chain()))];
+    let optimisers: [Optimiser; 2] =
+        [Optimiser::new(chain()), Optimiser::new(MixedPrecision::new(DType::F32, chain()))];
     for optimiser in optimisers {
         let model = variables();
         let mut state = setup(optimiser.clone(), &model).expect("a state");
@@ -216,15 +219,15 @@ fn a_field_that_decides_the_state_is_fixed() {
         RMSProp { centred: true, ..RMSProp::new(0.1) },
         OptimiserChain::new((ClipGrad::new(1.0), RMSProp::new(0.1))),
     );
-    type Fixed<'w> = (Box<dyn Optimiser>, &'w str, FieldValue, &'w [&'w str]);
+    type Fixed<'w> = (Optimiser, &'w str, FieldValue, &'w [&'w str]);
     let layout = "centred decides the layout";
     let cases: [Fixed<'_>; 5] = [
-        (Box::new(centred), "centred", false.into(), &[layout, "eta, rho, epsilon"]),
-        (Box::new(chain.clone()), "1.centred", true.into(), &[layout, "1.eta, 1.rho, 1.epsilon"]),
-        (Box::new(chain.clone()), "centred", true.into(), &[layout, "delta, eta, rho, epsilon"]),
-        (Box::new(MixedPrecision::new(DType::F64, chain)), "centred", true.into(), &[layout]),
+        (Optimiser::new(centred), "centred", false.into(), &[layout, "eta, rho, epsilon"]),
+        (Optimiser::new(chain.clone()), "1.centred", true.into(), &[layout, "1.eta, 1.rho, 1.epsilon"]),
+        (Optimiser::new(chain.clone()), "centred", true.into(), &[layout, "delta, eta, rho, epsilon"]),
+        (Optimiser::new(MixedPrecision::new(DType::F64, chain)), "centred", true.into(), &[layout]),
         (
-            Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+            Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
             "dtype",
             64u64.into(),
             &["MixedPrecision", "dtype", "set up a new state", "eta, beta, epsilon"],
@@ -245,11 +248,11 @@ fn a_field_that_decides_the_state_is_fixed() {
 #[test]
 fn one_leaf_that_refuses_a_value_refuses_it_for_all() {
     let model = variables();
-    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
         Some(if path == "1" {
-            Box::new(AdEMAMix::new(0.1))
+            Optimiser::new(AdEMAMix::new(0.1))
         } else {
-            Box::new(OptimiserChain::new((Scale::new(0.5), Momentum::new(0.1))))
+            Optimiser::new(OptimiserChain::new((Scale::new(0.5), Momentum::new(0.1))))
         })
     };
     let mut state = setup_with(&model, choose).expect("a state");
@@ -343,6 +346,31 @@ fn several_fields_are_set_in_their_order_and_checked_together() {
         let expected = [2.0, 0.25, 1e-3 / 0.25, 0.0].map(|value| Some(value.into()));
         assert_eq!(["5.eta", "6.0.eta", "6.3.eta", "6.2.lambda"].map(|place| leaf.field(place)), expected);
     }
+}
+
+/// Requirements may take for granted that the rules before are right.
+#[test]
+fn nothing_is_required_behind_the_first_fault() {
+    #[derive(Clone, Debug)]
+    struct Fussy;
+    impl optimisers::Describe for Fussy {
+        fn describe(&mut self, rule: &mut optimisers::Describer<'_>) {
+            rule.kind("Fussy");
+            rule.require(|| unreachable!("the rule before it is wrong"));
+        }
+    }
+    impl Rule for Fussy {
+        fn apply<'a>(
+            &'a self,
+            _: &'a mut State,
+            _: Parameter<'a>,
+            dx: Gradient<'a>,
+        ) -> optimisers::Result<Flow<'a>> {
+            Ok(Flow::Step(dx))
+        }
+    }
+    let chain = OptimiserChain::new((Adam::new(-1.0), OptimiserChain::new((Fussy, Fussy))));
+    is_kind(&chain.check().expect_err("a negative rate"), ErrorKind::Argument, &["Adam: eta is -1"]);
 }
 
 mod raw {

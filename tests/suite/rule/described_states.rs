@@ -32,7 +32,7 @@ fn gradients(is_cut: bool) -> Vec<Grads> {
 }
 
 /// A state of this optimiser after some steps; `None` if the optimiser refuses the model or a step.
-fn trained(optimiser: Box<dyn Optimiser>, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
+fn trained(optimiser: Optimiser, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
     let model = model(&tensors(1, is_cut));
     let mut state = setup(optimiser, &model).ok()?;
     gradients.iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop)).ok()?;
@@ -43,7 +43,7 @@ fn described(state: &StateTree) -> Vec<String> {
     state.leaves().map(|leaf| format!("{}: {:?}", leaf.path(), leaf.optimiser())).collect()
 }
 
-fn made(seed: u64) -> Box<dyn Optimiser> {
+fn made(seed: u64) -> Optimiser {
     optimiser(&mut Dice(seed))
 }
 

@@ -3,9 +3,9 @@
 use candle_core::{DType, Device};
 use optimisers::{
     AccumGrad, Adam, AdamW, AdaptiveClip, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm,
-    DecoupledDecay, Descent, Ema, Fallback, Lion, Lookahead, MixedPrecision, Momentum, Muon, OptimiserChain,
-    Q8, RMSProp, Rule, Scale, SkipOutliers, StoreAs, UniformAverage, Warning, WeightDecay, rules, setup,
-    update,
+    DecoupledDecay, Descent, Describe, Describer, Ema, Fallback, Flow, Gradient, Lion, Lookahead,
+    MixedPrecision, Momentum, Muon, OptimiserChain, Parameter, Q8, RMSProp, Result, Role, Rule, Scale,
+    SkipOutliers, State, StoreAs, UniformAverage, Warning, WeightDecay, rules, setup, update,
 };
 
 use crate::rule::learning_rates::{Boxed, OF_TORCH, Switch};
@@ -26,6 +26,41 @@ fn faults(rule: impl Rule + Clone) -> Vec<String> {
         [Warning::WrongOrder { path, faults, .. }] if path == "0" => faults.clone(),
         others => panic!("{others:?}"),
     }
+}
+
+/// A rule that limits or averages what the rule inside makes says so after it.
+#[derive(Clone, Debug)]
+struct Afterwards<R> {
+    role: Role,
+    inner: R,
+}
+
+impl<R: Rule + Clone> Describe for Afterwards<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Afterwards");
+        rule.holds(&mut self.inner);
+        rule.role(self.role);
+    }
+}
+
+impl<R: Rule + Clone> Rule for Afterwards<R> {
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        self.inner.apply(state.parts().held.inner()?, x, dx)
+    }
+}
+
+#[test]
+fn a_role_stands_where_it_is_said() {
+    let around = |role, inner| Afterwards { role, inner };
+    assert_eq!(faults(around(Role::Average, Adam::new(0.1))), [] as [&str; 0]);
+    let [clipped] = &faults(around(Role::Clip, Adam::new(0.1)))[..] else { panic!("one fault") };
+    assert!(clipped.starts_with("Afterwards stands behind Adam and limits its steps"), "{clipped}");
+    let [averaged] =
+        &faults(OptimiserChain::new((around(Role::Average, Adam::new(0.1)), Descent::new(1.0))))[..]
+    else {
+        panic!("one fault")
+    };
+    assert!(averaged.starts_with("Afterwards stands before Descent"), "{averaged}");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    ClipNorm, Elementwise, Engine, Flow, Gradient, Optimiser, OptimiserChain, Parameter, Result, Rule, Slot,
-    State, StateTree, Update, hyper_parameters, range, setup_with, value::Value,
+    ClipNorm, Elementwise, Engine, Flow, Gradient, IntoOptimiser, Optimiser, OptimiserChain, Parameter,
+    Result, Rule, Slot, State, StateTree, Update, hyper_parameters, range, setup_with, value::Value,
 };
 
 use crate::model::models::of;
@@ -65,14 +65,14 @@ impl Rule for PanickingFunction {
 }
 
 /// A model of which `b` has this rule, and the others one that does nothing wrong.
-fn started(length: usize, rule: &(impl Optimiser + Clone)) -> (Vars, StateTree, Grads) {
+fn started(length: usize, rule: &(impl IntoOptimiser + Clone)) -> (Vars, StateTree, Grads) {
     let tensor = |value: f64| {
         Tensor::full(value, length, &Device::Cpu).and_then(|x| x.to_dtype(DType::F32)).expect("a tensor")
     };
     let model: Vars = ["a", "b", "c"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
-    let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
-        Some(if path == "b" { Box::new(rule.clone()) } else { Box::new(Panicking::default()) })
+    let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
+        Some(if path == "b" { Optimiser::new(rule.clone()) } else { Optimiser::new(Panicking::default()) })
     };
     (model.clone(), setup_with(&model, choose).expect("a state"), grads)
 }

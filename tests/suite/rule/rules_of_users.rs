@@ -4,9 +4,9 @@
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::Device;
 use optimisers::{
-    Arithmetic, Elementwise, ErrorKind, Flow, Gradient, Kind, MixedPrecision, NonFinite, Norm, Norms,
-    Optimiser, OptimiserChain, Parameter, Parts, Resolved, Result, Rule, Slot, Slots, SplitMaster, State,
-    Sums, choice, hyper_parameters, range, setup, value::Value,
+    Arithmetic, Elementwise, ErrorKind, Flow, Gradient, IntoOptimiser, Kind, MixedPrecision, NonFinite, Norm,
+    Norms, OptimiserChain, Parameter, Parts, Resolved, Result, Rule, Slot, Slots, SplitMaster, State, Sums,
+    choice, hyper_parameters, range, setup, value::Value,
 };
 
 use support::common::{Grads, assert_same, engines, grads, random, trajectory};
@@ -210,7 +210,7 @@ impl Rule for Prodigy {
 const SHAPES: [&[usize]; 4] = [&[40, 25], &[16], &[], &[3, 0]];
 
 /// Asserts that two optimisers move parameters of every dtype that they can have by the same bits.
-fn assert_twins<A: Optimiser + Clone, B: Optimiser + Clone>(
+fn assert_twins<A: IntoOptimiser + Clone, B: IntoOptimiser + Clone>(
     outside: A,
     inside: B,
     dtypes: &[candle_core::DType],

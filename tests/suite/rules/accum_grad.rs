@@ -394,7 +394,7 @@ fn windows_are_what_the_documentation_says() {
     }
 }
 
-/// Boxed, wrapped, on any engine: the same steps.
+/// Wrapped, on any engine: the same steps.
 #[test]
 fn windows_are_the_same_in_any_wrapper() {
     for optimiser in support::common::optimisers_for(DType::F64) {

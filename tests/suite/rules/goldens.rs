@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, MixedPrecision, Optimiser, OptimiserChain, Rule,
+    AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, IntoOptimiser, MixedPrecision, OptimiserChain, Rule,
     Update, rules, setup,
 };
 use optimisers_plain::golden::{Case, flat};
@@ -113,7 +113,7 @@ fn cases() -> Vec<(Case, Box<dyn Rule>)> {
 /// The parameter, and its master if it has one, after each step.
 fn run(
     engine: Engine,
-    optimiser: impl Optimiser,
+    optimiser: impl IntoOptimiser,
     x0: &Tensor,
     grads: &[Tensor],
 ) -> Vec<(Tensor, Option<Tensor>)> {

@@ -7,8 +7,8 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, AdaptiveClip, Adjust, ClipGlobalNorm, ClipNorm, Engine, ErrorKind, FieldValue,
-    Kind, Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SignDecay, Sizes, StateTree,
-    Status, WeightDecay, rules, setup, update,
+    IntoOptimiser, Kind, Leaf, MixedPrecision, Momentum, Optimiser, OptimiserChain, Rule, SignDecay, Sizes,
+    StateTree, Status, WeightDecay, rules, setup, update,
 };
 
 use crate::engine::engines::assert_bits_on_engines;
@@ -33,7 +33,7 @@ fn from_values(values: impl IntoIterator<Item = f64>, dtype: DType) -> Tensor {
 }
 
 /// How many calls make a step: as many as there are before the first.
-fn window(optimiser: impl Optimiser) -> u64 {
+fn window(optimiser: impl IntoOptimiser) -> u64 {
     let x = model(&[tensor(1, &[1, 1], DType::F32)]);
     let mut state = setup(optimiser, &x).expect("a state");
     let is_collected = |_: &u64| {
@@ -65,7 +65,7 @@ fn chains_that_could_clip() -> Vec<Box<dyn Rule>> {
 }
 
 /// [`chains_that_could_clip`], stored in every way that rounds all elements alike.
-fn could_clip(parameter: DType) -> Vec<Box<dyn Optimiser>> {
+fn could_clip(parameter: DType) -> Vec<Optimiser> {
     chains_that_could_clip().into_iter().flat_map(|rule| rounding_to_nearest(parameter, rule)).collect()
 }
 
@@ -102,14 +102,14 @@ pub fn assert_lawful(rule: &dyn Rule) {
     assert_models_agree(&[boxed()], 10);
     assert_bits_on_engines(|dtype| rounding_to_nearest(dtype, boxed()));
     for (dtype, sizes) in [(DType::F32, &[2, 4][..]), (DType::BF16, &[3])] {
-        let optimisers: [Box<dyn Optimiser>; 2] =
-            [Box::new(boxed()), Box::new(MixedPrecision::new(DType::F64, boxed()))];
+        let optimisers: [Optimiser; 2] =
+            [Optimiser::new(boxed()), Optimiser::new(MixedPrecision::new(DType::F64, boxed()))];
         optimisers.iter().for_each(|optimiser| assert_divides(optimiser, dtype, sizes));
     }
     for dtype in DTYPES {
         for optimiser in rounding_to_nearest(dtype, boxed()) {
             assert_streams(optimiser.clone(), dtype, CALLS);
-            let _ = assert_resumes(&*optimiser, dtype, &Device::Cpu);
+            let _ = assert_resumes(&optimiser, dtype, &Device::Cpu);
         }
         state_is_at_least_f32(boxed(), dtype);
         if rule.kind() == Kind::Elementwise {
@@ -144,7 +144,7 @@ pub fn assert_lawful(rule: &dyn Rule) {
     steps_with_the_mean_behind_a_window(boxed());
 }
 
-fn keeps_dtype_and_shape(mut optimiser: Box<dyn Optimiser>, dtype: DType) {
+fn keeps_dtype_and_shape(mut optimiser: Optimiser, dtype: DType) {
     let shapes: [&[usize]; 5] = [&[2, 3, 4], &[5], &[], &[3, 0], &[0]];
     // So that a step is more than the last digit.
     optimiser.set_field("estimate", FieldValue::Real(0.1)).expect("a real number");
@@ -188,15 +188,12 @@ fn dtype_and_shape_stay() {
 fn state_is_at_least_f32(rule: Box<dyn Rule>, dtype: DType) {
     let x = model(&[tensor(1, &[3], dtype)]);
     for (optimiser, expected) in [
+        (Optimiser::new(rule.clone()), if dtype == DType::F64 { DType::F64 } else { DType::F32 }),
         (
-            Box::new(rule.clone()) as Box<dyn Optimiser>,
+            Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
             if dtype == DType::F64 { DType::F64 } else { DType::F32 },
         ),
-        (
-            Box::new(MixedPrecision::new(DType::F32, rule.clone())),
-            if dtype == DType::F64 { DType::F64 } else { DType::F32 },
-        ),
-        (Box::new(MixedPrecision::new(DType::F64, rule)), DType::F64),
+        (Optimiser::new(MixedPrecision::new(DType::F64, rule)), DType::F64),
     ] {
         let state = setup(optimiser.clone(), &x).expect("a state");
         let leaf = state.leaf("0").expect("the leaf");
@@ -220,13 +217,13 @@ fn state_is_never_narrower_than_f32() {
 }
 
 /// Parameters and gradients for laws that compare two optimisers.
-fn run(optimiser: impl Optimiser, dtype: DType) -> Vec<Snapshot> {
+fn run(optimiser: impl IntoOptimiser, dtype: DType) -> Vec<Snapshot> {
     let tensors = |seed: u64| [tensor(seed, &[4, 5], dtype), tensor(seed + 50, &[3], dtype)];
     let steps: Vec<_> = (0..CALLS).map(|call| grads(tensors(1 + call).map(Some))).collect();
     trajectory(Engine::Fused, optimiser, &tensors(0), &steps)
 }
 
-fn run_unnamed(optimiser: impl Optimiser, dtype: DType) -> Vec<Snapshot> {
+fn run_unnamed(optimiser: impl IntoOptimiser, dtype: DType) -> Vec<Snapshot> {
     run(optimiser, dtype).into_iter().map(unnamed).collect()
 }
 
@@ -262,7 +259,7 @@ fn has_no_master_of_its_own_dtype(rule: Box<dyn Rule>) {
         let mixed = MixedPrecision::new(master, rule.clone());
         let bytes =
             |optimiser| setup(optimiser, &model(&[tensor(1, &[3], parameter)])).expect("a state").bytes();
-        let boxed: [Box<dyn Optimiser>; 2] = [Box::new(mixed.clone()), Box::new(rule.clone())];
+        let boxed: [Optimiser; 2] = [Optimiser::new(mixed.clone()), Optimiser::new(rule.clone())];
         let [with, without] = boxed.map(bytes);
         assert_eq!(with, without, "{rule:?}");
         assert_same(&run_unnamed(mixed, parameter), &run_unnamed(rule.clone(), parameter), &rule);
@@ -274,7 +271,7 @@ fn a_parameter_precise_enough_gets_no_master() {
     rules_and_chains().into_iter().for_each(has_no_master_of_its_own_dtype);
 }
 
-fn halves_are_the_whole(optimiser: Box<dyn Optimiser>, dtype: DType) {
+fn halves_are_the_whole(optimiser: Optimiser, dtype: DType) {
     let whole = |seed| tensor(seed, &[11], dtype);
     let halves =
         |seed| [whole(seed).narrow(0, 0, 4), whole(seed).narrow(0, 4, 7)].map(|half| half.expect("a half"));
@@ -296,7 +293,7 @@ fn two_halves_are_the_whole() {
     }
 }
 
-fn a_leaf_without_gradient_stays(optimiser: Box<dyn Optimiser>, dtype: DType) {
+fn a_leaf_without_gradient_stays(optimiser: Optimiser, dtype: DType) {
     let model = model(&[tensor(1, &[4], dtype), tensor(2, &[5], dtype)]);
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     let gradient = |call| Some(tensor(call, &[4], dtype));
@@ -325,7 +322,7 @@ fn a_missing_gradient_leaves_its_leaf_untouched() {
 }
 
 /// The counters of a leaf, and how many steps it has made, after calls with these gradients.
-fn counted(optimiser: Box<dyn Optimiser>, gradient: impl Fn(u64) -> Tensor) -> (Vec<(String, u64)>, u64) {
+fn counted(optimiser: Optimiser, gradient: impl Fn(u64) -> Tensor) -> (Vec<(String, u64)>, u64) {
     let model = model(&[tensor(1, &[4], DType::BF16)]);
     let mut state = setup(optimiser, &model).expect("a state");
     (0..CALLS).for_each(|call| {
@@ -335,7 +332,7 @@ fn counted(optimiser: Box<dyn Optimiser>, gradient: impl Fn(u64) -> Tensor) -> (
     (leaf.counters(), leaf.steps())
 }
 
-fn counts_zeros(optimiser: Box<dyn Optimiser>) {
+fn counts_zeros(optimiser: Optimiser) {
     let zeros = counted(optimiser.clone(), |_| constant(0.0, 4, DType::BF16));
     assert_eq!(
         zeros,
@@ -358,7 +355,7 @@ fn a_gradient_of_zeros_is_a_gradient() {
 
 /// A frozen leaf is untouched, and goes on after the thaw as if the calls between had not been, if they were
 /// whole windows of accumulation.
-fn goes_on_after_the_thaw(optimiser: Box<dyn Optimiser>) {
+fn goes_on_after_the_thaw(optimiser: Optimiser) {
     let (x, y) = (tensor(1, &[4], DType::BF16), tensor(2, &[5], DType::BF16));
     let (pair, alone) = (model(&[x.clone(), y]), model(&[x]));
     let [mut both, mut single] =
@@ -428,7 +425,7 @@ fn a_parameter_is_its_master_rounded() {
 const SIZES: [(DType, i32); 2] = [(DType::F32, 15), (DType::F64, 30)];
 
 /// Tiny and huge gradients of both signs leave parameters and state finite.
-fn bears_gradients_of_any_size(optimiser: Box<dyn Optimiser>, dtype: DType, largest: i32) {
+fn bears_gradients_of_any_size(optimiser: Optimiser, dtype: DType, largest: i32) {
     let sizes = || (-largest..=largest).flat_map(|exponent| [10f64.powi(exponent), -10f64.powi(exponent)]);
     let model = model(&[from_values(sizes().map(|_| 1.0), dtype)]);
     let mut state = setup(optimiser.clone(), &model).expect("a state");
@@ -454,8 +451,7 @@ fn gradients_of_any_size_are_borne() {
 
 /// Whether it has a learning rate at all.
 fn stays_with_a_learning_rate_of_zero(rule: Box<dyn Rule>) -> bool {
-    let optimisers =
-        [Box::new(rule.clone()) as Box<dyn Optimiser>, Box::new(MixedPrecision::new(DType::F32, rule))];
+    let optimisers = [Optimiser::new(rule.clone()), Optimiser::new(MixedPrecision::new(DType::F32, rule))];
     let mut has_rate = false;
     for mut optimiser in optimisers {
         if optimiser.adjust(0.0).is_err_and(|error| error.kind() == ErrorKind::UnknownName) {
@@ -486,7 +482,7 @@ fn a_learning_rate_of_zero_moves_nothing() {
 }
 
 /// A new learning rate moves no state and no counter.
-fn keeps_its_state_where_it_is_adjusted(optimiser: Box<dyn Optimiser>) {
+fn keeps_its_state_where_it_is_adjusted(optimiser: Optimiser) {
     let model = model(&[tensor(1, &[9], DType::BF16)]);
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     if state.leaf("0").expect("the leaf").learning_rate().is_none() {
@@ -537,7 +533,7 @@ fn others_of(value: FieldValue) -> Vec<FieldValue> {
 
 /// Each field is refused, or the state is the one that a setup with its new value makes; then updates go on.
 /// Returns the fields that were refused because they decide on the state.
-fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> Vec<String> {
+fn has_the_state_of_its_fields(optimiser: Optimiser, dtype: DType) -> Vec<String> {
     let shapes: [&[usize]; 4] = [&[7], &[24, 20], &[2, 6, 5], &[3, 0]];
     let tensors = |seed: u64| shapes.map(|shape| tensor(seed, shape, dtype));
     let layout = |state: &StateTree| -> Vec<_> {
@@ -597,9 +593,11 @@ fn has_the_state_of_its_fields(optimiser: Box<dyn Optimiser>, dtype: DType) -> V
 fn a_state_is_the_one_of_its_fields() {
     let mut deciding = Vec::new();
     for rule in rules_and_chains() {
-        let _ =
-            has_the_state_of_its_fields(Box::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16);
-        deciding.extend(has_the_state_of_its_fields(Box::new(rule), DType::F32));
+        let _ = has_the_state_of_its_fields(
+            Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
+            DType::BF16,
+        );
+        deciding.extend(has_the_state_of_its_fields(Optimiser::new(rule), DType::F32));
     }
     for expected in [
         "SOAP.max_size",

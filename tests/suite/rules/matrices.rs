@@ -10,8 +10,6 @@ use optimisers::{
 
 use support::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
 
-type Boxed = Box<dyn Optimiser>;
-
 /// The rules of this kind, with one way of cutting.
 fn rules(form: MatrixForm, heads: u64, parts: Sizes) -> [Box<dyn Rule>; 3] {
     [
@@ -127,7 +125,7 @@ fn a_kernel_is_a_matrix_of_its_outputs() {
 /// other sizes for it.
 #[test]
 fn a_kernel_has_the_steps_of_its_flat_matrix() {
-    let step = |rule: Boxed| {
+    let step = |rule: Optimiser| {
         let gradient = tensor(3, &[8, 4, 3, 3], DType::F64);
         let x = model(&[gradient.zeros_like().expect("zeros")]);
         let mut state = setup(rule, &x).expect("a state");
@@ -145,40 +143,40 @@ fn a_kernel_has_the_steps_of_its_flat_matrix() {
     let matrix = MatrixForm::Flat;
 
     // Original: 1, as for a matrix that is wider than high. MatchAdamW: 0.2·√36.
-    let (plain, _) = step(Box::new(Muon { matrix, ..Muon::new(1.0) }));
-    let (matched, _) = step(Box::new(Muon { matrix, scale: StepScale::MatchAdamW, ..Muon::new(1.0) }));
-    let (none, _) = step(Box::new(Muon { matrix, scale: StepScale::None, ..Muon::new(1.0) }));
+    let (plain, _) = step(Optimiser::new(Muon { matrix, ..Muon::new(1.0) }));
+    let (matched, _) = step(Optimiser::new(Muon { matrix, scale: StepScale::MatchAdamW, ..Muon::new(1.0) }));
+    let (none, _) = step(Optimiser::new(Muon { matrix, scale: StepScale::None, ..Muon::new(1.0) }));
     assert_eq!(plain, none);
     assert!((norm(&matched) / norm(&none) - 1.2).abs() < 1e-12, "{}", norm(&matched) / norm(&none));
 
     // One second moment for each output channel, all of which have one length in the first step, and the norm
     // that Muon's step has.
-    let (rows, count) = step(Box::new(NorMuon { matrix, ..NorMuon::new(1.0) }));
+    let (rows, count) = step(Optimiser::new(NorMuon { matrix, ..NorMuon::new(1.0) }));
     assert_eq!(count, Some(8), "not the 96 rows of all windows");
     let length = norm(&none) / 8f64.sqrt();
     assert!(rows.chunks(36).all(|row| (norm(row) / length - 1.0).abs() < 1e-6));
 
     // 0.2·√(8·36), and not 0.2·√(3·8).
-    let (all, count) = step(Box::new(AdaMuon { matrix, ..AdaMuon::new(1.0) }));
+    let (all, count) = step(Optimiser::new(AdaMuon { matrix, ..AdaMuon::new(1.0) }));
     assert_eq!(count, Some(288));
     assert!((norm(&all) / 3.394112549695428 - 1.0).abs() < 1e-6, "{}", norm(&all));
 }
 
 #[test]
 fn what_is_no_matrix_is_refused_at_setup() {
-    let refused = |rule: Boxed, shape: &[usize], words: &[&str]| {
+    let refused = |rule: Optimiser, shape: &[usize], words: &[&str]| {
         says(&setup(rule, &model(&[tensor(1, shape, DType::F32)])).expect_err("no such matrix"), words);
     };
     for rule in rules(MatrixForm::Stack, 1, Sizes::default()) {
         let name = rule.name();
         refused(
-            Box::new(rule.clone()),
+            Optimiser::new(rule.clone()),
             &[5],
             &["parameter \"0\"", &format!("{name} works on matrices, got the shape [5]"), "with_fallback"],
         );
-        refused(Box::new(MixedPrecision::new(DType::F64, rule)), &[], &[&name, "the shape []"]);
+        refused(Optimiser::new(MixedPrecision::new(DType::F64, rule)), &[], &[&name, "the shape []"]);
     }
-    let cut = |heads, parts: Sizes| Box::new(Muon { heads, parts, ..Muon::new(0.1) });
+    let cut = |heads, parts: Sizes| Optimiser::new(Muon { heads, parts, ..Muon::new(0.1) });
     refused(
         cut(5, Sizes::default()),
         &[4, 6],
@@ -193,9 +191,9 @@ fn what_is_no_matrix_is_refused_at_setup() {
     // Cut otherwise later, it is refused as well.
     let x = model(&[tensor(1, &[4, 3, 2], DType::F32)]);
     for (rule, field, value) in [
-        (Box::new(Muon::new(0.1)) as Boxed, "heads", FieldValue::Count(7)),
-        (Box::new(NorMuon::new(0.1)), "matrix", MatrixForm::Flat.into()),
-        (Box::new(AdaMuon::new(0.1)), "parts", Sizes::from([1, 1]).into()),
+        (Optimiser::new(Muon::new(0.1)), "heads", FieldValue::Count(7)),
+        (Optimiser::new(NorMuon::new(0.1)), "matrix", MatrixForm::Flat.into()),
+        (Optimiser::new(AdaMuon::new(0.1)), "parts", Sizes::from([1, 1]).into()),
     ] {
         let mut state = setup(rule, &x).expect("a state");
         let own = state.leaf("0").and_then(|leaf| leaf.field(field));
@@ -422,12 +420,12 @@ fn fallback() -> Fallback<Muon, AdamW> {
 /// The same leaves, and the same bits, as where each parameter's rule is chosen by hand.
 #[test]
 fn a_fallback_is_a_choice_by_hand() {
-    let by_hand = |path: &str, x: Parameter<'_>| -> Option<Boxed> {
+    let by_hand = |path: &str, x: Parameter<'_>| -> Option<Optimiser> {
         let matrix = x.rank() > 1 && path != "embedding.weight";
         let chain =
             |rule: Box<dyn Rule>| OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, rule)));
         let rule: Box<dyn Rule> = if matrix { Box::new(Muon::new(0.1)) } else { Box::new(AdamW::new(0.01)) };
-        Some(Box::new(MixedPrecision::new(DType::F32, chain(rule))))
+        Some(Optimiser::new(MixedPrecision::new(DType::F32, chain(rule))))
     };
     let models = [network(DType::BF16), network(DType::BF16)];
     let chain = OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, fallback())));
@@ -479,14 +477,14 @@ fn a_fallback_goes_wherever_rules_go() {
         names(&setup(nested, &model).expect("a state")),
         ["AdamW", "Momentum", "Momentum", "Momentum"]
     );
-    let wrapped: [Boxed; 7] = [
-        Box::new(DecoupledDecay::new(0.1, fallback())),
-        Box::new(StochasticRounding::new(1, fallback())),
-        Box::new(Kahan::new(fallback())),
-        Box::new(SplitMaster::new(fallback())),
-        Box::new(Offload::new(MixedPrecision::new(DType::F64, fallback())).everywhere()),
-        Box::new(StoreAs::new([("m", DType::BF16)], fallback())),
-        Box::new(Some(fallback())),
+    let wrapped: [Optimiser; 7] = [
+        Optimiser::new(DecoupledDecay::new(0.1, fallback())),
+        Optimiser::new(StochasticRounding::new(1, fallback())),
+        Optimiser::new(Kahan::new(fallback())),
+        Optimiser::new(SplitMaster::new(fallback())),
+        Optimiser::new(Offload::new(MixedPrecision::new(DType::F64, fallback())).everywhere()),
+        Optimiser::new(StoreAs::new([("m", DType::BF16)], fallback())),
+        Optimiser::new(Some(fallback())),
     ];
     for optimiser in wrapped {
         let (name, state) = (optimiser.name(), setup(optimiser, &model).expect("a state"));
@@ -532,12 +530,15 @@ fn a_fallback_has_a_learning_rate_for_each() {
 #[test]
 fn moments_of_orthogonal_matrices_are_no_moments_of_gradients() {
     let x = model(&[tensor(1, &[3, 4], DType::F32)]);
-    let replaced = |from: Boxed, to: Boxed| {
+    let replaced = |from: Optimiser, to: Optimiser| {
         let mut state = setup(from, &x).expect("a state");
         state.all().replace(to, &x).expect("another rule")[0].kept.clone()
     };
-    assert_eq!(replaced(Box::new(AdaMuon::new(0.1)), Box::new(AdamW::new(0.1))), Vec::<String>::new());
-    assert_eq!(replaced(Box::new(NorMuon::new(0.1)), Box::new(Muon::new(0.1))), ["m", "t"]);
+    assert_eq!(
+        replaced(Optimiser::new(AdaMuon::new(0.1)), Optimiser::new(AdamW::new(0.1))),
+        Vec::<String>::new()
+    );
+    assert_eq!(replaced(Optimiser::new(NorMuon::new(0.1)), Optimiser::new(Muon::new(0.1))), ["m", "t"]);
 }
 
 /// A decay that needs a learning rate is refused at setup, whichever of two rules a parameter gets.

@@ -177,26 +177,26 @@ fn a_short_window_judges_when_it_is_full() {
 /// What the norm is of is what stands before, whatever comes behind it.
 #[test]
 fn clipping_behind_does_not_matter() {
-    let optimisers: [Box<dyn Optimiser>; 4] = [
-        Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
-        Box::new(OptimiserChain::new((
+    let optimisers: [Optimiser; 4] = [
+        Optimiser::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
+        Optimiser::new(OptimiserChain::new((
             small(6.0),
             Scale::new(1.0),
             ClipGlobalNorm::new(0.5),
             Descent::new(0.5),
         ))),
-        Box::new(OptimiserChain::new((
+        Optimiser::new(OptimiserChain::new((
             small(6.0),
             ClipGlobalNorm { group: 3, ..ClipGlobalNorm::new(0.5) },
             Descent::new(0.5),
         ))),
-        Box::new(OptimiserChain::new((
+        Optimiser::new(OptimiserChain::new((
             OptimiserChain::new((small(6.0),)),
             Some(ClipGlobalNorm::new(0.5)),
             Descent::new(0.5),
         ))),
     ];
-    let run = |engine, optimiser: Box<dyn Optimiser>| {
+    let run = |engine, optimiser: Optimiser| {
         let x = model(&[tensor(1, &[5], DType::F32), tensor(2, &[70], DType::F32)]);
         let mut state = setup(optimiser, &x).expect("a state");
         let mut said = Vec::new();
@@ -519,18 +519,20 @@ fn clipping_and_limits_are_of_the_parameters_that_have_them() {
     let gradient = |value: f32| Tensor::new(&[value], &Device::Cpu).expect("a gradient");
     for engine in engines() {
         let x = model(&[gradient(0.0), gradient(0.0), gradient(0.0)]);
-        let rules = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Optimiser>> {
+        let rules = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
             Some(match path {
-                "0" => {
-                    Box::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(5.0), Descent::new(1.0))))
-                }
-                "1" => Box::new(OptimiserChain::new((
+                "0" => Optimiser::new(OptimiserChain::new((
+                    small(6.0),
+                    ClipGlobalNorm::new(5.0),
+                    Descent::new(1.0),
+                ))),
+                "1" => Optimiser::new(OptimiserChain::new((
                     small(6.0),
                     Scale::new(2.0),
                     ClipGlobalNorm::new(5.0),
                     Descent::new(1.0),
                 ))),
-                _ => Box::new(OptimiserChain::new((small(6.0), Descent::new(1.0)))),
+                _ => Optimiser::new(OptimiserChain::new((small(6.0), Descent::new(1.0)))),
             })
         };
         let mut state = setup_with(&x, rules).expect("a state");

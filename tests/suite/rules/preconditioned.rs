@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    APOLLO, AdamW, Adjust, Engine, ErrorKind, GaLore, MatrixForm, Optimiser, Rule, SOAP, Shampoo, StateTree,
-    setup, update,
+    APOLLO, AdamW, Adjust, Engine, ErrorKind, GaLore, IntoOptimiser, MatrixForm, Rule, SOAP, Shampoo,
+    StateTree, setup, update,
 };
 
 use support::common::{
@@ -38,7 +38,7 @@ fn tensors(seed: u64, shapes: &[&[usize]], dtype: DType) -> Vec<Tensor> {
     shapes.iter().enumerate().map(|(i, shape)| tensor(seed + 20 * i as u64, shape, dtype)).collect()
 }
 
-fn run(engine: Engine, optimiser: impl Optimiser, dtype: DType) -> Vec<Snapshot> {
+fn run(engine: Engine, optimiser: impl IntoOptimiser, dtype: DType) -> Vec<Snapshot> {
     let steps: Vec<_> =
         (1..=6).map(|call| grads(tensors(call, &SHAPES, dtype).into_iter().map(Some))).collect();
     trajectory(engine, optimiser, &tensors(0, &SHAPES, dtype), &steps)
@@ -63,7 +63,7 @@ fn every_engine_has_the_same_bits() {
 }
 
 /// The parameter after each of these gradients.
-fn path_of(optimiser: impl Optimiser, x0: &Tensor, gradients: &[Tensor]) -> Vec<Tensor> {
+fn path_of(optimiser: impl IntoOptimiser, x0: &Tensor, gradients: &[Tensor]) -> Vec<Tensor> {
     let x = var(x0);
     let mut state = setup(optimiser, &x).expect("a state");
     let step = |gradient: &Tensor| {

@@ -225,7 +225,7 @@ fn half_unit(dtype: DType) -> f64 {
 
 /// By how much the parameter, and what is most precise of it, come to lie beyond the bounds in steps of every
 /// size.
-fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Box<dyn Optimiser>) -> [f64; 2] {
+fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Optimiser) -> [f64; 2] {
     let mut largest = [0f64; 2];
     for engine in engines() {
         let rule = OptimiserChain::new((Momentum::new(0.3), Clamp::new(BOUNDS)));
@@ -258,20 +258,29 @@ fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Box<dyn Optimiser>) -> 
 #[test]
 fn a_parameter_ends_within_its_bounds() {
     for dtype in DTYPES {
-        assert_eq!(beyond(dtype, |rule| Box::new(rule)), [0.0; 2], "{dtype:?}");
-        assert_eq!(beyond(dtype, |rule| Box::new(StochasticRounding::new(3, rule))), [0.0; 2], "{dtype:?}");
+        assert_eq!(beyond(dtype, Optimiser::new), [0.0; 2], "{dtype:?}");
+        assert_eq!(
+            beyond(dtype, |rule| Optimiser::new(StochasticRounding::new(3, rule))),
+            [0.0; 2],
+            "{dtype:?}"
+        );
         for master in [DType::F32, DType::F64] {
-            let [parameter, precise] = beyond(dtype, |rule| Box::new(MixedPrecision::new(master, rule)));
+            let [parameter, precise] =
+                beyond(dtype, |rule| Optimiser::new(MixedPrecision::new(master, rule)));
             assert!(
                 precise == 0.0 && parameter <= half_unit(dtype),
                 "{dtype:?} {master:?}: {parameter:e} {precise:e}"
             );
         }
         if dtype != DType::F16 {
-            assert_eq!(beyond(dtype, |rule| Box::new(SplitMaster::new(rule))), [0.0; 2], "{dtype:?}");
-            assert_eq!(beyond(dtype, |rule| Box::new(SplitMaster::of_24_bits(rule))), [0.0; 2], "{dtype:?}");
+            assert_eq!(beyond(dtype, |rule| Optimiser::new(SplitMaster::new(rule))), [0.0; 2], "{dtype:?}");
+            assert_eq!(
+                beyond(dtype, |rule| Optimiser::new(SplitMaster::of_24_bits(rule))),
+                [0.0; 2],
+                "{dtype:?}"
+            );
         }
-        let [parameter, _] = beyond(dtype, |rule| Box::new(Kahan::new(rule)));
+        let [parameter, _] = beyond(dtype, |rule| Optimiser::new(Kahan::new(rule)));
         let is_compensated = dtype.size_in_bytes() == 2;
         assert!(
             parameter <= if is_compensated { 2.0 * half_unit(dtype) } else { 0.0 },

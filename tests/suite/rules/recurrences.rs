@@ -4,8 +4,8 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, Engine, GradNoise,
-    LAMB, LARS, Lion, MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy, Rprop, StateTree,
-    Update, setup, update,
+    IntoOptimiser, LAMB, LARS, Lion, MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy,
+    Rprop, StateTree, Update, setup, update,
 };
 
 use support::common::{Grads, bits, grads, model, numbers, random, values, var};
@@ -13,7 +13,7 @@ use support::common::{Grads, bits, grads, model, numbers, random, values, var};
 /// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number
 /// of the step.
 pub fn assert_follows(
-    rule: impl Optimiser + Clone,
+    rule: impl IntoOptimiser + Clone,
     shape: &[usize],
     mut by_hand: impl FnMut(&mut [f64], &[f64], i32),
 ) {
@@ -228,7 +228,7 @@ fn gradient_noise_is_normal_and_fades() {
 }
 
 /// What one step from zero takes off, as a matrix of f64.
-fn first_step(rule: impl Optimiser, gradient: &Tensor) -> Tensor {
+fn first_step(rule: impl IntoOptimiser, gradient: &Tensor) -> Tensor {
     let x = var(&gradient.zeros_like().expect("zeros"));
     let mut state = setup(rule, &x).expect("a state");
     update(&mut state, &x, &Grads::from([(String::new(), gradient.clone())])).expect("an update");
@@ -339,7 +339,7 @@ fn trust_ratios_of_nothing() {
     let adam = first_step(Adam { epsilon: 1e-6, ..Adam::new(0.1) }, &gradient);
     assert!(close(&first_step(LAMB::new(0.1), &gradient), &adam));
     assert!(close(&first_step(LARS::new(0.1), &gradient), &first_step(Momentum::new(0.1), &gradient)));
-    for rule in [Box::new(LAMB::new(0.1)) as Box<dyn Optimiser>, Box::new(LARS::new(0.1))] {
+    for rule in [Optimiser::new(LAMB::new(0.1)), Optimiser::new(LARS::new(0.1))] {
         let x = var(&gradient);
         let mut state = setup(rule, &x).expect("a state");
         update(&mut state, &x, &Grads::from([(String::new(), gradient.zeros_like().expect("zeros"))]))
@@ -384,20 +384,21 @@ fn rprop_sees_the_sign_of_tiny_gradients() {
 fn decoupled_decays_are_alike() {
     let zero = Tensor::zeros(2, DType::F64, &Device::Cpu).expect("zeros");
     let start = Tensor::new(&[1.0, -2.0], &Device::Cpu).expect("a tensor");
-    let run = |rule: &dyn Optimiser| {
+    let run = |rule: Optimiser| {
         let x = var(&start);
-        let mut state = setup(dyn_clone::clone_box(rule), &x).expect("a state");
+        let mut state = setup(rule, &x).expect("a state");
         update(&mut state, &x, &Grads::from([(String::new(), zero.clone())])).expect("an update");
         values(&x)
     };
-    let expected = run(&AdamW { lambda: 0.5, ..AdamW::new(0.1) });
-    let rules: [Box<dyn Optimiser>; 3] = [
-        Box::new(Lion { lambda: 0.5, ..Lion::new(0.1) }),
-        Box::new(AdEMAMix { lambda: 0.5, ..AdEMAMix::new(0.1) }),
-        Box::new(Adafactor { lambda: 0.5, ..Adafactor::new(0.1) }),
+    let expected = run(Optimiser::new(AdamW { lambda: 0.5, ..AdamW::new(0.1) }));
+    let rules: [Optimiser; 3] = [
+        Optimiser::new(Lion { lambda: 0.5, ..Lion::new(0.1) }),
+        Optimiser::new(AdEMAMix { lambda: 0.5, ..AdEMAMix::new(0.1) }),
+        Optimiser::new(Adafactor { lambda: 0.5, ..Adafactor::new(0.1) }),
     ];
     for rule in rules {
-        assert_eq!(run(&*rule), expected, "{}", rule.name());
+        let name = rule.name();
+        assert_eq!(run(rule), expected, "{name}");
     }
 }
 

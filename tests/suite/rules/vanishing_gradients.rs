@@ -29,15 +29,15 @@ const PHASES: [(usize, f64); 9] = [
 ];
 
 /// The rule in each way to store a parameter, which the path names.
-fn stored(rule: &dyn Rule, path: &str) -> Box<dyn Optimiser> {
+fn stored(rule: &dyn Rule, path: &str) -> Optimiser {
     let rule = dyn_clone::clone_box(rule);
     match path {
-        "bare" => Box::new(rule),
-        "master" => Box::new(MixedPrecision::new(DType::F32, rule)),
-        "split" => Box::new(SplitMaster::new(rule)),
-        "split in 24" => Box::new(SplitMaster::of_24_bits(rule)),
-        "kahan" => Box::new(Kahan::new(rule)),
-        _ => Box::new(StoreAs::all(Q8, rule)),
+        "bare" => Optimiser::new(rule),
+        "master" => Optimiser::new(MixedPrecision::new(DType::F32, rule)),
+        "split" => Optimiser::new(SplitMaster::new(rule)),
+        "split in 24" => Optimiser::new(SplitMaster::of_24_bits(rule)),
+        "kahan" => Optimiser::new(Kahan::new(rule)),
+        _ => Optimiser::new(StoreAs::all(Q8, rule)),
     }
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Error, ErrorKind, Flow,
-    Gradient, MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Parameter, Result, Rule,
-    Slot, State, StateTree, Status, Update, WeightDecay, setup, setup_with, update,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Error, ErrorKind, Flow, Gradient,
+    IntoOptimiser, MixedPrecision, Momentum, Muon, NonFinite, Optimiser, OptimiserChain, Parameter, Result,
+    Rule, Slot, State, StateTree, Status, Update, WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{
@@ -41,7 +41,7 @@ fn refused(model: &Vars, state: &mut StateTree, grads: &Grads, kind: ErrorKind, 
 }
 
 /// A stateful optimiser after one step, so that there is something to change.
-fn started(optimiser: impl Optimiser, model: &Vars) -> StateTree {
+fn started(optimiser: impl IntoOptimiser, model: &Vars) -> StateTree {
     let mut state = setup(optimiser, model).unwrap();
     update(&mut state, model, &gradients(model, 77)).unwrap();
     state
@@ -109,20 +109,25 @@ fn no_gradient_at_all() {
 
 /// Chains that take a norm, for each answer to one that is not finite. Those with AccumGrad release on the
 /// second call.
-fn clipping(non_finite: NonFinite) -> Vec<(bool, Box<dyn Optimiser>)> {
+fn clipping(non_finite: NonFinite) -> Vec<(bool, Optimiser)> {
     let global = ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(0.5) };
     let leaf = |p| ClipNorm { non_finite, p, ..ClipNorm::new(0.5) };
     vec![
-        (false, Box::new(OptimiserChain::new((global.clone(), Adam::new(0.1))))),
-        (false, Box::new(OptimiserChain::new((leaf(2.0), Adam::new(0.1))))),
+        (false, Optimiser::new(OptimiserChain::new((global.clone(), Adam::new(0.1))))),
+        (false, Optimiser::new(OptimiserChain::new((leaf(2.0), Adam::new(0.1))))),
         (
             false,
-            Box::new(OptimiserChain::new((Momentum::new(0.1), leaf(1.0), WeightDecay::new(0.1), leaf(3.0)))),
+            Optimiser::new(OptimiserChain::new((
+                Momentum::new(0.1),
+                leaf(1.0),
+                WeightDecay::new(0.1),
+                leaf(3.0),
+            ))),
         ),
-        (true, Box::new(OptimiserChain::new((AccumGrad::new(2), global.clone(), Adam::new(0.1))))),
+        (true, Optimiser::new(OptimiserChain::new((AccumGrad::new(2), global.clone(), Adam::new(0.1))))),
         (
             true,
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 DType::F64,
                 OptimiserChain::new((AccumGrad::new(2), leaf(f64::INFINITY), Adam::new(0.1))),
             )),
@@ -214,50 +219,53 @@ fn the_state_of_another_model() {
 
 #[test]
 fn hyper_parameters_out_of_range() {
-    let optimisers: Vec<(Box<dyn Optimiser>, &[&str])> = vec![
-        (Box::new(Descent::new(-0.1)), &["Descent: eta is -0.1, expected a finite number of 0 or more"]),
-        (Box::new(Adam::new(f64::NAN)), &["Adam: eta is NaN"]),
-        (Box::new(AdamW::new(f64::INFINITY)), &["AdamW: eta is inf"]),
+    let optimisers: Vec<(Optimiser, &[&str])> = vec![
         (
-            Box::new(Adam { beta: (0.9, 1.0), ..Adam::default() }),
+            Optimiser::new(Descent::new(-0.1)),
+            &["Descent: eta is -0.1, expected a finite number of 0 or more"],
+        ),
+        (Optimiser::new(Adam::new(f64::NAN)), &["Adam: eta is NaN"]),
+        (Optimiser::new(AdamW::new(f64::INFINITY)), &["AdamW: eta is inf"]),
+        (
+            Optimiser::new(Adam { beta: (0.9, 1.0), ..Adam::default() }),
             &["Adam: beta is (0.9, 1), expected two numbers in [0, 1)"],
         ),
-        (Box::new(Adam { beta: (-0.1, 0.9), ..Adam::default() }), &["Adam: beta is (-0.1, 0.9)"]),
-        (Box::new(Adam { epsilon: -1.0, ..Adam::default() }), &["Adam: epsilon is -1"]),
+        (Optimiser::new(Adam { beta: (-0.1, 0.9), ..Adam::default() }), &["Adam: beta is (-0.1, 0.9)"]),
+        (Optimiser::new(Adam { epsilon: -1.0, ..Adam::default() }), &["Adam: epsilon is -1"]),
         (
-            Box::new(Momentum { rho: 1.0, ..Momentum::default() }),
+            Optimiser::new(Momentum { rho: 1.0, ..Momentum::default() }),
             &["Momentum: rho is 1, expected a number in [0, 1)"],
         ),
-        (Box::new(AccumGrad::new(0)), &["AccumGrad: n is 0, expected 1 or more"]),
+        (Optimiser::new(AccumGrad::new(0)), &["AccumGrad: n is 0, expected 1 or more"]),
         (
-            Box::new(Muon { ns_steps: 101, ..Muon::default() }),
+            Optimiser::new(Muon { ns_steps: 101, ..Muon::default() }),
             &["Muon: ns_steps is 101, expected 100 or less"],
         ),
-        (Box::new(ClipGrad::new(0.0)), &["ClipGrad: delta is 0, expected a number above 0"]),
-        (Box::new(ClipNorm::new(0.0)), &["ClipNorm: omega is 0"]),
-        (Box::new(ClipNorm { p: -1.0, ..ClipNorm::default() }), &["ClipNorm: p is -1"]),
-        (Box::new(ClipGlobalNorm::new(f64::NAN)), &["ClipGlobalNorm: omega is NaN"]),
+        (Optimiser::new(ClipGrad::new(0.0)), &["ClipGrad: delta is 0, expected a number above 0"]),
+        (Optimiser::new(ClipNorm::new(0.0)), &["ClipNorm: omega is 0"]),
+        (Optimiser::new(ClipNorm { p: -1.0, ..ClipNorm::default() }), &["ClipNorm: p is -1"]),
+        (Optimiser::new(ClipGlobalNorm::new(f64::NAN)), &["ClipGlobalNorm: omega is NaN"]),
         (
-            Box::new(OptimiserChain::new((Some(ClipGrad::new(1.0)), WeightDecay::new(-1.0)))),
+            Optimiser::new(OptimiserChain::new((Some(ClipGrad::new(1.0)), WeightDecay::new(-1.0)))),
             &["WeightDecay: lambda is -1"],
         ),
         (
-            Box::new(MixedPrecision::new(
+            Optimiser::new(MixedPrecision::new(
                 DType::F32,
                 OptimiserChain::new((AccumGrad::new(0), Adam::new(0.1))),
             )),
             &["AccumGrad: n is 0"],
         ),
         (
-            Box::new(MixedPrecision::new(DType::F16, Adam::new(0.1))),
+            Optimiser::new(MixedPrecision::new(DType::F16, Adam::new(0.1))),
             &["MixedPrecision is to keep its copy in F16, expected F32 or F64"],
         ),
         (
-            Box::new(MixedPrecision::new(DType::BF16, Adam::new(0.1))),
+            Optimiser::new(MixedPrecision::new(DType::BF16, Adam::new(0.1))),
             &["MixedPrecision is to keep its copy in BF16"],
         ),
         (
-            Box::new(MixedPrecision::new(DType::U32, Adam::new(0.1))),
+            Optimiser::new(MixedPrecision::new(DType::U32, Adam::new(0.1))),
             &["MixedPrecision is to keep its copy in U32"],
         ),
     ];

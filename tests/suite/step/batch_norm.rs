@@ -90,17 +90,17 @@ pub fn averaging() -> OptimiserChain<(Adam, Ema)> {
 }
 
 /// Every way to keep parameters, and the dtype of the layers.
-fn kept() -> Vec<(Box<dyn Optimiser>, DType)> {
+fn kept() -> Vec<(Optimiser, DType)> {
     vec![
-        (Box::new(averaging()), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F64, averaging())), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F32, averaging())), DType::BF16),
-        (Box::new(MixedPrecision::new(DType::F64, averaging())), DType::BF16),
-        (Box::new(SplitMaster::new(averaging())), DType::BF16),
-        (Box::new(Kahan::new(averaging())), DType::BF16),
-        (Box::new(StochasticRounding::new(1, averaging())), DType::BF16),
-        (Box::new(Offload::new(averaging()).everywhere()), DType::F32),
-        (Box::new(Offload::new(MixedPrecision::new(DType::F64, averaging())).everywhere()), DType::F32),
+        (Optimiser::new(averaging()), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F32, averaging())), DType::BF16),
+        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::BF16),
+        (Optimiser::new(SplitMaster::new(averaging())), DType::BF16),
+        (Optimiser::new(Kahan::new(averaging())), DType::BF16),
+        (Optimiser::new(StochasticRounding::new(1, averaging())), DType::BF16),
+        (Optimiser::new(Offload::new(averaging()).everywhere()), DType::F32),
+        (Optimiser::new(Offload::new(MixedPrecision::new(DType::F64, averaging())).everywhere()), DType::F32),
     ]
 }
 
@@ -167,11 +167,11 @@ fn a_network_with_batch_norm_is_trained_and_saved() {
 fn statistics_survive_a_conversion() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.safetensors");
-    let ways: [(Box<dyn Optimiser>, DType); 4] = [
-        (Box::new(averaging()), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F64, averaging())), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F64, averaging())), DType::BF16),
-        (Box::new(Offload::new(averaging()).everywhere()), DType::F32),
+    let ways: [(Optimiser, DType); 4] = [
+        (Optimiser::new(averaging()), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::BF16),
+        (Optimiser::new(Offload::new(averaging()).everywhere()), DType::F32),
     ];
     for (saved, dtype) in &ways {
         let (variables, net) = network(*dtype);
@@ -206,11 +206,11 @@ fn tensor(seed: u64, dtype: DType) -> Tensor {
 #[test]
 fn what_has_never_had_a_gradient_follows_its_variable() {
     let rule = OptimiserChain::new((Adam::new(0.1), Lookahead::new(2)));
-    let optimisers: [(Box<dyn Optimiser>, DType); 4] = [
-        (Box::new(rule.clone()), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16),
-        (Box::new(MixedPrecision::new(DType::F64, rule.clone())), DType::F32),
-        (Box::new(Offload::new(rule).everywhere()), DType::BF16),
+    let optimisers: [(Optimiser, DType); 4] = [
+        (Optimiser::new(rule.clone()), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16),
+        (Optimiser::new(MixedPrecision::new(DType::F64, rule.clone())), DType::F32),
+        (Optimiser::new(Offload::new(rule).everywhere()), DType::BF16),
     ];
     for (optimiser, dtype) in optimisers {
         let x = model(&[tensor(1, dtype), tensor(2, dtype)]);
@@ -242,9 +242,9 @@ fn what_has_never_had_a_gradient_follows_its_variable() {
 /// refused.
 #[test]
 fn what_has_had_a_gradient_keeps_its_master() {
-    let optimisers: [(Box<dyn Optimiser>, DType); 2] = [
-        (Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))), DType::BF16),
-        (Box::new(Offload::new(Adam::new(0.1)).everywhere()), DType::F32),
+    let optimisers: [(Optimiser, DType); 2] = [
+        (Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))), DType::BF16),
+        (Optimiser::new(Offload::new(Adam::new(0.1)).everywhere()), DType::F32),
     ];
     for (optimiser, dtype) in optimisers {
         let x = model(&[tensor(1, dtype), tensor(2, dtype)]);

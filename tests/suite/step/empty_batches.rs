@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, Adam, Average, ClipGlobalNorm, Descent, ErrorKind, LossScaler, MixedPrecision, Optimiser,
+    AccumGrad, Adam, Average, ClipGlobalNorm, Descent, ErrorKind, IntoOptimiser, LossScaler, MixedPrecision,
     OptimiserChain, Outcome, Prodigy, Rule, SkipReason, StateTree, Status, Update, setup, update,
 };
 
@@ -23,7 +23,7 @@ fn empty(state: &mut StateTree, model: &Vars) -> Outcome {
     Update::new(state).allow_no_gradients().apply(model, &Grads::new()).expect("an update")
 }
 
-fn window(n: u64, rule: impl Rule + Clone) -> impl Optimiser + Clone {
+fn window(n: u64, rule: impl Rule + Clone) -> impl IntoOptimiser + Clone {
     MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(n), ClipGlobalNorm::new(1.0), rule)))
 }
 

@@ -89,26 +89,26 @@ fn a_step_has_the_same_bits_with_figures() {
     }
 }
 
-fn several() -> Vec<Box<dyn Optimiser>> {
+fn several() -> Vec<Optimiser> {
     vec![
-        Box::new(AdamW::new(0.1)),
-        Box::new(MixedPrecision::new(
+        Optimiser::new(AdamW::new(0.1)),
+        Optimiser::new(MixedPrecision::new(
             DType::F32,
             OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))),
         )),
-        Box::new(SplitMaster::new(OptimiserChain::new((
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((
             AccumGrad::new(2),
             ClipNorm::new(0.3),
             LAMB::new(0.1),
         )))),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(4), muon())))),
+        Optimiser::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(4), muon())))),
     ]
 }
 
 /// The figures of four calls.
-fn figures(setup: Setup, engine: Engine, optimiser: &dyn Optimiser, dtype: DType) -> Vec<Vec<LeafFigures>> {
+fn figures(setup: Setup, engine: Engine, optimiser: &Optimiser, dtype: DType) -> Vec<Vec<LeafFigures>> {
     let model = model(&parameters(dtype));
-    let mut state = setup.build(dyn_clone::clone_box(optimiser), &model).expect("a state");
+    let mut state = setup.build(optimiser.clone(), &model).expect("a state");
     (0..4)
         .map(|call| with_figures(engine, &mut state, &model, &gradients(call, 0, DType::F32)).figures)
         .collect()
@@ -117,18 +117,18 @@ fn figures(setup: Setup, engine: Engine, optimiser: &dyn Optimiser, dtype: DType
 #[test]
 fn figures_are_the_same_on_any_threads_ranks_and_engines() {
     for optimiser in several() {
-        let expected = figures(Setup::default(), Engine::Fused, &*optimiser, DType::BF16);
+        let expected = figures(Setup::default(), Engine::Fused, &optimiser, DType::BF16);
         assert!(expected.iter().any(|figures| figures.len() == 5), "{}", optimiser.name());
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-            let got = pool.install(|| figures(Setup::default(), Engine::Fused, &*optimiser, DType::BF16));
+            let got = pool.install(|| figures(Setup::default(), Engine::Fused, &optimiser, DType::BF16));
             assert_eq!(got, expected, "{} on {threads} threads", optimiser.name());
         }
         let rule = optimiser.clone();
-        let of_ranks = on(2, move |world| figures(Setup::over(&world), Engine::Fused, &*rule, DType::BF16));
+        let of_ranks = on(2, move |world| figures(Setup::over(&world), Engine::Fused, &rule, DType::BF16));
         assert_eq!(of_ranks, [expected.clone(), expected.clone()], "{} on 2 ranks", optimiser.name());
         for engine in engines() {
-            let got = figures(Setup::default(), engine, &*optimiser, DType::BF16);
+            let got = figures(Setup::default(), engine, &optimiser, DType::BF16);
             for (got, expected) in
                 got.iter().flat_map(|call| call.iter()).zip(expected.iter().flat_map(|call| call.iter()))
             {

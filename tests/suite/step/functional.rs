@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    Adam, Adjust, Descent, ErrorKind, MixedPrecision, Model, StateTree, Update, Visitor, setup, setup_with,
-    update,
+    Adam, Descent, ErrorKind, MixedPrecision, Model, StateTree, Update, Visitor, setup, setup_with, update,
 };
 
 use support::common::{

@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adam, Average, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipGrad, ClipNorm, Descent,
-    DynamicScale, Engine, ErrorKind, LossScaler, MixedPrecision, OnOverflow, Optimiser, OptimiserChain,
-    Outcome, StateTree, Status, Update, setup, setup_with, update,
+    DynamicScale, Engine, ErrorKind, IntoOptimiser, LossScaler, MixedPrecision, OnOverflow, Optimiser,
+    OptimiserChain, Outcome, StateTree, Status, Update, setup, setup_with, update,
 };
 use serde::Deserialize;
 
@@ -86,7 +86,7 @@ fn the_scale_moves_as_torchs_grad_scaler_does() {
 }
 
 fn run(
-    optimiser: &(impl Optimiser + Clone),
+    optimiser: &(impl IntoOptimiser + Clone),
     dtype: DType,
     engine: Engine,
     scale: Option<f64>,
@@ -172,19 +172,20 @@ fn an_overflow_leaves_everything_as_it_is() {
 #[test]
 fn the_check_sees_the_gradients_themselves() {
     let x = model(&[tensor(1, &[2], DType::F64)]);
-    let step = |rule: Box<dyn Optimiser>, gradient: [f64; 2]| {
+    let step = |rule: Optimiser, gradient: [f64; 2]| {
         let mut state = setup(rule, &x).expect("a state");
         Update::new(&mut state).finite_only().apply(&x, &grads([Some(of(&gradient, DType::F64))]))
     };
-    let clamped =
-        || Box::new(OptimiserChain::new((ClipGrad::new(1.0), ClipGlobalNorm::new(1.0), Descent::new(0.1))));
+    let clamped = || {
+        Optimiser::new(OptimiserChain::new((ClipGrad::new(1.0), ClipGlobalNorm::new(1.0), Descent::new(0.1))))
+    };
     assert_eq!(step(clamped(), [f64::INFINITY, 1.0]).expect("skipped").status, not_finite("0"));
     assert_eq!(step(clamped(), [1e300, 1.0]).expect("clamped").status, Status::Stepped);
-    let global = || Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(0.1))));
+    let global = || Optimiser::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(0.1))));
     assert_eq!(step(global(), [f64::NAN, 1.0]).expect("skipped").status, not_finite("0"));
     let error = step(global(), [1e300, 1.0]).expect_err("a norm that is not finite");
     is_kind(&error, ErrorKind::NotFinite, &["\"0\": the 2-norm of its gradient is inf"]);
-    let largest = Box::new(OptimiserChain::new((
+    let largest = Optimiser::new(OptimiserChain::new((
         ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) },
         Descent::new(0.1),
     )));

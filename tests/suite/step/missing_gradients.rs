@@ -4,7 +4,7 @@ use candle_core::{DType, Device, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Optimizer, VarBuilder, VarMap, batch_norm};
 use optimisers::{
     AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Error, ErrorKind,
-    LossScaler, MixedPrecision, Offload, Optimiser, OptimiserChain, Outcome, StateTree, Status, Update,
+    IntoOptimiser, LossScaler, MixedPrecision, Offload, OptimiserChain, Outcome, StateTree, Status, Update,
     Warning, setup, setup_with, trainables, update,
 };
 
@@ -22,7 +22,7 @@ fn some(received: impl IntoIterator<Item = bool>) -> Grads {
     grads(received.into_iter().map(|received| received.then(|| tensor(1.0))))
 }
 
-fn started(optimiser: impl Optimiser, leaves: usize) -> (Vars, StateTree) {
+fn started(optimiser: impl IntoOptimiser, leaves: usize) -> (Vars, StateTree) {
     let model = model(&vec![tensor(0.5); leaves]);
     let state = setup(optimiser, &model).expect("a state");
     (model, state)

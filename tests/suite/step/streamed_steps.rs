@@ -5,10 +5,10 @@ use std::thread;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, AdamW, Average, ClipNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient, Kind,
-    LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Parameter, Result, Rule, Setup,
-    SkipReason, State, StateTree, Status, StreamedStep, Update, Visitor, Warning, hyper_parameters, range,
-    ranks, setup, setup_with, update,
+    AccumGrad, AdamW, Average, ClipNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient,
+    IntoOptimiser, Kind, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Parameter,
+    Result, Rule, Setup, SkipReason, State, StateTree, Status, StreamedStep, Update, Visitor, Warning,
+    hyper_parameters, range, ranks, setup, setup_with, update,
 };
 
 use support::common::{
@@ -48,7 +48,7 @@ fn streamed(step: StreamedStep<'_>, call: u64, grads: Grads) -> Result<Outcome> 
 
 /// A step whose gradients come in another order has the bits and the outcome of an update. A
 /// rule of the whole model is refused.
-pub(crate) fn assert_streams(optimiser: Box<dyn Optimiser>, dtype: DType, steps: u64) {
+pub(crate) fn assert_streams(optimiser: Optimiser, dtype: DType, steps: u64) {
     let is_of_model = optimiser.rule().kind() == Kind::WholeModel;
     let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, dtype)));
     let [mut expected, mut state] =
@@ -115,7 +115,7 @@ fn any_engine_takes_them() {
 }
 
 /// A model of two leaves, and its state.
-fn started(optimiser: impl Optimiser) -> (Vars, StateTree) {
+fn started(optimiser: impl IntoOptimiser) -> (Vars, StateTree) {
     let model = model(&[constant(1.0, 2, DType::F32), constant(1.0, 3, DType::F32)]);
     let state = setup(optimiser, &model).expect("a state");
     (model, state)

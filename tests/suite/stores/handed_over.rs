@@ -23,12 +23,12 @@ fn near_ties() -> Vec<f32> {
     upper.into_iter().flat_map(|upper| lower.map(|lower| f32::from_bits(bits(upper) + lower))).collect()
 }
 
-fn stores(dtype: DType) -> Vec<Box<dyn Optimiser>> {
+fn stores(dtype: DType) -> Vec<Optimiser> {
     let rule = || Box::new(AdamW::new(1e-4)) as Box<dyn Rule>;
     let mut all = rounding_to_nearest(dtype, rule());
-    all.push(Box::new(StochasticRounding::new(7, rule())));
+    all.push(Optimiser::new(StochasticRounding::new(7, rule())));
     if dtype != DType::F16 {
-        all.push(Box::new(Offload::new(SplitMaster::of_24_bits(rule())).everywhere()));
+        all.push(Optimiser::new(Offload::new(SplitMaster::of_24_bits(rule())).everywhere()));
     }
     all
 }
@@ -38,7 +38,7 @@ fn masters(state: &StateTree, model: &Vars) -> Tensor {
 }
 
 /// A state whose precise values are [`near_ties`], and that has then taken some steps.
-fn prepared(optimiser: Box<dyn Optimiser>, dtype: DType, steps: u64) -> (Vars, StateTree) {
+fn prepared(optimiser: Optimiser, dtype: DType, steps: u64) -> (Vars, StateTree) {
     let numbers = near_ties();
     let count = numbers.len();
     let x = model(&[tensor(1, &[count], dtype)]);
@@ -54,12 +54,12 @@ fn step(state: &mut StateTree, x: &Vars, call: u64) {
     update(state, x, &grads([Some(tensor(call, x["0"].dims(), DType::F32))])).expect("an update");
 }
 
-fn keeps_precise(optimiser: &dyn Optimiser) -> bool {
+fn keeps_precise(optimiser: &Optimiser) -> bool {
     ["MixedPrecision", "SplitMaster", "Kahan"].iter().any(|kind| optimiser.name().contains(kind))
 }
 
 /// What may be lost of a precise value beside its parameter, in a store.
-fn bound(to: &dyn Optimiser, dtype: DType, value: f64, x: f64) -> f64 {
+fn bound(to: &Optimiser, dtype: DType, value: f64, x: f64) -> f64 {
     let name = to.name();
     let last_place =
         |number: f64, digits: i32| 2f64.powi((number.abs().log2().floor().max(-126.0)) as i32 - digits);
@@ -100,20 +100,20 @@ fn precise_values_go_on_in_every_other_store() {
                     what(0)
                 );
                 let after = values(&masters(&state, &x));
-                if !keeps_precise(&*from) || !keeps_precise(&*to) {
+                if !keeps_precise(&from) || !keeps_precise(&to) {
                     assert_eq!(after, parameter, "{}", what(0));
                     continue;
                 }
                 assert_eq!(
                     (&answer[0].fresh, &answer[0].dropped),
-                    (&copies(&*to, &*from), &copies(&*from, &*to)),
+                    (&copies(&to, &from), &copies(&from, &to)),
                     "{}",
                     what(0)
                 );
                 for (i, ((before, after), x)) in before.iter().zip(&after).zip(&parameter).enumerate() {
                     let lost = (after - before).abs();
                     assert!(
-                        lost <= bound(&*to, dtype, *before, *x),
+                        lost <= bound(&to, dtype, *before, *x),
                         "{}: {after} for {before} beside {x}",
                         what(i)
                     );
@@ -135,10 +135,9 @@ fn precise_values_go_on_in_every_other_store() {
 }
 
 /// The copy of the parameter that `Offload` alone has besides.
-fn copies(of: &dyn Optimiser, other: &dyn Optimiser) -> Vec<String> {
-    let has_copy = |optimiser: &dyn Optimiser| {
-        optimiser.name().contains("Offload") && !optimiser.name().contains("Mixed")
-    };
+fn copies(of: &Optimiser, other: &Optimiser) -> Vec<String> {
+    let has_copy =
+        |optimiser: &Optimiser| optimiser.name().contains("Offload") && !optimiser.name().contains("Mixed");
     if has_copy(of) && !has_copy(other) { vec!["master".to_string()] } else { Vec::new() }
 }
 

@@ -1,7 +1,7 @@
 //! `Kahan`: what rounding loses is added to the next step.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::{Descent, Kahan, Optimiser, Update, setup, update};
+use optimisers::{Descent, IntoOptimiser, Kahan, Update, setup, update};
 
 use support::common::{constant, engines, grads, model, values};
 
@@ -9,7 +9,7 @@ use support::common::{constant, engines, grads, model, values};
 /// goes with the f32 run.
 #[test]
 fn kahan_follows_f32_where_plain_rounding_stands_still() {
-    fn run(optimiser: impl Optimiser, dtype: DType) -> Vec<f64> {
+    fn run(optimiser: impl IntoOptimiser, dtype: DType) -> Vec<f64> {
         let x = model(&[constant(1.0, 4, dtype)]);
         let mut state = setup(optimiser, &x).expect("a state");
         for _ in 0..10_000 {

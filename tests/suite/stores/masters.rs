@@ -18,11 +18,11 @@ use support::common::{
 fn t27_masters_can_be_initialised_from_a_wider_checkpoint() {
     let wide = tensor(1, &[50], DType::F64);
     for optimiser in [
-        Box::new(MixedPrecision::new(DType::F64, Adam::new(0.1))) as Box<dyn Optimiser>,
-        Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
-        Box::new(SplitMaster::new(Adam::new(0.1))),
-        Box::new(Kahan::new(Adam::new(0.1))),
-        Box::new(Adam::new(0.1)),
+        Optimiser::new(MixedPrecision::new(DType::F64, Adam::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+        Optimiser::new(SplitMaster::new(Adam::new(0.1))),
+        Optimiser::new(Kahan::new(Adam::new(0.1))),
+        Optimiser::new(Adam::new(0.1)),
     ] {
         let x = model(&[tensor(2, &[50], DType::BF16)]);
         let mut state = setup(optimiser.clone(), &x).expect("a state");

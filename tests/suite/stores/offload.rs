@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Centralise, ClipGlobalNorm, Descent, DynamicScale, Engine, ErrorKind,
-    Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain, Parameter, Rule,
-    SplitMaster, StateTree, StochasticRounding, Update, setup, setup_with, update,
+    IntoOptimiser, Kahan, LossScaler, MixedPrecision, Momentum, Offload, Optimiser, OptimiserChain,
+    Parameter, Rule, SplitMaster, StateTree, StochasticRounding, Update, setup, setup_with, update,
 };
 
 use support::common::{
@@ -15,23 +15,21 @@ use support::common::{
     snapshot, tensor, unnamed,
 };
 
-pub type Boxed = Box<dyn Optimiser>;
-
-pub fn offloaded(inner: impl Optimiser + Clone) -> Boxed {
-    Box::new(Offload::new(inner).everywhere())
+pub fn offloaded(inner: impl IntoOptimiser + Clone) -> Optimiser {
+    Optimiser::new(Offload::new(inner).everywhere())
 }
 
 /// A rule with everything that may be inside of `Offload` for a parameter of this dtype.
-pub fn kept(rule: Box<dyn Rule>, dtype: DType) -> Vec<Boxed> {
-    let mut all: Vec<Boxed> = vec![
-        Box::new(rule.clone()),
-        Box::new(MixedPrecision::new(DType::F32, rule.clone())),
-        Box::new(MixedPrecision::new(DType::F64, rule.clone())),
-        Box::new(Kahan::new(rule.clone())),
-        Box::new(StochasticRounding::new(3, rule.clone())),
+pub fn kept(rule: Box<dyn Rule>, dtype: DType) -> Vec<Optimiser> {
+    let mut all: Vec<Optimiser> = vec![
+        Optimiser::new(rule.clone()),
+        Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
+        Optimiser::new(MixedPrecision::new(DType::F64, rule.clone())),
+        Optimiser::new(Kahan::new(rule.clone())),
+        Optimiser::new(StochasticRounding::new(3, rule.clone())),
     ];
     if dtype != DType::F16 {
-        all.push(Box::new(SplitMaster::new(rule)));
+        all.push(Optimiser::new(SplitMaster::new(rule)));
     }
     all
 }
@@ -67,7 +65,7 @@ pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
 /// Runs an optimiser on the CPU, and offloaded for parameters on a device, and compares every bit after every
 /// call.
 fn assert_same_as_on_cpu(
-    inner: Boxed,
+    inner: Optimiser,
     device: &Device,
     engine: Engine,
     shapes: &[&[usize]],
@@ -145,12 +143,12 @@ fn large_leaves_come_in_parts_without_a_trace() {
         Box::new(OptimiserChain::new((Momentum::new(0.01), Centralise::default(), Descent::new(0.1))))
             as Box<dyn Rule>
     };
-    let inner: [Boxed; 5] = [
-        Box::new(MixedPrecision::new(DType::F32, clipped())),
-        Box::new(SplitMaster::new(rule())),
-        Box::new(StochasticRounding::new(3, clipped())),
-        Box::new(Kahan::new(rule())),
-        Box::new(centred()),
+    let inner: [Optimiser; 5] = [
+        Optimiser::new(MixedPrecision::new(DType::F32, clipped())),
+        Optimiser::new(SplitMaster::new(rule())),
+        Optimiser::new(StochasticRounding::new(3, clipped())),
+        Optimiser::new(Kahan::new(rule())),
+        Optimiser::new(centred()),
     ];
     for device in devices() {
         for inner in inner.iter().cloned() {
@@ -182,8 +180,8 @@ fn batches_overlap_without_a_trace() {
     let clipped = OptimiserChain::new((ClipGlobalNorm::new(0.3), AdamW::new(0.01)));
     for device in devices() {
         for inner in [
-            Box::new(MixedPrecision::new(DType::F32, clipped.clone())) as Boxed,
-            Box::new(Momentum::new(0.01)),
+            Optimiser::new(MixedPrecision::new(DType::F32, clipped.clone())),
+            Optimiser::new(Momentum::new(0.01)),
         ] {
             assert_same_as_on_cpu(inner, &device, Engine::Fused, &shapes, [DType::BF16, DType::BF16], 2);
         }
@@ -199,7 +197,7 @@ fn leaves_that_are_offloaded_and_others_are_one_model() {
         let x = model(&[1, 2, 3].map(|seed| tensor(seed, &[6], DType::BF16)));
         let mixed = || MixedPrecision::new(DType::F32, rule());
         let choose = |path: &str, _: Parameter<'_>| {
-            Some(if some && path != "1" { offloaded(mixed()) } else { Box::new(mixed()) as Boxed })
+            Some(if some && path != "1" { offloaded(mixed()) } else { Optimiser::new(mixed()) })
         };
         let mut state = setup_with(&x, choose).expect("a state");
         let outcomes: Vec<_> = (0..6)
@@ -221,7 +219,7 @@ fn leaves_that_are_offloaded_and_others_are_one_model() {
 
 #[test]
 fn a_skipped_call_changes_nothing() {
-    let rules: [Boxed; 3] = [
+    let rules: [Optimiser; 3] = [
         offloaded(MixedPrecision::new(DType::F32, Adam::new(0.01))),
         offloaded(OptimiserChain::new((ClipGlobalNorm::new(0.3), Adam::new(0.01)))),
         offloaded(Kahan::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
@@ -321,7 +319,7 @@ fn masters_are_set_as_on_the_cpu() {
 fn on_the_cpu_there_is_only_the_inner_optimiser() {
     for inner in kept(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)))), DType::BF16)
     {
-        let [expected, got] = [inner.clone(), Box::new(Offload::new(inner))].map(|optimiser| {
+        let [expected, got] = [inner.clone(), Optimiser::new(Offload::new(inner))].map(|optimiser| {
             let x = model(&[tensor(1, &[9], DType::BF16)]);
             let mut state = setup(optimiser, &x).expect("a state");
             for call in 0..3 {
@@ -343,7 +341,8 @@ fn hyper_parameters_reach_the_rule() {
     rule.adjust_field("seed", 9u64).expect("a seed");
     let chain = OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)));
     let inner = StochasticRounding::new(9, chain.clone());
-    assert_eq!(rule, Offload::new(inner.clone()).everywhere());
+    let expected = Offload::new(inner.clone()).everywhere();
+    assert_eq!((format!("{rule:?}"), rule.fields()), (format!("{expected:?}"), expected.fields()));
     assert_eq!(rule.name(), "Offload(StochasticRounding(OptimiserChain(AccumGrad, AdamW)))");
 
     let x = model(&[tensor(1, &[4], DType::BF16)]);

@@ -3,10 +3,10 @@
 use candle_core::DType;
 use optimisers::{
     AccumGrad, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Ema, ErrorKind, MixedPrecision,
-    Offload, OptimiserChain, SplitMaster, Update, setup, update,
+    Offload, Optimiser, OptimiserChain, SplitMaster, Update, setup, update,
 };
 
-use crate::stores::offload::{Boxed, kept, numbers, offloaded};
+use crate::stores::offload::{kept, numbers, offloaded};
 use support::common::{assert_same, bits, grads, is_kind, model, tensor};
 
 /// A wrapper around a running optimiser, and off again: nothing is lost in either direction.
@@ -41,8 +41,8 @@ fn checkpoints_go_from_device_to_device() {
     let rule = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
     for dtype in [DType::BF16, DType::F32] {
         for inner in kept(Box::new(rule()), dtype) {
-            let ways: [Boxed; 3] =
-                [offloaded(inner.clone()), Box::new(Offload::new(inner.clone())), inner.clone()];
+            let ways: [Optimiser; 3] =
+                [offloaded(inner.clone()), Optimiser::new(Offload::new(inner.clone())), inner.clone()];
             for saved in &ways {
                 let x = model(&[tensor(1, &[4, 5], dtype)]);
                 let mut state = setup(saved.clone(), &x).expect("a state");
@@ -149,7 +149,7 @@ fn the_functional_form_has_the_same_bits() {
 
 #[test]
 fn bytes_are_those_of_the_documentation() {
-    let bytes = |optimiser: Boxed, dtype: DType| {
+    let bytes = |optimiser: Optimiser, dtype: DType| {
         setup(optimiser, &model(&[tensor(1, &[128], dtype)])).expect("a state").bytes() as f64 / 128.0
     };
     assert_eq!(bytes(offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))), DType::BF16), 12.0);

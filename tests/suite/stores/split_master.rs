@@ -59,7 +59,7 @@ fn ties_are_those_of_mixed_precision_and_come_back() {
     let tensor = |values: &[f32]| Tensor::new(values, &candle_core::Device::Cpu).expect("a tensor");
     // Some ties come and others go in the second step.
     let steps = [masters.iter().map(|master| -master).collect::<Vec<f32>>(), vec![2f32.powi(-9); 700]];
-    let run = |optimiser: Box<dyn Optimiser>, steps: &[Vec<f32>]| {
+    let run = |optimiser: Optimiser, steps: &[Vec<f32>]| {
         let x = model(&[constant(0.0, 700, DType::BF16)]);
         let mut state = setup(optimiser, &x).expect("a state");
         for step in steps {
@@ -72,8 +72,8 @@ fn ties_are_those_of_mixed_precision_and_come_back() {
         &steps,
         &[steps[0].clone(), steps[1].clone(), steps[1].iter().map(|step| -step).collect()],
     ] {
-        let mixed = run(Box::new(MixedPrecision::new(DType::F32, Descent::new(1.0))), steps);
-        assert_eq!(run(Box::new(SplitMaster::new(Descent::new(1.0))), steps), mixed);
+        let mixed = run(Optimiser::new(MixedPrecision::new(DType::F32, Descent::new(1.0))), steps);
+        assert_eq!(run(Optimiser::new(SplitMaster::new(Descent::new(1.0))), steps), mixed);
     }
 }
 

@@ -80,7 +80,7 @@ fn message(error: &candle_core::Error) -> String {
     error.to_string().lines().next().expect("a message").to_string()
 }
 
-fn paths<O: optimisers::Optimiser>(optimizer: &CandleOptimizer<O>) -> Vec<String> {
+fn paths<O: optimisers::IntoOptimiser>(optimizer: &CandleOptimizer<O>) -> Vec<String> {
     optimizer.state().leaves().map(|leaf| leaf.path().to_string()).collect()
 }
 

@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor, Var};
 use candle_nn::{Embedding, Linear, VarMap};
 use half::{bf16, f16};
 use optimisers::{
-    Adam, Adjust, Descent, Error, ErrorKind, Lookahead, MixedPrecision, Model, Optimiser, OptimiserChain,
+    Adam, Descent, Error, ErrorKind, Lookahead, MixedPrecision, Model, Optimiser, OptimiserChain,
     ScheduleFree, SplitMaster, Structure, destructure, model, setup, trainables, update,
 };
 use proptest::prelude::*;
@@ -415,11 +415,14 @@ proptest! {
 /// Without its state a model that is assigned to is another; with it, both go on together.
 #[test]
 fn assigning_to_a_model_with_a_state() {
-    let rules: [Box<dyn Optimiser>; 4] = [
-        Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
-        Box::new(SplitMaster::new(Adam::new(0.1))),
-        Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((Adam::new(0.1), Lookahead::new(2))))),
-        Box::new(ScheduleFree::new(0.1)),
+    let rules: [Optimiser; 4] = [
+        Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+        Optimiser::new(SplitMaster::new(Adam::new(0.1))),
+        Optimiser::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((Adam::new(0.1), Lookahead::new(2))),
+        )),
+        Optimiser::new(ScheduleFree::new(0.1)),
     ];
     for rule in rules {
         let wide = named([("a", random(1, &[40], DType::F32, CPU)), ("b", random(2, &[3], DType::F32, CPU))]);

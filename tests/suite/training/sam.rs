@@ -157,18 +157,18 @@ fn parameters(dtype: DType) -> Vars {
 fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
     let rule = || OptimiserChain::new((AdamW::new(0.01), Ema::new(0.5)));
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-        let mut optimisers: Vec<Box<dyn Optimiser>> = vec![
-            Box::new(rule()),
-            Box::new(MixedPrecision::new(DType::F32, rule())),
-            Box::new(MixedPrecision::new(DType::F64, rule())),
-            Box::new(Kahan::new(rule())),
-            Box::new(StochasticRounding::new(3, rule())),
-            Box::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere()),
-            Box::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::new(0.01)))),
+        let mut optimisers: Vec<Optimiser> = vec![
+            Optimiser::new(rule()),
+            Optimiser::new(MixedPrecision::new(DType::F32, rule())),
+            Optimiser::new(MixedPrecision::new(DType::F64, rule())),
+            Optimiser::new(Kahan::new(rule())),
+            Optimiser::new(StochasticRounding::new(3, rule())),
+            Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere()),
+            Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::new(0.01)))),
         ];
         if dtype != DType::F16 {
-            optimisers.push(Box::new(SplitMaster::new(rule())));
-            optimisers.push(Box::new(SplitMaster::of_24_bits(rule())));
+            optimisers.push(Optimiser::new(SplitMaster::new(rule())));
+            optimisers.push(Optimiser::new(SplitMaster::of_24_bits(rule())));
         }
         for optimiser in optimisers {
             for (engine, sam) in
@@ -405,8 +405,10 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
     let of_rank = |rank: u64| {
         grads([Some(tensor(7 + rank, &[4, 5], DType::F64)), Some(tensor(70 + rank, &[300], DType::F64))])
     };
-    let optimisers: [fn() -> Box<dyn Optimiser>; 2] =
-        [|| Box::new(AdamW::new(0.1)), || Box::new(MixedPrecision::new(DType::F64, Momentum::new(0.1)))];
+    let optimisers: [fn() -> Optimiser; 2] = [
+        || Optimiser::new(AdamW::new(0.1)),
+        || Optimiser::new(MixedPrecision::new(DType::F64, Momentum::new(0.1))),
+    ];
     for (optimiser, dtype) in optimisers.into_iter().zip([DType::F64, DType::BF16]) {
         for sam in [Sam::new(0.5), Sam::new(0.5).adaptive()] {
             let x = parameters(dtype);

@@ -7,9 +7,9 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor, Var};
 use optimisers::value::Value;
 use optimisers::{
     Adam, Arithmetic, Checkpoint, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Evaluation, Flow,
-    Gradient, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain, Parameter, Rule,
-    ScheduleFree, Slot, SplitMaster, State, StateTree, UniformAverage, Update, Weights, hyper_parameters,
-    range, setup, setup_with, trainables, update,
+    Gradient, IntoOptimiser, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain,
+    Parameter, Rule, ScheduleFree, Slot, SplitMaster, State, StateTree, UniformAverage, Update, Weights,
+    hyper_parameters, range, setup, setup_with, trainables, update,
 };
 
 use support::common::{
@@ -142,7 +142,7 @@ fn averaging_does_not_change_the_training() {
     );
 }
 
-fn trained(optimiser: impl Optimiser, dtype: DType) -> (Vars, StateTree) {
+fn trained(optimiser: impl IntoOptimiser, dtype: DType) -> (Vars, StateTree) {
     let x = model(&[tensor(1, dtype), tensor(2, dtype)]);
     let mut state = setup(optimiser, &x).expect("a state");
     for call in 0..4 {
@@ -157,12 +157,12 @@ fn trained(optimiser: impl Optimiser, dtype: DType) -> (Vars, StateTree) {
 #[test]
 fn averages_are_swapped_in_and_out_without_a_trace() {
     let rule = || OptimiserChain::new((Adam::new(0.01), Ema { debias: true, ..Ema::new(0.5) }));
-    let optimisers: [(Box<dyn Optimiser>, DType); 5] = [
-        (Box::new(rule()), DType::F32),
-        (Box::new(rule()), DType::BF16),
-        (Box::new(MixedPrecision::new(DType::F32, rule())), DType::F16),
-        (Box::new(SplitMaster::new(rule())), DType::BF16),
-        (Box::new(Kahan::new(rule())), DType::BF16),
+    let optimisers: [(Optimiser, DType); 5] = [
+        (Optimiser::new(rule()), DType::F32),
+        (Optimiser::new(rule()), DType::BF16),
+        (Optimiser::new(MixedPrecision::new(DType::F32, rule())), DType::F16),
+        (Optimiser::new(SplitMaster::new(rule())), DType::BF16),
+        (Optimiser::new(Kahan::new(rule())), DType::BF16),
     ];
     for (optimiser, dtype) in optimisers {
         let (x, mut state) = trained(optimiser.clone(), dtype);
@@ -257,11 +257,11 @@ fn only_parameters_with_an_average_are_swapped() {
 #[test]
 fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
     let rule = || OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)));
-    let optimisers: [(Box<dyn Optimiser>, DType); 4] = [
-        (Box::new(rule()), DType::F32),
-        (Box::new(MixedPrecision::new(DType::F32, rule())), DType::BF16),
-        (Box::new(SplitMaster::new(rule())), DType::BF16),
-        (Box::new(ScheduleFree::new(0.1)), DType::F32),
+    let optimisers: [(Optimiser, DType); 4] = [
+        (Optimiser::new(rule()), DType::F32),
+        (Optimiser::new(MixedPrecision::new(DType::F32, rule())), DType::BF16),
+        (Optimiser::new(SplitMaster::new(rule())), DType::BF16),
+        (Optimiser::new(ScheduleFree::new(0.1)), DType::F32),
     ];
     let folder = tempfile::tempdir().expect("a folder");
     for (optimiser, dtype) in optimisers {
@@ -322,16 +322,19 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
 #[test]
 fn averages_that_the_engine_computes() {
     let free = || ScheduleFree::new(0.1);
-    let optimisers: [(Box<dyn Optimiser>, DType); 6] = [
-        (Box::new(free()), DType::F32),
-        (Box::new(free()), DType::F64),
-        (Box::new(free()), DType::BF16),
+    let optimisers: [(Optimiser, DType); 6] = [
+        (Optimiser::new(free()), DType::F32),
+        (Optimiser::new(free()), DType::F64),
+        (Optimiser::new(free()), DType::BF16),
         (
-            Box::new(MixedPrecision::new(DType::F32, OptimiserChain::new((ClipNorm::new(1.0), free())))),
+            Optimiser::new(MixedPrecision::new(
+                DType::F32,
+                OptimiserChain::new((ClipNorm::new(1.0), free())),
+            )),
             DType::F16,
         ),
-        (Box::new(SplitMaster::new(free())), DType::BF16),
-        (Box::new(Kahan::new(free())), DType::BF16),
+        (Optimiser::new(SplitMaster::new(free())), DType::BF16),
+        (Optimiser::new(Kahan::new(free())), DType::BF16),
     ];
     for (optimiser, dtype) in optimisers {
         let x = model(&[random(1, &[7, 11], dtype, &Device::Cpu), random(2, &[70_001], dtype, &Device::Cpu)]);

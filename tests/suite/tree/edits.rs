@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, ErrorKind, LAMB, Lion,
-    MixedPrecision, Momentum, Nesterov, OptimiserChain, Rule, Scale, StateChange, StateTree, WeightDecay,
-    setup, setup_with, update,
+    MixedPrecision, Momentum, Nesterov, Optimiser, OptimiserChain, Rule, Scale, StateChange, StateTree,
+    WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{
@@ -357,7 +357,7 @@ fn replacing_says_what_fits() {
     };
     let (m, v) = (moments(&state, "m"), moments(&state, "v"));
     let check = |state: &mut StateTree,
-                 rule: Box<dyn optimisers::Optimiser>,
+                 rule: optimisers::Optimiser,
                  kept: &[&str],
                  fresh: &[&str],
                  dropped: &[&str]| {
@@ -368,11 +368,11 @@ fn replacing_says_what_fits() {
         };
         assert_eq!((path.as_str(), k, f, d), ("x", &names(kept), &names(fresh), &names(dropped)));
     };
-    check(&mut state, Box::new(AdamW::new(0.1)), &["m", "v", "t"], &[], &[]);
-    check(&mut state, Box::new(chain(AdamW::new(0.1))), &["1.m", "1.v", "1.t"], &["0.t"], &[]);
+    check(&mut state, Optimiser::new(AdamW::new(0.1)), &["m", "v", "t"], &[], &[]);
+    check(&mut state, Optimiser::new(chain(AdamW::new(0.1))), &["1.m", "1.v", "1.t"], &["0.t"], &[]);
     check(
         &mut state,
-        Box::new(MixedPrecision::new(DType::F64, chain(AdamW::new(0.1)))),
+        Optimiser::new(MixedPrecision::new(DType::F64, chain(AdamW::new(0.1)))),
         &["0.t", "1.m", "1.v", "1.t"],
         &["master"],
         &[],
@@ -384,29 +384,29 @@ fn replacing_says_what_fits() {
     );
     check(
         &mut state,
-        Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+        Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
         &["master", "m", "v", "t"],
         &[],
         &["0.t"],
     );
-    check(&mut state, Box::new(Adam::new(0.1)), &["m", "v", "t"], &[], &["master"]);
+    check(&mut state, Optimiser::new(Adam::new(0.1)), &["m", "v", "t"], &[], &["master"]);
     assert_eq!((moments(&state, "m"), moments(&state, "v")), (m, v));
     let collecting = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1)));
     check(
         &mut state,
-        Box::new(collecting),
+        Optimiser::new(collecting),
         &["1.m", "1.v", "1.t"],
         &["0.acc", "0.calls", "0.received", "0.weight"],
         &[],
     );
     check(
         &mut state,
-        Box::new(Momentum::new(0.1)),
+        Optimiser::new(Momentum::new(0.1)),
         &[],
         &["velocity", "t"],
         &["0.acc", "0.calls", "0.received", "0.weight", "1.m", "1.v", "1.t"],
     );
-    check(&mut state, Box::new(Nesterov::new(0.1)), &[], &["displacement", "t"], &["velocity", "t"]);
+    check(&mut state, Optimiser::new(Nesterov::new(0.1)), &[], &["displacement", "t"], &["velocity", "t"]);
     step(&mut state, 3);
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
 }
@@ -416,7 +416,7 @@ fn replacing_says_what_fits() {
 #[test]
 fn replacing_keeps_all_tensors_of_a_rule_or_none() {
     let model = model(DType::F64);
-    let replaced = |rules: [Box<dyn optimisers::Optimiser>; 2]| {
+    let replaced = |rules: [optimisers::Optimiser; 2]| {
         let [old, new] = rules;
         let mut state = setup(old, &model).expect("a state");
         for call in 0..3 {
@@ -424,10 +424,10 @@ fn replacing_keeps_all_tensors_of_a_rule_or_none() {
         }
         state.all().replace(new, &model).expect("a new rule")[0].kept.clone()
     };
-    assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(AdaBelief::new(0.1))]), [""; 0]);
-    assert_eq!(replaced([Box::new(Lion::new(0.1)), Box::new(Adam::new(0.1))]), [""; 0]);
-    assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(Lion::new(0.1))]), ["m", "t"]);
-    assert_eq!(replaced([Box::new(Adam::new(0.1)), Box::new(LAMB::new(0.1))]), ["m", "v", "t"]);
+    assert_eq!(replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(AdaBelief::new(0.1))]), [""; 0]);
+    assert_eq!(replaced([Optimiser::new(Lion::new(0.1)), Optimiser::new(Adam::new(0.1))]), [""; 0]);
+    assert_eq!(replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(Lion::new(0.1))]), ["m", "t"]);
+    assert_eq!(replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(LAMB::new(0.1))]), ["m", "v", "t"]);
 }
 
 /// A rule that replaces itself changes nothing, and moments that were kept go on as if the rule had always

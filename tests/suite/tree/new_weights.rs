@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Elementwise, Ema, ErrorKind, Kahan, Lookahead,
-    MixedPrecision, Offload, Optimiser, OptimiserChain, Prodigy, Rule, ScheduleFree, Setup, Slot,
-    SplitMaster, StateTree, StochasticRounding, StoreAs, UniformAverage, Update, hyper_parameters, range,
-    setup, trainables, update,
+    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Elementwise, Ema, ErrorKind, IntoOptimiser,
+    Kahan, Lookahead, MixedPrecision, Offload, Optimiser, OptimiserChain, Prodigy, Rule, ScheduleFree, Setup,
+    Slot, SplitMaster, StateTree, StochasticRounding, StoreAs, UniformAverage, Update, hyper_parameters,
+    range, setup, trainables, update,
 };
 
 use support::common::{
@@ -79,7 +79,7 @@ fn by_path(values: &Tensor) -> BTreeMap<String, Tensor> {
     [("0".to_string(), values.clone())].into()
 }
 
-fn states(optimiser: impl Optimiser, x: &Tensor) -> (Vars, StateTree) {
+fn states(optimiser: impl IntoOptimiser, x: &Tensor) -> (Vars, StateTree) {
     let x = model(std::slice::from_ref(x));
     let state = setup(optimiser, &x).expect("a state");
     (x, state)
@@ -162,10 +162,10 @@ fn copies_follow_masters_that_are_wider_than_the_parameter() {
     let narrow = wide.to_dtype(DType::BF16).expect("rounded");
     for (rule, slot) in copying() {
         let (fresh, mut expected) = states(rule.clone(), &wide);
-        let wrapped: [Box<dyn Optimiser>; 3] = [
-            Box::new(MixedPrecision::new(DType::F32, rule.clone())),
-            Box::new(SplitMaster::new(rule.clone())),
-            Box::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()),
+        let wrapped: [Optimiser; 3] = [
+            Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
+            Optimiser::new(SplitMaster::new(rule.clone())),
+            Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule.clone())).everywhere()),
         ];
         let mut others = wrapped.map(|optimiser| (optimiser.name(), states(optimiser, &narrow)));
         for (_, (x, state)) in &mut others {
@@ -233,11 +233,11 @@ fn copies_follow_at_any_step() {
     for (rule, slot) in copying() {
         for dtype in [DType::F32, DType::BF16] {
             for optimiser in [
-                Box::new(rule.clone()) as Box<dyn Optimiser>,
-                Box::new(MixedPrecision::new(DType::F32, rule.clone())),
-                Box::new(Offload::new(rule.clone()).everywhere()),
-                Box::new(Kahan::new(rule.clone())),
-                Box::new(StochasticRounding::new(1, rule.clone())),
+                Optimiser::new(rule.clone()),
+                Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
+                Optimiser::new(Offload::new(rule.clone()).everywhere()),
+                Optimiser::new(Kahan::new(rule.clone())),
+                Optimiser::new(StochasticRounding::new(1, rule.clone())),
             ] {
                 let what = (optimiser.name(), dtype);
                 let (x, mut state) = states(optimiser, &tensor(1, dtype));
@@ -351,8 +351,8 @@ fn the_first_step_compares_every_element() {
         let gradient = grads([start.zeros_like().ok()]);
         for dtype in [DType::F32, DType::BF16] {
             let rule = OptimiserChain::new((Adam::new(0.1), Lookahead::new(6)));
-            let optimisers: [Box<dyn Optimiser>; 2] =
-                [Box::new(rule.clone()), Box::new(MixedPrecision::new(DType::F64, rule))];
+            let optimisers: [Optimiser; 2] =
+                [Optimiser::new(rule.clone()), Optimiser::new(MixedPrecision::new(DType::F64, rule))];
             for optimiser in optimisers {
                 let (x, mut state) = states(optimiser, &start.to_dtype(dtype).expect("converted"));
                 x["0"].set(&changed.to_dtype(dtype).expect("converted")).expect("one other weight");
@@ -378,10 +378,9 @@ fn narrow_copies_raise_no_alarm() {
         for stored in dtypes {
             let rule =
                 StoreAs::new([("average", stored)], OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))));
-            for optimiser in [
-                Box::new(rule.clone()) as Box<dyn Optimiser>,
-                Box::new(MixedPrecision::new(DType::F64, rule)),
-            ] {
+            for optimiser in
+                [Optimiser::new(rule.clone()), Optimiser::new(MixedPrecision::new(DType::F64, rule))]
+            {
                 let x = model(&[random(1, &[4000], dtype, &Device::Cpu)]);
                 let mut state = setup(optimiser, &x).expect("a state");
                 update(&mut state, &x, &grads([Some(random(2, &[4000], dtype, &Device::Cpu))]))

@@ -52,13 +52,13 @@ fn held(model: &Vars, state: &StateTree) -> usize {
 /// Bytes per parameter after two steps, or a dash for what `setup` refuses.
 fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
     let low = parameters(dtype);
-    let optimiser: Box<dyn Optimiser> = match keeper {
-        "`MixedPrecision`" => Box::new(MixedPrecision::new(F32, rule)),
-        "`SplitMaster`" => Box::new(SplitMaster::new(rule)),
-        "`SplitMaster::of_24_bits`" => Box::new(SplitMaster::of_24_bits(rule)),
-        "`Kahan`" => Box::new(Kahan::new(rule)),
-        "`StochasticRounding`" => Box::new(StochasticRounding::new(0, rule)),
-        _ => Box::new(rule),
+    let optimiser: Optimiser = match keeper {
+        "`MixedPrecision`" => Optimiser::new(MixedPrecision::new(F32, rule)),
+        "`SplitMaster`" => Optimiser::new(SplitMaster::new(rule)),
+        "`SplitMaster::of_24_bits`" => Optimiser::new(SplitMaster::of_24_bits(rule)),
+        "`Kahan`" => Optimiser::new(Kahan::new(rule)),
+        "`StochasticRounding`" => Optimiser::new(StochasticRounding::new(0, rule)),
+        _ => Optimiser::new(rule),
     };
     let Ok(mut state) = setup(optimiser, &low) else { return "–".to_string() };
     (0..2).for_each(|_| _ = update(&mut state, &low, &gradients(dtype)).expect("an update"));

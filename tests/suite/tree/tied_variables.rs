@@ -147,27 +147,33 @@ fn every_path_is_asked() {
     assert_eq!((asked, state.len()), (["embedding", "head", "norm"].map(str::to_string).to_vec(), 2));
 }
 
-type Answer = fn(&str) -> Option<Box<dyn Optimiser>>;
+type Answer = fn(&str) -> Option<Optimiser>;
 
 #[test]
 fn different_choices_for_one_variable_are_refused() {
     let cases: [(Answer, [&str; 2]); 5] = [
         (
-            |path| Some(if path == "head" { Box::new(Adam::new(0.1)) } else { Box::new(AdamW::new(0.1)) }),
+            |path| {
+                Some(if path == "head" {
+                    Optimiser::new(Adam::new(0.1))
+                } else {
+                    Optimiser::new(AdamW::new(0.1))
+                })
+            },
             ["AdamW { eta: 0.1", "Adam { eta: 0.1"],
         ),
         (
-            |path| Some(Box::new(Descent::new(if path == "head" { 0.1 } else { 0.2 }))),
+            |path| Some(Optimiser::new(Descent::new(if path == "head" { 0.1 } else { 0.2 }))),
             ["Descent { eta: 0.2 }", "Descent { eta: 0.1 }"],
         ),
         (
-            |path| (path == "head").then(|| Box::new(Descent::new(0.1)) as Box<dyn Optimiser>),
+            |path| (path == "head").then(|| Optimiser::new(Descent::new(0.1))),
             ["no optimiser", "Descent { eta: 0.1 }"],
         ),
         (
             |path| {
                 let slot = if path == "head" { DType::BF16 } else { DType::F64 };
-                Some(Box::new(SplitMaster::new(OptimiserChain::new((StoreAs::new(
+                Some(Optimiser::new(SplitMaster::new(OptimiserChain::new((StoreAs::new(
                     [("m", slot)],
                     Adam::new(0.1),
                 ),)))))
@@ -178,7 +184,7 @@ fn different_choices_for_one_variable_are_refused() {
         (
             |path| {
                 let except = if path == "head" { vec!["norm"] } else { vec!["head"] };
-                Some(Box::new(Fallback::new(Lion::new(0.1), Lion::new(0.1)).except(except)))
+                Some(Optimiser::new(Fallback::new(Lion::new(0.1), Lion::new(0.1)).except(except)))
             },
             ["[\"head\"]", "[\"norm\"]"],
         ),

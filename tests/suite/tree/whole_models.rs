@@ -120,8 +120,8 @@ fn gradients_of_both_names_are_added_in_the_compute_type() {
         (DType::F16, 1.0, vec![(first, 4.0)], 1.0, -3.0),
     ] {
         for rule in [
-            Box::new(Descent::new(eta)) as Box<dyn Optimiser>,
-            Box::new(MixedPrecision::new(DType::F32, Descent::new(eta))),
+            Optimiser::new(Descent::new(eta)),
+            Optimiser::new(MixedPrecision::new(DType::F32, Descent::new(eta))),
         ] {
             let shared = var(&of(&[x; 3], dtype));
             let map = var_map([second, first].map(|name| (name.to_string(), shared.clone())));
@@ -144,7 +144,7 @@ fn a_leaf_tells_what_it_holds() {
     ));
     let adam = || OptimiserChain::new((ClipGrad::new(0.5), Adam::new(0.1)));
     type Row = (
-        Box<dyn Optimiser>,
+        Optimiser,
         DType,
         &'static [&'static str],
         &'static [(&'static str, u64)],
@@ -153,10 +153,10 @@ fn a_leaf_tells_what_it_holds() {
     );
     // After three calls: optimiser, dtype, tensors, counters, steps and bytes, learning rate.
     let rows: [Row; 7] = [
-        (Box::new(Adam::new(0.1)), DType::F16, &["m", "v"], &[("t", 3)], (3, 48), Some(0.1)),
-        (Box::new(Adam::new(0.1)), DType::F64, &["m", "v"], &[("t", 3)], (3, 96), Some(0.1)),
+        (Optimiser::new(Adam::new(0.1)), DType::F16, &["m", "v"], &[("t", 3)], (3, 48), Some(0.1)),
+        (Optimiser::new(Adam::new(0.1)), DType::F64, &["m", "v"], &[("t", 3)], (3, 96), Some(0.1)),
         (
-            Box::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+            Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
             DType::BF16,
             &["master", "m", "v"],
             &[("t", 3)],
@@ -164,7 +164,7 @@ fn a_leaf_tells_what_it_holds() {
             Some(0.1),
         ),
         (
-            Box::new(MixedPrecision::new(DType::F64, adam())),
+            Optimiser::new(MixedPrecision::new(DType::F64, adam())),
             DType::F32,
             &["master", "1.m", "1.v"],
             &[("0.t", 3), ("1.t", 3)],
@@ -172,7 +172,7 @@ fn a_leaf_tells_what_it_holds() {
             Some(0.1),
         ),
         (
-            Box::new(MixedPrecision::new(DType::F32, adam())),
+            Optimiser::new(MixedPrecision::new(DType::F32, adam())),
             DType::F32,
             &["1.m", "1.v"],
             &[("0.t", 3), ("1.t", 3)],
@@ -180,14 +180,14 @@ fn a_leaf_tells_what_it_holds() {
             Some(0.1),
         ),
         (
-            Box::new(MixedPrecision::new(DType::F32, long)),
+            Optimiser::new(MixedPrecision::new(DType::F32, long)),
             DType::F16,
             &["master", "0.acc", "2.0.velocity"],
             &[("0.calls", 1), ("0.received", 1), ("0.weight", 1), ("2.0.t", 1), ("2.1.t", 1)],
             (1, 72),
             Some(0.2),
         ),
-        (Box::new(ClipGlobalNorm::new(1.0)), DType::F32, &[], &[], (3, 0), None),
+        (Optimiser::new(ClipGlobalNorm::new(1.0)), DType::F32, &[], &[], (3, 0), None),
     ];
     for (rule, dtype, tensors, counters, (steps, bytes), eta) in rows {
         let model = Vars::from([("a.b".to_string(), var(&random(1, &[2, 3], dtype, CPU)))]);

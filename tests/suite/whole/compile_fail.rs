@@ -109,7 +109,7 @@ fn the_compiler_says_what_to_write() {
     let cases: [(&str, &[&str]); 7] = [
         ("mixed_in_chain", &["`MixedPrecision<Adam>` does not", NOT_A_RULE, REMEDY]),
         ("mixed_in_mixed", &["`MixedPrecision<Adam>` does not", NOT_A_RULE, REMEDY]),
-        ("boxed_optimiser_in_chain", &["`Box<dyn Optimiser>` does not", NOT_A_RULE, REMEDY]),
+        ("optimiser_in_chain", &["`Optimiser` does not", NOT_A_RULE, REMEDY]),
         (
             "tuple_of_rules",
             &[

@@ -22,7 +22,7 @@ mod beside_candle {
     }
 
     used! {
-        Adjust CandleOptimizer Checkpoint CheckpointFile LossScaler MixedPrecision Model Optimiser OptimiserChain Outcome Rule Schedule StateTree Status Update model setup setup_with trainables update
+        Adjust CandleOptimizer Checkpoint CheckpointFile IntoOptimiser LossScaler MixedPrecision Model Optimiser OptimiserChain Outcome Rule Schedule StateTree Status Update model setup setup_with trainables update
     }
 
     /// candle's `Result`, and candle-nn's `AdamW` and `Optimizer`.

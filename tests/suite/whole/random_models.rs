@@ -94,18 +94,18 @@ fn chain(dice: &mut Dice, rules: &[Box<dyn Rule>]) -> Box<dyn Rule> {
     Box::new(OptimiserChain::new(members))
 }
 
-fn optimiser(dice: &mut Dice, rules: &[Box<dyn Rule>], dtype: DType) -> Box<dyn Optimiser> {
+fn optimiser(dice: &mut Dice, rules: &[Box<dyn Rule>], dtype: DType) -> Optimiser {
     let rule = chain(dice, rules);
-    let wrapped: Box<dyn Optimiser> = match dice.below(8) {
-        0 | 1 => Box::new(rule),
-        2 | 3 => Box::new(MixedPrecision::new(F32, rule)),
-        4 => Box::new(MixedPrecision::new(F64, rule)),
-        5 => Box::new(Kahan::new(rule)),
-        6 => Box::new(StochasticRounding::new(dice.number(), rule)),
-        _ if dtype == F16 => Box::new(rule),
-        _ => Box::new(SplitMaster::new(rule)),
+    let wrapped: Optimiser = match dice.below(8) {
+        0 | 1 => Optimiser::new(rule),
+        2 | 3 => Optimiser::new(MixedPrecision::new(F32, rule)),
+        4 => Optimiser::new(MixedPrecision::new(F64, rule)),
+        5 => Optimiser::new(Kahan::new(rule)),
+        6 => Optimiser::new(StochasticRounding::new(dice.number(), rule)),
+        _ if dtype == F16 => Optimiser::new(rule),
+        _ => Optimiser::new(SplitMaster::new(rule)),
     };
-    if dice.one_in(6) { Box::new(Offload::new(wrapped).everywhere()) } else { wrapped }
+    if dice.one_in(6) { Optimiser::new(Offload::new(wrapped).everywhere()) } else { wrapped }
 }
 
 /// How a gradient is made, for the same bits in each run.
@@ -185,7 +185,7 @@ struct Call {
 
 struct Case {
     parameters: Vec<Tensor>,
-    optimisers: Vec<Box<dyn Optimiser>>,
+    optimisers: Vec<Optimiser>,
     calls: Vec<Call>,
 }
 

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
-    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, ErrorKind, Lion, MixedPrecision, Momentum,
-    NonFinite, Optimiser, OptimiserChain, RMSProp, StateTree, Status, setup, update,
+    AccumGrad, Adam, AdamW, ClipGlobalNorm, ClipNorm, Descent, ErrorKind, IntoOptimiser, Lion,
+    MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, RMSProp, StateTree, Status, setup,
+    update,
 };
 
 use crate::whole::structure::files;
@@ -21,7 +22,7 @@ fn full(value: f64, dtype: DType) -> Tensor {
 }
 
 /// A parameter of one value after `calls` gradients of one value, with its state.
-fn run(optimiser: impl Optimiser, x: &Tensor, gradient: &Tensor, calls: usize) -> (Var, StateTree) {
+fn run(optimiser: impl IntoOptimiser, x: &Tensor, gradient: &Tensor, calls: usize) -> (Var, StateTree) {
     let x = Var::from_tensor(x).expect("a variable");
     let mut state = setup(optimiser, &x).expect("a state");
     for _ in 0..calls {
@@ -80,8 +81,10 @@ fn t5_gradients_are_widened_before_they_are_squared() {
     for gradient in [1e-4, 300.0] {
         let gradient = full(gradient, DType::F16);
         let expected = 0.001 * values(&gradient)[0].powi(2);
-        let rules: [Box<dyn Optimiser>; 2] =
-            [Box::new(Adam::new(1e-3)), Box::new(MixedPrecision::new(DType::F32, Adam::new(1e-3)))];
+        let rules: [Optimiser; 2] = [
+            Optimiser::new(Adam::new(1e-3)),
+            Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(1e-3))),
+        ];
         for rule in rules {
             let (x, state) = run(rule.clone(), &full(1.0, DType::F16), &gradient, 1);
             assert_near(first(&state, "v"), expected, 1e-6, &rule);

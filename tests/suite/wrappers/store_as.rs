@@ -23,8 +23,11 @@ fn the_accumulation_dtype_is_the_users() {
             }
             None => Box::new(OptimiserChain::new((collect, Descent::new(1.0)))),
         };
-        let optimiser: Box<dyn Optimiser> =
-            if mixed { Box::new(MixedPrecision::new(DType::F32, chain)) } else { Box::new(chain) };
+        let optimiser: Optimiser = if mixed {
+            Optimiser::new(MixedPrecision::new(DType::F32, chain))
+        } else {
+            Optimiser::new(chain)
+        };
         let mut state = setup(optimiser, &x).expect("a state");
         for _ in 0..1000 {
             update(&mut state, &x, &grads([Some(constant(1e-3, 1, DType::BF16))])).expect("an update");

@@ -1,0 +1,73 @@
+//! The macro that declares a rule's struct.
+
+/// Declares the struct of a rule with its defaults and ranges.
+///
+/// The struct's fields are public. It gets `Clone`, `Debug`, `PartialEq`, `Default`,
+/// [`Describe`](crate::Describe), and a `new` that takes the leading field. Each field has the form
+/// `name: type = default => range,` with a function of [`range`](crate::range) or one like it. Types are
+/// `f64`, pairs and triples of it, `u64`, `bool`, [`Sizes`](crate::Sizes) and the enums of
+/// [`choice!`](crate::choice). A [`Role`](crate::Role) may stand behind the name, as in
+/// `pub struct Limited: Step`.
+///
+/// A field can be added later, anywhere but in the first place. Checkpoints without it are restored with its
+/// default, so the default should be what the rule did before.
+///
+/// ```
+/// use optimisers::{hyper_parameters, range};
+///
+/// hyper_parameters! {
+///     /// Gradient descent with a speed limit.
+///     pub struct Limited {
+///         /// η: the learning rate.
+///         eta: f64 = 0.1 => range::non_negative,
+///         /// The largest step.
+///         delta: f64 = 1.0 => range::positive,
+///     }
+/// }
+///
+/// assert_eq!(Limited::new(0.5), Limited { eta: 0.5, delta: 1.0 });
+/// ```
+#[macro_export]
+macro_rules! hyper_parameters {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $Rule:ident $(: $role:ident)? {
+            $(#[$first_meta:meta])*
+            $first:ident: $First:ty = $first_default:expr => $first_range:expr,
+            $($(#[$field_meta:meta])* $field:ident: $Field:ty = $default:expr => $range:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[must_use = "a rule does nothing by itself: pass it to `setup`"]
+        #[derive(Clone, Debug, PartialEq)]
+        $vis struct $Rule {
+            $(#[$first_meta])*
+            pub $first: $First,
+            $($(#[$field_meta])* pub $field: $Field,)*
+        }
+
+        impl Default for $Rule {
+            fn default() -> Self {
+                Self { $first: $first_default, $($field: $default,)* }
+            }
+        }
+
+        impl $Rule {
+            #[doc = concat!("With the given `", stringify!($first), "` and the default for everything else.")]
+            #[allow(clippy::needless_update)]
+            pub fn new($first: $First) -> Self {
+                Self { $first, ..Self::default() }
+            }
+        }
+
+        impl $crate::Describe for $Rule {
+            fn describe(&mut self, rule: &mut $crate::Describer<'_>) {
+                let default = Self::default();
+                rule.kind(stringify!($Rule));
+                $(rule.role($crate::Role::$role);)?
+                rule.field($crate::__private::field_name(stringify!($first)), &mut self.$first, default.$first, $first_range);
+                $(rule.field($crate::__private::field_name(stringify!($field)), &mut self.$field, default.$field, $range);)*
+            }
+        }
+    };
+}

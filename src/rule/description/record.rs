@@ -1,0 +1,206 @@
+//! What an optimiser is made of, as files have it: names, settings, and values without their types.
+
+use std::fmt::{self, Display};
+
+use serde::{Deserialize, Serialize};
+
+use super::setting::Setting;
+use crate::rule::field::Literal;
+
+/// An optimiser as files have it: its kind, settings and fields, and what it holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OptimiserRecord {
+    pub(crate) kind: String,
+    /// How it stores the parameter, if it decides that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) storage: Option<StorageRecord>,
+    /// What decides on the layout of its state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) settings: Vec<(String, Setting)>,
+    /// Its hyper-parameters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) fields: Vec<(String, Literal)>,
+    /// The inner rule, if it is around one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) inner: Option<Box<OptimiserRecord>>,
+    /// The rules that it holds by index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) members: Vec<OptimiserRecord>,
+}
+
+/// How an optimiser stores a parameter and what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StorageRecord {
+    pub(crate) kind: StorageKind,
+    /// Whether the state of a parameter on another device is on the CPU, with a copy of that parameter.
+    pub(crate) offloaded: bool,
+    /// Whether that is so for parameters on the CPU as well. Files are the same for every device.
+    #[serde(skip)]
+    pub(crate) everywhere: bool,
+}
+
+/// What is kept of a low-precision parameter besides itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StorageKind {
+    /// Nothing: steps are rounded to its dtype.
+    Rounded,
+    /// A precise copy.
+    Master,
+    /// The lower half of an f32.
+    Split,
+    /// What the last rounding lost.
+    Compensated,
+    /// A counter for roundings at random.
+    Stochastic,
+}
+
+impl StorageRecord {
+    /// The storage of this kind where the parameter is.
+    pub(crate) fn with_parameter(kind: StorageKind) -> Self {
+        StorageRecord { kind, offloaded: false, everywhere: false }
+    }
+
+    /// Whether another precision or device is only a conversion: the state has no tensors but the parameter's
+    /// own and the rule's.
+    pub(crate) fn is_convertible(self) -> bool {
+        matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
+    }
+
+    /// Whether a state tensor named `master` may be a copy of the parameter, and not the rule's.
+    pub(crate) fn may_have_master(self) -> bool {
+        self.offloaded || self.kind == StorageKind::Master
+    }
+}
+
+/// The first place at which two optimisers are of different rules.
+#[derive(Debug, PartialEq)]
+pub(crate) struct RecordDifference {
+    /// The indices of the members that it is in, outermost first.
+    members: Vec<usize>,
+    /// What each of the two has there.
+    sides: [String; 2],
+}
+
+impl RecordDifference {
+    /// The end of an error's sentence: what is here, what in the file, in which member. Empty if the whole
+    /// differs.
+    pub(crate) fn in_file(&self) -> String {
+        if self.members.is_empty() {
+            return String::new();
+        }
+        let numbers: Vec<String> = self.members.iter().map(usize::to_string).collect();
+        let ([here, file], member) = (&self.sides, numbers.join("."));
+        format!(" (here: {here}, file: {file}, at member {member})")
+    }
+}
+
+impl OptimiserRecord {
+    /// This and all that it holds, in order.
+    pub(crate) fn all(&self) -> Vec<&OptimiserRecord> {
+        let parts = self.inner.as_deref().into_iter().chain(&self.members);
+        std::iter::once(self).chain(parts.flat_map(OptimiserRecord::all)).collect()
+    }
+
+    /// This, its inner rule, the inner rule of that, and so on.
+    #[cfg(feature = "config")]
+    pub(crate) fn spine(&self) -> Vec<&OptimiserRecord> {
+        std::iter::successors(Some(self), |around| around.inner.as_deref()).collect()
+    }
+
+    /// How the parameter is stored.
+    pub(crate) fn storage(&self) -> StorageRecord {
+        self.storage.unwrap_or(StorageRecord::with_parameter(StorageKind::Rounded))
+    }
+
+    /// The rule without how the parameter is stored.
+    pub(crate) fn rule(&self) -> &OptimiserRecord {
+        match &self.inner {
+            Some(inner) if self.storage.is_some() => inner.rule(),
+            _ => self,
+        }
+    }
+
+    /// The first rule or setting in which the two differ. Values of hyper-parameters are not compared.
+    pub(crate) fn difference(&self, other: &Self) -> Option<RecordDifference> {
+        self.compare(other, &mut Vec::new())
+    }
+
+    /// All that it says, as short texts: `OptimiserChain`, `0: ClipNorm`, `0.omega = 1`.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        self.say("", &mut words);
+        words
+    }
+
+    /// The name, and the hyper-parameters of this and of all that it holds.
+    pub(crate) fn with_fields(&self) -> String {
+        let fields = self
+            .all()
+            .into_iter()
+            .flat_map(|part| &part.fields)
+            .map(|(name, value)| format!("{name}: {value}"));
+        format!("{self} {{ {} }}", fields.collect::<Vec<_>>().join(", "))
+    }
+
+    fn say(&self, place: &str, words: &mut Vec<String>) {
+        let name = if place.is_empty() {
+            self.kind.clone()
+        } else {
+            format!("{}: {}", place.trim_end_matches('.'), self.kind)
+        };
+        words.push(name);
+        words.extend(self.settings.iter().map(|(name, setting)| format!("{place}{name} = {setting}")));
+        words.extend(self.fields.iter().map(|(name, value)| format!("{place}{name} = {value}")));
+        self.inner.iter().for_each(|inner| inner.say(place, words));
+        self.members.iter().enumerate().for_each(|(i, member)| member.say(&format!("{place}{i}."), words));
+    }
+
+    fn compare(&self, other: &Self, members: &mut Vec<usize>) -> Option<RecordDifference> {
+        let differ = |members: &[usize], sides| Some(RecordDifference { members: members.to_vec(), sides });
+        let sides = [self, other];
+        if self.kind != other.kind || self.inner.is_some() != other.inner.is_some() {
+            return differ(members, sides.map(|side| side.kind.clone()));
+        }
+        let names = sides.iter().flat_map(|side| side.settings.iter().map(|(name, _)| name));
+        let setting = |side: &Self, name: &str| side.settings.iter().find(|(own, _)| own == name).cloned();
+        if let Some(name) = names.into_iter().find(|name| setting(self, name) != setting(other, name)) {
+            let words = |side: &Self| setting(side, name).and_then(|(name, setting)| setting.words(&name));
+            return differ(
+                members,
+                sides.map(|side| {
+                    words(side).map_or_else(|| side.kind.clone(), |words| format!("{}({words})", side.kind))
+                }),
+            );
+        }
+        if self.members.len() != other.members.len() {
+            return differ(
+                members,
+                sides.map(|side| format!("{} of {} members", side.kind, side.members.len())),
+            );
+        }
+        if let (Some(own), Some(other)) = (&self.inner, &other.inner)
+            && let Some(found) = own.compare(other, members)
+        {
+            return Some(found);
+        }
+        self.members.iter().zip(&other.members).enumerate().find_map(|(i, (own, other))| {
+            members.push(i);
+            let found = own.compare(other, members);
+            members.pop();
+            found
+        })
+    }
+}
+
+/// The name in messages: the kind, and in brackets its settings and what it holds.
+impl Display for OptimiserRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = self.settings.iter().filter_map(|(name, setting)| setting.words(name));
+        let parts = self.inner.as_deref().into_iter().chain(&self.members).map(OptimiserRecord::to_string);
+        let inside: Vec<String> = settings.chain(parts).collect();
+        f.write_str(&self.kind)?;
+        if inside.is_empty() { Ok(()) } else { write!(f, "({})", inside.join(", ")) }
+    }
+}

@@ -1,0 +1,289 @@
+//! The ways in which an optimiser stores a parameter: what its state keeps besides, and how a step is rounded.
+//!
+//! A precise value of the parameter is in two pieces, the parameter and what the store keeps. All that is done
+//! with it (made, read, set, stepped on) is a `match` over the stores here.
+
+use super::planned::{Planned, Progress};
+use crate::engine::{
+    Buffer, Epilogue, Operand, compensated, joined, keep_low_bits, rounded, rounded_to, set_lent,
+    set_lent_and, split,
+};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::Lend;
+use crate::numbers::low_bits::LowBits;
+use crate::numbers::{DType, is_wider, random_key};
+use crate::rule::description::record::{StorageKind, StorageRecord};
+use crate::rule::state::not_made_by;
+use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
+use crate::tensors::{self, Tensor, difference, in_dtype, sum};
+
+/// How an optimiser stores parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// In their own dtype, to which each step is rounded.
+    Rounded,
+    /// With a master in this dtype.
+    Master(DType),
+    /// With the lower bits of a master.
+    Split(LowBits),
+    /// With what the last rounding lost.
+    Compensated,
+    /// With a counter of roundings at random.
+    Stochastic { seed: u64 },
+}
+
+impl Store {
+    /// Describes an optimiser that stores the parameters of `rule` so.
+    pub(crate) fn describe(&mut self, rule: &mut dyn Rule, describer: &mut Describer<'_>) {
+        if *self == Store::Rounded {
+            return rule.describe(describer);
+        }
+        describer.kind(self.name());
+        describer.stores(StorageRecord::with_parameter(self.kind()));
+        match self {
+            Store::Master(dtype) => {
+                describer.setting("dtype", *dtype);
+                describer.fixed("dtype");
+                describer.require(|| check_master_dtype(*dtype));
+            }
+            Store::Split(LowBits::Byte) => describer.setting("bits", 24),
+            Store::Stochastic { seed } => {
+                // A seed has no default.
+                let own = *seed;
+                describer.field("seed", seed, own, range::any);
+            }
+            Store::Rounded | Store::Split(LowBits::All) | Store::Compensated => {}
+        }
+        describer.holds(rule);
+    }
+
+    /// The kind of optimisers that store parameters so.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Store::Rounded => "a rule",
+            Store::Master(_) => "MixedPrecision",
+            Store::Split(_) => "SplitMaster",
+            Store::Compensated => "Kahan",
+            Store::Stochastic { .. } => "StochasticRounding",
+        }
+    }
+
+    /// Whether its state makes the parameter more precise.
+    pub(crate) fn keeps_precise(self) -> bool {
+        match self {
+            Store::Rounded | Store::Stochastic { .. } => false,
+            Store::Master(_) | Store::Split(_) | Store::Compensated => true,
+        }
+    }
+
+    /// Whether a part of a parameter can be stored without the rest. Random rounding depends on the place of an
+    /// element.
+    pub(super) fn is_divisible(self) -> bool {
+        match self {
+            Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Compensated => true,
+            Store::Stochastic { .. } => false,
+        }
+    }
+
+    /// What files call it.
+    pub(super) fn kind(self) -> StorageKind {
+        match self {
+            Store::Rounded => StorageKind::Rounded,
+            Store::Master(_) => StorageKind::Master,
+            Store::Split(_) => StorageKind::Split,
+            Store::Compensated => StorageKind::Compensated,
+            Store::Stochastic { .. } => StorageKind::Stochastic,
+        }
+    }
+
+    /// How parameters of this dtype are stored.
+    ///
+    /// # Errors
+    /// If they cannot be.
+    fn of(self, dtype: DType) -> Result<Self> {
+        let is_special = match self {
+            Store::Rounded => false,
+            Store::Master(wide) => is_wider(wide, dtype),
+            Store::Split(_) if dtype == DType::F16 => {
+                return Err(Error::dtype("it", dtype, "BF16 (F32 and F64 are left alone)")
+                    .with_remedy("use MixedPrecision or Kahan in place of SplitMaster"));
+            }
+            Store::Split(_) => dtype == DType::BF16,
+            Store::Compensated | Store::Stochastic { .. } => matches!(dtype, DType::F16 | DType::BF16),
+        };
+        Ok(if is_special { self } else { Store::Rounded })
+    }
+
+    /// The state for the parameter `x`, around that of the rule.
+    pub(super) fn state(self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
+        let of_rule = |x: &dyn Lend| rule.init(Parameter::new(x));
+        match self.of(x.dtype())? {
+            Store::Rounded => of_rule(x),
+            Store::Master(dtype) => {
+                let master = rounded(&x.to_tensor()?, dtype)?;
+                State::with_master(&master, of_rule(&master)?)
+            }
+            Store::Split(low_bits) => {
+                let rest = match low_bits {
+                    LowBits::All => Buffer::low_bits(x.shape(), x.device())?,
+                    LowBits::Byte => Buffer::new(&Tensor::zeros(x.shape(), DType::U8.into(), x.device())?)?,
+                };
+                Ok(State::empty().with_buffer("rest", rest).stored_with(of_rule(x)?))
+            }
+            Store::Compensated => {
+                let lost = Buffer::new(&Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?;
+                Ok(State::empty().with_buffer("compensation", lost).stored_with(of_rule(x)?))
+            }
+            Store::Stochastic { .. } => Ok(State::empty().with_counter("rounded").stored_with(of_rule(x)?)),
+        }
+    }
+
+    /// The precise value: the parameter with what the state keeps. It may share memory with either.
+    pub(super) fn precise(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        match self.of(x.dtype())? {
+            Store::Rounded | Store::Stochastic { .. } => x.to_tensor(),
+            Store::Master(_) => Ok(self.kept(state)?.tensor()?),
+            Store::Split(_) => Ok(joined(&x.to_tensor()?, self.kept(state)?)?),
+            Store::Compensated => {
+                let [x, lost] = [x.to_tensor()?, self.kept(state)?.tensor()?]
+                    .map(|tensor| in_dtype(&tensor, tensors::DType::F32));
+                Ok(sum(&x?, &lost?)?)
+            }
+        }
+    }
+
+    /// What the rule sees as its x.
+    pub(super) fn seen_by_rule(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        match self {
+            Store::Compensated => x.to_tensor(),
+            Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Stochastic { .. } => {
+                self.precise(state, x)
+            }
+        }
+    }
+
+    /// Sets parameter and state to a precise value.
+    pub(super) fn set_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        match self.of(x.dtype())? {
+            Store::Rounded | Store::Stochastic { .. } => set_lent(x, values),
+            Store::Master(_) => {
+                let master = self.kept_mut(state)?;
+                let values = rounded(values, master.dtype())?;
+                set_lent_and(x, &values, &mut || Ok(master.set(&values)?))
+            }
+            Store::Split(_) => {
+                let rest = self.kept_mut(state)?;
+                let (high, low) = split(rest, values)?;
+                set_lent_and(x, &high, &mut || Ok(rest.set(&low)?))
+            }
+            Store::Compensated => {
+                let compensation = self.kept_mut(state)?;
+                let (next, lost) = compensated(&x.to_tensor()?, compensation, values)?;
+                set_lent_and(x, &next, &mut || Ok(compensation.set(&lost)?))
+            }
+        }
+    }
+
+    /// Sets the state alone, so that the precise value is the nearest to `values` whose rounding `x` can be.
+    /// Returns whether it keeps anything.
+    pub(super) fn keep_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
+        let store = self.of(x.dtype())?;
+        match store {
+            Store::Rounded | Store::Stochastic { .. } => {}
+            Store::Master(dtype) => {
+                self.kept_mut(state)?.set(&rounded_to(&x.to_tensor()?, values, dtype)?)?
+            }
+            Store::Split(_) => keep_low_bits(self.kept_mut(state)?, &x.to_tensor()?, values)?,
+            Store::Compensated => {
+                let lost = difference(values, &in_dtype(&x.to_tensor()?, values.dtype())?)?;
+                self.kept_mut(state)?.set(&lost)?;
+            }
+        }
+        Ok(store.keeps_precise())
+    }
+
+    /// Plans a step of `rule` for the parameter `x`.
+    pub(super) fn plan<'a>(
+        self,
+        rule: &'a dyn Rule,
+        state: &'a mut State,
+        x: &'a dyn Lend,
+        dx: Gradient<'a>,
+    ) -> Result<Planned<'a>> {
+        let (store, path) = (self.of(x.dtype())?, dx.path());
+        let (of_rule, kept, roundings) = store.parts(state)?;
+        let seen = match (store, &kept) {
+            (Store::Master(_), Some(master)) => {
+                Parameter::new(x).as_master(master.dtype(), master.device().is_cpu())
+            }
+            _ => Parameter::new(x),
+        };
+        let flow = rule.apply(of_rule, seen, dx)?;
+        let kept = || kept.ok_or_else(|| store.other_state());
+        let mut low_bits = None;
+        let (operand, epilogue) = match store {
+            Store::Rounded => (Operand::Lent(x), Epilogue::Subtract),
+            Store::Master(_) => (Operand::master(kept()?), Epilogue::Master(x)),
+            Store::Split(_) => {
+                low_bits = Some(kept()?);
+                (Operand::Lent(x), Epilogue::Subtract)
+            }
+            Store::Compensated => (Operand::Lent(x), Epilogue::Kahan(kept()?)),
+            Store::Stochastic { seed } => {
+                let step = *roundings.as_deref().ok_or_else(|| store.other_state())?;
+                (Operand::Lent(x), Epilogue::Stochastic(random_key(seed, step, path)))
+            }
+        };
+        let mut planned = Planned::new(flow, operand, epilogue);
+        planned.job.low_bits = low_bits;
+        if let (Some(roundings), Progress::Applied) = (roundings, planned.progress) {
+            let next = *roundings + 1;
+            planned.job.counters.push((roundings, next));
+        }
+        Ok(planned)
+    }
+
+    /// The state of the rule, and the tensor and the counter that it keeps, if it keeps one.
+    fn parts(self, state: &mut State) -> Result<StoreParts<'_>> {
+        if self == Store::Rounded {
+            return Ok((state, None, None));
+        }
+        let State { master, tensors, counters, children, .. } = state;
+        let [inner] = &mut children[..] else { return Err(self.other_state()) };
+        let kept = if let Store::Master(_) = self { master.as_mut() } else { only(tensors) };
+        Ok((&mut inner.state, kept, only(counters)))
+    }
+
+    /// The tensor that it keeps.
+    fn kept(self, state: &State) -> Result<&Buffer> {
+        let own = if let [(_, own)] = &state.tensors[..] { Some(own) } else { None };
+        let kept = if let Store::Master(_) = self { state.master.as_ref() } else { own };
+        kept.ok_or_else(|| self.other_state())
+    }
+
+    fn kept_mut(self, state: &mut State) -> Result<&mut Buffer> {
+        self.parts(state)?.1.ok_or_else(|| self.other_state())
+    }
+
+    fn other_state(self) -> Error {
+        not_made_by(self.name())
+    }
+}
+
+/// The state of a rule, and what a store keeps.
+type StoreParts<'s> = (&'s mut State, Option<&'s mut Buffer>, Option<&'s mut u64>);
+
+/// The value, if there is one alone.
+fn only<'s, T>(named: &'s mut [(&'static str, T)]) -> Option<&'s mut T> {
+    if let [(_, value)] = named { Some(value) } else { None }
+}
+
+/// Refuses masters in a dtype that is not wide.
+fn check_master_dtype(dtype: DType) -> Result<()> {
+    if matches!(dtype, DType::F32 | DType::F64) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Argument, "MixedPrecision is to keep its copy in")
+        .with_got(format_args!("{dtype:?}"))
+        .with_expected("F32 or F64"))
+}
