@@ -1,9 +1,9 @@
 //! What a rule is: what it says of itself, and how it plans a step.
 //!
-//! A rule names its fields by `&mut`, so that one description serves for reading and for writing. It is run for
-//! one [`Purpose`] at a time. Reading records a [`Description`], and all else that is asked of a rule is a
-//! function of that value. Only what needs the fields themselves, or the closures and rules that are named, is
-//! a purpose of its own.
+//! A rule names its fields by `&mut`, so that one description serves for reading and for writing. It is run
+//! for one [`Purpose`] at a time. Reading records a [`Description`], and all else that is asked of a rule is
+//! a function of that value. Only what needs the fields themselves, or the closures and rules that are named,
+//! is a purpose of its own.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -142,7 +142,7 @@ pub(super) enum Purpose<'v> {
 /// What a rule [describes](Describe) itself to.
 pub struct Describer<'v> {
     purpose: Purpose<'v>,
-    /// What the rule has said so far.
+    /// What was described so far.
     pub(super) description: Description,
     /// The index of the next field.
     next: usize,
@@ -203,8 +203,8 @@ impl Describer<'_> {
         }
     }
 
-    /// [`Describer::field`] of any type. Returns what is to be written. `fault` is what a value out of range was
-    /// expected to be.
+    /// [`Describer::field`] of any type. Returns what is to be written. `fault` is what a value out of range
+    /// was expected to be.
     fn field_value(
         &mut self,
         name: &'static str,
@@ -333,8 +333,8 @@ impl<'v> Describer<'v> {
         rule
     }
 
-    /// Says that there is a choice to be made for each parameter, by these patterns. Returns the paths and the
-    /// parameter to choose for, if the rule is described to choose.
+    /// A choice that is made for each parameter by these patterns of paths. Returns what to choose for, if the
+    /// description runs to choose.
     pub(crate) fn choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
         match self.purpose {
             Purpose::Choose(paths, x) => return Some((paths, x)),

@@ -7,11 +7,11 @@ use super::{Description, FieldValues};
 use crate::error::Result;
 use crate::rule::field::FieldValue;
 
-/// What can be read, checked and written by what it says of itself: a rule, a store or an optimiser.
+/// What has a [`Description`]: a rule, a store or an optimiser.
 ///
 /// Not exported, so that programs describe a rule by [`Describe`](crate::Describe) and get this from that.
 pub trait Described {
-    /// What it says of itself.
+    /// The description, which may be kept.
     fn description(&self) -> Cow<'_, Description>;
 
     /// Sets the fields with these indices in [`Adjust::fields`] to values of their types.

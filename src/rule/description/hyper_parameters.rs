@@ -1,4 +1,4 @@
-//! The macro that declares a rule's struct.
+//! The macro that declares a rule's struct and describes it.
 
 /// Declares the struct of a rule with its defaults and ranges.
 ///

@@ -1,4 +1,7 @@
-//! What a rule says of itself, read once: a value, and what follows from it.
+//! The description of a rule as a value, and what follows from it.
+//!
+//! A rule describes itself by `&mut`, so to look at one takes a copy of it. A value is looked at as often as
+//! one likes: by adjustments, schedules, checkpoints, configurations and warnings.
 
 pub(crate) mod adjust;
 mod hyper_parameters;
@@ -167,7 +170,7 @@ impl Description {
         })
     }
 
-    /// The error for what looks like a field of `rule` and is none.
+    /// The error for a name in `rule` that looks like a field and cannot be set.
     fn is_fixed(&self, rule: &Self, name: &str) -> Error {
         let kind = rule.kind;
         let problem = format!("{kind}: {name} decides the layout of the state and cannot be adjusted");
@@ -228,7 +231,7 @@ impl Description {
         self.patterns.is_some() || self.parts.iter().any(|(_, part)| part.has_choice())
     }
 
-    /// A hash of all that a rule says of itself.
+    /// A hash of kinds, settings and values.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.printed(Fingerprint::new()).finish()
     }

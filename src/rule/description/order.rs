@@ -10,7 +10,7 @@ impl Role {
     }
 }
 
-/// A rule that has said its role.
+/// A rule that has a role.
 struct Placed {
     kind: &'static str,
     role: Role,
@@ -27,20 +27,21 @@ impl Placed {
 }
 
 impl Description {
-    /// Adds the rules that have said their roles, in the order of what was said. `parts` is what this is in.
+    /// Adds the rules that have a role, each at the place where the role was described. `parts` is what this
+    /// is in.
     fn place(&self, parts: &[(usize, bool)], all: &mut Vec<Placed>) {
         let mut roles = self.roles.iter().peekable();
-        let mut said = |before: usize, all: &mut Vec<Placed>| {
+        let mut before_part = |before: usize, all: &mut Vec<Placed>| {
             while let Some((role, _)) = roles.next_if(|(_, named)| *named <= before) {
                 all.push(Placed { kind: self.kind, role: *role, parts: parts.to_vec() });
             }
         };
         for (i, (place, part)) in self.parts.iter().enumerate() {
-            said(i, all);
+            before_part(i, all);
             let is_alternative = matches!(place, ChildPlace::Alternative(_));
             part.place(&[parts, &[(i, is_alternative)]].concat(), all);
         }
-        said(self.parts.len(), all);
+        before_part(self.parts.len(), all);
     }
 }
 

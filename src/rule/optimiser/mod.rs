@@ -24,8 +24,8 @@ use crate::tensors::{Device, Tensor, Var};
 /// A rule together with how the parameter is stored: what a leaf of a state has.
 ///
 /// [`setup`](crate::setup) makes one of a [rule](Rule), or of a store such as
-/// [`MixedPrecision`](crate::MixedPrecision). With this type different optimisers can stand in one list, or be
-/// chosen by path:
+/// [`MixedPrecision`](crate::MixedPrecision). With this type different optimisers can stand in one list, or
+/// be chosen by path:
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -46,7 +46,7 @@ pub struct Optimiser {
     rule: Box<dyn Rule>,
     store: Store,
     place: StatePlace,
-    /// What the optimiser says of itself, once somebody has asked. To look at a rule takes a copy of it.
+    /// Read when somebody first asks, because a copy of the rule has to be made for it.
     description: OnceLock<Description>,
 }
 
@@ -68,8 +68,8 @@ const OFFLOAD: &str = "Offload";
 
 /// What an [`Optimiser`] can be made of: a rule, a chain of rules, or a store around one.
 ///
-/// Every rule and every store implements this trait. An optimiser of a program's own is a [`Rule`], because the
-/// engines have to know every way in which a parameter is stored.
+/// Every rule and every store implements this trait. An optimiser of a program's own is a [`Rule`], because
+/// the engines have to know every way in which a parameter is stored.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, a chain of rules or `MixedPrecision`",
@@ -185,7 +185,7 @@ impl Optimiser {
         &*self.rule
     }
 
-    /// What the optimiser says of itself.
+    /// The description, read once until a field is written.
     pub(crate) fn description(&self) -> &Description {
         self.description.get_or_init(|| self.unread().run(Purpose::Read).description)
     }
@@ -339,8 +339,8 @@ fn nested() -> Error {
         .with_remedy("use one, which keeps the whole state on the CPU already")
 }
 
-/// What the store works on: the state and the parameter, or the copy of the parameter on the CPU and the state
-/// there.
+/// What the store works on: the state and the parameter, or the copy of the parameter on the CPU and the
+/// state there.
 fn of_store<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn Lend)> {
     match (&state.staging, &state.children[..]) {
         (None, _) => Ok((state, x)),
@@ -349,8 +349,8 @@ fn of_store<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn
     }
 }
 
-/// The copy of the parameter on the CPU, unless the store has one. It is a variable, as one thread sends it up
-/// while another computes.
+/// The copy of the parameter on the CPU, unless the store has one. It is a variable, as one thread sends it
+/// up while another computes.
 fn copy_of(state: &State) -> Option<&Var> {
     state.master.as_ref().and_then(Buffer::variable)
 }

@@ -1,7 +1,8 @@
-//! The ways in which an optimiser stores a parameter: what its state keeps besides, and how a step is rounded.
+//! The ways in which an optimiser stores a parameter: what its state keeps besides, and how a step is
+//! rounded.
 //!
-//! A precise value of the parameter is in two pieces, the parameter and what the store keeps. All that is done
-//! with it (made, read, set, stepped on) is a `match` over the stores here.
+//! A precise value of the parameter is in two pieces, the parameter and what the store keeps. All that is
+//! done with it (made, read, set, stepped on) is a `match` over the stores here.
 
 use super::planned::{Planned, Progress};
 use crate::engine::{
@@ -76,8 +77,8 @@ impl Store {
         }
     }
 
-    /// Whether a part of a parameter can be stored without the rest. Random rounding depends on the place of an
-    /// element.
+    /// Whether a part of a parameter can be stored without the rest. Random rounding depends on the place of
+    /// an element.
     pub(super) fn is_divisible(self) -> bool {
         match self {
             Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Compensated => true,
