@@ -6,14 +6,14 @@ mod divided;
 use std::sync::Arc;
 
 pub use broadcast::broadcast;
-use divided::{OptimiserChoices, Wire};
+use divided::Wire;
 
 use crate::error::Result;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::DType;
 use crate::ranks::{Call, Communicator, StateWorld};
 use crate::rule::{Adjust, IntoOptimiser, Parameter};
-use crate::tree::{ChoiceCache, StateTree, check_patterns, chosen, is_trainable};
+use crate::tree::{ChoiceCache, ChosenOptimisers, StateTree, check_patterns, chosen, is_trainable};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -215,7 +215,7 @@ impl Setup {
     }
 
     /// The state of variables with their optimisers; those without one are left out.
-    pub(crate) fn assemble(self, choices: Result<OptimiserChoices<'_>>) -> Result<StateTree> {
+    pub(crate) fn assemble(self, choices: Result<ChosenOptimisers<'_>>) -> Result<StateTree> {
         let choices =
             choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
         let choices = match &self.world {

@@ -8,7 +8,7 @@ use crate::model::Variable;
 use crate::model::patterns::Patterns;
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, OptimiserRecord, Parameter};
 
-/// Variables, each with the optimiser chosen for it.
+/// Variables, each with the optimiser chosen for it; those without one are left out.
 pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<Optimiser>>)>;
 
 /// Asks `choose` for every path of every variable.

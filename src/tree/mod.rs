@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use acting::act;
-pub(crate) use choices::{ChoiceCache, check_patterns, chosen};
+pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, chosen};
 pub(crate) use drives::{
     DrivenNumber, Drives, GivenSchedule, ScheduleResolver, check_one_rate, driven_numbers, give_to_all,
 };

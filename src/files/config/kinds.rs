@@ -54,42 +54,39 @@ pub(super) enum Make {
 type Maker<O> = dyn Fn(&OptimiserTable<'_>) -> Result<O> + Send + Sync;
 
 impl OptimiserKind {
-    fn new(example: &impl Adjust, make: Make) -> Self {
-        let example = example.description().record();
+    fn new(example: OptimiserRecord, make: Make) -> Self {
         OptimiserKind { fixed: example.settings.clone(), example, needed: &[], make }
     }
 
     /// A kind of copies of a rule.
     pub(super) fn of_copies(rule: Box<dyn Rule>) -> Self {
-        OptimiserKind::new(&rule.clone(), Make::Copy(rule))
+        let example = record(&rule);
+        OptimiserKind::new(example, Make::Copy(rule))
     }
 
     /// A kind of rules around another.
     pub(super) fn of_wrappers<R: Rule>(make: impl Fn(Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
-        let example = make(any_rule());
-        OptimiserKind::new(
-            &example,
-            Make::Rule(Arc::new(move |given| Ok(Box::new(make(given.rule(INNER)?))))),
-        )
+        let example = record(&make(any_rule()));
+        OptimiserKind::new(example, Make::Rule(Arc::new(move |given| Ok(Box::new(make(given.rule(INNER)?))))))
     }
 
     /// A kind of rules that hold two others.
     pub(super) fn of_pairs<R: Rule>(
         make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
     ) -> Self {
-        let example = make(any_rule(), any_rule());
+        let example = record(&make(any_rule(), any_rule()));
         let make = move |given: &OptimiserTable<'_>| -> Result<Box<dyn Rule>> {
             let [first, second] = given.pair()?;
             Ok(Box::new(make(first, second)))
         };
-        OptimiserKind::new(&example, Make::Rule(Arc::new(make)))
+        OptimiserKind::new(example, Make::Rule(Arc::new(make)))
     }
 
     /// A kind of stores.
     fn of_stores<O: IntoOptimiser>(make: impl Fn(Box<dyn Rule>) -> O + Send + Sync + 'static) -> Self {
-        let example = make(any_rule()).into_optimiser();
+        let example = record(&make(any_rule()));
         let make = move |given: &OptimiserTable<'_>| Ok(make(given.rule(INNER)?).into_optimiser());
-        OptimiserKind::new(&example, Make::Optimiser(Arc::new(make), AROUND))
+        OptimiserKind::new(example, Make::Optimiser(Arc::new(make), AROUND))
     }
 
     fn needing(self, needed: &'static [&'static str]) -> Self {
@@ -163,7 +160,7 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
     );
     all.extend([
         OptimiserKind::new(
-            &None::<Box<dyn Rule>>,
+            record(&None::<Box<dyn Rule>>),
             Make::Rule(Arc::new(|_| Ok(Box::new(None::<Box<dyn Rule>>)))),
         ),
         OptimiserKind::of_wrappers(|inner| DecoupledDecay::new(0.1, inner)).needing(&["decay_lambda"]),
@@ -178,14 +175,14 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
         OptimiserKind {
             fixed: Vec::new(),
             ..OptimiserKind::new(
-                &StoreAs::all(SlotFormat::Q8, any_rule()),
+                record(&StoreAs::all(SlotFormat::Q8, any_rule())),
                 Make::Rule(Arc::new(|given| Ok(Box::new(given.store_as()?)))),
             )
         },
         OptimiserKind {
             fixed: Vec::new(),
             ..OptimiserKind::new(
-                &Fallback::new(any_rule(), any_rule()).except(["embedding*"]),
+                record(&Fallback::new(any_rule(), any_rule()).except(["embedding*"])),
                 Make::Rule(Arc::new(|given| {
                     Ok(Box::new(
                         Fallback::new(given.rule(INNER)?, given.rule(FALLBACK)?).except(given.except()?),
@@ -194,7 +191,7 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
             )
         },
         OptimiserKind::new(
-            &Offload::new(any_rule()),
+            record(&Offload::new(any_rule())),
             Make::Optimiser(
                 Arc::new(|given| Ok(Offload::new(given.optimiser()?).into_optimiser())),
                 OUTERMOST,
@@ -202,6 +199,10 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
         ),
     ]);
     all
+}
+
+fn record(example: &impl Adjust) -> OptimiserRecord {
+    example.description().record()
 }
 
 /// The rule inside, in examples.

@@ -8,10 +8,7 @@ use crate::model::Variable;
 use crate::numbers::{DType, is_supported};
 use crate::ranks::{Agreement, Aspect, Call, Divisible, LeafParts, StateWorld, divide};
 use crate::rule::{Optimiser, Parameter};
-use crate::tree::values_of;
-
-/// Variables with their optimisers; those without one are left out.
-pub(crate) type OptimiserChoices<'m> = Vec<(Variable<'m>, Option<Arc<Optimiser>>)>;
+use crate::tree::{ChosenOptimisers, values_of};
 
 /// A variable with its optimiser and the parts of all ranks; without an optimiser it is left out.
 pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
@@ -77,7 +74,7 @@ fn aspects(
 pub(super) fn divided<'m>(
     world: &StateWorld,
     wire: &Wire,
-    choices: Result<OptimiserChoices<'m>>,
+    choices: Result<ChosenOptimisers<'m>>,
 ) -> Result<Vec<Divided<'m>>> {
     let prepared = choices.and_then(|choices| {
         agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new()))
@@ -99,7 +96,7 @@ pub(super) fn divided<'m>(
 }
 
 /// The agreement on the choices, if they can be divided.
-fn agreement(world: &StateWorld, choices: &OptimiserChoices<'_>, wire: &Wire) -> Result<Agreement<'static>> {
+fn agreement(world: &StateWorld, choices: &ChosenOptimisers<'_>, wire: &Wire) -> Result<Agreement<'static>> {
     let is_offloaded =
         |optimiser: &Option<Arc<Optimiser>>| optimiser.as_ref().is_some_and(|own| own.is_offloaded());
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {

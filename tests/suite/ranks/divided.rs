@@ -107,7 +107,7 @@ fn every_engine_divides() {
 /// same.
 #[test]
 fn different_gradients_have_a_weighted_mean() {
-    let optimiser: Optimiser = Optimiser::new(MixedPrecision::new(
+    let optimiser = Optimiser::new(MixedPrecision::new(
         DType::F32,
         OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
     ));

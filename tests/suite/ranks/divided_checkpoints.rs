@@ -139,8 +139,8 @@ fn files_do_not_know_how_many_ranks_wrote_them() {
 /// A file of another precision, in which one parameter has had no gradient and was moved by others.
 #[test]
 fn conversions_are_those_of_one_process() {
-    let mixed: Optimiser = Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1)));
-    let bare: Optimiser = Optimiser::new(Adam::new(0.1));
+    let mixed = Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1)));
+    let bare = Optimiser::new(Adam::new(0.1));
     let model = variables(DType::BF16, 1);
     let mut state = state_of(None, &mixed, &model);
     update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");

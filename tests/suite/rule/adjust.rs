@@ -106,7 +106,7 @@ fn boxed(rule: impl Rule) -> Box<dyn Rule> {
 
 /// The chain in everything that can be around it.
 fn wrapped() -> Vec<Optimiser> {
-    let inner: Optimiser = Optimiser::new(MixedPrecision::new(DType::F32, chain()));
+    let inner = Optimiser::new(MixedPrecision::new(DType::F32, chain()));
     vec![
         Optimiser::new(chain()),
         Optimiser::new(boxed(boxed(chain()))),

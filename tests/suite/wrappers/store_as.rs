@@ -23,7 +23,7 @@ fn the_accumulation_dtype_is_the_users() {
             }
             None => Box::new(OptimiserChain::new((collect, Descent::new(1.0)))),
         };
-        let optimiser: Optimiser = if mixed {
+        let optimiser = if mixed {
             Optimiser::new(MixedPrecision::new(DType::F32, chain))
         } else {
             Optimiser::new(chain)
