@@ -139,6 +139,9 @@ pub(super) enum Purpose<'v> {
     Show(&'v dyn Fn(ChildPlace, &mut dyn Rule)),
 }
 
+/// The first fault of a rule, with the index of the field that is out of range, if that is the fault.
+pub(super) type Checked = std::result::Result<(), (Error, Option<usize>)>;
+
 /// What a rule [describes](Describe) itself to.
 pub struct Describer<'v> {
     purpose: Purpose<'v>,
@@ -149,7 +152,7 @@ pub struct Describer<'v> {
     /// How many members and alternatives were named so far.
     members: usize,
     /// The first fault.
-    pub(super) checked: Result<()>,
+    pub(super) checked: Checked,
 }
 
 impl fmt::Debug for Describer<'_> {
@@ -221,7 +224,7 @@ impl Describer<'_> {
             }
             (Purpose::Check, Some(expected)) => {
                 let kind = self.description.kind;
-                self.require(|| Err(out_of_range(kind, name, value, expected)));
+                self.fail(|| Err((out_of_range(kind, name, value, expected), Some(index))));
             }
             (Purpose::Read, _) => {
                 self.description.fields.push(FieldDescription { name, index, value, default });
@@ -241,6 +244,11 @@ impl Describer<'_> {
 
     /// What has to hold beside the ranges of fields. It runs only if the rule is checked.
     pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
+        self.fail(|| check().map_err(|error| (error, None)));
+    }
+
+    /// Takes what `check` returns as the first fault, unless there is one.
+    fn fail(&mut self, check: impl FnOnce() -> Checked) {
         if matches!(self.purpose, Purpose::Check) && self.checked.is_ok() {
             self.checked = check();
         }
@@ -293,7 +301,7 @@ impl Describer<'_> {
         if !matches!(self.purpose, Purpose::Write(_)) {
             self.description.parts.push((place, part.description));
         }
-        self.require(|| part.checked);
+        self.fail(|| part.checked);
     }
 
     /// Refuses a rule that has said nothing of its kind.
@@ -542,7 +550,8 @@ impl<R: Describe + Clone> Described for R {
 
     fn check_described(&self) -> Result<()> {
         let mut rule = self.clone();
-        Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker)).checked
+        let checked = Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker)).checked;
+        checked.map_err(|(error, _)| error)
     }
 
     fn as_described(&mut self) -> &mut dyn Described {

@@ -8,10 +8,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::marker::PhantomData;
 
-use serde::de::{
-    self, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess,
-    Visitor, value,
-};
+use serde::de::{DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::place::Place;
@@ -28,19 +25,12 @@ pub(super) enum Data {
     /// Also the text "inf": only its place says whether it is a number.
     Text(Box<str>),
     List(Box<[Data]>),
-    Table(Entries),
+    /// Keys with their values, in order.
+    Table(Box<[DataEntry]>),
 }
 
-/// Keys with their values, in order. Repeated keys are kept, to be reported.
-pub(super) type Entries = Box<[(Box<str>, Data)]>;
-
-/// Data in the two forms that a configuration has.
-pub(super) enum NameOrList {
-    /// A name and the table under it, empty for a name alone.
-    Named(Box<str>, Data),
-    List(Box<[Data]>),
-    Other(Data),
-}
+/// A key of a table, and its value.
+pub(super) type DataEntry = (Box<str>, Data);
 
 impl Data {
     /// A table of these entries.
@@ -48,139 +38,50 @@ impl Data {
         Data::Table(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }
 
-    pub(super) fn part(self) -> NameOrList {
-        match self {
-            Data::Text(name) => NameOrList::Named(name, Data::Table(Box::default())),
-            Data::List(members) => NameOrList::List(members),
-            Data::Table(entries) => match <Box<[_; 1]>>::try_from(entries) {
-                Ok(entry) => {
-                    let [(name, value)] = *entry;
-                    NameOrList::Named(name, value)
-                }
-                Err(entries) => NameOrList::Other(Data::Table(entries)),
-            },
-            other => NameOrList::Other(other),
-        }
+    pub(super) fn text(text: &str) -> Self {
+        Data::Text(text.into())
     }
 
-    /// Refuses data that is nested too deep to be read again.
+    /// Refuses data that cannot be read again, because it is nested too deep.
     pub(super) fn check_shallow(&self) -> Result<()> {
-        let depth = self.depth();
-        if depth <= DEEPEST {
-            return Ok(());
-        }
-        let deep = Error::new(ErrorKind::Argument, "lists and tables are nested")
-            .with_got(format_args!("{depth} deep"));
-        Err(deep.with_expected(format_args!("at most {DEEPEST} deep")).in_place(""))
+        let again = serde_json::to_value(self).and_then(Data::deserialize).map(drop);
+        again.map_err(|error| Error::new(ErrorKind::Argument, error.to_string()).in_place(""))
     }
 
-    fn depth(&self) -> usize {
-        let parts = |deepest: Option<usize>| 1 + deepest.unwrap_or_default();
+    /// Refuses a key that stands in its table again.
+    pub(super) fn check_keys(&self, place: &Place) -> Result<()> {
         match self {
-            Data::List(members) => parts(members.iter().map(Data::depth).max()),
-            Data::Table(entries) => parts(entries.iter().map(|(_, value)| value.depth()).max()),
-            _ => 0,
+            Data::List(members) => {
+                members.iter().enumerate().try_for_each(|(i, member)| member.check_keys(&place.index(i)))
+            }
+            Data::Table(entries) => {
+                if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
+                    let (key, value) = &entries[second];
+                    let again = Error::new(ErrorKind::Argument, "the key stands here again, with");
+                    return Err(place.key(key).error(again.with_got(value).with_expected("the key once")));
+                }
+                entries.iter().try_for_each(|(key, value)| value.check_keys(&place.key(key)))
+            }
+            _ => Ok(()),
         }
-    }
-
-    pub(super) fn flag(&self) -> Option<bool> {
-        if let Data::Flag(flag) = self { Some(*flag) } else { None }
-    }
-
-    pub(super) fn text(&self) -> Option<&str> {
-        if let Data::Text(text) = self { Some(text) } else { None }
     }
 
     /// The value of a hyper-parameter.
     pub(super) fn literal(&self) -> Option<Literal> {
-        match self {
-            Data::Flag(flag) => Some(Literal::Flag(*flag)),
-            Data::Count(count) => Some(Literal::Count(*count)),
-            Data::Real(number) => Some(Literal::Real(*number)),
-            Data::Text(text) => read(text),
-            Data::List(members) => members.iter().map(Data::number).collect::<Option<_>>().map(Literal::List),
-            Data::Table(_) | Data::Nothing => None,
-        }
-    }
-
-    fn number(&self) -> Option<Number> {
-        match self {
-            Data::Count(count) => Some(Number(*count as f64)),
-            Data::Real(number) => Some(*number),
-            Data::Text(text) => read(text),
-            _ => None,
-        }
-    }
-
-    /// The entries of a table.
-    ///
-    /// # Errors
-    /// If it is something else, or a key occurs twice.
-    pub(super) fn entries(self, expected: &str, place: &Place) -> Result<Entries> {
-        let Data::Table(entries) = self else { return Err(place.expected(expected, &self)) };
-        if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
-            let (key, value) = &entries[second];
-            let again = Error::new(ErrorKind::Argument, "the key stands here again, with").with_got(value);
-            return Err(place.key(key).error(again.with_expected("the key once")));
-        }
-        Ok(entries)
-    }
-
-    /// The values of a table that has these keys and no other.
-    pub(super) fn values<const N: usize>(
-        self,
-        keys: [&str; N],
-        expected: &str,
-        place: &Place,
-    ) -> Result<[Data; N]> {
-        let entries = self.entries(expected, place)?;
-        if let Some((key, _)) = entries.iter().find(|(key, _)| !keys.contains(&&**key)) {
-            return Err(place.error(Error::unknown("key", key, &keys.map(str::to_string))));
-        }
-        if !keys.iter().all(|key| entries.iter().any(|(known, _)| **known == **key)) {
-            return Err(place.expected(expected, &Data::Table(entries)));
-        }
-        let mut values = keys.map(|_| Data::Nothing);
-        for (key, value) in entries {
-            if let Some(place) = keys.iter().position(|wanted| *wanted == &*key) {
-                values[place] = value;
-            }
-        }
-        Ok(values)
+        serde_json::from_value(serde_json::to_value(self).ok()?).ok()
     }
 }
 
-/// The order of keys does not count, as some formats do not keep it.
+/// The value of a key.
+pub(super) fn value<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
+    entries.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
+}
+
+/// The order of keys does not count, as some formats do not keep it, and infinity is the text for it.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Data::Nothing, Data::Nothing) => true,
-            (Data::Flag(one), Data::Flag(other)) => one == other,
-            (Data::Count(one), Data::Count(other)) => one == other,
-            (Data::Real(one), Data::Real(other)) => one == other,
-            (Data::Text(one), Data::Text(other)) => one == other,
-            (Data::List(one), Data::List(other)) => one == other,
-            (Data::Table(one), Data::Table(other)) => are_same(one, other),
-            _ => false,
-        }
+        serde_json::to_value(self).ok() == serde_json::to_value(other).ok()
     }
-}
-
-/// Whether these keys have the same values, in any order.
-pub(super) fn are_same<K: Ord, V: PartialEq>(one: &[(K, V)], other: &[(K, V)]) -> bool {
-    let sorted = |entries: &[(K, V)]| {
-        let mut places: Vec<usize> = (0..entries.len()).collect();
-        places.sort_by(|&a, &b| entries[a].0.cmp(&entries[b].0));
-        places
-    };
-    let mut pairs = sorted(one).into_iter().zip(sorted(other));
-    one.len() == other.len() && pairs.all(|(own, others)| one[own] == other[others])
-}
-
-/// The number or name that a text stands for.
-fn read<'t, T: Deserialize<'t>>(text: &'t str) -> Option<T> {
-    let text: value::StrDeserializer<'_, value::Error> = text.into_deserializer();
-    T::deserialize(text).ok()
 }
 
 /// The index of the first repeated key.
@@ -202,7 +103,7 @@ impl fmt::Display for Data {
 }
 
 impl Serialize for Data {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Data::Nothing => serializer.serialize_unit(),
             Data::Flag(flag) => serializer.serialize_bool(*flag),
@@ -217,7 +118,7 @@ impl Serialize for Data {
 
 /// Not derived: a derived one buffers every part until it knows the variant, and each nested part once more.
 impl<'de> Deserialize<'de> for Data {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         DataVisitor { room: DEEPEST }.deserialize(deserializer)
     }
 }
@@ -233,11 +134,9 @@ struct DataVisitor {
 
 impl DataVisitor {
     /// The visitor for the parts.
-    fn inside<E: de::Error>(self) -> std::result::Result<Self, E> {
-        let room = self
-            .room
-            .checked_sub(1)
-            .ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
+    fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
+        let room = self.room.checked_sub(1);
+        let room = room.ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
         Ok(DataVisitor { room })
     }
 }
@@ -245,7 +144,7 @@ impl DataVisitor {
 impl<'de> DeserializeSeed<'de> for DataVisitor {
     type Value = Data;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
@@ -257,59 +156,56 @@ impl<'de> Visitor<'de> for DataVisitor {
         f.write_str("a name, a table or a list")
     }
 
-    fn visit_unit<E: de::Error>(self) -> std::result::Result<Data, E> {
+    fn visit_unit<E>(self) -> Result<Data, E> {
         Ok(Data::Nothing)
     }
 
-    fn visit_none<E: de::Error>(self) -> std::result::Result<Data, E> {
+    fn visit_none<E>(self) -> Result<Data, E> {
         Ok(Data::Nothing)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Data, D::Error> {
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
         self.inside()?.deserialize(deserializer)
     }
 
-    fn visit_newtype_struct<D: Deserializer<'de>>(
-        self,
-        deserializer: D,
-    ) -> std::result::Result<Data, D::Error> {
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
         self.inside()?.deserialize(deserializer)
     }
 
-    fn visit_bool<E: de::Error>(self, flag: bool) -> std::result::Result<Data, E> {
+    fn visit_bool<E>(self, flag: bool) -> Result<Data, E> {
         Ok(Data::Flag(flag))
     }
 
-    fn visit_u64<E: de::Error>(self, count: u64) -> std::result::Result<Data, E> {
+    fn visit_u64<E>(self, count: u64) -> Result<Data, E> {
         Ok(Data::Count(count))
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> std::result::Result<Data, E> {
+    fn visit_i64<E>(self, value: i64) -> Result<Data, E> {
         Ok(u64::try_from(value).map_or(Data::Real(Number(value as f64)), Data::Count))
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> std::result::Result<Data, E> {
+    fn visit_f64<E>(self, value: f64) -> Result<Data, E> {
         Ok(Data::Real(Number(value)))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Data, E> {
-        Ok(Data::Text(text.into()))
+    fn visit_str<E>(self, text: &str) -> Result<Data, E> {
+        Ok(Data::text(text))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Data, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Data, A::Error> {
         let inside = self.inside()?;
         let members = std::iter::from_fn(|| list.next_element_seed(inside).transpose());
-        members.collect::<std::result::Result<_, _>>().map(Data::List)
+        members.collect::<Result<_, _>>().map(Data::List)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Data, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Data, A::Error> {
         let inside = self.inside()?;
         let entries = std::iter::from_fn(|| map.next_entry_seed(PhantomData, inside).transpose());
-        entries.collect::<std::result::Result<_, _>>().map(Data::Table)
+        entries.collect::<Result<_, _>>().map(Data::Table)
     }
 
     /// A tag of YAML, in which serde_yaml writes an enum: `!AdamW {eta: 1e-3}`.
-    fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> std::result::Result<Data, A::Error> {
+    fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<Data, A::Error> {
         let (name, value) = tagged.variant::<String>()?;
         Ok(Data::table([(name.as_str(), value.newtype_variant_seed(self.inside()?)?)]))
     }

@@ -5,36 +5,26 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// A path into a configuration, such as `[1].AdamW.beta`; empty for the whole. Places share their beginnings.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Place(Option<Arc<PlaceEnd>>);
-
-/// The last step of a path, and the path before it.
-#[derive(Debug, PartialEq)]
-struct PlaceEnd {
-    before: Place,
-    step: PlaceStep,
-}
-
-#[derive(Debug, PartialEq)]
-enum PlaceStep {
-    Key(Box<str>),
-    Index(usize),
+/// A path into a configuration, such as `[1].AdamW.beta`. Places share their beginnings.
+#[derive(Clone, Default)]
+pub(super) enum Place {
+    #[default]
+    Whole,
+    /// A key of the table at a place.
+    Key(Arc<(Place, Box<str>)>),
+    /// A member of the list at a place.
+    Index(Arc<(Place, usize)>),
 }
 
 impl Place {
-    fn then(&self, step: PlaceStep) -> Place {
-        Place(Some(Arc::new(PlaceEnd { before: self.clone(), step })))
-    }
-
     /// The place of a key in the table here.
     pub(super) fn key(&self, key: &str) -> Place {
-        self.then(PlaceStep::Key(key.into()))
+        Place::Key(Arc::new((self.clone(), key.into())))
     }
 
     /// The place of a member of the list here.
     pub(super) fn index(&self, index: usize) -> Place {
-        self.then(PlaceStep::Index(index))
+        Place::Index(Arc::new((self.clone(), index)))
     }
 
     /// The error with this place.
@@ -55,15 +45,11 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps = std::iter::successors(self.0.as_deref(), |last| last.before.0.as_deref());
-        let steps: Vec<&PlaceStep> = steps.map(|last| &last.step).collect();
-        for (i, step) in steps.into_iter().rev().enumerate() {
-            match step {
-                PlaceStep::Index(index) => write!(f, "[{index}]")?,
-                PlaceStep::Key(key) if i == 0 => f.write_str(key)?,
-                PlaceStep::Key(key) => write!(f, ".{key}")?,
-            }
+        match self {
+            Place::Whole => Ok(()),
+            Place::Index(last) => write!(f, "{}[{}]", last.0, last.1),
+            Place::Key(last) if matches!(last.0, Place::Whole) => f.write_str(&last.1),
+            Place::Key(last) => write!(f, "{}.{}", last.0, last.1),
         }
-        Ok(())
     }
 }

@@ -5,16 +5,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::OptimiserConfig;
-use super::by_path::choose;
 use super::data::Data;
-use super::form::{BY_PATH, Form, INNER, Named, OptimiserForm, PartForm};
-use super::kinds::{Make, OptimiserKind, OptimiserTable, incomplete, kinds};
+use super::form::{BY_PATH, Form, MEMBERS, Named, OFFLOAD, OPTIMISER, OptimiserForm, PATTERN};
+use super::kinds::{ExampleTable, Make, OptimiserKind, kinds, other_rule, other_settings};
 use super::place::Place;
+use super::written::parts;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::rule::field::FieldValue;
-use crate::rule::{Adjust, Optimiser, OptimiserRecord, Rule};
+use crate::model::patterns::Patterns;
+use crate::rule::{Adjust, Described, Optimiser, Rule, Store};
 use crate::step::setup::{Setup, setup, variables};
+use crate::stores::Offload;
 use crate::tree::StateTree;
 use crate::wrappers::OptimiserChain;
 
@@ -143,7 +144,7 @@ impl Registry {
     /// ```
     #[must_use]
     pub fn with_wrapper<R: Rule>(self, make: impl Fn(Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
-        self.with_kind(OptimiserKind::of_wrappers(make))
+        self.with_kind(OptimiserKind::around(move |[inner]| make(inner)))
     }
 
     /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
@@ -155,7 +156,7 @@ impl Registry {
         self,
         make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
     ) -> Self {
-        self.with_kind(OptimiserKind::of_pairs(make))
+        self.with_kind(OptimiserKind::around(move |[first, second]| make(first, second)))
     }
 
     fn with_kind(mut self, kind: OptimiserKind) -> Self {
@@ -175,7 +176,8 @@ impl Registry {
     /// The names of all optimisers, each once.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let mut seen = HashSet::new();
-        self.kinds.iter().map(OptimiserKind::name).filter(move |name| seen.insert(*name))
+        let names = self.kinds.iter().map(OptimiserKind::name).chain([OFFLOAD]);
+        names.filter(move |name| seen.insert(*name))
     }
 
     /// [`OptimiserConfig::optimiser`] with these rules.
@@ -184,10 +186,10 @@ impl Registry {
     /// As there.
     pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Optimiser> {
         match &config.form {
-            Form::Single(form) => self.build(form),
+            Form::Single(data) => self.build(data, &Place::Whole),
             Form::ByPath(_) => {
                 let misplaced =
-                    Place::default().misplaced(BY_PATH, "chooses by the paths of a model's parameters");
+                    Place::Whole.misplaced(BY_PATH, "chooses by the paths of a model's parameters");
                 Err(misplaced.with_remedy("call `setup` with the model"))
             }
         }
@@ -199,152 +201,121 @@ impl Registry {
     /// As there.
     pub fn setup<M: Model + ?Sized>(&self, config: &OptimiserConfig, model: &M) -> Result<StateTree> {
         let choices = match &config.form {
-            Form::Single(form) => return setup(self.build(form)?, model),
+            Form::Single(data) => return setup(self.build(data, &Place::Whole)?, model),
             Form::ByPath(choices) => choices,
         };
-        let mut optimisers: Vec<Option<Arc<Optimiser>>> = Vec::new();
-        for choice in choices {
-            optimisers
-                .push(choice.optimiser.as_ref().map(|form| self.build(form)).transpose()?.map(Arc::new));
-        }
-        let variables = variables(model)?;
-        let chosen = choose(choices, &variables)?;
-        let choices = variables
-            .into_iter()
-            .zip(chosen)
-            .map(|(variable, choice)| (variable, optimisers[choice].clone()));
-        Setup::default().assemble(Ok(choices.collect()))
-    }
-
-    fn build(&self, form: &OptimiserForm) -> Result<Optimiser> {
-        if let OptimiserForm::Named(named) = form {
-            let kind = self.kind(named)?;
-            if let Make::Optimiser(make, _) = &kind.make {
-                return self.with_table(named, kind, |table| filled(make(table)?, &[named]));
-            }
-        }
-        Ok(Optimiser::new(self.rule(form)?))
-    }
-
-    fn rule(&self, form: &OptimiserForm) -> Result<Box<dyn Rule>> {
-        let named = match form {
-            OptimiserForm::Named(named) => named,
-            OptimiserForm::Chain(members) => {
-                let members: Vec<Box<dyn Rule>> =
-                    members.iter().map(|member| self.rule(member)).collect::<Result<_>>()?;
-                return Ok(Box::new(OptimiserChain::new(members)));
-            }
+        let list = Place::Whole.key(BY_PATH);
+        let build = |(i, data): (usize, Option<&Data>)| -> Result<_> {
+            let build = |data| self.build(data, &list.index(i).key(OPTIMISER)).map(Arc::new);
+            data.map(build).transpose()
         };
-        let kind = self.kind(named)?;
-        match &kind.make {
-            Make::Copy(rule) => filled(rule.clone(), &named.spine()),
-            Make::Rule(make) => self.with_table(named, kind, |table| filled(make(table)?, &[named])),
-            Make::Optimiser(_, belongs) => Err(named.place.misplaced(&named.name, belongs)),
+        let optimisers = choices.iter().map(|choice| choice.optimiser.as_ref()).enumerate();
+        let optimisers: Vec<Option<Arc<Optimiser>>> = optimisers.map(build).collect::<Result<_>>()?;
+        let record = |choice: usize| optimisers[choice].as_ref().map(|own| own.description().record());
+        let variables = variables(model)?;
+        let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.clone()).collect());
+        let chosen = patterns.choose(
+            &variables,
+            |one, other| record(one) == record(other),
+            |pattern, error| match pattern {
+                Some(pattern) => list.index(pattern).key(PATTERN).error(error),
+                None => list.error(error),
+            },
+        )?;
+        let chosen = chosen.into_iter().map(|choice| optimisers[choice].clone());
+        Setup::default().assemble(Ok(variables.into_iter().zip(chosen).collect()))
+    }
+
+    fn build(&self, data: &Data, place: &Place) -> Result<Optimiser> {
+        match OptimiserForm::read(data, place)? {
+            OptimiserForm::Chain(members) => {
+                Ok(Optimiser::new(OptimiserChain::new(self.rules_of(members, place)?)))
+            }
+            OptimiserForm::Offload(inner) => {
+                let place = place.key(OFFLOAD);
+                let optimiser = Optimiser::new(Offload::new(self.build(inner, &place)?));
+                optimiser.check().map(|()| optimiser).map_err(|error| place.error(error))
+            }
+            OptimiserForm::Named(named) => {
+                let (kind, tables) = self.kind(&named, place)?;
+                let made = match &kind.make {
+                    _ if kind.lacks_field(&named) => None,
+                    Make::Copy(rule) => Some(Optimiser::of_boxed(rule.clone())),
+                    Make::Of(make) => make(&named, self.held(&named, kind)?)?,
+                };
+                filled(made.ok_or_else(|| kind.incomplete(&named))?, &tables)
+            }
         }
     }
 
-    fn with_table<O>(
-        &self,
-        named: &Named,
-        kind: &OptimiserKind,
-        make: impl FnOnce(&OptimiserTable<'_>) -> Result<O>,
-    ) -> Result<O> {
-        let (rule, optimiser) =
-            (|form: &OptimiserForm| self.rule(form), |form: &OptimiserForm| self.build(form));
-        let table = OptimiserTable { named, example: &kind.example, rule: &rule, optimiser: &optimiser };
-        table.check_needed(kind)?;
-        make(&table)
+    /// The rules that stand in the table of an optimiser of this kind.
+    fn held(&self, named: &Named<'_>, kind: &OptimiserKind) -> Result<Vec<Box<dyn Rule>>> {
+        let mut held = Vec::new();
+        for (key, _) in parts(&kind.example) {
+            let place = named.place.key(key);
+            match named.value(key) {
+                Some(Data::List(members)) if key == MEMBERS => held.extend(self.rules_of(members, &place)?),
+                Some(data) => held.push(self.rule(data, &place)?),
+                None => return Err(kind.incomplete(named)),
+            }
+        }
+        Ok(held)
     }
 
-    /// The kind of this name with these settings, around these rules.
-    fn kind(&self, named: &Named) -> Result<&OptimiserKind> {
-        let of_name: Vec<&OptimiserKind> =
-            self.kinds.iter().filter(|known| known.name() == &*named.name).collect();
+    fn rules_of(&self, members: &[Data], place: &Place) -> Result<Vec<Box<dyn Rule>>> {
+        members.iter().enumerate().map(|(i, member)| self.rule(member, &place.index(i))).collect()
+    }
+
+    fn rule(&self, data: &Data, place: &Place) -> Result<Box<dyn Rule>> {
+        let optimiser = self.build(data, place)?;
+        let belongs = match optimiser.store() {
+            _ if optimiser.is_offloaded() => {
+                "decides where the state of a whole optimiser is and goes around it, once"
+            }
+            Store::Rounded => return Ok(optimiser.into_rule()),
+            _ => "decides how the parameter is stored and goes around the whole rule or list",
+        };
+        Err(place.misplaced(optimiser.description().kind, belongs))
+    }
+
+    /// The kind of this name with these settings, around these rules, and the tables that are given to it.
+    fn kind<'d>(
+        &self,
+        named: &Named<'d>,
+        place: &Place,
+    ) -> Result<(&OptimiserKind, Vec<ExampleTable<'_, 'd>>)> {
+        let of_name: Vec<_> = self.kinds.iter().filter(|known| known.name() == named.name).collect();
         let Some(first) = of_name.first() else {
             let available: Vec<String> = self.names().map(str::to_string).collect();
-            return Err(named.place.error(Error::unknown("rule", &named.name, &available)));
+            return Err(place.error(Error::unknown("rule", named.name, &available)));
         };
-        first.check_keys(&[named])?;
-        let fitting: Vec<&OptimiserKind> =
-            of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
-        let Some(first) = fitting.first() else { return Err(other_settings(&of_name, named)) };
-        let Make::Copy(_) = first.make else { return Ok(first) };
-        if first.example.inner.is_some() && named.part(INNER).is_none() {
-            return Err(incomplete(named, &first.example));
+        first.check_keys(&first.example, named)?;
+        let fitting: Vec<_> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
+        if fitting.is_empty() {
+            return Err(other_settings(&of_name, named));
         }
-        let Some(known) = fitting.iter().find(|known| known.is_around_rules_of(named)) else {
-            return Err(other_rule(&fitting, named));
-        };
-        known.check_keys(&named.spine())?;
-        Ok(known)
+        let found = fitting.iter().find_map(|known| Some((*known, known.tables(named)?)));
+        let (known, tables) = found.ok_or_else(|| other_rule(&fitting, named))?;
+        tables[1..].iter().try_for_each(|(example, named)| known.check_keys(example, named))?;
+        Ok((known, tables))
     }
 }
 
-/// The error that no kind of this name has these settings.
-fn other_settings(of_name: &[&OptimiserKind], named: &Named) -> Error {
-    let fixed = || of_name.iter().flat_map(|known| &known.fixed);
-    for (name, _) in fixed() {
-        let mut values: Vec<String> = Vec::new();
-        for (_, setting) in fixed().filter(|(other, _)| other == name) {
-            let value = Data::from(setting).to_string();
-            if !values.contains(&value) {
-                values.push(value);
-            }
-        }
-        if let Some(data) = named.value(name).filter(|data| !values.contains(&data.to_string())) {
-            return named.inside().key(name).expected(values.join(" or "), data);
-        }
-    }
-    incomplete(named, &of_name[0].example)
-}
-
-/// The error that no kind has this rule inside.
-fn other_rule(fitting: &[&OptimiserKind], named: &Named) -> Error {
-    let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());
-    let known: Vec<String> = known.map(OptimiserRecord::to_string).collect();
-    let got = named.part(INNER).map_or(Data::Nothing, PartForm::write);
-    let expected =
-        format!("{} (or a rule that `Registry::with` was given in {})", known.join(", "), named.name);
-    named.inside().key(INNER).expected(expected, &got)
-}
-
-/// The optimiser with the fields that a configuration gives it and the named rules inside.
-fn filled<O: Adjust + Clone>(optimiser: O, spine: &[&Named]) -> Result<O> {
-    let description = optimiser.description();
-    let members = description.all();
-    let (mut before, mut values, mut given) = (Vec::new(), Vec::new(), Vec::new());
-    for (member, named) in members.iter().zip(spine) {
+/// The optimiser with the fields that are given to it and to the rules inside.
+fn filled(mut optimiser: Optimiser, tables: &[ExampleTable<'_, '_>]) -> Result<Optimiser> {
+    let (mut values, mut places) = (Vec::new(), Vec::new());
+    for (member, (_, named)) in optimiser.description().all().iter().zip(tables) {
         for field in &member.rule.fields {
-            let value = match named.value(field.name) {
-                None => field.value,
-                Some(data) => {
-                    let place = named.inside().key(field.name);
-                    let value = data.literal().and_then(|literal| literal.read(field.value));
-                    let value = value.ok_or_else(|| place.expected(field.value.expected(), data))?;
-                    given.push((values.len(), place));
-                    value
-                }
-            };
-            before.push(field.value);
-            values.push(value);
+            let Some(data) = named.value(field.name) else { continue };
+            let place = named.place.key(field.name);
+            let value = data.literal().and_then(|literal| literal.read(field.value));
+            let value = value.ok_or_else(|| place.expected(field.value.expected(), data))?;
+            values.push((field.index, value));
+            places.push((field.index, place));
         }
     }
-    let with = |values: &[FieldValue]| {
-        let mut filled = optimiser.clone();
-        filled.set_fields(values)?;
-        filled.check().map(|()| filled)
-    };
-    with(&values).map_err(|error| {
-        // A field is at fault if it alone is refused for the same reason.
-        let is_same =
-            |values: &[FieldValue]| with(values).is_err_and(|alone| alone.to_string() == error.to_string());
-        let is_at_fault = |(index, _): &&(usize, Place)| {
-            let mut alone = before.clone();
-            alone[*index] = values[*index];
-            is_same(&alone)
-        };
-        let at_fault = if is_same(&before) { None } else { given.iter().find(is_at_fault) };
-        let place = at_fault.map_or_else(|| spine[0].inside(), |(_, place)| place.clone());
-        place.error(error)
-    })
+    optimiser.write(&values);
+    let Err((error, at_fault)) = optimiser.check_fields() else { return Ok(optimiser) };
+    let place = places.iter().find(|(index, _)| Some(*index) == at_fault);
+    Err(place.map_or(&tables[0].1.place, |(_, place)| place).error(error))
 }

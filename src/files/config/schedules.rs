@@ -2,265 +2,142 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::data::{Data, Entries, NameOrList};
+use super::data::Data;
 use super::place::Place;
-use crate::error::{Error, Result};
-use crate::rule::field::{FieldValue, Number, range};
+use crate::error::Result;
+use crate::rule::field::Number;
 use crate::tree::schedule::{Curve, Easing, Schedule};
 
-const RELATIVE: &str = "relative";
-const FIELD: &str = "field";
+/// Declares the forms of schedules: their names, constructors and arguments.
+macro_rules! schedule_forms {
+    ($($Kind:ident = $make:path { $($(#[$reader:meta])? $argument:ident: $T:ty),+ };)+) => {
+        /// A schedule as a text has it.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        enum ScheduleForm {
+            $($Kind {
+                $($(#[$reader])? $argument: $T,)+
+                #[serde(default)]
+                relative: bool,
+                #[serde(default, deserialize_with = "some_text")]
+                field: Option<String>,
+            },)+
+        }
 
-/// Keys that every schedule can have.
-const COMMON: [&str; 2] = [RELATIVE, FIELD];
-
-/// A kind of schedule.
-struct ScheduleKind {
-    name: &'static str,
-    arguments: &'static [&'static str],
-    make: fn(&mut Arguments) -> Result<Schedule>,
+        impl From<Box<ScheduleForm>> for Schedule {
+            fn from(form: Box<ScheduleForm>) -> Self {
+                let (schedule, relative, driven) = match *form {
+                    $(ScheduleForm::$Kind { $($argument,)+ relative, field } => {
+                        ($make($($argument.into()),+), relative, field)
+                    })+
+                };
+                let schedule = if relative { schedule.relative() } else { schedule };
+                if let Some(field) = driven { schedule.field(field) } else { schedule }
+            }
+        }
+    };
 }
 
-impl ScheduleKind {
-    const fn new(
-        name: &'static str,
-        arguments: &'static [&'static str],
-        make: fn(&mut Arguments) -> Result<Schedule>,
-    ) -> Self {
-        ScheduleKind { name, arguments, make }
-    }
+schedule_forms! {
+    Constant = Schedule::constant { eta: f64 };
+    Linear = Schedule::linear { start: f64, end: f64, steps: u64 };
+    Polynomial = Schedule::polynomial { start: f64, end: f64, steps: u64, power: f64 };
+    Cosine = Schedule::cosine { start: f64, end: f64, steps: u64 };
+    OneMinusSquareRoot = Schedule::one_minus_square_root { start: f64, end: f64, steps: u64 };
+    CosineRestarts = Schedule::cosine_restarts {
+        high: f64, low: f64, steps: u64, #[serde(deserialize_with = "at_least_one")] factor: f64
+    };
+    OneCycle = Schedule::one_cycle { peak: f64, steps: u64 };
+    Exponential = Schedule::exponential { start: f64, rate: f64, steps: u64 };
+    Step = Schedule::step { start: f64, rate: f64, steps: u64 };
+    InverseSquareRoot = Schedule::inverse_square_root { peak: f64, warmup: u64 };
+    WarmupStableThen = Schedule::warmup_stable_then {
+        peak: f64, warmup: u64, stable: u64, decay: Box<ScheduleForm>
+    };
+    Then = Schedule::then { first: Box<ScheduleForm>, steps: u64, next: Box<ScheduleForm> };
 }
 
-const KINDS: [ScheduleKind; 12] = [
-    ScheduleKind::new("Constant", &["eta"], |given| Ok(Schedule::constant(given.finite("eta")?))),
-    ScheduleKind::new("Linear", &["start", "end", "steps"], |given| given.between(Schedule::linear)),
-    ScheduleKind::new("Polynomial", &["start", "end", "steps", "power"], |given| {
-        let power = given.finite("power")?;
-        given.between(|start, end, steps| Schedule::polynomial(start, end, steps, power))
-    }),
-    ScheduleKind::new("Cosine", &["start", "end", "steps"], |given| given.between(Schedule::cosine)),
-    ScheduleKind::new("OneMinusSquareRoot", &["start", "end", "steps"], |given| {
-        given.between(Schedule::one_minus_square_root)
-    }),
-    ScheduleKind::new("CosineRestarts", &["high", "low", "steps", "factor"], |given| {
-        let (high, low) = (given.finite("high")?, given.finite("low")?);
-        Ok(Schedule::cosine_restarts(high, low, given.count("steps")?, given.real("factor", at_least_one)?))
-    }),
-    ScheduleKind::new("OneCycle", &["peak", "steps"], |given| {
-        Ok(Schedule::one_cycle(given.finite("peak")?, given.count("steps")?))
-    }),
-    ScheduleKind::new("Exponential", &["start", "rate", "steps"], |given| {
-        given.falling(Schedule::exponential)
-    }),
-    ScheduleKind::new("Step", &["start", "rate", "steps"], |given| given.falling(Schedule::step)),
-    ScheduleKind::new("InverseSquareRoot", &["peak", "warmup"], |given| {
-        Ok(Schedule::inverse_square_root(given.finite("peak")?, given.count("warmup")?))
-    }),
-    ScheduleKind::new("WarmupStableThen", &["peak", "warmup", "stable", "decay"], |given| {
-        let (warmup, stable) = (given.count("warmup")?, given.count("stable")?);
-        Ok(Schedule::warmup_stable_then(given.finite("peak")?, warmup, stable, given.schedule("decay")?))
-    }),
-    ScheduleKind::new("Then", &["first", "steps", "next"], |given| {
-        Ok(given.schedule("first")?.then(given.count("steps")?, given.schedule("next")?))
-    }),
-];
+/// Reads a text, which cannot be null: a field that is not given is not there.
+fn some_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(deserializer).map(Some)
+}
+
+/// Reads the factor by which periods get longer.
+fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let factor = f64::deserialize(deserializer)?;
+    let other = de::Unexpected::Float(factor);
+    if factor >= 1.0 { Ok(factor) } else { Err(de::Error::invalid_value(other, &"a number of 1 or more")) }
+}
 
 impl<'de> Deserialize<'de> for Schedule {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        read(Data::deserialize(deserializer)?, &Place::default()).map_err(de::Error::custom)
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // By way of data, which has one form whatever the format, and as JSON a text for infinity.
+        let data = Data::deserialize(deserializer)?;
+        data.check_keys(&Place::Whole).map_err(de::Error::custom)?;
+        let form = serde_json::to_value(data).and_then(Box::<ScheduleForm>::deserialize);
+        form.map(Schedule::from)
+            .map_err(|error| de::Error::custom(format_args!("configuration: this is no schedule: {error}")))
     }
 }
 
 impl Serialize for Schedule {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let relative = self.is_relative.then_some((RELATIVE, Data::Flag(true)));
-        let field = self.field.as_ref().map(|field| (FIELD, Data::Text(field.as_str().into())));
-        let (kind, arguments) = written(&self.curve);
-        let data = table(kind, arguments.into_iter().chain(relative).chain(field));
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let data = written(self);
         data.check_shallow().map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }
 }
 
-fn table(kind: &str, arguments: impl IntoIterator<Item = (&'static str, Data)>) -> Data {
-    Data::table([(kind, Data::table(arguments))])
-}
-
-/// The kind of a curve, and its arguments.
-fn written(curve: &Curve) -> (&'static str, Vec<(&'static str, Data)>) {
-    let real = |value: f64| Data::from(Number(value));
+fn written(schedule: &Schedule) -> Data {
+    let (real, count) = (|value| Data::Real(Number(value)), Data::Count);
     // Each part counts from its begin.
     let joined = |parts: &[(u64, Curve)]| {
         let from_begin = |(begin, part): &(u64, Curve)| (begin - parts[0].0, part.clone());
-        let (kind, arguments) = match parts {
-            [(_, part)] => written(part),
-            _ => written(&Curve::Joined(parts.iter().map(from_begin).collect())),
+        let curve = match parts {
+            [(_, part)] => part.clone(),
+            _ => Curve::Joined(parts.iter().map(from_begin).collect()),
         };
-        table(kind, arguments)
+        written(&Schedule { curve, field: None, is_relative: false })
     };
-    match *curve {
+    let (kind, mut arguments) = match schedule.curve {
         Curve::Constant(eta) => ("Constant", vec![("eta", real(eta))]),
         Curve::Between { start, end, steps, easing } => {
-            let mut arguments =
-                vec![("start", real(start)), ("end", real(end)), ("steps", Data::Count(steps))];
-            let kind = match easing {
-                Easing::Cosine => "Cosine",
-                Easing::OneMinusSquareRoot => "OneMinusSquareRoot",
-                Easing::Power(1.0) => "Linear",
-                Easing::Power(power) => {
-                    arguments.push(("power", real(power)));
-                    "Polynomial"
-                }
+            let (kind, power) = match easing {
+                Easing::Cosine => ("Cosine", None),
+                Easing::OneMinusSquareRoot => ("OneMinusSquareRoot", None),
+                Easing::Power(1.0) => ("Linear", None),
+                Easing::Power(power) => ("Polynomial", Some(("power", real(power)))),
             };
-            (kind, arguments)
+            let between = [("start", real(start)), ("end", real(end)), ("steps", count(steps))];
+            (kind, between.into_iter().chain(power).collect())
         }
-        Curve::Joined(ref parts) => match warm_up(parts) {
-            Some(WarmUp { peak, warmup, stable, decay }) => {
-                let counts = [("warmup", Data::Count(warmup)), ("stable", Data::Count(stable))];
-                let peak = [("peak", real(peak))].into_iter();
-                ("WarmupStableThen", peak.chain(counts).chain([("decay", joined(decay))]).collect())
+        Curve::Joined(ref parts) => match &parts[..] {
+            [(0, rise), (warmup, Curve::Constant(peak)), (then, _), ..]
+                if *rise == Curve::warm_up(*peak, *warmup) =>
+            {
+                let [warmup, stable] = [("warmup", count(*warmup)), ("stable", count(then - warmup))];
+                let decay = ("decay", joined(&parts[2..]));
+                ("WarmupStableThen", vec![("peak", real(*peak)), warmup, stable, decay])
             }
-            None => {
-                let steps = parts[1].0;
-                let arguments = [
-                    ("first", joined(&parts[..1])),
-                    ("steps", Data::Count(steps)),
-                    ("next", joined(&parts[1..])),
-                ];
-                ("Then", arguments.into())
+            _ => {
+                let (first, next) = (joined(&parts[..1]), joined(&parts[1..]));
+                ("Then", vec![("first", first), ("steps", count(parts[1].0)), ("next", next)])
             }
         },
-        Curve::OneCycle { peak, steps } => {
-            ("OneCycle", vec![("peak", real(peak)), ("steps", Data::Count(steps))])
-        }
+        Curve::OneCycle { peak, steps } => ("OneCycle", vec![("peak", real(peak)), ("steps", count(steps))]),
         Curve::Restarts { high, low, steps, factor } => {
-            let counts = [("steps", Data::Count(steps)), ("factor", real(factor))];
-            ("CosineRestarts", [("high", real(high)), ("low", real(low))].into_iter().chain(counts).collect())
+            let [high, low] = [("high", real(high)), ("low", real(low))];
+            ("CosineRestarts", vec![high, low, ("steps", count(steps)), ("factor", real(factor))])
         }
         Curve::Exponential { start, rate, steps, staircase } => {
-            let arguments = vec![("start", real(start)), ("rate", real(rate)), ("steps", Data::Count(steps))];
+            let arguments = vec![("start", real(start)), ("rate", real(rate)), ("steps", count(steps))];
             (if staircase { "Step" } else { "Exponential" }, arguments)
         }
         Curve::InverseSquareRoot { peak, warmup } => {
-            ("InverseSquareRoot", vec![("peak", real(peak)), ("warmup", Data::Count(warmup))])
+            ("InverseSquareRoot", vec![("peak", real(peak)), ("warmup", count(warmup))])
         }
-    }
-}
-
-/// A warm-up that then stays at its peak, before other parts.
-struct WarmUp<'c> {
-    peak: f64,
-    warmup: u64,
-    stable: u64,
-    decay: &'c [(u64, Curve)],
-}
-
-fn warm_up(parts: &[(u64, Curve)]) -> Option<WarmUp<'_>> {
-    let [(0, rise), (warmup, Curve::Constant(peak)), decay @ ..] = parts else { return None };
-    let (peak, warmup, stable) = (*peak, *warmup, decay.first()?.0 - warmup);
-    (*rise == Curve::warm_up(peak, warmup)).then_some(WarmUp { peak, warmup, stable, decay })
-}
-
-fn read(data: Data, place: &Place) -> Result<Schedule> {
-    let expected = |got: Data| {
-        Err(place
-            .expected(r#"a schedule such as {"Cosine": {"start": 0.001, "end": 0.0, "steps": 1000}}"#, &got))
     };
-    let (name, value) = match data.part() {
-        NameOrList::Named(name, value) => (name, value),
-        NameOrList::List(members) => return expected(Data::List(members)),
-        NameOrList::Other(other) => return expected(other),
-    };
-    let Some(kind) = KINDS.iter().find(|kind| *kind.name == *name) else {
-        return Err(place.error(Error::unknown("schedule", &name, &KINDS.map(|kind| kind.name.to_string()))));
-    };
-    let place = place.key(kind.name);
-    let with_all = format!("a table with {}", kind.arguments.join(", "));
-    let entries = value.entries(&with_all, &place)?;
-    let known = || kind.arguments.iter().chain(&COMMON);
-    if let Some((key, _)) = entries.iter().find(|(key, _)| !known().any(|known| *known == &**key)) {
-        let available: Vec<String> = known().map(|known| known.to_string()).collect();
-        return Err(place.error(Error::unknown("key", key, &available)));
-    }
-    if !kind.arguments.iter().all(|argument| entries.iter().any(|(key, _)| **key == **argument)) {
-        return Err(place.expected(with_all, &Data::Table(entries)));
-    }
-    let mut given = Arguments { place, entries };
-    let mut schedule = (kind.make)(&mut given)?;
-    if given.common(RELATIVE, "true or false", Data::flag)? == Some(true) {
-        schedule = schedule.relative();
-    }
-    if let Some(field) = given.common(FIELD, "the name of a hyper-parameter", Data::text)? {
-        schedule = schedule.field(field);
-    }
-    Ok(schedule)
-}
-
-/// The range of the factor by which periods get longer.
-fn at_least_one(value: f64) -> Option<&'static str> {
-    (!(value >= 1.0 && value.is_finite())).then_some("a finite number of 1 or more")
-}
-
-/// The arguments of a schedule that is to be made; all are there.
-struct Arguments {
-    place: Place,
-    entries: Entries,
-}
-
-impl Arguments {
-    fn value(&self, key: &str) -> Option<&Data> {
-        self.entries.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
-    }
-
-    /// The value of a key that every schedule can have.
-    fn common<'a, T>(
-        &'a self,
-        key: &str,
-        expected: &str,
-        read: fn(&'a Data) -> Option<T>,
-    ) -> Result<Option<T>> {
-        let Some(data) = self.value(key) else { return Ok(None) };
-        read(data).map(Some).ok_or_else(|| self.place.key(key).expected(expected, data))
-    }
-
-    fn argument<T>(
-        &self,
-        key: &str,
-        read: impl Fn(&Data) -> std::result::Result<T, &'static str>,
-    ) -> Result<T> {
-        let data = self.value(key).unwrap_or(&Data::Nothing);
-        read(data).map_err(|expected| self.place.key(key).expected(expected, data))
-    }
-
-    fn real(&self, key: &str, range: fn(f64) -> Option<&'static str>) -> Result<f64> {
-        self.argument(key, |data| {
-            match data.literal().and_then(|literal| literal.read(FieldValue::Real(0.0))) {
-                Some(FieldValue::Real(value)) => range(value).map_or(Ok(value), Err),
-                _ => Err("a real number"),
-            }
-        })
-    }
-
-    fn finite(&self, key: &str) -> Result<f64> {
-        self.real(key, range::finite)
-    }
-
-    fn count(&self, key: &str) -> Result<u64> {
-        self.argument(key, |data| if let Data::Count(count) = data { Ok(*count) } else { Err("a count") })
-    }
-
-    /// Takes the nested schedule of a key.
-    fn schedule(&mut self, key: &str) -> Result<Schedule> {
-        let value = self.entries.iter_mut().find(|(known, _)| **known == *key);
-        let data = value.map_or(Data::Nothing, |(_, value)| std::mem::replace(value, Data::Nothing));
-        read(data, &self.place.key(key))
-    }
-
-    fn between(&self, make: impl Fn(f64, f64, u64) -> Schedule) -> Result<Schedule> {
-        Ok(make(self.finite("start")?, self.finite("end")?, self.count("steps")?))
-    }
-
-    fn falling(&self, make: impl Fn(f64, f64, u64) -> Schedule) -> Result<Schedule> {
-        Ok(make(self.finite("start")?, self.finite("rate")?, self.count("steps")?))
-    }
+    arguments.extend(schedule.is_relative.then_some(("relative", Data::Flag(true))));
+    arguments.extend(schedule.field.as_deref().map(|field| ("field", Data::text(field))));
+    Data::table([(kind, Data::table(arguments))])
 }

@@ -1,10 +1,10 @@
 //! Writing optimisers as configurations.
 
-use super::data::{Data, Entries};
+use super::data::Data;
 use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD};
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::field::{Literal, Number};
-use crate::rule::{Description, OptimiserRecord, Setting};
+use crate::rule::field::Literal;
+use crate::rule::{OptimiserRecord, Setting};
 
 /// The kind of chains, which are lists.
 const CHAIN: &str = "OptimiserChain";
@@ -13,88 +13,68 @@ const CHAIN: &str = "OptimiserChain";
 const CHOICE: &str = "Fallback";
 
 /// [`written`] for an optimiser that was built in code.
-pub(super) fn written_optimiser(optimiser: &Description) -> Result<Data> {
-    let record = optimiser.record();
-    if record.storage().everywhere {
-        let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is \
-                      built of that";
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "no configuration has `Offload::everywhere`, which is for tests",
-        )
-        .with_remedy(remedy));
+pub(super) fn written_optimiser(record: &OptimiserRecord) -> Result<Data> {
+    if !record.storage().everywhere {
+        return Ok(written(record));
     }
-    Ok(written(&record))
+    let problem = "no configuration has `Offload::everywhere`, which is for tests";
+    let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is built of \
+                  that";
+    Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy))
 }
 
 /// The optimiser with all its values, except switches that are off and empty lists.
-pub(super) fn written(record: &OptimiserRecord) -> Data {
-    let inner = record.inner.as_deref();
-    match (&*record.kind, inner) {
+fn written(record: &OptimiserRecord) -> Data {
+    match (&*record.kind, record.inner.as_deref()) {
         (CHAIN, _) => Data::List(record.members.iter().map(written).collect()),
         (OFFLOAD, Some(inner)) => Data::table([(OFFLOAD, written(inner))]),
-        (kind, _) => {
-            let table = entries(record, written);
-            if table.is_empty() { Data::Text(kind.into()) } else { Data::table([(kind, Data::Table(table))]) }
-        }
+        (kind, _) => match table(record, written) {
+            Data::Table(entries) if entries.is_empty() => Data::text(kind),
+            table => Data::table([(kind, table)]),
+        },
     }
 }
 
 /// The table under its name, with only the names of the rules inside.
 pub(super) fn example(record: &OptimiserRecord) -> Data {
-    Data::Table(entries(record, |part| Data::Text(part.kind.as_str().into())))
+    table(record, |part| Data::text(&part.kind))
 }
 
-fn entries(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> Data) -> Entries {
+fn table(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> Data) -> Data {
     let is_said = |setting: &Setting| match setting {
         Setting::Flag(is_on) => *is_on,
         Setting::Texts(texts) => !texts.is_empty(),
         _ => true,
     };
     let settings = record.settings.iter().filter(|(_, setting)| is_said(setting));
-    let settings = settings.map(|(name, setting)| (name.as_str().into(), Data::from(setting)));
-    let fields = record.fields.iter().map(|(name, value)| (name.as_str().into(), Data::from(value)));
+    let settings = settings.map(|(name, setting)| (name.as_str(), Data::from(setting)));
+    let fields = record.fields.iter().map(|(name, value)| (name.as_str(), Data::from(value)));
     let parts = parts(record).into_iter().map(|(key, held)| match held {
-        HeldRules::One(held) => (key.into(), part(held)),
-        HeldRules::Several(held) => (key.into(), Data::List(held.iter().map(&part).collect())),
+        [one] if key != MEMBERS => (key, part(one)),
+        several => (key, Data::List(several.iter().map(&part).collect())),
     });
-    settings.chain(fields).chain(parts).collect()
+    Data::table(settings.chain(fields).chain(parts))
 }
 
-/// Rules that stand under one key.
-enum HeldRules<'d> {
-    One(&'d OptimiserRecord),
-    Several(&'d [OptimiserRecord]),
-}
-
-/// The rules that a rule holds, by key.
-fn parts(record: &OptimiserRecord) -> Vec<(&'static str, HeldRules<'_>)> {
-    use HeldRules::{One, Several};
+/// The rules that a rule holds, by key; several are under [`MEMBERS`].
+pub(super) fn parts(record: &OptimiserRecord) -> Vec<(&'static str, &[OptimiserRecord])> {
+    let inner = record.inner.as_deref().map(|inner| (INNER, std::slice::from_ref(inner)));
     let members = match &record.members[..] {
         [] => vec![],
-        [rule, other] if record.kind == CHOICE => vec![(INNER, One(rule)), (FALLBACK, One(other))],
-        members => vec![(MEMBERS, Several(members))],
+        members @ [_, _] if record.kind == CHOICE => vec![(INNER, &members[..1]), (FALLBACK, &members[1..])],
+        members => vec![(MEMBERS, members)],
     };
-    record.inner.as_deref().map(|inner| (INNER, One(inner))).into_iter().chain(members).collect()
-}
-
-/// The keys of the table under its name.
-pub(super) fn keys(record: &OptimiserRecord) -> Vec<String> {
-    let values =
-        record.settings.iter().map(|(name, _)| name).chain(record.fields.iter().map(|(name, _)| name));
-    let parts = parts(record).into_iter().map(|(key, _)| key.to_string());
-    values.cloned().chain(parts).collect()
+    inner.into_iter().chain(members).collect()
 }
 
 impl From<&Setting> for Data {
     fn from(setting: &Setting) -> Self {
-        let text = |text: &String| Data::Text(text.as_str().into());
         match setting {
             Setting::Flag(flag) => Data::Flag(*flag),
             Setting::Count(count) => Data::Count(*count),
-            Setting::Text(one) => text(one),
-            Setting::Texts(several) => Data::List(several.iter().map(text).collect()),
-            Setting::Table(rows) => Data::table(rows.iter().map(|(name, row)| (name.as_str(), text(row)))),
+            Setting::Text(text) => Data::text(text),
+            Setting::Texts(texts) => Data::List(texts.iter().map(|text| Data::text(text)).collect()),
+            Setting::Table(rows) => Data::table(rows.iter().map(|(name, row)| (&**name, Data::text(row)))),
         }
     }
 }
@@ -104,22 +84,9 @@ impl From<&Literal> for Data {
         match literal {
             Literal::Flag(flag) => Data::Flag(*flag),
             Literal::Count(count) => Data::Count(*count),
-            Literal::Real(number) => Data::from(*number),
-            Literal::List(numbers) => Data::List(numbers.iter().copied().map(Data::from).collect()),
-            Literal::Text(text) => Data::Text(text.as_str().into()),
+            Literal::Real(number) => Data::Real(*number),
+            Literal::List(numbers) => Data::List(numbers.iter().copied().map(Data::Real).collect()),
+            Literal::Text(text) => Data::text(text),
         }
-    }
-}
-
-/// A number, or the text for it (`"inf"`).
-impl From<Number> for Data {
-    fn from(Number(value): Number) -> Self {
-        let word = match value {
-            _ if value.is_finite() => return Data::Real(Number(value)),
-            _ if value.is_nan() => "nan",
-            _ if value > 0.0 => "inf",
-            _ => "-inf",
-        };
-        Data::Text(word.into())
     }
 }

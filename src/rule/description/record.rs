@@ -103,12 +103,6 @@ impl OptimiserRecord {
         std::iter::once(self).chain(parts.flat_map(OptimiserRecord::all)).collect()
     }
 
-    /// This, its inner rule, the inner rule of that, and so on.
-    #[cfg(feature = "config")]
-    pub(crate) fn spine(&self) -> Vec<&OptimiserRecord> {
-        std::iter::successors(Some(self), |around| around.inner.as_deref()).collect()
-    }
-
     /// How the parameter is stored.
     pub(crate) fn storage(&self) -> StorageRecord {
         self.storage.unwrap_or(StorageRecord::with_parameter(StorageKind::Rounded))

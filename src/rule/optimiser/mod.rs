@@ -104,7 +104,7 @@ impl Described for Optimiser {
     }
 
     fn check_described(&self) -> Result<()> {
-        self.unread().run(Purpose::Check).checked
+        self.check_fields().map_err(|(error, _)| error)
     }
 
     fn as_described(&mut self) -> &mut dyn Described {
@@ -183,6 +183,24 @@ impl Optimiser {
     /// The rule without how the parameter is stored.
     pub fn rule(&self) -> &dyn Rule {
         &*self.rule
+    }
+
+    /// The optimiser of a rule in a box, which is not boxed again.
+    #[cfg(feature = "config")]
+    pub(crate) fn of_boxed(rule: Box<dyn Rule>) -> Self {
+        let place = StatePlace::WithParameter;
+        Optimiser { rule, store: Store::Rounded, place, description: OnceLock::new() }
+    }
+
+    /// [`Optimiser::rule`], without the optimiser.
+    #[cfg(feature = "config")]
+    pub(crate) fn into_rule(self) -> Box<dyn Rule> {
+        self.rule
+    }
+
+    /// [`Adjust::check`], whose error comes with the index of the field that is out of range, if one is.
+    pub(crate) fn check_fields(&self) -> std::result::Result<(), (Error, Option<usize>)> {
+        self.unread().run(Purpose::Check).checked
     }
 
     /// The description, read once until a field is written.

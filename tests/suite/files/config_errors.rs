@@ -1,8 +1,8 @@
 //! Configurations that are refused: where, what came, what exists. None panics.
 
 use candle_core::{DType, Device};
-use optimisers::config::OptimiserConfig;
-use optimisers::{Error, ErrorKind, rules, setup, update};
+use optimisers::config::{OptimiserConfig, Registry};
+use optimisers::{AdamW, Error, ErrorKind, rules, setup, update};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -360,6 +360,38 @@ fn a_program_can_tell_what_is_wrong() {
         let error = read(text).setup(&model()).unwrap_err();
         is_kind(&error, kind, &[words]);
         assert_eq!((error.place(), error.got()), (Some(place), got), "{error}");
+    }
+}
+
+/// The first field out of its range, if it was given; a default belongs to the whole table.
+#[test]
+fn the_place_is_that_of_the_field_at_fault() {
+    let registry = Registry::default().with(AdamW { lambda: -1.0, ..AdamW::default() });
+    let cases = [
+        (json!("AdamW"), "AdamW", "AdamW: lambda is -1"),
+        (json!({"AdamW": {"eta": 0.5, "couple": false}}), "AdamW", "AdamW: lambda is -1"),
+        (json!({"AdamW": {"eta": -1}}), "AdamW.eta", "AdamW: eta is -1"),
+        (json!({"AdamW": {"lambda": -2, "eta": 0.5}}), "AdamW.lambda", "AdamW: lambda is -2"),
+        (
+            json!(["Adam", {"AdamW": {"lambda": -2, "beta": [2, 0]}}]),
+            "[1].AdamW.beta",
+            "AdamW: beta is (2, 0)",
+        ),
+        (
+            json!({"Cautious": {"inner": {"AdamW": {"lambda": 0, "epsilon": -1}}}}),
+            "Cautious.inner.AdamW.epsilon",
+            "AdamW: epsilon is -1",
+        ),
+        (
+            json!({"StochasticRounding": {"seed": 1, "inner": {"AdamW": {"eta": -1}}}}),
+            "StochasticRounding.inner.AdamW.eta",
+            "AdamW: eta is -1",
+        ),
+    ];
+    for (text, place, words) in cases {
+        let error = registry.optimiser(&read(text.clone())).expect_err("refused");
+        assert_eq!(error.place(), Some(place), "{error} for {text}");
+        assert!(error.to_string().contains(words), "{error} for {text}");
     }
 }
 

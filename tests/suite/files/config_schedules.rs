@@ -108,65 +108,58 @@ fn a_thousand_random_schedules_are_read_again() {
 }
 
 #[test]
-fn what_is_no_schedule_is_refused_with_its_place() {
+fn what_is_no_schedule_is_refused() {
     let linear = |key: &str, value: Value| {
         let mut arguments = json!({"start": 0, "end": 1, "steps": 10});
         arguments[key] = value;
         json!({ "Linear": arguments })
     };
-    let cases: [(Value, &str); 21] = [
-        (json!(1), "configuration: got 1, expected a schedule such as {\"Cosine\": {"),
-        (json!(null), "got null"),
-        (
-            json!([]),
-            "got [], expected a schedule such as {\"Cosine\": {\"start\": 0.001, \"end\": 0.0, \"steps\": \
-             1000}}",
-        ),
-        (json!({"Linear": {}, "Cosine": {}}), "expected a schedule such as"),
-        (json!("Linear"), "at Linear: got {}, expected a table with start, end, steps"),
-        (json!({"Linear": 1}), "at Linear: got 1, expected a table with start, end, steps"),
-        (
-            json!({"Linear": {"start": 0, "steps": 1}}),
-            "at Linear: got {\"start\":0,\"steps\":1}, expected a table with start, end, steps",
-        ),
-        (
-            json!("Cosin"),
-            "configuration: there is no schedule \"Cosin\" (did you mean Cosine?), expected one of: \
-             Constant, Linear, ",
-        ),
-        (json!({"cosine": {}}), "(did you mean Cosine?)"),
+    let cases: [(Value, &str); 24] = [
+        (json!(1), "invalid type: integer `1`"),
+        (json!(null), "invalid type: null"),
+        (json!([]), "invalid type: sequence"),
+        (json!({}), "expected map with a single key"),
+        (json!({"Linear": {}, "Cosine": {}}), "expected map with a single key"),
+        (json!("Linear"), "expected struct variant"),
+        (json!({"Linear": 1}), "integer `1`, expected struct variant"),
+        (json!({"Linear": {"start": 0, "steps": 1}}), "missing field `end`"),
+        (json!("Cosin"), "unknown variant `Cosin`, expected one of `Constant`, `Linear`, "),
+        (json!({"cosine": {}}), "unknown variant `cosine`"),
         (
             linear("stesp", json!(1)),
-            "at Linear: there is no key \"stesp\" (did you mean steps?), expected one of: start, end, \
-             steps, relative, field",
+            "unknown field `stesp`, expected one of `start`, `end`, `steps`, `relative`, `field`",
         ),
-        (linear("start", json!("fast")), "at Linear.start: got \"fast\", expected a real number"),
-        (linear("start", json!("nan")), "at Linear.start: got \"nan\", expected a finite number"),
-        (linear("end", json!("-inf")), "at Linear.end: got \"-inf\", expected a finite number"),
-        (linear("steps", json!(-1)), "at Linear.steps: got -1.0, expected a count"),
-        (linear("steps", json!(1.5)), "at Linear.steps: got 1.5, expected a count"),
-        (linear("relative", json!(1)), "at Linear.relative: got 1, expected true or false"),
-        (linear("field", json!(1)), "at Linear.field: got 1, expected the name of a hyper-parameter"),
+        (linear("start", json!("fast")), "string \"fast\", expected f64"),
+        (linear("start", json!("nan")), "string \"nan\", expected f64"),
+        (linear("end", json!("-inf")), "string \"-inf\", expected f64"),
+        (linear("end", json!(null)), "null, expected f64"),
+        (linear("steps", json!(-1)), "`-1.0`, expected u64"),
+        (linear("steps", json!(1.5)), "`1.5`, expected u64"),
+        (linear("relative", json!(1)), "integer `1`, expected a boolean"),
+        (linear("field", json!(1)), "integer `1`, expected a string"),
+        (linear("field", json!(null)), "null, expected a string"),
         (
             json!({"CosineRestarts": {"high": 1, "low": 0, "steps": 9, "factor": 0.5}}),
-            "at CosineRestarts.factor: got 0.5, expected a finite number of 1 or more",
+            "`0.5`, expected a number of 1 or more",
         ),
-        (
-            json!({"Then": {"first": "Linear", "steps": 1, "next": {}}}),
-            "at Then.first.Linear: got {}, expected a table with start, end, steps",
-        ),
+        (json!({"Then": {"first": "Linear", "steps": 1, "next": {}}}), "expected struct variant"),
         (
             json!({"Then": {"first": {"Constant": {"eta": 1}}, "steps": 1, "next": {}}}),
-            "at Then.next: got {}, expected a schedule such as",
+            "expected map with a single key",
         ),
         (
             json!({"WarmupStableThen": {"peak": 1, "warmup": 1, "stable": 1, "decay": "Linea"}}),
-            "at WarmupStableThen.decay: there is no schedule \"Linea\"",
+            "unknown variant `Linea`",
         ),
     ];
     for (text, words) in cases {
         let error = serde_json::from_value::<Schedule>(text.clone()).expect_err("refused").to_string();
-        assert!(error.contains(words), "{error} for {text}");
+        assert!(error.starts_with("configuration: ") && error.contains(words), "{error} for {text}");
+    }
+    for number in ["nan", "inf", "-inf"] {
+        let text = format!("[Constant]\neta = {number}");
+        let error = toml::from_str::<Schedule>(&text).expect_err("refused").to_string();
+        assert!(error.contains("expected f64"), "{error} for {text}");
     }
     let twice = serde_json::from_str::<Schedule>(r#"{"Constant": {"eta": 1, "eta": 2}}"#)
         .expect_err("refused")
@@ -175,6 +168,17 @@ fn what_is_no_schedule_is_refused_with_its_place() {
         twice.contains("at Constant.eta: the key stands here again, with 2, expected the key once"),
         "{twice}"
     );
+}
+
+/// A table whose name is a tag, as serde_yaml writes an enum.
+#[test]
+fn a_tag_of_yaml_is_a_schedule() {
+    use serde::Deserialize;
+    use serde::de::value::{EnumAccessDeserializer, Error, MapAccessDeserializer, MapDeserializer};
+    let arguments = std::collections::BTreeMap::from([("eta", 0.25)]);
+    let table = MapDeserializer::<_, Error>::new([("Constant", arguments)].into_iter());
+    let tagged = Schedule::deserialize(EnumAccessDeserializer::new(MapAccessDeserializer::new(table)));
+    assert_eq!(tagged, Ok(Schedule::constant(0.25)));
 }
 
 #[test]
@@ -186,7 +190,7 @@ fn what_has_no_text_is_not_written() {
     let text = serde_json::to_string(&nested(31)).expect("a text");
     assert_eq!(serde_json::from_str::<Schedule>(&text).expect("a schedule"), nested(31));
     let error = serde_json::to_string(&nested(32)).expect_err("refused").to_string();
-    assert!(error.contains("at most 64 deep"), "{error}");
+    assert!(error.contains("nested more than 64 deep"), "{error}");
     let deeper = format!(r#"{{"Then":{{"first":{text},"steps":1,"next":{{"Constant":{{"eta":1}}}}}}}}"#);
     let error = serde_json::from_str::<Schedule>(&deeper).expect_err("refused").to_string();
     assert!(error.contains("nested more than 64 deep"), "{error}");
