@@ -80,7 +80,7 @@ pub use files::torch;
 pub use files::weights::Weights;
 pub use model::gradients::{GradientMap, Gradients};
 pub use model::lent::{Lend, MemoryMut, MemoryRef, View};
-pub use model::slices::{GradientSlices, ParameterSlices};
+pub use model::slices::{GradientSlices, ParameterSlices, TensorSlice};
 pub use model::{Model, Visitor};
 pub use numbers::value;
 #[doc(no_inline)]
@@ -130,7 +130,7 @@ pub use training::{
     precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy},
 };
 pub use tree::schedule::Schedule;
-pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree};
+pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree, StateValue};
 pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain, StoreAs};
 
 /// What the macros and the tests of this crate use.

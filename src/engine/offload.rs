@@ -40,7 +40,7 @@ pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
 
 fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     gradients.iter_mut().try_for_each(|gradient| {
-        *gradient = Lent::Tensor(dispatch::download(&gradient.to_tensor()?)?);
+        *gradient = Lent::Tensor(dispatch::download(&gradient.tensor_or_copy()?)?);
         Ok(())
     })
 }
@@ -188,7 +188,7 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
     let gradients = std::mem::take(&mut job.sources);
     let gradients = gradients
         .iter()
-        .map(|gradient| Ok(gradient.to_tensor()?.detach().flatten_all()?))
+        .map(|gradient| Ok(gradient.tensor_or_copy()?.detach().flatten_all()?))
         .collect::<Result<Vec<_>>>()?;
     let piece = |window: Range<usize>| {
         let part = gradients

@@ -27,7 +27,7 @@ fn evaluate<'j>(
 ) -> Result<StepResult> {
     let dtype = x.dtype();
     // A vector stands for a gradient of the parameter's shape.
-    let mut read = |source: &Lent<'_>| Ok(source.to_tensor()?.to_dtype(dtype)?.reshape(x.shape())?);
+    let mut read = |source: &Lent<'_>| Ok(source.tensor_or_copy()?.to_dtype(dtype)?.reshape(x.shape())?);
     let sum =
         pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;

@@ -1,5 +1,8 @@
 //! Pages about the whole: how things are done, what they cost, where people come from.
 
+#[doc = include_str!("checkpoints.md")]
+pub mod checkpoints {}
+
 #[doc = include_str!("coming_from.md")]
 pub mod coming_from {}
 

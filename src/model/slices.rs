@@ -86,18 +86,7 @@ impl<'a> ParameterSlices<'a> {
         values: impl Into<MemoryMut<'a>>,
     ) -> Result<Self> {
         let (shape, values) = (shape.into(), values.into());
-        let (expected, got) = (shape.elem_count(), values.len());
-        if expected != got {
-            let error =
-                Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice"))
-                    .with_got(got);
-            let error = if expected == UNCOUNTED {
-                error.with_expected("more than can be counted")
-            } else {
-                error.with_expected(expected)
-            };
-            return Err(error.with_remedy("pass its shape and all its elements").at(path));
-        }
+        check_length(&shape, values.len()).map_err(|error| error.at(path))?;
         if self.by_path.insert(path, self.slices.len()).is_some() {
             return Err(duplicate_path(path));
         }
@@ -152,16 +141,12 @@ pub struct GradientSlices<'a> {
     by_path: HashMap<&'a str, GradientSlice<'a>>,
 }
 
-/// A gradient in a slice.
-#[derive(Debug)]
-pub(crate) struct GradientSlice<'a> {
-    length: [usize; 1],
-    values: MemoryRef<'a>,
-}
+/// A gradient in a slice: a vector, of whatever shape the parameter is.
+pub(crate) type GradientSlice<'a> = TensorSlice<'a, [usize; 1]>;
 
 impl<'a> GradientSlice<'a> {
-    pub(crate) fn new(values: MemoryRef<'a>) -> Self {
-        GradientSlice { length: [values.len()], values }
+    pub(crate) fn of(values: MemoryRef<'a>) -> Self {
+        TensorSlice { shape: [values.len()], values }
     }
 }
 
@@ -176,17 +161,58 @@ impl<'a> GradientSlices<'a> {
     /// # Errors
     /// If there is one at this path already.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
-        if self.by_path.insert(path, GradientSlice::new(values.into())).is_some() {
+        if self.by_path.insert(path, GradientSlice::of(values.into())).is_some() {
             return Err(duplicate_gradient(path));
         }
         Ok(self)
     }
 }
 
-/// A vector, of whatever shape the parameter is.
-impl Lend for GradientSlice<'_> {
+/// A tensor in a slice that is only read, such as the value of an entry that
+/// [`StateTree::set_entries`](crate::StateTree::set_entries) sets.
+///
+/// ```
+/// use optimisers::{DType, Lend, TensorSlice};
+///
+/// let tensor = TensorSlice::new((2, 3), &[1f32; 6])?;
+/// assert_eq!((tensor.lent_shape(), tensor.lent_dtype()), (&[2, 3][..], DType::F32));
+/// # Ok::<(), optimisers::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TensorSlice<'a, S = Shape> {
+    shape: S,
+    values: MemoryRef<'a>,
+}
+
+impl<'a> TensorSlice<'a> {
+    /// The tensor of this shape whose elements these are, in row-major order.
+    ///
+    /// # Errors
+    /// If the slice has another number of elements than the shape.
+    pub fn new(shape: impl Into<Shape>, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
+        let (shape, values) = (shape.into(), values.into());
+        check_length(&shape, values.len())?;
+        Ok(TensorSlice { shape, values })
+    }
+}
+
+/// Refuses a slice that has another number of elements than its shape.
+fn check_length(shape: &Shape, got: usize) -> Result<()> {
+    let expected = shape.elem_count();
+    if expected == got {
+        return Ok(());
+    }
+    let error = Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice"));
+    let error = error.with_got(got).with_remedy("pass its shape and all its elements");
+    Err(match expected {
+        UNCOUNTED => error.with_expected("more than can be counted"),
+        expected => error.with_expected(expected),
+    })
+}
+
+impl<S: AsRef<[usize]> + Send + Sync> Lend for TensorSlice<'_, S> {
     fn lent_shape(&self) -> &[usize] {
-        &self.length
+        self.shape.as_ref()
     }
 
     fn lent_dtype(&self) -> DType {
@@ -203,7 +229,7 @@ impl Lend for GradientSlice<'_> {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only("gradient"))
+        Err(read_only("tensor"))
     }
 }
 

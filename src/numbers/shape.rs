@@ -55,6 +55,12 @@ pub(crate) fn place_of(element: usize, dims: &[usize], strides: &[usize]) -> usi
     dims.iter().zip(strides).rev().map(of_dim).sum()
 }
 
+impl AsRef<[usize]> for Shape {
+    fn as_ref(&self) -> &[usize] {
+        self.dims()
+    }
+}
+
 /// The dimensions alone: `[2, 3]`.
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

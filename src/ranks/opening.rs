@@ -56,6 +56,8 @@ calls! {
     MastersRefreshed = 24 "the end of `refresh_masters`",
     WithAverages = 25 "`with_averages`",
     AveragesPut = 26 "averages in the place of parameters",
+    SetEntries = 27 "`set_entries`",
+    EntriesSet = 28 "the end of `set_entries`",
 }
 
 /// What each rank says first.

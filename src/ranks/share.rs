@@ -16,7 +16,7 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
     for round in rounds(&all, world.size(), |index| &tensors[index].0) {
         let own = &round[world.rank()];
         let values = own.iter().map(|Run { leaf, elements }| {
-            let values = tensors[*leaf].1.part(elements.clone())?.to_tensor()?;
+            let values = tensors[*leaf].1.part(elements.clone())?.tensor_or_copy()?;
             // At most one lock is held here: a thread that computes with the model may hold several at once.
             Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
         });

@@ -80,7 +80,7 @@ impl<'a> Parameter<'a> {
             Error::new(ErrorKind::Contract, "a rule asks for the values of its parameter in a step")
                 .with_remedy("make state of them in `Rule::init`, which alone has them")
         };
-        self.values.ok_or_else(absent)?.to_tensor()
+        self.values.ok_or_else(absent)?.tensor_or_copy()
     }
 }
 

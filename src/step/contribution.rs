@@ -103,7 +103,7 @@ fn own_gradient(
 ) -> Result<Option<Tensor>> {
     let unshared = |gradient: Lent<'_>| {
         // Gradients may come as vectors; here they get the parameter's shape.
-        let gradient = gradient.to_tensor()?.reshape(x.shape())?;
+        let gradient = gradient.tensor_or_copy()?.reshape(x.shape())?;
         unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
     };
     let gradients = sources.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;

@@ -180,7 +180,7 @@ impl StreamedStep<'_> {
     /// # Errors
     /// As [`push`](StreamedStep::push).
     pub fn push_slice<'g>(&self, path: &str, gradient: impl Into<MemoryRef<'g>>) -> Result<()> {
-        self.push_lent(path, &GradientSlice::new(gradient.into()))
+        self.push_lent(path, &GradientSlice::of(gradient.into()))
     }
 
     fn push_lent(&self, path: &str, gradient: &dyn Lend) -> Result<()> {

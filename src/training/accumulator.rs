@@ -143,7 +143,7 @@ impl Accumulator {
             let mut dtypes = sources.iter().map(|gradient| gradient.dtype()).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
             let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute.into());
-            let part = |source: &Lent<'_>| Ok(wide(&source.to_tensor()?)?.reshape(own.x.shape())?);
+            let part = |source: &Lent<'_>| Ok(wide(&source.tensor_or_copy()?)?.reshape(own.x.shape())?);
             let total =
                 sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
             let Some(gradient) = total.transpose()? else { continue };

@@ -362,7 +362,7 @@ impl Leaf {
     /// Without candle, and in code that serves both, its shape and numbers are read as what
     /// [lends](crate::Lend) them: `tensor.lent_shape()`, and
     /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`. The page
-    /// [frameworks](crate::guide::frameworks#reading-the-state) has it as a program.
+    /// [frameworks](crate::guide::frameworks#reading-and-setting-the-state) has it as a program.
     ///
     /// # Errors
     /// If the device fails.

@@ -146,7 +146,7 @@ impl StateTree {
                     .leaves
                     .iter()
                     .zip(&parameters)
-                    .map(|(leaf, x)| values_of(leaf.path(), &x.to_tensor()?))
+                    .map(|(leaf, x)| values_of(leaf.path(), &x.tensor_or_copy()?))
                     .collect::<Result<_>>()?,
                 false => Vec::new(),
             };

@@ -5,6 +5,7 @@ mod averages;
 mod choices;
 mod drives;
 mod edit;
+mod entries;
 mod found;
 mod leaf;
 mod masters;
@@ -31,6 +32,10 @@ pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, chosen};
 pub(crate) use drives::{
     DrivenNumber, Drives, GivenSchedule, ScheduleResolver, check_one_rate, driven_numbers, give_to_all,
 };
+pub use entries::StateValue;
+#[cfg(feature = "torch")]
+pub(crate) use entries::{LEAF_STEPS, NewEntry};
+pub(crate) use entries::{MOST_CALLS, TOO_MANY_CALLS, check_records};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
 pub use new_masters::MasterValues;

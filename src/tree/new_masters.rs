@@ -79,7 +79,7 @@ impl StateTree {
         let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, new)?;
         let mut set = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
-                let values = leaf.own_part(value)?.to_tensor()?;
+                let values = leaf.own_part(value)?.tensor_or_copy()?;
                 leaf.set_weights(&*leaf.own_part(&**x)?, &values)?;
                 leaf.set_others_parts(&**x, value)?;
             }
@@ -173,7 +173,7 @@ impl Leaf {
             Held::All => Ok(()),
             Held::Nothing => set(x, values),
             Held::Part(own) => {
-                let (x, values) = (x.to_tensor()?.detach().flatten_all()?, values.flatten_all()?);
+                let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
                 let mut others = ranges(0..own.start).chain(ranges(own.end..x.elem_count()));
                 others.try_for_each(|part| {
                     set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?)
@@ -191,7 +191,7 @@ pub(crate) fn values_of(path: &str, values: &Tensor) -> Result<Aspect> {
 }
 
 /// A checksum of a tensor's values.
-fn checksum(values: &Tensor) -> Result<u32> {
+pub(super) fn checksum(values: &Tensor) -> Result<u32> {
     let mut sum = Checksum(crc32fast::Hasher::new());
     write_tensor(values, &mut sum).map_err(Error::other)?;
     Ok(sum.0.finalize())

@@ -61,7 +61,7 @@ impl StateTree {
         };
         let whole = parts.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
         self.share(whole.iter().map(|(index, tensor)| (*index, tensor)))?;
-        whole.into_iter().map(|(index, tensor)| Ok((index, tensor.to_tensor()?))).collect()
+        whole.into_iter().map(|(index, tensor)| Ok((index, tensor.tensor_or_copy()?))).collect()
     }
 
     /// Refuses a call that needs the whole state, if the state is divided or has lost its leaves.

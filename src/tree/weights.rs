@@ -19,7 +19,7 @@ impl Leaf {
         // Before the first step the master holds nothing the parameter does not: a changed parameter wins.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
-            owned_on(like.device(), &in_dtype(&x.to_tensor()?, like.dtype())?).map_err(Error::from)
+            owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, like.dtype())?).map_err(Error::from)
         } else {
             self.optimiser.master(&self.state, x)
         };

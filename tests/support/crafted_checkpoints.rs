@@ -10,10 +10,7 @@ const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
 
 /// The bytes of the file that a checkpoint makes.
 pub fn file_of(checkpoint: Checkpoint<'_>) -> Vec<u8> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("saved");
-    checkpoint.save(&path).expect("a save");
-    std::fs::read(path).expect("the file")
+    checkpoint.to_bytes().expect("a checkpoint").0
 }
 
 /// The file as a checkpoint.

@@ -3,6 +3,7 @@
 //! On the CPU state is plain memory without a lock. Only what [`Offload`](crate::Offload) sends from another
 //! thread is a variable there.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::storage_address;
@@ -192,12 +193,27 @@ impl Buffer {
         }
     }
 
+    /// What is stored as little-endian bytes; bytes on the CPU where they lie.
+    pub(crate) fn to_bytes(&self) -> io::Result<Cow<'_, [u8]>> {
+        if let Memory::Host(CpuStorage::U8(values)) = &self.memory {
+            return Ok(Cow::Borrowed(values));
+        }
+        let mut bytes = Vec::new();
+        self.write_to(&mut bytes).map(|()| Cow::Owned(bytes))
+    }
+
+    /// Whether what is stored are numbers, not records or bytes that complete other numbers.
+    pub(crate) fn has_numbers(&self) -> bool {
+        self.records.is_none() && is_supported(self.stored_dtype())
+    }
+
     /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores
     /// them.
     pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
         let values =
             &self.records.map_or_else(|| Ok(values.clone()), |records| in_records(records, values))?;
         match &self.memory {
+            Memory::Variable(variable) if variable.elem_count() == 0 => Ok(()),
             Memory::Variable(variable) => {
                 variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
             }
@@ -314,7 +330,7 @@ impl Lend for Buffer {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         match &self.memory {
-            Memory::Variable(variable) => Lend::read(variable.as_tensor(), run),
+            Memory::Variable(variable) => Lend::read(&variable.as_tensor().to_device(&Device::Cpu)?, run),
             Memory::Host(values) => {
                 let memory = MemoryRef::of_storage(values).filter(|_| self.records.is_none());
                 run(View::new(memory.ok_or_else(|| defect("state in records is no array of numbers"))?))

@@ -95,7 +95,7 @@ impl<'a> Operand<'a> {
     /// The values: the tensor itself, or a copy.
     pub(in crate::engine) fn to_tensor(&self) -> Result<Tensor> {
         match self {
-            Operand::Lent(lender) => lender.to_tensor(),
+            Operand::Lent(lender) => lender.tensor_or_copy(),
             Operand::Own(buffer) => Ok(buffer.tensor()?),
         }
     }

@@ -60,9 +60,20 @@ impl CheckpointFile {
     /// # Errors
     /// As [`CheckpointFile::open`].
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
-        let name = name.into();
-        Self::parse(&name, TensorFile::of_bytes(bytes), true)
-            .map_err(|error| error.in_file("checkpoint", &name))
+        Self::read_bytes(&name.into(), bytes, true)
+    }
+
+    /// Reads the bytes of a file that another program has edited; the checksum is not compared.
+    ///
+    /// # Errors
+    /// As [`CheckpointFile::open`].
+    pub fn from_edited_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
+        Self::read_bytes(&name.into(), bytes, false)
+    }
+
+    fn read_bytes(name: &Path, bytes: Vec<u8>, verify: bool) -> Result<Self> {
+        Self::parse(name, TensorFile::of_bytes(bytes), verify)
+            .map_err(|error| error.in_file("checkpoint", name))
     }
 
     fn parse(path: &Path, file: Result<(TensorFile, Texts), SafeTensorError>, verify: bool) -> Result<Self> {

@@ -4,7 +4,8 @@
 //! `encoder.0.weight/1.m` is the first moment of the second rule of a chain, `encoder.0.weight/master` a
 //! master copy. A model that is saved along has its variables under their own paths, so `VarMap::load` and
 //! other tools can read them. Bytes of the program are entries too. Everything else (counters,
-//! hyper-parameters) is JSON in the file's metadata, under the key `optimisers`.
+//! hyper-parameters) is JSON in the file's metadata, under the key `optimisers`. The page
+//! `guide/checkpoints.md` has the format for users.
 
 mod agreement;
 mod assign;

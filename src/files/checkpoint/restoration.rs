@@ -12,17 +12,17 @@ use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
-use crate::numbers::codes::{BLOCK, RECORD, scales};
+use crate::numbers::codes::RECORD;
 use crate::numbers::{Code, DType, ranges};
 use crate::rule::field::Number;
 use crate::rule::{Adjust, Difference, Extent, Optimiser, OptimiserRecord, StateTensor, difference};
-use crate::tree::{Drives, GivenSchedule, Leaf, ScheduleResolver, StateTree, check_one_rate, give_to_all};
+use crate::tree::{
+    Drives, GivenSchedule, Leaf, MOST_CALLS, ScheduleResolver, StateTree, TOO_MANY_CALLS, check_one_rate,
+    check_records, give_to_all,
+};
 
-/// The largest count that is accepted: nobody makes as many calls, and larger counts could overflow.
-const TOO_MANY: u64 = u64::MAX / 2;
-
-/// The expectation for a count, in errors.
-const MOST: &str = "a number of calls that can be made";
+/// The remedy if a number is not finite.
+const ACCEPT: &str = "to take it over all the same call `CheckpointFile::accepting_non_finite` first";
 
 /// The remedy if a file does not fit the model.
 const PASS_THE_MODEL: &str = "pass the model that it was saved with";
@@ -140,9 +140,9 @@ impl CheckpointFile {
         self.check_complete()?;
         let counts =
             [("applied steps", self.record.steps), ("calls for windows of accumulation", self.record.calls)];
-        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY_CALLS) {
             let problem = damaged(format_args!("the count of {name} is"));
-            return Err(problem.with_got(count).with_expected(MOST));
+            return Err(problem.with_got(count).with_expected(MOST_CALLS));
         }
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
@@ -192,10 +192,10 @@ impl CheckpointFile {
             .iter()
             .map(|(name, count)| (name.as_str(), *count))
             .chain([("steps", record.steps), ("waited", record.waited)]);
-        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY) {
+        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY_CALLS) {
             return Err(damaged(format_args!("the count {name:?} is"))
                 .with_got(count)
-                .with_expected(MOST)
+                .with_expected(MOST_CALLS)
                 .at(path));
         }
         let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
@@ -306,7 +306,7 @@ impl CheckpointFile {
                 tensor.stored_dtype(),
             );
             let checked =
-                checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_records(&source, code)));
+                checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_codes(&source, code)));
             checked.map_err(|error| error.at(path))?;
             sources.push(source);
         }
@@ -435,7 +435,7 @@ impl CheckpointFile {
     }
 
     /// Refuses records of codes with a negative scale or a number that is not finite.
-    fn check_records(&self, EntryPart { entry: name, elements }: &EntryPart, code: Code) -> Result<()> {
+    fn check_codes(&self, EntryPart { entry: name, elements }: &EntryPart, code: Code) -> Result<()> {
         const RECORDS_READ: usize = 1 << 10;
         let Some(entry) = self.entry(name) else { return Ok(()) };
         let rows = elements.start / RECORD..elements.end / RECORD;
@@ -443,23 +443,8 @@ impl CheckpointFile {
             let records = entry
                 .part(first * RECORD..rows.end.min(first + RECORDS_READ) * RECORD)
                 .map_err(read_error)?;
-            let records: Vec<u8> = records.to_vec1()?;
-            for ((block, scale), record) in (first..).zip(scales(&records)).zip(records.as_chunks().0) {
-                if scale.is_finite() && scale.is_sign_negative() {
-                    let problem = format!(
-                        "{} is damaged or was not written by this crate: the scale of block {block} is",
-                        in_file(name)
-                    );
-                    return Err(Error::new(ErrorKind::File, problem)
-                        .with_got(scale)
-                        .with_expected("0 or more"));
-                }
-                if let Some((place, value)) =
-                    code.first_non_finite(record).filter(|_| !self.accept_non_finite)
-                {
-                    return Err(not_finite(name, value.into(), block * BLOCK + place));
-                }
-            }
+            let remedy = (!self.accept_non_finite).then_some(ACCEPT);
+            check_records(&in_file(name), &records.to_vec1()?, first, code, remedy)?;
         }
         Ok(())
     }
@@ -511,8 +496,7 @@ fn other_dtype(entry: &str, got: impl Debug, expected: DType) -> Error {
 }
 
 fn not_finite(entry: &str, value: f64, element: usize) -> Error {
-    let remedy = "to take it over all the same call `CheckpointFile::accepting_non_finite` first";
-    Error::not_finite(in_file(entry), value, element).with_remedy(remedy)
+    Error::not_finite(in_file(entry), value, element).with_remedy(ACCEPT)
 }
 
 /// Refuses a file without the expected names, in their order.

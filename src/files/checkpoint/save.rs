@@ -146,6 +146,37 @@ impl<'s> Checkpoint<'s> {
         })
     }
 
+    /// The bytes of the file that [`save`](Checkpoint::save) would write, and the same warnings.
+    ///
+    /// For programs that keep checkpoints in a database, or send them.
+    /// [`CheckpointFile::from_bytes`](crate::CheckpointFile::from_bytes) reads them. The memory is that of
+    /// state and model once more.
+    ///
+    /// # Errors
+    /// As [`save`](Checkpoint::save). Also if the state is divided among ranks, each of which has a part.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Adam, Checkpoint, CheckpointFile, setup};
+    ///
+    /// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+    /// let state = setup(Adam::new(0.1), &x)?;
+    /// let (bytes, warnings) = Checkpoint::new(&state).model(&x).to_bytes()?;
+    /// assert!(warnings.is_empty());
+    ///
+    /// let mut resumed = setup(Adam::new(0.1), &x)?;
+    /// CheckpointFile::from_bytes("step 0", bytes)?.restore_with_model(&mut resumed, &x)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn to_bytes(self) -> Result<(Vec<u8>, Vec<Warning>)> {
+        self.state.check_whole("`to_bytes`")?;
+        let path = Path::new("in memory");
+        self.with_content(path, |content, numbers| {
+            let (bytes, tensors) = content?.to_bytes().map_err(|error| error.in_file("checkpoint", path))?;
+            Ok((bytes, warned(path, tensors.into_iter().chain(numbers).collect())))
+        })
+    }
+
     /// The state whose checkpoint it is.
     pub(super) fn state(&self) -> &'s StateTree {
         self.state

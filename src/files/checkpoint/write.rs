@@ -1,5 +1,6 @@
 //! Writing a file: all ranks write their parts, then rank 0 renames it into place.
 
+use std::io;
 use std::path::Path;
 
 use super::agreement::same_path;
@@ -51,6 +52,26 @@ impl<'s> FileContent<'s> {
         tensors.sort_by(|a, b| a.entry.in_file_order(&b.entry));
         let layout = FileLayout::new(tensors.iter().map(|tensor| &tensor.entry), remarks);
         Ok(FileContent { tensors, layout: layout.map_err(|error| error.in_file("checkpoint", path))? })
+    }
+
+    /// The bytes of the file, and the first number of each tensor that is infinite or NaN.
+    pub(super) fn to_bytes(&self) -> Result<(Vec<u8>, Vec<NonFiniteEntry>)> {
+        let FileContent { tensors, layout } = self;
+        let (mut bytes, mut found) = (Vec::new(), Vec::new());
+        let room = bytes.try_reserve_exact(layout.length as usize).map_err(io::Error::from);
+        room.map_err(failed("make room for the file"))?;
+        bytes.extend_from_slice(&layout.head);
+        for tensor in tensors {
+            let (start, mut watch) = (bytes.len(), Watch::new(tensor.encoding(), tensor.part.start));
+            tensor.write_to(&mut bytes).map_err(failed("copy the tensors"))?;
+            watch.see(&bytes[start..]);
+            found.extend(watch.found.map(|(index, value)| (tensor.entry.name.clone(), index, value)));
+        }
+        if let Some(start) = layout.checksum {
+            let sum = format!("{:08x}", crc32fast::hash(&bytes));
+            bytes[start as usize..][..sum.len()].copy_from_slice(sum.as_bytes());
+        }
+        Ok((bytes, found))
     }
 }
 

@@ -90,8 +90,25 @@ impl dyn Lend + '_ {
         elem_count(self.shape())
     }
 
+    /// A tensor of candle's with a copy of what is lent, on the device where that is.
+    ///
+    /// # Errors
+    /// If the memory cannot be had, or the device fails.
+    ///
+    /// ```
+    /// use optimisers::{Lend, TensorSlice};
+    ///
+    /// let lent: &dyn Lend = &TensorSlice::new((1, 2), &[0.5f32, 2.0])?;
+    /// assert_eq!(lent.to_tensor()?.to_vec2::<f32>()?, [[0.5, 2.0]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "candle")]
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        Ok(copied(UNNAMED, self)?.detach())
+    }
+
     /// The tensor itself, or a copy of what is lent.
-    pub(crate) fn to_tensor(&self) -> Result<Tensor> {
+    pub(crate) fn tensor_or_copy(&self) -> Result<Tensor> {
         self.tensor().map_or_else(|| copied(UNNAMED, self), |tensor| Ok(tensor.clone()))
     }
 }
@@ -156,12 +173,13 @@ impl<'l> OneRun<'l> {
     fn end(self, lent: Result<()>) -> Result<()> {
         match (self.failed, lent) {
             (Some(error), _) => Err(error),
-            (None, Err(error)) if self.lender.tensor().is_some() || error.kind() == ErrorKind::Memory => {
-                Err(error)
-            }
             (None, Err(error)) => {
-                Err(Error::new(ErrorKind::Memory, "the owner of the tensor does not lend it")
-                    .caused_by(error))
+                use ErrorKind::{File, Io, Memory};
+                // This crate's own words: of a tensor, of memory, or of a file that lends its tensors.
+                if self.lender.tensor().is_some() || matches!(error.kind(), File | Io | Memory) {
+                    return Err(error);
+                }
+                Err(Error::new(Memory, "the owner of the tensor does not lend it").caused_by(error))
             }
             (None, Ok(())) if self.runs == 0 => Err(not_lent(self.lender, 0)),
             (None, Ok(())) => Ok(()),

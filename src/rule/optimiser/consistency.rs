@@ -110,8 +110,9 @@ pub(crate) fn difference(
         (false, _, _) if extent == Extent::Sample => Ok(None),
         (_, _, Some(sample)) => compare_across_devices(master, parameter, sample),
         (_, _, None) => {
-            let here =
-                |of: &dyn Lend| -> Result<Tensor> { Ok(of.to_tensor()?.detach().to_device(&Device::Cpu)?) };
+            let here = |of: &dyn Lend| -> Result<Tensor> {
+                Ok(of.tensor_or_copy()?.detach().to_device(&Device::Cpu)?)
+            };
             on_cpu(&here(master)?, &here(parameter)?, whole)
         }
     }

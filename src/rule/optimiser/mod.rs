@@ -247,7 +247,7 @@ impl Optimiser {
         if !self.offloads(x) {
             return checked(self.store.state(&*self.rule, x)?);
         }
-        let copy = owned_on(&Device::Cpu, &x.to_tensor()?)?;
+        let copy = owned_on(&Device::Cpu, &x.tensor_or_copy()?)?;
         around(&copy, checked(self.store.state(&*self.rule, &copy)?)?)
     }
 
@@ -256,7 +256,7 @@ impl Optimiser {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
             (Some(_), false) => of_store(state, x)?.0.copy(),
-            (None, true) => around(&owned_on(&Device::Cpu, &x.to_tensor()?)?, state.copy()?),
+            (None, true) => around(&owned_on(&Device::Cpu, &x.tensor_or_copy()?)?, state.copy()?),
             (None, false) => state.to_device(x.device()),
         }
     }

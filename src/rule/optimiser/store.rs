@@ -121,7 +121,7 @@ impl Store {
         match self.of(x.dtype())? {
             Store::Rounded => of_rule(x),
             Store::Master(dtype) => {
-                let master = rounded(&x.to_tensor()?, dtype)?;
+                let master = rounded(&x.tensor_or_copy()?, dtype)?;
                 State::with_master(&master, of_rule(&master)?)
             }
             Store::Split(low_bits) => {
@@ -142,11 +142,11 @@ impl Store {
     /// The precise value: the parameter with what the state keeps. It may share memory with either.
     pub(super) fn precise(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         match self.of(x.dtype())? {
-            Store::Rounded | Store::Stochastic { .. } => x.to_tensor(),
+            Store::Rounded | Store::Stochastic { .. } => x.tensor_or_copy(),
             Store::Master(_) => Ok(self.kept(state)?.tensor()?),
-            Store::Split(_) => Ok(joined(&x.to_tensor()?, self.kept(state)?)?),
+            Store::Split(_) => Ok(joined(&x.tensor_or_copy()?, self.kept(state)?)?),
             Store::Compensated => {
-                let [x, lost] = [x.to_tensor()?, self.kept(state)?.tensor()?]
+                let [x, lost] = [x.tensor_or_copy()?, self.kept(state)?.tensor()?]
                     .map(|tensor| in_dtype(&tensor, tensors::DType::F32));
                 Ok(sum(&x?, &lost?)?)
             }
@@ -156,7 +156,7 @@ impl Store {
     /// What the rule sees as its x.
     pub(super) fn seen_by_rule(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         match self {
-            Store::Compensated => x.to_tensor(),
+            Store::Compensated => x.tensor_or_copy(),
             Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Stochastic { .. } => {
                 self.precise(state, x)
             }
@@ -179,7 +179,7 @@ impl Store {
             }
             Store::Compensated => {
                 let compensation = self.kept_mut(state)?;
-                let (next, lost) = compensated(&x.to_tensor()?, compensation, values)?;
+                let (next, lost) = compensated(&x.tensor_or_copy()?, compensation, values)?;
                 set_lent_and(x, &next, &mut || Ok(compensation.set(&lost)?))
             }
         }
@@ -192,11 +192,11 @@ impl Store {
         match store {
             Store::Rounded | Store::Stochastic { .. } => {}
             Store::Master(dtype) => {
-                self.kept_mut(state)?.set(&rounded_to(&x.to_tensor()?, values, dtype)?)?
+                self.kept_mut(state)?.set(&rounded_to(&x.tensor_or_copy()?, values, dtype)?)?
             }
-            Store::Split(_) => keep_low_bits(self.kept_mut(state)?, &x.to_tensor()?, values)?,
+            Store::Split(_) => keep_low_bits(self.kept_mut(state)?, &x.tensor_or_copy()?, values)?,
             Store::Compensated => {
-                let lost = difference(values, &in_dtype(&x.to_tensor()?, values.dtype())?)?;
+                let lost = difference(values, &in_dtype(&x.tensor_or_copy()?, values.dtype())?)?;
                 self.kept_mut(state)?.set(&lost)?;
             }
         }

@@ -63,7 +63,7 @@ fn aspects(
             of("the dtype on the wire"),
             wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
         ),
-        values_of(path, &x.to_tensor()?)?,
+        values_of(path, &x.tensor_or_copy()?)?,
     ])
 }
 

@@ -80,8 +80,8 @@ fn adjusted(optimiser: &Optimiser) -> Optimiser {
     optimiser
 }
 
-/// Saves in the middle of a run and goes on with another state, in which everything was different. Returns
-/// the state that was saved.
+/// Saves in the middle of a run and goes on with another state, in which everything was different: from a
+/// file, and from entries. Returns the state that was saved.
 pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> StateTree {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
@@ -91,6 +91,13 @@ pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> S
     let saved = state.try_clone().unwrap();
     let checkpoint = || Checkpoint::new(&state).model(&model).bytes("calls", "7");
     checkpoint().save(&path).unwrap();
+    assert!(checkpoint().to_bytes().unwrap().0 == std::fs::read(&path).unwrap(), "{}", optimiser.name());
+    let handed_model = shapes(70, dtype, device);
+    let mut handed = setup(optimiser.clone(), &handed_model).unwrap();
+    run(&mut handed, &handed_model, 1000..1002);
+    handed_model.iter().for_each(|(path, x)| x.set(&model[path]).unwrap());
+    handed.set_entries(state.entries().unwrap()).unwrap();
+    assert_same(&[snapshot(&handed_model, &handed)], &[snapshot(&model, &state)], optimiser.name());
     let mut saver = CheckpointSaver::new(&path);
     saver.save(7, checkpoint()).unwrap();
 
@@ -109,6 +116,7 @@ pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> S
         optimiser.name()
     );
     assert_same(&run(&mut resumed, &resumed_model, next..17), &expected, optimiser.name());
+    assert_same(&run(&mut handed, &handed_model, 7..17), &expected, optimiser.name());
     saved
 }
 

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use optimisers::{
-    AccumGrad, Adafactor, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Kahan,
-    LocalRank, Lookahead, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Prodigy, Q8, ScheduleFree,
-    Setup, SplitMaster, StateTree, StochasticRounding, StoreAs, setup, update,
+    AccumGrad, Adafactor, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, ErrorKind,
+    Kahan, LocalRank, Lookahead, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Prodigy, Q8,
+    ScheduleFree, Setup, SplitMaster, StateTree, StateValue, StochasticRounding, StoreAs, setup, update,
 };
 
-use support::common::{Grads, Vars, bits, model, muon, tensor, var};
+use support::common::{Grads, Vars, bits, model, muon, says, tensor, var};
 use support::crafted_checkpoints::file_of;
 use support::reports::{gradients, parameters};
 use support::threads::on;
@@ -133,6 +133,40 @@ fn files_do_not_know_how_many_ranks_wrote_them() {
                 same("late", &files[1]);
             });
         }
+    }
+}
+
+/// Whole entries are set on all ranks, which take their parts.
+#[test]
+fn entries_are_set_over_ranks() {
+    for optimiser in optimisers() {
+        let expected = Arc::new(of_one_process(&optimiser));
+        let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        on(3, move |world| {
+            let alone = variables(DType::BF16, 1);
+            let mut whole = state_of(None, &optimiser, &alone);
+            train(&mut whole, &alone, 0..4);
+            let model = variables(DType::BF16, 50);
+            let mut state = state_of(Some(&world), &optimiser, &model);
+            train(&mut state, &model, 11..13);
+            model.iter().for_each(|(path, x)| x.set(&alone[path]).expect("values"));
+            // Each rank in another order, as maps have.
+            let mut entries = whole.entries().expect("entries");
+            entries.rotate_left(5 * world.rank());
+            state.set_entries(entries).expect("new entries");
+            full(&state, &model).save(folder.path().join("early")).expect("a save");
+            let file = fs::read(folder.path().join("early")).expect("the file");
+            assert!(file == expected[0], "{}", optimiser.name());
+
+            says(&state.entries().expect_err("a part"), &["`entries` needs the whole state"]);
+            says(
+                &full(&state, &model).to_bytes().expect_err("a part"),
+                &["`to_bytes` needs the whole state"],
+            );
+            let steps = StateValue::Counter(world.rank() as u64);
+            let differs = state.set_entries([("0", "leaf.steps", steps)]).expect_err("other entries");
+            assert_eq!(differs.kind(), ErrorKind::Ranks, "{differs}");
+        });
     }
 }
 

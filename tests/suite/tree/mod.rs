@@ -2,6 +2,7 @@
 
 mod averages;
 pub(crate) mod edits;
+mod entries;
 mod new_weights;
 pub(crate) mod rows;
 mod rows_errors;

@@ -1,0 +1,566 @@
+//! The entries of a state by name, read and set in memory.
+//!
+//! Values are lent, because a copy of a whole state may be more than memory has room for. So all of them are
+//! read and checked before the first is written, and are read again when they are written.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::ops::Range;
+
+use super::new_masters::checksum;
+use super::{Leaf, NormHistories, StateTree, act};
+use crate::engine::Buffer;
+use crate::error::{Error, ErrorKind, FLOATS, Result};
+use crate::model::lent::{Lend, View, read};
+use crate::numbers::codes::{BLOCK, RECORD, scales};
+use crate::numbers::{Code, first_non_finite, is_supported, ranges};
+use crate::ranks::{Agreement, Aspect, Call, Held};
+use crate::rule::{StateParts, StateTensor};
+use crate::tensors::{Device, Tensor};
+
+/// The value of an entry of a state, in memory that is lent: see [`StateTree::entries`].
+#[derive(Clone)]
+pub enum StateValue<'v> {
+    /// A tensor of F16, BF16, F32 or F64.
+    ///
+    /// [`TensorSlice`](crate::TensorSlice) makes one of a slice and a shape. With the feature `candle` candle's
+    /// tensors are such memory too, and `tensor.to_tensor()` makes one of any.
+    Tensor(&'v dyn Lend),
+    /// Bytes that are no numbers by themselves, as checkpoints have them, such as those of a tensor in
+    /// [8 bits](crate::Q8), whose numbers [`Leaf::tensor`] returns, or what
+    /// [`SplitMaster`](crate::SplitMaster) keeps.
+    Bytes(Cow<'v, [u8]>),
+    /// A counter, such as the number of steps taken.
+    Counter(u64),
+    /// A number that is not per element.
+    Number(f64),
+}
+
+/// Without the numbers of tensors.
+impl fmt::Debug for StateValue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateValue::Tensor(tensor) => write!(f, "Tensor({:?} of {:?})", tensor.dtype(), tensor.shape()),
+            StateValue::Bytes(bytes) => write!(f, "Bytes({})", bytes.len()),
+            StateValue::Counter(count) => write!(f, "Counter({count})"),
+            StateValue::Number(number) => write!(f, "Number({number})"),
+        }
+    }
+}
+
+/// The largest count that is accepted: nobody makes as many calls, and larger counts could overflow.
+pub(crate) const TOO_MANY_CALLS: u64 = u64::MAX / 2;
+
+/// The expectation for a count, in errors.
+pub(crate) const MOST_CALLS: &str = "a number of calls that can be made";
+
+/// The counters of a leaf that are no rule's: [`Leaf::steps`] and what is known of missing gradients.
+const LEAF_COUNTERS: [&str; 3] = [LEAF_STEPS, "leaf.waited", "leaf.received"];
+
+/// The counter of the steps that were applied to a parameter.
+pub(crate) const LEAF_STEPS: &str = "leaf.steps";
+
+/// The counters of the whole state: [`StateTree::steps`], and the calls that open windows have counted.
+const STATE_COUNTERS: [&str; 2] = ["state.steps", "state.calls"];
+
+/// The norms that decide on outliers, as JSON.
+const STATE_NORMS: &str = "state.norms";
+
+/// The path of the entries of the whole state.
+const STATE_PATH: &str = "";
+
+/// The remedy for another shape or length.
+const OTHER_STATE: &str = "pass what a state of the same rules and parameters has under that name";
+
+impl StateTree {
+    /// All tensors, counters and numbers of the state: the path of a parameter, a name, and the value.
+    ///
+    /// With [`set_entries`](StateTree::set_entries) a program hands a state over as it likes, in a database
+    /// or a file of its own. To hand over everything, take
+    /// [`Checkpoint::to_bytes`](crate::Checkpoint::to_bytes).
+    ///
+    /// The names are those of checkpoints: `m` and `t`, or `1.m` in the second rule of a chain, and `master`.
+    /// Nothing is copied, except from devices. Three counters of each parameter begin with `leaf.`: the steps
+    /// that were applied, the calls since the last gradient, and whether an accumulator got one. Entries of
+    /// the whole state have the path `""` and begin with `state.`: the steps that schedules count, the calls
+    /// of open windows of [`AccumGrad`](crate::AccumGrad), and the norms that decide on
+    /// [outliers](crate::Outlier), if there are any, as JSON.
+    ///
+    /// Not in it are hyper-parameters, [schedules](StateTree::schedule), and which parameters are frozen.
+    ///
+    /// # Errors
+    /// If the state is divided among ranks, each of which has a part: save a checkpoint then. If the model
+    /// has averages in place of its parameters, or these have [no names](crate::CandleOptimizer); if a device
+    /// fails.
+    ///
+    /// ```
+    /// use optimisers::{Adam, GradientSlices, ParameterSlices, StateValue, TensorSlice, setup, update};
+    ///
+    /// let mut weights = [1f32, 2.0];
+    /// let parameters = ParameterSlices::new().with("weights", 2, &mut weights)?;
+    /// let gradients = GradientSlices::new().with("weights", &[0.5f32, -0.5])?;
+    /// let mut state = setup(Adam::new(0.1), &parameters)?;
+    /// update(&mut state, &parameters, &gradients)?;
+    ///
+    /// // Out: arrays of numbers.
+    /// let mut arrays = Vec::new();
+    /// let mut counters = Vec::new();
+    /// for (path, name, value) in state.entries()? {
+    ///     match value {
+    ///         StateValue::Tensor(tensor) => tensor.read(&mut |view| {
+    ///             let numbers: Vec<f32> = view.numbers().iter().map(|number| *number as f32).collect();
+    ///             arrays.push((path.to_string(), name.clone(), tensor.lent_shape().to_vec(), numbers));
+    ///             Ok(())
+    ///         })?,
+    ///         StateValue::Counter(count) => counters.push((path.to_string(), name, count)),
+    ///         _ => {} // Adam has no others
+    ///     }
+    /// }
+    /// assert_eq!(arrays[1].1, "v");
+    ///
+    /// // In, as in another process.
+    /// let mut resumed = setup(Adam::new(0.1), &parameters)?;
+    /// for (path, name, shape, numbers) in &arrays {
+    ///     let tensor = TensorSlice::new(shape, numbers)?;
+    ///     resumed.set_entries([(path, name, StateValue::Tensor(&tensor))])?;
+    /// }
+    /// resumed.set_entries(counters.iter().map(|(path, name, count)| (path, name, StateValue::Counter(*count))))?;
+    /// assert_eq!((resumed.steps(), resumed.leaf("weights").map(|leaf| leaf.steps())), (1, Some(1)));
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    pub fn entries(&self) -> Result<Vec<(&str, String, StateValue<'_>)>> {
+        self.check_whole("`entries`")?;
+        self.check_names()?;
+        self.check_parameters()?;
+        let counts = STATE_COUNTERS.into_iter().zip([self.steps, self.calls]);
+        let mut entries: Vec<_> =
+            counts.map(|(name, count)| (STATE_PATH, name.to_string(), StateValue::Counter(count))).collect();
+        if !self.norms.is_empty() {
+            let norms = serde_json::to_vec(&self.norms).map_err(Error::other)?;
+            entries.push((STATE_PATH, STATE_NORMS.to_string(), StateValue::Bytes(norms.into())));
+        }
+        for leaf in &self.leaves {
+            for (name, StateTensor { buffer, .. }) in leaf.state.tensors() {
+                let value = match buffer.has_numbers() {
+                    true => StateValue::Tensor(buffer),
+                    false => {
+                        let bytes = buffer.to_bytes();
+                        StateValue::Bytes(bytes.map_err(|error| Error::other(error).at(leaf.path()))?)
+                    }
+                };
+                entries.push((leaf.path(), name, value));
+            }
+            let own = [leaf.steps, leaf.waiting.calls, leaf.waiting.received];
+            let own = LEAF_COUNTERS.into_iter().map(str::to_string).zip(own);
+            let counters = leaf.counters().into_iter().chain(own);
+            entries.extend(counters.map(|(name, count)| (leaf.path(), name, StateValue::Counter(count))));
+            let numbers = leaf.numbers().into_iter();
+            entries.extend(numbers.map(|(name, number)| (leaf.path(), name, StateValue::Number(number))));
+        }
+        Ok(entries)
+    }
+
+    /// Sets entries of the state, each given by path, name and value as in [`entries`](StateTree::entries).
+    ///
+    /// All are set or none. An entry that is not given stays as it is. A tensor may have any float dtype: its
+    /// numbers are rounded to what the state stores, also to [8 bits](crate::Q8). The parameters stay as they
+    /// are, so a new `master` has to be the one that its parameter is rounded from.
+    ///
+    /// Over [ranks](crate::Setup::over) all call this with the same whole tensors, and each takes its part.
+    ///
+    /// # Errors
+    /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
+    /// number is not finite, too large for its dtype, or negative among squares of gradients; if a counter
+    /// cannot be one; if the model has averages in place of its parameters, or these have
+    /// [no names](crate::CandleOptimizer); if ranks give other entries. Nothing changes then, unless a device
+    /// fails, or memory that was lent once is not lent again: the error then says that a part was set.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{Adam, StateValue, setup};
+    ///
+    /// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+    /// let mut state = setup(Adam::new(0.1), &x)?;
+    /// let m = Tensor::new(&[0.5f32, -0.5], &Device::Cpu)?;
+    /// state.set_entries([("", "m", StateValue::Tensor(&m)), ("", "t", StateValue::Counter(7))])?;
+    /// assert_eq!(state.leaf("").unwrap().tensor("m")?.unwrap().to_vec1::<f32>()?, [0.5, -0.5]);
+    ///
+    /// let refused = state.set_entries([("", "v", StateValue::Number(0.5))]).unwrap_err();
+    /// assert!(refused.to_string().ends_with(r#"the value for "v" is a number, expected a tensor"#));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_entries<'v, P, N>(
+        &mut self,
+        entries: impl IntoIterator<Item = (P, N, StateValue<'v>)>,
+    ) -> Result<()>
+    where
+        P: AsRef<str>,
+        N: AsRef<str>,
+    {
+        let new = |(path, name, value): (P, N, StateValue<'v>)| NewEntry {
+            path: path.as_ref().to_string(),
+            name: name.as_ref().to_string(),
+            label: format!("the value for {:?}", name.as_ref()),
+            value,
+        };
+        let entries: Vec<_> = entries.into_iter().map(new).collect();
+        let remedy = "take the state over as a checkpoint, with `CheckpointFile::accepting_non_finite`";
+        self.assign_entries(&entries, Some(remedy))
+    }
+
+    /// [`StateTree::set_entries`], where `on_non_finite` is the remedy for infinities and NaN, or these are
+    /// taken over.
+    pub(crate) fn assign_entries(
+        &mut self,
+        entries: &[NewEntry<'_>],
+        on_non_finite: Option<&'static str>,
+    ) -> Result<()> {
+        let planned = self.entry_places(entries, on_non_finite).and_then(|places| {
+            // Ranks may give entries in different orders, as maps have.
+            let mut in_order: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
+            in_order.sort_by_key(|(place, _)| **place);
+            let aspects: Result<Vec<_>> = in_order.into_iter().map(|(_, entry)| entry.aspect()).collect();
+            let aspects = Agreement::on(aspects?);
+            Ok((places, aspects, Vec::new()))
+        });
+        let (places, _) = self.agree_on(Call::SetEntries, planned)?;
+        let mut set = places.into_iter().zip(entries).map(|((leaf, place), entry)| match leaf {
+            Some(leaf) => self.leaves[leaf].set_entry(place, entry).map_err(|error| error.at(&entry.path)),
+            None => self.set_own_entry(place, &entry.value),
+        });
+        let written = set.try_for_each(|set| set);
+        act(self.leaves.iter_mut(), self.steps, None);
+        self.warnings.look_again();
+        self.settle(Call::EntriesSet, written)
+    }
+
+    /// The leaf and the place of each entry, whose value is checked; no leaf for the whole state.
+    fn entry_places(
+        &self,
+        entries: &[NewEntry<'_>],
+        on_non_finite: Option<&'static str>,
+    ) -> Result<Vec<(Option<usize>, EntryPlace)>> {
+        self.check_names()?;
+        self.check_parameters()?;
+        let own = EntryNames {
+            counters: texts(&STATE_COUNTERS),
+            tensors: texts(&[STATE_NORMS]),
+            numbers: Vec::new(),
+        };
+        let mut of_leaves: HashMap<usize, EntryNames> = HashMap::new();
+        let mut taken = HashSet::new();
+        let mut place = |entry: &NewEntry<'_>| {
+            let found = match (own.place(&entry.name), self.place(&entry.path).flatten()) {
+                (Some(place), _) if entry.path == STATE_PATH => (None, place),
+                (_, Some(leaf)) => {
+                    let names = of_leaves.entry(leaf).or_insert_with(|| EntryNames::of(&self.leaves[leaf]));
+                    let unknown = || Error::unknown("entry", &entry.name, &names.all());
+                    (Some(leaf), names.place(&entry.name).ok_or_else(unknown)?)
+                }
+                _ => return Err(Error::unknown("parameter of the state", &entry.path, &self.listed())),
+            };
+            if !taken.insert(found) {
+                let twice = Error::new(ErrorKind::Argument, format!("{} is given twice", entry.label));
+                return Err(twice.with_remedy("give each entry once"));
+            }
+            entry.check(found.1, found.0.map(|leaf| &self.leaves[leaf]), on_non_finite)?;
+            Ok(found)
+        };
+        entries.iter().map(|entry| place(entry).map_err(|error| error.at(&entry.path))).collect()
+    }
+
+    /// Sets an entry of the whole state to a value that was checked.
+    fn set_own_entry(&mut self, place: EntryPlace, value: &StateValue<'_>) -> Result<()> {
+        // In the order of `STATE_COUNTERS`.
+        let counters = [&mut self.steps, &mut self.calls];
+        match (place, value) {
+            (EntryPlace::Counter(index), StateValue::Counter(count)) => *counters[index] = *count,
+            (_, StateValue::Bytes(norms)) => self.norms = read_norms(norms)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A new value of an entry.
+pub(crate) struct NewEntry<'v> {
+    pub(crate) path: String,
+    pub(crate) name: String,
+    pub(crate) value: StateValue<'v>,
+    /// The value in errors.
+    pub(crate) label: String,
+}
+
+/// The place of an entry among those of its kind, in the order of [`StateParts`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum EntryPlace {
+    Tensor(usize),
+    Counter(usize),
+    Number(usize),
+}
+
+/// The names of entries, in the order of their places.
+struct EntryNames {
+    tensors: Vec<String>,
+    counters: Vec<String>,
+    numbers: Vec<String>,
+}
+
+fn texts(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+impl EntryNames {
+    fn of(leaf: &Leaf) -> Self {
+        let counters = leaf.counters().into_iter().map(|(name, _)| name);
+        EntryNames {
+            tensors: leaf.tensor_names(),
+            counters: counters.chain(texts(&LEAF_COUNTERS)).collect(),
+            numbers: leaf.numbers().into_iter().map(|(name, _)| name).collect(),
+        }
+    }
+
+    fn place(&self, name: &str) -> Option<EntryPlace> {
+        let index = |names: &[String]| names.iter().position(|own| own == name);
+        let found = index(&self.tensors).map(EntryPlace::Tensor);
+        let found = found.or_else(|| index(&self.counters).map(EntryPlace::Counter));
+        found.or_else(|| index(&self.numbers).map(EntryPlace::Number))
+    }
+
+    fn all(&self) -> Vec<String> {
+        [&self.tensors[..], &self.counters, &self.numbers].concat()
+    }
+}
+
+impl NewEntry<'_> {
+    /// Refuses a value that the entry cannot take.
+    fn check(
+        &self,
+        place: EntryPlace,
+        leaf: Option<&Leaf>,
+        on_non_finite: Option<&'static str>,
+    ) -> Result<()> {
+        let other = |kind, got: &dyn fmt::Display, expected: &str| {
+            Error::new(kind, format!("{} is", self.label)).with_got(got).with_expected(expected)
+        };
+        let got = match &self.value {
+            StateValue::Tensor(_) => "a tensor",
+            StateValue::Bytes(_) => "bytes",
+            StateValue::Counter(_) => "a counter",
+            StateValue::Number(_) => "a number",
+        };
+        let expected = match (place, &self.value) {
+            (EntryPlace::Counter(_), StateValue::Counter(count)) if *count > TOO_MANY_CALLS => {
+                return Err(other(ErrorKind::Argument, count, MOST_CALLS));
+            }
+            (EntryPlace::Counter(_), StateValue::Counter(_)) => return Ok(()),
+            (EntryPlace::Number(_), StateValue::Number(number)) => {
+                return match on_non_finite.filter(|_| !number.is_finite()) {
+                    Some(remedy) => {
+                        Err(other(ErrorKind::NotFinite, number, "a finite number").with_remedy(remedy))
+                    }
+                    None => Ok(()),
+                };
+            }
+            (EntryPlace::Counter(_), _) => "a counter",
+            (EntryPlace::Number(_), _) => "a number",
+            (EntryPlace::Tensor(index), value) => {
+                let tensors = leaf.map(|leaf| (leaf, leaf.state.tensors()));
+                let tensor = tensors.as_ref().and_then(|(leaf, all)| Some((*leaf, all.get(index)?.1)));
+                let is_coded = tensor.is_some_and(|(_, tensor)| tensor.code().is_some());
+                let has_numbers = tensor.is_some_and(|(_, tensor)| tensor.buffer.has_numbers());
+                match (value, tensor) {
+                    (StateValue::Tensor(values), Some((leaf, tensor))) if is_coded || has_numbers => {
+                        return self.check_tensor(*values, leaf, tensor, on_non_finite);
+                    }
+                    (StateValue::Bytes(bytes), Some((leaf, tensor))) if !has_numbers => {
+                        return self.check_bytes(bytes, leaf, tensor, on_non_finite);
+                    }
+                    (StateValue::Bytes(norms), None) => return read_norms(norms).map(drop),
+                    _ if is_coded => "a tensor or its bytes",
+                    _ if has_numbers => "a tensor",
+                    _ => "bytes",
+                }
+            }
+        };
+        Err(other(ErrorKind::Argument, &got, expected))
+    }
+
+    fn check_tensor(
+        &self,
+        values: &dyn Lend,
+        leaf: &Leaf,
+        StateTensor { buffer, .. }: StateTensor<'_>,
+        on_non_finite: Option<&'static str>,
+    ) -> Result<()> {
+        let (label, dtype) = (&self.label, buffer.dtype());
+        if !is_supported(values.dtype()) {
+            return Err(Error::dtype(label, values.dtype(), FLOATS));
+        }
+        let Some(shape) = whole_shape(leaf, buffer) else { return Ok(()) };
+        if values.shape() != shape {
+            return Err(Error::shape(label, values.shape(), shape).with_remedy(OTHER_STATE));
+        }
+        let has_sign = !buffer.is_of_squares() && buffer.code() != Some(Code::NonNegative);
+        let is_negative = |number: &f64| !has_sign && *number < 0.0;
+        let unfit = |numbers: &[f64]| {
+            let infinite =
+                first_non_finite(numbers.iter().copied(), dtype).filter(|_| on_non_finite.is_some());
+            infinite.map(|(index, _)| index).or_else(|| numbers.iter().position(is_negative))
+        };
+        let mut found = None;
+        read_on_host(values, &mut |view| {
+            found = first_where(view, unfit);
+            Ok(())
+        })?;
+        match found {
+            None => Ok(()),
+            Some((element, value)) if is_negative(&value) => {
+                let negative = Error::new(ErrorKind::Tensor, format!("{label} is")).with_got(value);
+                Err(negative.at_element(element).with_expected("a finite number that is not negative"))
+            }
+            Some((element, value)) => {
+                let unfit = match value.is_finite() {
+                    true => Error::too_large(label, value, element, dtype),
+                    false => Error::not_finite(label, value, element),
+                };
+                Err(unfit.with_remedy(on_non_finite.unwrap_or_default()))
+            }
+        }
+    }
+
+    fn check_bytes(
+        &self,
+        bytes: &[u8],
+        leaf: &Leaf,
+        StateTensor { buffer, .. }: StateTensor<'_>,
+        on_non_finite: Option<&'static str>,
+    ) -> Result<()> {
+        let Some(shape) = whole_shape(leaf, buffer) else { return Ok(()) };
+        let expected = buffer.shape_of(shape).elem_count();
+        if bytes.len() != expected {
+            let other = Error::new(ErrorKind::Argument, format!("the length of {} is", self.label));
+            return Err(other.with_got(bytes.len()).with_expected(expected).with_remedy(OTHER_STATE));
+        }
+        buffer.code().map_or(Ok(()), |code| check_records(&self.label, bytes, 0, code, on_non_finite))
+    }
+
+    /// What all ranks have to set alike.
+    fn aspect(&self) -> Result<Aspect> {
+        let value = match &self.value {
+            StateValue::Tensor(values) => format!("checksum {:08x}", checksum(&values.tensor_or_copy()?)?),
+            StateValue::Bytes(bytes) => format!("checksum {:08x}", crc32fast::hash(bytes)),
+            StateValue::Counter(count) => count.to_string(),
+            StateValue::Number(number) => format!("{:016x}", number.to_bits()),
+        };
+        Ok(Aspect::new("an entry of the state", format!("{:?} of {:?}: {value}", self.name, self.path)))
+    }
+}
+
+impl Leaf {
+    /// Sets an entry to a value that was checked. A rank that has nothing of a tensor sets nothing.
+    fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>) -> Result<()> {
+        let own_part = match self.held() {
+            Held::Nothing => None,
+            Held::All => Some(0..usize::MAX),
+            Held::Part(part) => Some(part),
+        };
+        let Leaf { state, steps, waiting, .. } = self;
+        let StateParts { mut tensors, mut counters, mut numbers } = state.parts_mut();
+        counters.extend([steps, &mut waiting.calls, &mut waiting.received]);
+        match (place, &entry.value, own_part) {
+            (EntryPlace::Counter(index), StateValue::Counter(count), _) => *counters[index] = *count,
+            (EntryPlace::Number(index), StateValue::Number(number), _) => *numbers[index] = *number,
+            (EntryPlace::Tensor(index), value, Some(part)) => {
+                set_tensor(&mut *tensors[index], value, part).map_err(|error| {
+                    let problem = "cannot take over all values, and a part of them has been";
+                    let halfway = Error::new(error.kind(), problem).caused_by(error);
+                    halfway.with_remedy("set or restore all of them again before going on")
+                })?;
+            }
+            _ => {}
+        }
+        self.unsettle();
+        Ok(())
+    }
+}
+
+/// Sets a state tensor, which has these elements of a whole one, to a value for the whole.
+fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, part: Range<usize>) -> Result<()> {
+    match value {
+        StateValue::Tensor(values) => {
+            let values = values.tensor_or_copy()?.flatten_all()?;
+            let length = part.end.min(values.elem_count()) - part.start;
+            Ok(buffer.set(&values.narrow(0, part.start, length)?.reshape(buffer.shape())?)?)
+        }
+        StateValue::Bytes(bytes) => {
+            // Exact for records too: parts begin where records do.
+            let stored = |elements: usize| buffer.shape_of(&[elements]).elem_count();
+            let (start, end) = match part.end {
+                usize::MAX => (0, bytes.len()),
+                end => (stored(part.start), stored(end)),
+            };
+            let part = Tensor::from_vec(bytes[start..end].to_vec(), end - start, &Device::Cpu)?;
+            Ok(buffer.set_stored(0, &part)?)
+        }
+        StateValue::Counter(_) | StateValue::Number(_) => Ok(()),
+    }
+}
+
+/// The norms of earlier calls from JSON.
+fn read_norms(bytes: &[u8]) -> Result<NormHistories> {
+    let damaged = || Error::new(ErrorKind::Argument, "the norms of earlier calls are damaged");
+    let norms: NormHistories = serde_json::from_slice(bytes).map_err(|error| damaged().caused_by(error))?;
+    norms.first_invalid().map_or(Ok(norms), |norm| Err(damaged().with_got(norm).with_expected("0 or more")))
+}
+
+/// The shape of a whole state tensor; `None` if only another rank, which has it, can check values for it.
+fn whole_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
+    match leaf.held() {
+        Held::All => Some(buffer.shape()),
+        Held::Part(_) => Some(leaf.shape()),
+        Held::Nothing => None,
+    }
+}
+
+/// Runs a function on what is lent to be read, also if it is a tensor on a device.
+fn read_on_host(values: &dyn Lend, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+    match values.tensor() {
+        Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, run),
+        None => read("value", values, run),
+    }
+}
+
+/// The first number that `find` finds the place of among some, with its index in the view.
+fn first_where(view: View<'_>, find: impl Fn(&[f64]) -> Option<usize>) -> Option<(usize, f64)> {
+    let found = |start: usize, numbers: Vec<f64>| {
+        let index = find(&numbers)?;
+        Some((start + index, numbers[index]))
+    };
+    let Some(memory) = view.in_order() else { return found(0, view.numbers()) };
+    ranges(0..view.elements())
+        .find_map(|window| found(window.start, View::new(memory.part(window)?).numbers()))
+}
+
+/// Refuses records of codes with a negative scale or a number that is not finite. The first is that of the
+/// block `first`, `name` is the tensor in errors, and without a `remedy` other numbers are accepted.
+pub(crate) fn check_records(
+    name: &str,
+    records: &[u8],
+    first: usize,
+    code: Code,
+    remedy: Option<&'static str>,
+) -> Result<()> {
+    for ((block, scale), record) in (first..).zip(scales(records)).zip(records.as_chunks::<RECORD>().0) {
+        if scale.is_finite() && scale.is_sign_negative() {
+            let problem =
+                format!("{name} is damaged or was not written by this crate: the scale of block {block} is");
+            return Err(Error::new(ErrorKind::File, problem).with_got(scale).with_expected("0 or more"));
+        }
+        if let (Some(remedy), Some((place, value))) = (remedy, code.first_non_finite(record)) {
+            return Err(Error::not_finite(name, value.into(), block * BLOCK + place).with_remedy(remedy));
+        }
+    }
+    Ok(())
+}
