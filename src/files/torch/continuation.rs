@@ -3,19 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 
-use super::container::Container;
-use super::content::{Content, StateEntry, StoredTensor, TorchParameter};
+use super::container::{Container, FileTensor, read_error};
+use super::content::{Content, StateEntry, TorchParameter};
 use super::counterpart::{Counterpart, TorchSlot};
 use super::objects::damaged;
 use super::settings::{GroupComparison, WantedFields};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
-use crate::numbers::{DType, first_non_finite, is_supported};
-use crate::rule::{RATE, StateTensor};
+use crate::numbers::{DType, is_supported};
+use crate::rule::RATE;
 use crate::tree::{Leaf, StateTree};
 
 const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
-const ACCEPT: &str = "to take it over all the same call `TorchState::accepting_non_finite` first";
 
 /// The entry with the count of steps.
 pub(super) const STEP: &str = "step";
@@ -43,8 +42,8 @@ pub(super) struct Continuation<'c> {
 
 /// What a leaf takes over.
 pub(super) struct LeafContinuation<'c> {
-    /// The source of each state tensor, with the factor of its values; `None` for zeros.
-    pub(super) tensors: Vec<(String, Option<(&'c StoredTensor, f64)>)>,
+    /// Each tensor with its slot, which has its names in torch and here.
+    pub(super) tensors: Vec<(TorchSlot, FileTensor<'c>)>,
     pub(super) counter: String,
     pub(super) step: Option<u64>,
     /// Whether torch has no state of it yet.
@@ -58,7 +57,6 @@ pub(super) struct Check<'c> {
     pub(super) content: &'c Content,
     pub(super) container: &'c Container,
     pub(super) takes_over: bool,
-    pub(super) accepts_non_finite: bool,
     /// The step that schedules give values for.
     pub(super) steps: u64,
 }
@@ -123,9 +121,11 @@ impl<'c> Check<'c> {
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let scale = slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
-            let stored =
-                if is_unmoved { None } else { Some((self.tensor(leaf, slot, scale, entries)?, scale)) };
-            Ok((slot.slot.clone(), stored))
+            let tensor = match is_unmoved {
+                true => FileTensor::zeros(self.container, leaf.shape()),
+                false => self.tensor(leaf, slot, scale, entries)?,
+            };
+            Ok((slot.clone(), tensor))
         };
         let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);
@@ -145,68 +145,44 @@ impl<'c> Check<'c> {
         Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, undriven })
     }
 
-    /// The tensor of a slot, after a check of its numbers, of which the state gets `scale` times as much.
+    /// The tensor of a slot, of whose numbers the state gets `scale` times as much.
     fn tensor(
         &self,
         leaf: &Leaf,
         slot: &TorchSlot,
         scale: f64,
         entries: &'c BTreeMap<String, StateEntry>,
-    ) -> Result<&'c StoredTensor> {
-        let what = format!("{} in the file", slot.key);
+    ) -> Result<FileTensor<'c>> {
         let no_tensor = |got: &dyn Display| {
-            Error::new(ErrorKind::File, format!("{what} is"))
+            Error::new(ErrorKind::File, format!("{} is", slot.in_file()))
                 .with_got(got)
                 .with_expected(format_args!("a tensor of {FLOATS}"))
         };
         let stored = match entries.get(slot.key).ok_or_else(|| lacks(slot.key, entries))? {
             StateEntry::Tensor(stored) if is_supported(stored.dtype) => stored,
-            StateEntry::Tensor(stored) => return Err(Error::dtype(what, stored.dtype, FLOATS)),
+            StateEntry::Tensor(stored) => return Err(Error::dtype(slot.in_file(), stored.dtype, FLOATS)),
             StateEntry::Number(number) => return Err(no_tensor(number)),
             StateEntry::Other(other) => return Err(no_tensor(other)),
         };
         if stored.shape != leaf.shape() {
             let remedy =
                 "it belongs to another parameter: name the parameters as the optimiser of the file has them";
-            return Err(Error::shape(what, &stored.shape, leaf.shape()).with_remedy(remedy));
+            return Err(Error::shape(slot.in_file(), &stored.shape, leaf.shape()).with_remedy(remedy));
         }
-        let dtype = leaf
-            .state
-            .tensors()
-            .into_iter()
-            .find(|(name, _)| *name == slot.slot)
-            .map_or(DType::F32, |(_, tensor)| stored_in(tensor));
-        let is_lost = |number: f64| scale == 0.0 && number != 0.0;
-        let unfit = |numbers: &[f64]| {
-            let scaled = numbers.iter().map(|number| number * scale);
-            let infinite =
-                first_non_finite(scaled, dtype).filter(|_| !self.accepts_non_finite).map(|(index, _)| index);
-            infinite.or_else(|| {
-                numbers.iter().position(|number| is_lost(*number) || slot.is_square && *number < 0.0)
-            })
-        };
-        match self.container.first(stored, unfit).map_err(read_error)? {
-            None => Ok(stored),
-            Some((element, value)) if slot.is_square && value < 0.0 => {
-                Err(Error::new(ErrorKind::File, format!("{what} is"))
-                    .with_got(value)
-                    .at_element(element)
-                    .with_expected("a finite number that is not negative"))
-            }
-            Some((element, value)) if is_lost(value) && value.is_finite() => {
-                Err(Error::new(ErrorKind::Unsupported, format!("{what} is"))
-                    .with_got(value)
+        self.container.verify(stored).map_err(read_error)?;
+        if scale == 0.0 {
+            let numbers = self.container.numbers(stored).map_err(read_error)?;
+            if let Some(element) = numbers.iter().position(|number| number.is_finite() && *number != 0.0) {
+                return Err(Error::new(ErrorKind::Unsupported, format!("{} is", slot.in_file()))
+                    .with_got(numbers[element])
                     .at_element(element)
                     .with_expected("0, as the velocity here contains a learning rate, which is 0")
                     .with_remedy(
                         "set up the rule with η = 1 and a `Descent` behind it: that velocity is torch's",
-                    ))
+                    ));
             }
-            Some((element, value)) if value.is_finite() => {
-                Err(Error::too_large(what, value * scale, element, dtype).with_remedy(ACCEPT))
-            }
-            Some((element, value)) => Err(Error::not_finite(what, value, element).with_remedy(ACCEPT)),
         }
+        Ok(FileTensor::of(self.container, stored, scale))
     }
 
     fn step(&self, entry: &StateEntry) -> Result<u64> {
@@ -238,23 +214,6 @@ impl<'c> Check<'c> {
             _ => Ok(step as u64),
         }
     }
-}
-
-/// The dtype of a state tensor's numbers; those in 8 bits have the range of F32.
-fn stored_in(tensor: StateTensor<'_>) -> DType {
-    if tensor.code().is_some() { DType::F32 } else { tensor.stored_dtype() }
-}
-
-/// The error of reading: the file has changed or is damaged, or the file system fails.
-pub(super) fn read_error(source: std::io::Error) -> Error {
-    failed("cannot read the file", source)
-}
-
-pub(super) fn failed(problem: &'static str, source: std::io::Error) -> Error {
-    use std::io::ErrorKind::{InvalidData, UnexpectedEof};
-    let kind =
-        if matches!(source.kind(), InvalidData | UnexpectedEof) { ErrorKind::File } else { ErrorKind::Io };
-    Error::new(kind, problem).caused_by(source)
 }
 
 /// The error that a parameter's state lacks an entry.

@@ -38,7 +38,13 @@ pub(super) struct TorchSlot {
     pub(super) slot: String,
     /// For a velocity, which is torch's times the learning rate: the sign.
     pub(super) velocity: Option<f64>,
-    pub(super) is_square: bool,
+}
+
+impl TorchSlot {
+    /// The name of its tensor in errors.
+    pub(super) fn in_file(&self) -> String {
+        format!("{} in the file", self.key)
+    }
 }
 
 /// The counterpart of a leaf in torch.
@@ -310,12 +316,7 @@ impl Counterpart {
         settings.extend(definition.flags.iter().map(|(key, flag)| setting(*key, (*flag).into(), None)));
         settings.extend(definition.zeros.iter().map(|key| setting(*key, 0.0.into(), None)));
         settings.push(setting("maximize", found.maximises().into(), None));
-        let slot = |key, name: String, velocity: Option<f64>| TorchSlot {
-            is_square: velocity.is_none() && key != "exp_avg" && key != "grad_avg",
-            slot: name,
-            key,
-            velocity,
-        };
+        let slot = |key, slot: String, velocity: Option<f64>| TorchSlot { key, slot, velocity };
         let sign = |name: &str| match name {
             "velocity" => Some(1.0),
             "displacement" => Some(-1.0),

@@ -87,6 +87,40 @@
 //! [`Schedule::one_cycle`](crate::Schedule::one_cycle) shows. To go on with the momentum of the moment,
 //! remove `max_momentum` and `base_momentum` from the groups before saving.
 //!
+//! # An average
+//!
+//! In torch an average of the weights is a second model: `AveragedModel` of `torch.optim.swa_utils`, or an
+//! exponential average by hand. Save that model as weights, under the names of the parameters:
+//!
+//! ```python
+//! safetensors.torch.save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
+//! ```
+//!
+//! Here an average is the state of an [`Ema`](crate::Ema) or a [`UniformAverage`](crate::UniformAverage). Set
+//! that state by name after the restore. Its count of steps is the number of models in the average:
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use optimisers::{AdamW, Ema, OptimiserChain, StateValue, setup};
+//! use std::collections::{BTreeMap, HashMap};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("average.safetensors");
+//! # candle_core::safetensors::save(&HashMap::from([("fc.bias", Tensor::new(&[0.25f32, 4.0], &Device::Cpu)?)]), &path)?;
+//! let model = BTreeMap::from([("fc.bias", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
+//! let average = Ema { start: 1, ..Ema::new(0.999) }; // as `get_ema_avg_fn(0.999)` has it
+//! let mut state = setup(OptimiserChain::new((AdamW::new(1e-3), average)), &model)?;
+//! // TorchState::open("optimizer.safetensors")?.restore(&mut state)?;
+//! let (averages, models) = (candle_core::safetensors::load(&path, &Device::Cpu)?, 7);
+//! let tensors = averages.iter().map(|(name, average)| (name, "1.average", StateValue::Tensor(average)));
+//! let counts = averages.keys().map(|name| (name, "1.t", StateValue::Counter(models)));
+//! state.set_entries(tensors.chain(counts))?;
+//! # let steps = averages.keys().map(|name| (name, "leaf.steps", StateValue::Counter(models)));
+//! # state.set_entries(steps)?;
+//! assert_eq!(state.averages(&model)?["fc.bias"].to_vec1::<f32>()?, [0.25, 4.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The state of a `GradScaler` is on the page of [`LossScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
@@ -151,8 +185,8 @@
 //! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are ignored; so is
 //! `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what differs,
 //! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; a momentum that a
-//! scheduler moves and no schedule here; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if there
-//! is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias
+//! scheduler moves and no schedule here; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if
+//! there is a decay; a `WeightDecay` behind the rule; the rule [`AMSGrad`](crate::AMSGrad), which has no bias
 //! correction.
 //!
 //! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
@@ -244,7 +278,7 @@ impl TorchState {
     }
 
     fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
-        let read = source.map_err(continuation::read_error).and_then(|source| parse(source, at));
+        let read = source.map_err(container::read_error).and_then(|source| parse(source, at));
         let (container, content) = read.map_err(|error| in_file(path, error))?;
         Ok(TorchState {
             path: path.to_path_buf(),
@@ -306,7 +340,7 @@ fn in_file(path: &Path, error: Error) -> Error {
 fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
     let mut buffer = Vec::new();
     let is_archive = source.length() >= MAGIC.len() as u64
-        && source.read(0, MAGIC.len(), &mut buffer).map_err(continuation::read_error)? == MAGIC;
+        && source.read(0, MAGIC.len(), &mut buffer).map_err(container::read_error)? == MAGIC;
     if is_archive {
         let archive = Archive::read(source).map_err(damaged)?;
         let content = pickled::content(&archive, at)?;

@@ -1,18 +1,13 @@
 //! Restoring torch's state: all ranks check everything, then everything is written.
 
-use candle_core::{DType, Device, Tensor};
-
 use super::TorchState;
-use super::container::Container;
-use super::content::StoredTensor;
-use super::continuation::{Check, Continuation, LeafContinuation, failed, read_error};
+use super::container::read_error;
+use super::continuation::{Check, Continuation, STEP};
 use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
-use crate::numbers::elem_count;
 use crate::ranks::Call;
-use crate::rule::StateParts;
-use crate::tree::{Adjustment, Leaf, SetField, StateTree};
+use crate::tree::{Adjustment, LEAF_STEPS, NewEntry, SetField, StateTree, StateValue};
 
 impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.
@@ -40,58 +35,22 @@ impl TorchState {
     /// then says that the state has to be restored again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let check = Check {
-                content: &self.content,
-                container: &self.container,
-                takes_over: self.takes_over,
-                accepts_non_finite: self.accepts_non_finite,
-                steps: state.steps(),
-            };
+            let (content, container) = (&self.content, &self.container);
+            let check = Check { content, container, takes_over: self.takes_over, steps: state.steps() };
             let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
             self.container.check_unchanged().map_err(|source| self.refused(read_error(source)))?;
             Ok(continuation)
         });
         let continuation = state.settle(Call::Torch, planned)?;
         let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;
-        let mut leaves = state.leaves.iter_mut().zip(&continuation.leaves);
-        let written = leaves.try_for_each(|(leaf, takes)| self.write(leaf, takes));
-        if written.is_ok() {
-            adjusted.commit(&mut state.leaves, state.steps);
-        }
-        state.settle(Call::Restored, written)?;
-        state.warnings.look_again();
+        let entries = entries(state, &continuation);
+        let remedy = "to take it over all the same call `TorchState::accepting_non_finite` first";
+        let set = state.assign_entries(&entries, (!self.accepts_non_finite).then_some(remedy));
+        // What ranks or their links are at fault for is of no parameter.
+        set.map_err(|error| if error.path().is_some() { self.refused(error) } else { error })?;
+        adjusted.commit(&mut state.leaves, state.steps);
         continuation.undriven.map(|warning| state.warnings.meet(warning));
         Ok(continuation.unmoved)
-    }
-
-    fn write(&self, leaf: &mut Leaf, takes: &LeafContinuation<'_>) -> Result<()> {
-        let tensor_names = leaf.tensor_names();
-        let counter_names: Vec<String> = leaf.counters().into_iter().map(|(name, _)| name).collect();
-        let (part, whole) = (leaf.part(), elem_count(leaf.shape()));
-        let StateParts { mut tensors, counters, .. } = leaf.state.parts_mut();
-        for (slot, source) in &takes.tensors {
-            let Some(tensor) =
-                tensor_names.iter().position(|name| name == slot).and_then(|i| tensors.get_mut(i))
-            else {
-                continue;
-            };
-            let values = match source {
-                Some((stored, scale)) => values(&self.container, stored, *scale).map_err(|source| {
-                    let remedy =
-                        "a part of it has been taken over: restore from a whole file before going on";
-                    self.refused(failed("cannot take over the whole file", source).with_remedy(remedy))
-                })?,
-                None => Tensor::zeros(whole, DType::F32, &Device::Cpu)?,
-            };
-            tensor.set(&values.flatten_all()?.narrow(0, part.start, part.len())?)?;
-        }
-        if let Some(step) = takes.step {
-            let counters = counter_names.iter().zip(counters).filter(|(name, _)| **name == takes.counter);
-            counters.for_each(|(_, counter)| *counter = step);
-            leaf.steps = step;
-        }
-        leaf.unsettle();
-        Ok(())
     }
 
     pub(super) fn refused(&self, error: Error) -> Error {
@@ -109,11 +68,21 @@ fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Resu
     })
 }
 
-/// The numbers of a tensor, times `scale`; without a factor in their own dtype.
-fn values(container: &Container, stored: &StoredTensor, scale: f64) -> std::io::Result<Tensor> {
-    let tensor = container.tensor(stored)?;
-    if scale == 1.0 {
-        return Ok(tensor);
+/// The entries of all leaves.
+fn entries<'c>(state: &StateTree, continuation: &'c Continuation<'_>) -> Vec<NewEntry<'c>> {
+    let mut entries = Vec::new();
+    for (leaf, takes) in state.leaves().zip(&continuation.leaves) {
+        let mut add = |name: &str, label: String, value| {
+            entries.push(NewEntry { path: leaf.path().to_string(), name: name.to_string(), label, value });
+        };
+        for (slot, tensor) in &takes.tensors {
+            add(&slot.slot, slot.in_file(), StateValue::Tensor(tensor));
+        }
+        let Some(step) = takes.step else { continue };
+        let has_counter = leaf.counters().iter().any(|(name, _)| *name == takes.counter);
+        for name in has_counter.then_some(&*takes.counter).into_iter().chain([LEAF_STEPS]) {
+            add(name, format!("{STEP} in the file"), StateValue::Counter(step));
+        }
     }
-    tensor.to_dtype(DType::F64).and_then(|tensor| tensor * scale).map_err(std::io::Error::other)
+    entries
 }
