@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::ops::Range;
 
 use super::new_masters::checksum;
 use super::{Leaf, NormHistories, StateTree, act};
@@ -409,12 +408,7 @@ impl NewEntry<'_> {
                 first_non_finite(numbers.iter().copied(), dtype).filter(|_| on_non_finite.is_some());
             infinite.map(|(index, _)| index).or_else(|| numbers.iter().position(is_negative))
         };
-        let mut found = None;
-        read_on_host(values, &mut |view| {
-            found = first_where(view, unfit);
-            Ok(())
-        })?;
-        match found {
+        match first_where(values, unfit)? {
             None => Ok(()),
             Some((element, value)) if is_negative(&value) => {
                 let negative = Error::new(ErrorKind::Tensor, format!("{label} is")).with_got(value);
@@ -459,21 +453,17 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
-    /// Sets an entry to a value that was checked. A rank that has nothing of a tensor sets nothing.
+    /// Sets an entry to a value that was checked.
     fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>) -> Result<()> {
-        let own_part = match self.held() {
-            Held::Nothing => None,
-            Held::All => Some(0..usize::MAX),
-            Held::Part(part) => Some(part),
-        };
+        let held = self.held();
         let Leaf { state, steps, waiting, .. } = self;
         let StateParts { mut tensors, mut counters, mut numbers } = state.parts_mut();
         counters.extend([steps, &mut waiting.calls, &mut waiting.received]);
-        match (place, &entry.value, own_part) {
-            (EntryPlace::Counter(index), StateValue::Counter(count), _) => *counters[index] = *count,
-            (EntryPlace::Number(index), StateValue::Number(number), _) => *numbers[index] = *number,
-            (EntryPlace::Tensor(index), value, Some(part)) => {
-                set_tensor(&mut *tensors[index], value, part).map_err(|error| {
+        match (place, &entry.value) {
+            (EntryPlace::Counter(index), StateValue::Counter(count)) => *counters[index] = *count,
+            (EntryPlace::Number(index), StateValue::Number(number)) => *numbers[index] = *number,
+            (EntryPlace::Tensor(index), value) => {
+                set_tensor(&mut *tensors[index], value, held).map_err(|error| {
                     let problem = "cannot take over all values, and a part of them has been";
                     let halfway = Error::new(error.kind(), problem).caused_by(error);
                     halfway.with_remedy("set or restore all of them again before going on")
@@ -486,23 +476,24 @@ impl Leaf {
     }
 }
 
-/// Sets a state tensor, which has these elements of a whole one, to a value for the whole.
-fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, part: Range<usize>) -> Result<()> {
+/// Sets a state tensor to a value for the whole tensor, of which a rank holds so much.
+fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held) -> Result<()> {
+    let part = match held {
+        Held::Nothing => return Ok(()),
+        Held::All => None,
+        Held::Part(part) => Some(part),
+    };
     match value {
         StateValue::Tensor(values) => {
-            let values = values.tensor_or_copy()?.flatten_all()?;
-            let length = part.end.min(values.elem_count()) - part.start;
-            Ok(buffer.set(&values.narrow(0, part.start, length)?.reshape(buffer.shape())?)?)
+            let whole = values.tensor_or_copy()?.flatten_all()?;
+            let values = part.map_or(Ok(whole.clone()), |part| whole.narrow(0, part.start, part.len()))?;
+            Ok(buffer.set(&values.reshape(buffer.shape())?)?)
         }
         StateValue::Bytes(bytes) => {
             // Exact for records too: parts begin where records do.
             let stored = |elements: usize| buffer.shape_of(&[elements]).elem_count();
-            let (start, end) = match part.end {
-                usize::MAX => (0, bytes.len()),
-                end => (stored(part.start), stored(end)),
-            };
-            let part = Tensor::from_vec(bytes[start..end].to_vec(), end - start, &Device::Cpu)?;
-            Ok(buffer.set_stored(0, &part)?)
+            let bytes = part.map_or(&bytes[..], |part| &bytes[stored(part.start)..stored(part.end)]);
+            Ok(buffer.set_stored(0, &Tensor::from_vec(bytes.to_vec(), bytes.len(), &Device::Cpu)?)?)
         }
         StateValue::Counter(_) | StateValue::Number(_) => Ok(()),
     }
@@ -524,23 +515,27 @@ fn whole_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
     }
 }
 
-/// Runs a function on what is lent to be read, also if it is a tensor on a device.
-fn read_on_host(values: &dyn Lend, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-    match values.tensor() {
-        Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, run),
-        None => read("value", values, run),
-    }
-}
-
-/// The first number that `find` finds the place of among some, with its index in the view.
-fn first_where(view: View<'_>, find: impl Fn(&[f64]) -> Option<usize>) -> Option<(usize, f64)> {
-    let found = |start: usize, numbers: Vec<f64>| {
+/// The first number that `find` finds the place of among some, with its index in the whole.
+fn first_where(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Result<Option<(usize, f64)>> {
+    let among = |start: usize, numbers: Vec<f64>| {
         let index = find(&numbers)?;
         Some((start + index, numbers[index]))
     };
-    let Some(memory) = view.in_order() else { return found(0, view.numbers()) };
-    ranges(0..view.elements())
-        .find_map(|window| found(window.start, View::new(memory.part(window)?).numbers()))
+    let mut found = None;
+    let mut look = |view: View<'_>| {
+        found = match view.in_order() {
+            Some(memory) => ranges(0..memory.len())
+                .find_map(|window| among(window.start, View::new(memory.part(window)?).numbers())),
+            None => among(0, view.numbers()),
+        };
+        Ok(())
+    };
+    match values.tensor() {
+        // It may be on a device.
+        Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, &mut look),
+        None => read("value", values, &mut look),
+    }?;
+    Ok(found)
 }
 
 /// Refuses records of codes with a negative scale or a number that is not finite. The first is that of the

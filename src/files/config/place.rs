@@ -6,9 +6,8 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind};
 
 /// A path into a configuration, such as `[1].AdamW.beta`. Places share their beginnings.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) enum Place {
-    #[default]
     Whole,
     /// A key of the table at a place.
     Key(Arc<(Place, Box<str>)>),

@@ -240,7 +240,7 @@ impl Registry {
                 let (kind, tables) = self.kind(&named, place)?;
                 let made = match &kind.make {
                     _ if kind.lacks_field(&named) => None,
-                    Make::Copy(rule) => Some(Optimiser::of_boxed(rule.clone())),
+                    Make::Copy(rule) => Some(Optimiser::of_boxed(Store::Rounded, rule.clone())),
                     Make::Of(make) => make(&named, self.held(&named, kind)?)?,
                 };
                 filled(made.ok_or_else(|| kind.incomplete(&named))?, &tables)

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use super::description::record::StorageRecord;
 use super::state::not_made_by;
 use super::state::place::ChildPlace;
-use super::traits::Purpose;
+use super::traits::{Checked, Purpose};
 use super::{
     Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Planned,
     Rule, State, Store,
@@ -120,8 +120,12 @@ impl Optimiser {
 
     /// An optimiser that stores the parameters of `rule` so.
     pub(crate) fn stored(store: Store, rule: impl Rule) -> Self {
-        let (rule, place) = (Box::new(rule), StatePlace::WithParameter);
-        Optimiser { rule, store, place, description: OnceLock::new() }
+        Self::of_boxed(store, Box::new(rule))
+    }
+
+    /// [`Optimiser::stored`] with a rule that is in a box, which is not boxed again.
+    pub(crate) fn of_boxed(store: Store, rule: Box<dyn Rule>) -> Self {
+        Optimiser { rule, store, place: StatePlace::WithParameter, description: OnceLock::new() }
     }
 
     /// The same with its state on the CPU.
@@ -185,13 +189,6 @@ impl Optimiser {
         &*self.rule
     }
 
-    /// The optimiser of a rule in a box, which is not boxed again.
-    #[cfg(feature = "config")]
-    pub(crate) fn of_boxed(rule: Box<dyn Rule>) -> Self {
-        let place = StatePlace::WithParameter;
-        Optimiser { rule, store: Store::Rounded, place, description: OnceLock::new() }
-    }
-
     /// [`Optimiser::rule`], without the optimiser.
     #[cfg(feature = "config")]
     pub(crate) fn into_rule(self) -> Box<dyn Rule> {
@@ -199,7 +196,7 @@ impl Optimiser {
     }
 
     /// [`Adjust::check`], whose error comes with the index of the field that is out of range, if one is.
-    pub(crate) fn check_fields(&self) -> std::result::Result<(), (Error, Option<usize>)> {
+    pub(crate) fn check_fields(&self) -> Checked {
         self.unread().run(Purpose::Check).checked
     }
 
