@@ -13,6 +13,11 @@ pub(super) fn correction(beta: f64, t: u64) -> f64 {
     1.0 - beta.powf(t as f64)
 }
 
+/// The step that corrections go by: without them one so late that each is 1, whatever its β.
+pub(super) fn step_of_correction(t: u64, is_corrected: bool) -> u64 {
+    if is_corrected { t } else { u64::MAX }
+}
+
 /// Nesterov's momentum in a decayed mean of the gradient: the mean after the next gradient, for which this
 /// one stands.
 ///

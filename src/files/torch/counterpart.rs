@@ -300,6 +300,9 @@ impl Counterpart {
         let found = FoundRule::of(leaf, &members)?;
         let own = found.own();
         let definition = definition(own.rule.kind).ok_or_else(|| unrepresentable(path, own.rule.kind))?;
+        if own.flag("bias_correction") == Some(false) {
+            return Err(unrepresentable(path, "moments without bias corrections"));
+        }
         let schedule = |place: &str| {
             let field = leaf.optimiser().description().reached(place).first()?.index;
             leaf.drives.as_ref()?.of_field(field)

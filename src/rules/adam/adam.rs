@@ -1,6 +1,6 @@
 use crate::numbers::value::{Value, above_zero};
 use crate::rule::{Elementwise, Slot, range};
-use crate::rules::moments::{correction, decayed};
+use crate::rules::moments::{correction, decayed, step_of_correction};
 
 crate::hyper_parameters! {
     /// Adam (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
@@ -10,6 +10,8 @@ crate::hyper_parameters! {
     /// v   = β₂·v + (1 - β₂)·dx²
     /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ)
     /// ```
+    ///
+    /// Without `bias_correction` m̂ is m, and v̂ is v.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -24,9 +26,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults and definition are torch's. Bias corrections use the current β, as in torch. Optimisers.jl
-    /// multiplies the β of all steps, which differs only after an [`adjust`](crate::Adjust::adjust_field) of
-    /// `beta`.
+    /// Defaults and definition are torch's. torch always corrects; apex and DeepSpeed have `bias_correction`.
+    /// Bias corrections use the current β, as in torch. Optimisers.jl multiplies the β of all steps, which
+    /// differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
     pub struct Adam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -34,6 +36,8 @@ crate::hyper_parameters! {
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
+        /// Whether the moments are corrected for their start at 0.
+        bias_correction: bool = true => range::any,
     }
 }
 
@@ -106,7 +110,7 @@ impl Elementwise for Adam {
     }
 
     fn scalars(&self, t: u64) -> AdamScalars {
-        AdamScalars::new(self.eta, self.beta, self.epsilon, t)
+        AdamScalars::new(self.eta, self.beta, self.epsilon, step_of_correction(t, self.bias_correction))
     }
 
     #[inline(always)]

@@ -1,6 +1,7 @@
 use super::adam::{AdamScalars, direction};
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
+use crate::rules::moments::step_of_correction;
 
 crate::hyper_parameters! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2017,
@@ -46,6 +47,8 @@ crate::hyper_parameters! {
         epsilon: f64 = 1e-8 => range::non_negative,
         /// Whether the decay is multiplied by the learning rate.
         couple: bool = true => range::any,
+        /// Whether the moments are corrected for their start at 0; bullet's `AdamW` does not correct them.
+        bias_correction: bool = true => range::any,
     }
 }
 
@@ -59,6 +62,7 @@ impl Elementwise for AdamW {
 
     fn scalars(&self, t: u64) -> Self::Scalars {
         let decay = if self.couple { self.eta * self.lambda } else { self.lambda };
+        let t = step_of_correction(t, self.bias_correction);
         (AdamScalars::new(self.eta, self.beta, self.epsilon, t), decay)
     }
 

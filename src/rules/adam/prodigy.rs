@@ -4,7 +4,7 @@ use crate::rule::{
     Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range,
     state_of_another_rule,
 };
-use crate::rules::moments::{correction, decayed};
+use crate::rules::moments::{correction, decayed, step_of_correction};
 
 crate::hyper_parameters! {
     /// Prodigy: Adam that finds its learning rate itself.
@@ -13,7 +13,8 @@ crate::hyper_parameters! {
     /// Source: Mishchenko and Defazio 2023, [arXiv 2306.06101](https://arxiv.org/abs/2306.06101).
     ///
     /// ```text
-    /// η_t = η·√(1 - β₂ᵗ) / (1 - β₁ᵗ),   β₃ = √β₂
+    /// η_t = η·√(1 - β₂ᵗ) / (1 - β₁ᵗ)                  η without bias_correction
+    /// β₃  = √β₂
     /// r   = β₃·r + (d / d₀)·d·η_t·Σ dx·(x₀ - x)      summed over the elements of all parameters
     /// s   = β₃·s + (d / d₀)·d·η_t·dx
     /// m   = β₁·m + (1 - β₁)·d·dx
@@ -52,8 +53,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As optax's `prodigy`, without its option `safeguard_warmup`. The sums are taken in f64. torch and
-    /// Optimisers.jl have no such rule.
+    /// As optax's `prodigy`, without its option `safeguard_warmup`. The authors' prodigyopt has
+    /// `use_bias_correction=False` by default, which is `bias_correction: false` here. The sums are taken in
+    /// f64. torch and Optimisers.jl have no such rule.
     pub struct Prodigy: AdaptiveStep {
         /// η: a factor on the learning rate that is found.
         eta: f64 = 1.0 => range::non_negative,
@@ -67,6 +69,8 @@ crate::hyper_parameters! {
         estimate: f64 = 1e-6 => positive,
         /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
+        /// Whether η_t corrects the moments for their start at 0.
+        bias_correction: bool = true => range::any,
     }
 }
 
@@ -157,7 +161,8 @@ impl Rule for Prodigy {
         };
         let (d, r, next) = (*d, *r, *t + 1);
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
-        let eta = d * self.eta * correction(beta.1, next).sqrt() / correction(beta.0, next);
+        let at = step_of_correction(next, self.bias_correction);
+        let eta = d * self.eta * correction(beta.1, at).sqrt() / correction(beta.0, at);
         let factor = d / self.estimate * eta;
         let path = PathTerm { beta: beta.1.sqrt(), factor };
 

@@ -12,7 +12,7 @@ crate::hyper_parameters! {
     /// ρ∞ = 2 / (1 - β₂) - 1,   ρ = ρ∞ - 2·t·β₂ᵗ / (1 - β₂ᵗ)
     /// r  = √((ρ - 4)·(ρ - 2)·ρ∞ / ((ρ∞ - 4)·(ρ∞ - 2)·ρ))
     ///
-    /// dx' = r·η·m̂ / (√v̂ + ε)     ρ > 4
+    /// dx' = r·η·m̂ / (√v̂ + ε)     ρ > threshold
     /// dx' = η·m̂                  else
     /// ```
     ///
@@ -31,7 +31,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch rectifies from ρ > 5 on; this is the paper's and Optimisers.jl's.
+    /// The default threshold is the paper's and Optimisers.jl's. torch, bullet and candle-optimisers have 5.
+    /// With that and ε = 0 the steps are torch's; torch adds its ε to √v before the correction.
     pub struct RAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -39,15 +40,21 @@ crate::hyper_parameters! {
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
+        /// The ρ from which on steps are rectified, 4 or more: up to 4 there is no r.
+        threshold: f64 = 4.0 => from_4,
     }
 }
 
-/// The factor r at step `t`, or `None` while the variance is not known.
-pub(crate) fn rectification(beta: f64, t: u64) -> Option<f64> {
+fn from_4(threshold: f64) -> Option<&'static str> {
+    (!(4.0..f64::INFINITY).contains(&threshold)).then_some("a finite number of 4 or more")
+}
+
+/// The factor r at step `t`, or `None` while ρ is not above `threshold`, which is 4 or more.
+pub(crate) fn rectification(beta: f64, t: u64, threshold: f64) -> Option<f64> {
     let limit = 2.0 / (1.0 - beta) - 1.0;
     let rho = limit - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);
     let r = || ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)).sqrt();
-    (rho > 4.0).then(r)
+    (rho > threshold).then(r)
 }
 
 impl Elementwise for RAdam {
@@ -60,7 +67,7 @@ impl Elementwise for RAdam {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        let r = rectification(self.beta.1, t);
+        let r = rectification(self.beta.1, t, self.threshold);
         (AdamScalars::new(self.eta * r.unwrap_or(1.0), self.beta, self.epsilon, t), r.is_some())
     }
 

@@ -15,8 +15,10 @@ orthogonal_parameters! {
     /// ```text
     /// m   = ρ·m + (1 - ρ)·dx
     /// u   = ρ·m / (1 - ρᵗ⁺¹) + (1 - ρ)·dx / (1 - ρᵗ)       m / (1 - ρᵗ) without nesterov
+    /// r   = r·‖u‖ / (√rows·max(‖r‖, ε))                    each row r of u, with equilibrate
     /// u   = u / (‖u‖ + ε), then ns_steps times:
     /// u   = a·u + (b·s + c·s²)·u,   s = u·uᵀ                a, b, c by coefficients
+    /// u   = u·√min(rows, columns) / max(‖u‖, ε)             with renormalise
     /// dx' = η·(√max(1, rows / columns)·u + λ·x)             or another scale
     /// ```
     ///
@@ -77,7 +79,7 @@ orthogonal_parameters! {
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
     /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Both iterate in bf16,
     /// which is `products` here. torch takes matrices only, and its λ is 0.1 by default. Optimisers.jl has no
-    /// such rule.
+    /// such rule. nanochat has `equilibrate` and `renormalise` always on, with 1e-6 as the ε of both.
     ///
     /// The author's code (KellerJordan/Muon) makes a matrix of a tensor of four dimensions as
     /// `MatrixForm::Flat` does. Its scale is √max(1, height / width) of the kernel: 1 for a square one. Here,

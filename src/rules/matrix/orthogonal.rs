@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result as Candle, Tensor};
 
-use super::{Matrices, norms};
+use super::{Matrices, norms, row_norms};
 
 crate::choice! {
     /// The polynomials of the iteration of Newton and Schulz: `u = a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u`.
@@ -140,12 +140,21 @@ pub(crate) struct Orthogonal {
     pub(crate) scale: StepScale,
     pub(crate) products: Products,
     pub(crate) epsilon: f64,
+    pub(crate) equilibrate: bool,
+    pub(crate) renormalise: bool,
 }
 
 impl Orthogonal {
     /// Each matrix of a stack with all singular values about 1.
     pub(crate) fn of(&self, stack: &Tensor) -> Candle<Tensor> {
         let (_, rows, columns) = stack.dims3()?;
+        // Divided first: a row of zeros has no factor that is finite for each ε.
+        let stack = &if self.equilibrate {
+            let rows_of_norm_1 = stack.broadcast_div(&row_norms(stack)?.maximum(self.epsilon)?)?;
+            rows_of_norm_1.broadcast_mul(&(norms(stack)? / (rows as f64).sqrt())?)?
+        } else {
+            stack.clone()
+        };
         let sizes = ((norms(stack)? + self.epsilon)? / self.coefficients.norm())?;
         let u = stack.broadcast_div(&sizes)?.to_dtype(match self.products {
             Products::Compute => stack.dtype(),
@@ -158,7 +167,11 @@ impl Orthogonal {
         } else {
             self.iterated(u)?
         };
-        u.to_dtype(stack.dtype())
+        let u = u.to_dtype(stack.dtype())?;
+        if !self.renormalise {
+            return Ok(u);
+        }
+        u.broadcast_div(&norms(&u)?.maximum(self.epsilon)?)? * (rows.min(columns) as f64).sqrt()
     }
 
     fn iterated(&self, mut u: Tensor) -> Candle<Tensor> {
@@ -212,6 +225,16 @@ macro_rules! orthogonal_parameters {
                 parts: $crate::rule::field::Sizes = $crate::rule::field::Sizes::default() => $crate::rule::range::any,
                 /// In which dtype the products of the iteration are.
                 products: $crate::rules::matrix::Products = $crate::rules::matrix::Products::Compute => $crate::rule::range::any,
+                /// Whether all rows of a matrix get one norm before the iteration, the root mean square of
+                /// theirs.
+                ///
+                /// It is the row form of MuonEq ([arXiv 2603.28254](https://arxiv.org/abs/2603.28254)), which
+                /// nanochat has on.
+                equilibrate: bool = false => $crate::rule::range::any,
+                /// Whether a matrix gets the norm of an orthogonal one after the iteration, √min(rows, columns).
+                ///
+                /// It is Muon+ ([arXiv 2602.21545](https://arxiv.org/abs/2602.21545)), which nanochat has on.
+                renormalise: bool = false => $crate::rule::range::any,
             }
         }
 
@@ -228,6 +251,8 @@ macro_rules! orthogonal_parameters {
                     scale: self.scale,
                     products: self.products,
                     epsilon: $crate::numbers::value::above_zero(self.epsilon),
+                    equilibrate: self.equilibrate,
+                    renormalise: self.renormalise,
                 }
             }
         }

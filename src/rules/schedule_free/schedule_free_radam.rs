@@ -57,6 +57,9 @@ crate::hyper_parameters! {
     }
 }
 
+/// The ρ from which on r is known, in the authors' package too.
+const THRESHOLD: f64 = 4.0;
+
 #[derive(Clone, Copy)]
 pub(crate) struct ScheduleFreeRAdamStep {
     adam: AdamScalars,
@@ -91,12 +94,12 @@ impl Interpolates for ScheduleFreeRAdam {
 
     fn eta_at(&self, t: u64) -> f64 {
         let unknown = if self.silent { 0.0 } else { 1.0 };
-        self.eta * rectification(self.beta.1, t).unwrap_or(unknown)
+        self.eta * rectification(self.beta.1, t, THRESHOLD).unwrap_or(unknown)
     }
 
     fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> ScheduleFreeRAdamStep {
         let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
-        let rectified = rectification(self.beta.1, t).is_some();
+        let rectified = rectification(self.beta.1, t, THRESHOLD).is_some();
         ScheduleFreeRAdamStep { adam, eta, lambda: self.lambda, rectified, between }
     }
 }

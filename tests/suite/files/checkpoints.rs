@@ -44,6 +44,8 @@ fn run(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Vec<
 fn adjusted(optimiser: &Optimiser) -> Optimiser {
     let mut optimiser = optimiser.clone();
     let other = |(_, value)| match value {
+        // RAdam's threshold is 4 at least.
+        FieldValue::Real(4.0) => FieldValue::Real(5.0),
         FieldValue::Real(value) => FieldValue::Real(0.5 * value + 0.001),
         FieldValue::Pair(first, second) => FieldValue::Pair(0.5 * first, 0.875 * second),
         FieldValue::Triple(first, second, third) => {

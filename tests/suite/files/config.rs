@@ -36,6 +36,8 @@ pub(crate) fn copies(config: &OptimiserConfig) -> [OptimiserConfig; 2] {
 fn other(value: FieldValue) -> (FieldValue, Value) {
     let near = |value: f64| match value {
         0.0 => 0.375,
+        // RAdam's threshold is 4 at least.
+        4.0 => 5.0,
         value if value.is_infinite() => value.signum() * 3.0,
         value => value * 0.875,
     };

@@ -353,6 +353,14 @@ fn what_torch_does_not_know_is_not_written() {
         &["has Adam and Momentum"],
     );
     refused(&state(Optimiser::new(decayed(false))), &["not in proportion to the learning rate"]);
+    let uncorrected = || AdamW { bias_correction: false, ..AdamW::new(0.1) };
+    refused(&state(Optimiser::new(uncorrected())), &["moments without bias corrections", "\"x\""]);
+    // Nor is torch's state taken over by such a rule.
+    let torch = folder.path().join("torch");
+    state(Optimiser::new(AdamW::new(0.1))).save_torch(&torch).expect("a save");
+    let error = TorchState::open(&torch)
+        .and_then(|torch| torch.taking_over_fields().restore(&mut state(Optimiser::new(uncorrected()))));
+    says(&error.expect_err("other steps"), &["moments without bias corrections"]);
     refused(
         &state(Optimiser::new(DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(1.0))),
         &["not in proportion to the learning rate"],

@@ -28,9 +28,10 @@ fn chain() -> impl Rule + Clone + PartialEq {
 
 const PLACES: &str = "1.n, 1.average, 2.omega, 2.non_finite, 2.group, 3.omega, 3.p, 3.non_finite, \
                       4.lambda, 5.eta, 5.rho, 6.0.eta, 6.0.beta, 6.0.lambda, 6.0.epsilon, 6.0.couple, \
-                      6.2.lambda, 6.3.eta";
+                      6.0.bias_correction, 6.2.lambda, 6.3.eta";
 
-const NAMES: &str = "n, average, omega, non_finite, group, p, lambda, eta, rho, beta, epsilon, couple";
+const NAMES: &str = "n, average, omega, non_finite, group, p, lambda, eta, rho, beta, epsilon, couple, \
+                     bias_correction";
 
 /// A name, what it is set to, what fields have then, and which these are.
 type Good = (&'static str, FieldValue, FieldValue, &'static [&'static str]);
@@ -52,6 +53,7 @@ fn good() -> Vec<Good> {
         plain("beta", (0.5, 0.6), &["6.0.beta"]),
         plain("6.0.epsilon", 1e-3, &["6.0.epsilon"]),
         plain("couple", false, &["6.0.couple"]),
+        plain("bias_correction", false, &["6.0.bias_correction"]),
         // Learning rates are multiplied, and the last one is set.
         ("eta", 1.0.into(), 8.0.into(), &["6.3.eta"]),
         ("6.eta", 0.5.into(), 2.0.into(), &["6.3.eta"]),

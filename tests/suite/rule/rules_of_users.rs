@@ -117,6 +117,8 @@ hyper_parameters! {
         estimate: f64 = 1e-6 => range::positive,
         /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
+        /// Whether the moments are corrected for their start.
+        bias_correction: bool = true => range::any,
     }
 }
 
@@ -184,8 +186,8 @@ impl Rule for Prodigy {
         let (d, r) = (state.number("d")?, state.number("r")?);
         let Parts { slots, counters, numbers, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
-        let correction = |beta: f64| 1.0 - beta.powf(t as f64);
+        let Prodigy { beta, lambda, epsilon, coefficient, bias_correction, .. } = *self;
+        let correction = |beta: f64| if bias_correction { 1.0 - beta.powf(t as f64) } else { 1.0 };
         let eta = d * self.eta * correction(beta.1).sqrt() / correction(beta.0);
         let factor = d / self.estimate * eta;
         let path = Path(beta.1.sqrt(), factor);
@@ -266,10 +268,13 @@ fn clip_norm_has_the_bits_of_the_crates_own() {
 
 #[test]
 fn sums_over_the_model_have_the_bits_of_the_crates_own() {
-    let theirs = optimisers::Prodigy { estimate: 1e-3, ..optimisers::Prodigy::default() };
-    let own = Prodigy { estimate: 1e-3, ..Prodigy::default() };
-    assert_twins(own.clone(), theirs.clone(), &[F32, F64]);
-    assert_twins(MixedPrecision::new(F32, own), MixedPrecision::new(F32, theirs), &[BF16, F16]);
+    for bias_correction in [true, false] {
+        let theirs =
+            optimisers::Prodigy { estimate: 1e-3, bias_correction, ..optimisers::Prodigy::default() };
+        let own = Prodigy { estimate: 1e-3, bias_correction, ..Prodigy::default() };
+        assert_twins(own.clone(), theirs.clone(), &[F32, F64]);
+        assert_twins(MixedPrecision::new(F32, own), MixedPrecision::new(F32, theirs), &[BF16, F16]);
+    }
 }
 
 /// Rules of two crates may have the same sums by name, and are two estimates all the same.

@@ -32,6 +32,16 @@ fn trained(engine: Engine, rule: &dyn Rule, x: &Tensor, gradients: &[Tensor]) ->
     x.as_detached_tensor()
 }
 
+/// The same rules with both norms set.
+fn with_norms(rules: [Box<dyn Rule>; 3]) -> [Box<dyn Rule>; 3] {
+    rules.map(|mut rule| {
+        for field in ["equilibrate", "renormalise"] {
+            assert!(rule.set_field(field, true.into()).expect("a flag"));
+        }
+        rule
+    })
+}
+
 /// A run of a whole equals runs of its pieces, which `cut` takes out of a tensor, bit for bit.
 fn assert_piecewise(
     rules: [[Box<dyn Rule>; 3]; 2],
@@ -96,6 +106,11 @@ fn a_stack_is_a_loop_over_its_matrices() {
     assert_piecewise([rules(MatrixForm::Stack, 3, none), plain()], &[2, 12, 5], DType::F32, |x| {
         along(x, 1, &[4; 3])
     });
+    // Norms are those of each, too.
+    let [heads, each] = [rules(MatrixForm::Stack, 3, none), plain()].map(with_norms);
+    assert_piecewise([heads, each], &[12, 5], DType::F32, |x| along(x, 0, &[4; 3]));
+    let [parts, each] = [rules(MatrixForm::Stack, 1, Sizes::from([6, 2, 4])), plain()].map(with_norms);
+    assert_piecewise([parts, each], &[12, 5], DType::F32, |x| along(x, 0, &[6, 2, 4]));
     assert_piecewise(
         [rules(MatrixForm::Stack, 1, Sizes::from([6, 2, 4])), plain()],
         &[12, 5],
@@ -365,6 +380,60 @@ fn polynomials_lead_to_orthogonal_matrices() {
     assert!(error(NewtonSchulz::PolarExpress, 10) < 1e-9);
     assert!(error(NewtonSchulz::Jordan, 10) < 0.6);
     assert!(error(NewtonSchulz::Quintic, 10) < 0.6);
+}
+
+/// A step of momentum without memory, which is the matrix made orthogonal.
+fn orthogonal(rule: Muon, gradient: &Tensor) -> Matrix {
+    let x = var(&gradient.zeros_like().expect("zeros"));
+    let rule = Muon { eta: 1.0, rho: 0.0, epsilon: 0.0, scale: StepScale::None, ..rule };
+    let mut state = setup(rule, &x).expect("a state");
+    update(&mut state, &x, &Grads::from([(String::new(), gradient.clone())])).expect("an update");
+    values(&x).chunks(gradient.dims()[1]).map(<[f64]>::to_vec).collect()
+}
+
+/// Powers of 2 change no digit: the factor of a row is gone, and the norm of the whole with it.
+#[test]
+fn equilibrated_steps_have_no_lengths_of_rows() {
+    let gradient = random(7, &[4, 6], DType::F64, &Device::Cpu);
+    let factors = Tensor::new(&[[1f64], [1024.0], [0.25], [2f64.powi(-60)]], &Device::Cpu).expect("factors");
+    let scaled = gradient.broadcast_mul(&factors).expect("a product");
+    let step = |equilibrate, gradient: &Tensor| orthogonal(Muon { equilibrate, ..Muon::new(1.0) }, gradient);
+    let difference = |a: Matrix, b: Matrix| {
+        a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    };
+    assert!(difference(step(true, &gradient), step(true, &scaled)) < 1e-14);
+    assert!(difference(step(false, &gradient), step(false, &scaled)) > 0.1);
+}
+
+#[test]
+fn renormalised_steps_have_the_norm_of_an_orthogonal_matrix() {
+    for (shape, root) in [([3, 7], 3f64.sqrt()), ([7, 3], 3f64.sqrt())] {
+        let gradient = random(8, &shape, DType::F64, &Device::Cpu);
+        let norm = |renormalise| frobenius(&orthogonal(Muon { renormalise, ..Muon::new(1.0) }, &gradient));
+        assert!((norm(true) - root).abs() < 1e-14 && (norm(false) - root).abs() > 1e-3, "{shape:?}");
+    }
+}
+
+/// Rows of zeros stay where they are, whatever ε is, and tiny ones move as far as others.
+#[test]
+fn norms_of_zero_and_tiny_rows_make_finite_steps() {
+    let (equilibrate, renormalise) = (true, true);
+    for dtype in [DType::F32, DType::F64] {
+        let rows = [[0f64, 0.0, 0.0], [3e6, -1e6, 2e6], [1e-30, 2e-30, -1e-30], [0.0, 0.0, 0.0]];
+        let gradient = Tensor::new(&rows, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a matrix");
+        let step = orthogonal(Muon { equilibrate, renormalise, ..Muon::new(1.0) }, &gradient);
+        assert!(step.iter().flatten().all(|x| x.is_finite()), "{dtype:?}: {step:?}");
+        assert!(step[0].iter().chain(&step[3]).all(|x| *x == 0.0), "{dtype:?}: {step:?}");
+        let [long, short] = [1, 2].map(|i| frobenius(&vec![step[i].clone()]));
+        assert!((long / short - 1.0).abs() < 0.5, "{dtype:?}: {long} and {short}");
+        let nothing = gradient.zeros_like().expect("zeros");
+        for rule in with_norms(rules(MatrixForm::Stack, 1, Sizes::default())) {
+            let mut rule = rule;
+            assert!(rule.set_field("epsilon", 0.0.into()).expect("a number"));
+            let got = trained(Engine::Fused, &*rule, &nothing, &[nothing.clone(), gradient.clone()]);
+            assert!(values(&got).into_iter().all(f64::is_finite), "{rule:?} in {dtype:?}");
+        }
+    }
 }
 
 #[test]

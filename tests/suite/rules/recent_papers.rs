@@ -149,7 +149,8 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
             "1.beta",
             "1.lambda",
             "1.epsilon",
-            "1.couple"
+            "1.couple",
+            "1.bias_correction"
         ]
     );
     rule.adjust_fields([("decay_lambda", 0.5.into()), ("1.decay_eta_max", 0.6.into()), ("eta", 0.7.into())])

@@ -5,10 +5,10 @@ use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AdEMAMix, Adafactor, Adam, AdamW, Adan, AdaptiveClip, Cautious, Centralise, Descent, Engine, GradNoise,
     IntoOptimiser, LAMB, LARS, Lion, MixedPrecision, Momentum, Muon, Optimiser, OptimiserChain, Prodigy,
-    Rprop, StateTree, Update, setup, update,
+    RAdam, Rprop, StateTree, Update, setup, update,
 };
 
-use support::common::{Grads, bits, grads, model, numbers, random, values, var};
+use support::common::{Grads, bits, grads, model, numbers, random, says, values, var};
 
 /// After each step a rule's parameter is what `by_hand` makes of the one before, the gradient and the number
 /// of the step.
@@ -75,6 +75,47 @@ fn signum() {
             x[i] = x[i] * (1.0 - eta * lambda) - eta * m[i].signum();
         }
     });
+}
+
+/// With λ = 0 AdamW is Adam, without the corrections too.
+#[test]
+fn moments_without_corrections() {
+    let (eta, beta, epsilon, bias_correction) = (0.05, (0.8, 0.95), 1e-6, false);
+    let by_hand = |lambda: f64| {
+        let [mut m, mut v] = [(); 2].map(|()| vec![0.0; 5]);
+        move |x: &mut [f64], g: &[f64], _: i32| {
+            for i in 0..x.len() {
+                m[i] = 0.8 * m[i] + 0.2 * g[i];
+                v[i] = 0.95 * v[i] + 0.05 * g[i] * g[i];
+                x[i] -= eta * (m[i] / (v[i].sqrt() + epsilon) + lambda * x[i]);
+            }
+        }
+    };
+    assert_follows(Adam { eta, beta, epsilon, bias_correction }, &[5], by_hand(0.0));
+    let adamw = AdamW { eta, beta, epsilon, bias_correction, lambda: 0.3, couple: true };
+    assert_follows(adamw, &[5], by_hand(0.3));
+    // A β next to 1 has no correction either.
+    let beta = (1.0 - f64::EPSILON / 2.0, 0.95);
+    assert_follows(Adam { eta: 1e15, beta, epsilon, bias_correction }, &[5], {
+        let [mut m, mut v] = [(); 2].map(|()| vec![0.0; 5]);
+        move |x, g, _| {
+            for i in 0..x.len() {
+                m[i] = beta.0 * m[i] + (1.0 - beta.0) * g[i];
+                v[i] = 0.95 * v[i] + 0.05 * g[i] * g[i];
+                x[i] -= 1e15 * m[i] / (v[i].sqrt() + epsilon);
+            }
+        }
+    });
+}
+
+/// Up to 4 the factor of a step is no real number.
+#[test]
+fn a_threshold_of_radam_is_at_least_4() {
+    let x = model(&[matrix(2, 2)]);
+    for threshold in [3.999, -5.0, f64::NAN, f64::INFINITY] {
+        let error = setup(RAdam { threshold, ..RAdam::new(0.1) }, &x).expect_err("no such threshold");
+        says(&error, &["threshold", "a finite number of 4 or more"]);
+    }
 }
 
 /// The half-life of the slow mean, in steps, grows in proportion to t.

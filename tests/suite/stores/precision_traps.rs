@@ -51,7 +51,7 @@ fn t6_small_second_moments_are_kept() {
 fn t7_bias_corrections_are_taken_in_f64() {
     for dtype in HALVES {
         let x = model(&[full(1.0, 1, dtype)]);
-        let rule = Adam { eta: 0.25, beta: (0.9, 0.9999), epsilon: 0.0 };
+        let rule = Adam { eta: 0.25, beta: (0.9, 0.9999), epsilon: 0.0, ..Adam::default() };
         let mut state = setup(MixedPrecision::new(DType::F32, rule), &x).expect("a state");
         for step in 1..=3 {
             update(&mut state, &x, &grads([Some(full(0.5, 1, dtype))])).expect("an update");

@@ -161,6 +161,7 @@ fn wrappers_are_adjusted_by_name_and_by_place() {
         "1.0.eta",
         "1.0.beta",
         "1.0.epsilon",
+        "1.0.bias_correction",
         "1.1.eta",
     ];
     assert_eq!(adjusted.places(), own);
