@@ -8,7 +8,7 @@
 //! - **Rules**: [`rules`] has them all in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are
 //!   one.
 //! - **Around rules**: [`OptimiserChain`] (one after another), [`Fallback`] (another one for some
-//!   parameters), [`Cautious`], [`DecoupledDecay`].
+//!   parameters), [`Cautious`], [`DecoupledDecay`], [`Hyperball`].
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
 //!   [`StochasticRounding`], [`StoreAs`], [`Offload`].
 //! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which
@@ -131,7 +131,7 @@ pub use training::{
 };
 pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree, StateValue};
-pub use wrappers::{Cautious, DecoupledDecay, Fallback, OptimiserChain, StoreAs};
+pub use wrappers::{Cautious, DecoupledDecay, Fallback, Hyperball, OptimiserChain, StoreAs};
 
 /// What the macros and the tests of this crate use.
 #[doc(hidden)]

@@ -83,25 +83,30 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     }
 
     fn rate(&self) -> Result<f64> {
-        let inner = self.inner.description();
-        let Some(eta) = inner.learning_rate() else {
-            check_rate(&inner)?;
-            let conflict = "of rules in place of each other they differ, so a decay is in proportion to none";
-            return Err(conflicting_rates(&inner, conflict, "put it around each of these rules"));
-        };
+        let eta = rate_of(&self.inner.description(), "DecoupledDecay", "a decay")?;
         let rate = eta * self.lambda;
         Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
     }
 }
 
+/// The learning rate of the rule in a wrapper, to which `what` is in proportion.
+pub(super) fn rate_of(inner: &Description, wrapper: &str, what: &str) -> Result<f64> {
+    if let Some(eta) = inner.learning_rate() {
+        return Ok(eta);
+    }
+    check_rate(inner, wrapper)?;
+    let conflict = format!("of alternatives they differ, so {what} is in proportion to none");
+    Err(conflicting_rates(inner, &conflict, "put it around each of these rules"))
+}
+
 /// Refuses a rule without a learning rate. Before `setup` has chosen between two rules, there may be two.
-fn check_rate(inner: &Description) -> Result<()> {
+pub(super) fn check_rate(inner: &Description, wrapper: &str) -> Result<()> {
     let available = inner.names();
     if available.iter().any(|name| name == RATE) {
         return Ok(());
     }
     Err(has_no(&inner.name(), "field", RATE, &available)
-        .with_remedy("put `DecoupledDecay` around a rule with a learning rate"))
+        .with_remedy(format!("put `{wrapper}` around a rule with a learning rate")))
 }
 
 impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
@@ -113,7 +118,7 @@ impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
         rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
         rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
         rule.holds(&mut self.inner);
-        rule.require(|| check_rate(&self.inner.description()));
+        rule.require(|| check_rate(&self.inner.description(), "DecoupledDecay"));
     }
 }
 

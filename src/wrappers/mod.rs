@@ -4,6 +4,7 @@ mod cautious;
 mod chain;
 mod decoupled_decay;
 mod fallback;
+mod hyperball;
 #[cfg(feature = "candle")]
 mod matrices_only;
 mod option;
@@ -13,4 +14,5 @@ pub use cautious::Cautious;
 pub use chain::OptimiserChain;
 pub use decoupled_decay::DecoupledDecay;
 pub use fallback::Fallback;
+pub use hyperball::Hyperball;
 pub use store_as::StoreAs;

@@ -9,10 +9,10 @@ use std::sync::Once;
 use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use optimisers::{
-    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Engine,
-    Error, ErrorKind, Fallback, GaLore, Gradients, IntoOptimiser, Isa, Kahan, Lion, LossScaler,
-    MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Parameter, Q8,
-    RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status,
+    APOLLO, AccumGrad, Adafactor, Adam, AdamW, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, Ema,
+    Engine, Error, ErrorKind, Fallback, GaLore, Gradients, Hyperball, IntoOptimiser, Isa, Kahan, Lion,
+    LossScaler, MixedPrecision, Model, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain,
+    Parameter, Q8, RMSProp, Rule, SOAP, Sam, Shampoo, SignDecay, SkipReason, SplitMaster, StateTree, Status,
     StochasticRounding, StoreAs, Update, WeightDecay, rules, setup,
 };
 
@@ -155,7 +155,7 @@ pub fn needs_matrices(error: &Error) -> bool {
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
     let mut all: Vec<Box<dyn Rule>> =
         rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
-    all.extend::<[Box<dyn Rule>; 13]>([
+    all.extend::<[Box<dyn Rule>; 15]>([
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
@@ -184,6 +184,8 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             WeightDecay::new(0.01),
         ))),
         Box::new(RMSProp { centred: true, ..RMSProp::new(0.01) }),
+        Box::new(Hyperball::new(Adam::new(0.01))),
+        Box::new(OptimiserChain::new((AccumGrad::new(2), Hyperball::new(muon()), Ema::new(0.9)))),
         Box::new(OptimiserChain::new(vec![
             Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>,
             Box::new(Momentum::new(0.1)),

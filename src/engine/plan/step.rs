@@ -172,8 +172,8 @@ pub(crate) enum Then<'a> {
     },
 }
 
-/// What makes of sums what follows from them.
-pub(crate) type Resolver = Box<dyn FnOnce(&[f64]) -> Resolved + Send + Sync>;
+/// What makes of sums what follows from them, or refuses the call.
+pub(crate) type Resolver = Box<dyn FnOnce(&[f64]) -> Result<Resolved> + Send + Sync>;
 
 /// What follows from sums: arithmetic, and numbers that the state remembers.
 pub struct Resolved {

@@ -38,7 +38,7 @@ pub(crate) struct ReduceOutcome {
 /// It also runs the functions that these depend on, and those that may refuse the call.
 ///
 /// # Errors
-/// If a rule refuses a norm, or a function fails; nothing was written then.
+/// If a rule refuses a norm or sums, or a function fails; nothing was written then.
 pub(crate) fn reduce(
     engine: Engine,
     gather: &dyn Gather,

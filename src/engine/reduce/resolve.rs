@@ -152,7 +152,7 @@ fn apply<'a>(
             );
         }
         Then::Map { resolve, slots: range, numbers: remembered } => {
-            let Resolved { kernel, numbers } = resolve(numbers);
+            let Resolved { kernel, numbers } = resolve(numbers).map_err(|error| error.at(job.path))?;
             if numbers.len() != remembered.len() {
                 let what = "returns another number of numbers than the state has";
                 return Err(misfit(job.path, what, remembered.len(), numbers.len()));

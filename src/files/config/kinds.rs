@@ -13,7 +13,7 @@ use crate::rule::{
 };
 use crate::rules::{Adam, AdamW, Lion, NAdam, catalogue};
 use crate::stores::{Kahan, MixedPrecision, SplitMaster, StochasticRounding};
-use crate::wrappers::{Cautious, DecoupledDecay, Fallback, StoreAs};
+use crate::wrappers::{Cautious, DecoupledDecay, Fallback, Hyperball, StoreAs};
 
 /// A kind of optimiser with one setting: how it is made, and an example.
 #[derive(Clone)]
@@ -148,6 +148,7 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
         OptimiserKind::around(|[]| None::<Box<dyn Rule>>),
         OptimiserKind::around(decay).needing("decay_lambda"),
         OptimiserKind::around(move |held| decay(held).cautious()).needing("decay_lambda"),
+        OptimiserKind::around(|[inner]| Hyperball::new(inner)),
         OptimiserKind::around(|[inner]| MixedPrecision::new(F32, inner)),
         OptimiserKind::around(|[inner]| MixedPrecision::new(F64, inner)),
         OptimiserKind::around(|[inner]| SplitMaster::of_24_bits(inner)),

@@ -43,6 +43,7 @@
 //! | `{"Kahan": {"inner": "Adam"}}` | [`Kahan`](crate::Kahan) |
 //! | `{"StochasticRounding": {"seed": 0, "inner": "Adam"}}` | [`StochasticRounding`](crate::StochasticRounding) |
 //! | `{"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; with `"cautious": true`, or a `"decay_eta_max"` |
+//! | `{"Hyperball": {"inner": "Muon"}}` | [`Hyperball`](crate::Hyperball) around a rule or a list |
 //! | `{"Cautious": {"inner": "AdamW"}}` | [`Cautious`](crate::Cautious) around `Adam`, `AdamW`, `NAdam`, `Lion` or a rule that [`Registry::with`] adds; with `"unscaled": true` |
 //! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list: by the names of its state tensors, or `"slots": "Q8"` for all of them |
 //! | `{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}}` | [`Fallback`](crate::Fallback): the first rule for matrices, the second for other parameters and for those whose paths match |

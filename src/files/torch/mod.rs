@@ -186,9 +186,9 @@
 //! `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what differs,
 //! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; a momentum that a
 //! scheduler moves and no schedule here; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if
-//! there is a decay; a `WeightDecay` behind the rule; `Adam` and `AdamW` with `bias_correction = false`; the
-//! rule [`AMSGrad`](crate::AMSGrad), which has no bias correction. torch's `RAdam` has no counterpart: it adds
-//! ε to another root than [`RAdam`](crate::RAdam).
+//! there is a decay; a `WeightDecay` after the rule; `Adam` and `AdamW` with `bias_correction = false`; the
+//! rule [`AMSGrad`](crate::AMSGrad), which has no bias correction. torch's `RAdam` has no counterpart: it
+//! adds ε to another root than [`RAdam`](crate::RAdam).
 //!
 //! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
 //! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.

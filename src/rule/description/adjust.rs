@@ -51,11 +51,11 @@ impl<D: Described + ?Sized> Adjust for D {}
 /// rule.adjust(5e-4)?;
 /// rule.adjust_fields([("1.beta", (0.8, 0.99).into()), ("delta", 2.into())])?;
 /// assert_eq!(rule, OptimiserChain::new((ClipGrad::new(2.0), Adam { beta: (0.8, 0.99), ..Adam::new(5e-4) })));
-/// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon"]);
+/// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon", "1.bias_correction"]);
 ///
 /// let error = rule.adjust_field("rho", 0.9).unwrap_err();
 /// assert_eq!(error.kind(), optimisers::ErrorKind::UnknownName);
-/// assert_eq!(error.expected(), Some("one of: delta, eta, beta, epsilon"));
+/// assert_eq!(error.expected(), Some("one of: delta, eta, beta, epsilon, bias_correction"));
 /// # Ok::<(), optimisers::Error>(())
 /// ```
 pub trait Adjust: Described {

@@ -8,6 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::engine::{
     Group, NormLimit, Norms, OnNonFinite, Reducer, Reduction, Resolved, Step, Term, TermOf, Then, erased,
 };
+use crate::error::Result;
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Gradient, NonFinite, Numbers, Rule, Slots};
 
@@ -101,6 +102,13 @@ impl<'a> Sums<'a> {
     /// [`kind`](crate::Rule::kind) of such a rule is [`WholeModel`](crate::Kind::WholeModel).
     pub fn of_group<R: Rule>(self, _rule: &R, group: u64) -> Self {
         Sums { group: Some(Group::Sums { rule: TypeId::of::<R>(), group }), ..self }
+    }
+
+    /// Adds the 2-norms of the parameter (or its master) and of the gradient.
+    pub(crate) fn norms(mut self) -> Self {
+        let of = [TermOf::Parameter, TermOf::Gradient];
+        self.terms.extend(of.map(|of| Term { of, reducer: Reducer::norm(2.0) }));
+        self
     }
 
     fn term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
@@ -259,9 +267,18 @@ impl<'a> Gradient<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn map_with_sums(
-        mut self,
+        self,
         sums: Sums<'a>,
         follow: impl FnOnce(&[f64]) -> Resolved + Send + Sync + 'static,
+    ) -> Self {
+        self.try_map_with_sums(sums, |sums| Ok(follow(sums)))
+    }
+
+    /// [`Gradient::map_with_sums`] with sums for which `follow` may refuse the call.
+    pub(crate) fn try_map_with_sums(
+        mut self,
+        sums: Sums<'a>,
+        follow: impl FnOnce(&[f64]) -> Result<Resolved> + Send + Sync + 'static,
     ) -> Self {
         let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), group } = sums;
         if self.missing && group.is_none() {

@@ -231,7 +231,8 @@ macro_rules! orthogonal_parameters {
                 /// It is the row form of MuonEq ([arXiv 2603.28254](https://arxiv.org/abs/2603.28254)), which
                 /// nanochat has on.
                 equilibrate: bool = false => $crate::rule::range::any,
-                /// Whether a matrix gets the norm of an orthogonal one after the iteration, √min(rows, columns).
+                /// Whether a matrix gets the norm of an orthogonal one after the iteration, √min(rows,
+                /// columns).
                 ///
                 /// It is Muon+ ([arXiv 2602.21545](https://arxiv.org/abs/2602.21545)), which nanochat has on.
                 renormalise: bool = false => $crate::rule::range::any,

@@ -234,7 +234,7 @@ pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
     let listed = rules::catalogue().into_iter().filter(|listing| !OF_CANDLE.contains(&listing.name));
     let mut all: Vec<(String, Box<dyn Rule>)> =
         listed.map(|listing| (listing.name.to_string(), listing.rule)).collect();
-    let chains: [Box<dyn Rule>; 4] = [
+    let chains: [Box<dyn Rule>; 5] = [
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.01), Ema::new(0.9)))),
         Box::new(OptimiserChain::new((
             AccumGrad::new(2),
@@ -243,6 +243,7 @@ pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
             Lookahead::new(2),
         ))),
         Box::new(DecoupledDecay::new(0.1, optimisers::Cautious::new(AdamW::new(0.01)))),
+        Box::new(optimisers::Hyperball::new(AdamW { lambda: 0.0, ..AdamW::new(0.01) })),
         Box::new(optimisers::Fallback::new(AdamW::new(0.01), optimisers::Lion::new(0.001))),
     ];
     all.extend(chains.into_iter().map(|rule| (rule.name(), rule)));

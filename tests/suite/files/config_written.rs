@@ -8,9 +8,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Adam, AdamW, Adjust, Cautious, ClipGrad, DecoupledDecay, Descent, Describe, Describer, Elementwise,
-    ErrorKind, Fallback, FieldValue, Flow, Gradient, Kahan, Leaf, Lion, MixedPrecision, Muon, NAdam, Offload,
-    Optimiser, OptimiserChain, Parameter, Q8, Rule, Setup, Sizes, SlotFormat, SplitMaster, State, StateTree,
-    StochasticRounding, StoreAs, Update, range, rules, setup, setup_with,
+    ErrorKind, Fallback, FieldValue, Flow, Gradient, Hyperball, Kahan, Leaf, Lion, MixedPrecision, Muon,
+    NAdam, Offload, Optimiser, OptimiserChain, Parameter, Q8, Rule, Setup, Sizes, SlotFormat, SplitMaster,
+    State, StateTree, StochasticRounding, StoreAs, Update, range, rules, setup, setup_with,
 };
 
 use serde_json::{Value, json};
@@ -73,7 +73,7 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
         for_any_shape(with_other_fields(listed, dice))
     };
     let inside = |dice: &mut Dice| if depth == 0 { single(dice) } else { rule(depth - 1, dice) };
-    match dice.below(14) {
+    match dice.below(15) {
         0 => {
             let members = (0..dice.below(4)).map(|_| inside(dice)).collect::<Vec<_>>();
             Box::new(OptimiserChain::new(members))
@@ -102,6 +102,11 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
             _ => cautious::<Lion>(dice),
         },
         7 => Box::new(None::<Box<dyn Rule>>),
+        8 => {
+            let ball = Hyperball::new(inside(dice));
+            // A rule without learning rate has no length of a step.
+            if ball.check().is_ok() { Box::new(ball) } else { inside(dice) }
+        }
         _ => single(dice),
     }
 }

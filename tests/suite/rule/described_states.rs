@@ -79,7 +79,7 @@ fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
         let restored = file
             .restore_with_model(&mut state, &other)
             .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert_eq!(restored.defaults, [], "seed {seed}");
+        assert!(restored.defaults.is_empty(), "seed {seed}");
         assert_eq!(described(&state), described(&saved), "seed {seed}");
         gradients[BEFORE..]
             .iter()
@@ -126,6 +126,10 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
                 if trained(made(seed), cut, gradients).is_none() || other(seed, cut, gradients).is_none() {
                     return None;
                 }
+                // The calls of two ranks weigh twice as much in a window as those that one rank adds later.
+                if format!("{:?}", made(seed)).contains("average: Weighted") {
+                    return None;
+                }
                 let model = model(&tensors(1, cut));
                 let mut state = Setup::over(&world).build(made(seed), &model).ok()?;
                 gradients[..BEFORE]
@@ -157,7 +161,8 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
             .for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
         let (whole, end) = trained(made(seed), cut, gradients).unwrap_or_else(|| panic!("seed {seed}"));
         // Gradients of two equal ranks have the same mean.
-        assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], format!("seed {seed}"));
+        let what = format!("seed {seed}, {:?}", made(seed));
+        assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], what);
         went_on += 1;
         divided += usize::from(cut);
     }

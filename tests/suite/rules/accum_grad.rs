@@ -402,7 +402,7 @@ fn windows_are_the_same_in_any_wrapper() {
         if lengths.is_empty() {
             continue;
         }
-        let model = zeros(&["a", "b"]);
+        let model: Vars = ["a", "b"].map(|path| (path.to_string(), var(&of(&[1.0], DType::F64)))).into();
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         for number in 0..13 {
             match number {

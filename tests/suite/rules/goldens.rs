@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::{
-    AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, IntoOptimiser, MixedPrecision, OptimiserChain, Rule,
-    Update, rules, setup,
+    AccumGrad, Adam, DecoupledDecay, Engine, FieldValue, Hyperball, IntoOptimiser, MixedPrecision,
+    OptimiserChain, Rule, Update, rules, setup,
 };
 use optimisers_plain::golden::{Case, flat};
 use serde::Deserialize;
@@ -47,6 +47,9 @@ fn rule(name: &str, args: &BTreeMap<String, Value>) -> Box<dyn Rule> {
         let listing = rules::catalogue().into_iter().find(|listing| listing.name == name);
         listing.unwrap_or_else(|| panic!("there is no rule {name}")).rule
     };
+    if let Some(inner) = name.strip_prefix("Hyperball(").and_then(|rest| rest.strip_suffix(')')) {
+        return Box::new(Hyperball::new(rule(inner, args)));
+    }
     // The name says what it is made free of a schedule.
     let name = if name == "ScheduleFree(AdamW)" { "ScheduleFree" } else { name };
     let mut rule: Box<dyn Rule> = match name.strip_prefix("chain(").and_then(|rest| rest.strip_suffix(')')) {
@@ -97,7 +100,7 @@ fn rule(name: &str, args: &BTreeMap<String, Value>) -> Box<dyn Rule> {
 const FILES: [(&str, usize); 3] = [
     (include_str!("../../golden/rules.json"), 69),
     (include_str!("../../golden/modern.json"), 31),
-    (include_str!("../../golden/matrices.json"), 42),
+    (include_str!("../../golden/matrices.json"), 45),
 ];
 
 /// The cases of all files with their rules.

@@ -1,0 +1,153 @@
+use super::decoupled_decay::{check_rate, rate_of};
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::value::{Arithmetic, Value};
+use crate::rule::{
+    Describe, Describer, Flow, Gradient, Kind, Parameter, Parts, Resolved, Rule, Slots, State, Sums,
+};
+
+/// Hyperball: every parameter keeps the norm that it has before the first step of its rule.
+///
+/// The learning rate is then the length of a step, as a part of this norm. Source: Wen et al. 2026,
+/// "Hyperball Optimization", [arXiv 2606.16899](https://arxiv.org/abs/2606.16899).
+///
+/// ```text
+/// u   = rule(x, dx)
+/// R   = ‖x‖ before the first step
+/// dx' = x - R·n(x - η·R·n(u)),   n(v) = v / ‖v‖        η is the rule's eta
+/// ```
+///
+/// For matrices inside a network, where a weight decay is used to keep their norms in balance. Embeddings,
+/// the last layer, biases and the weights of normalisations have other rules. Around [`Adam`](crate::Adam) it
+/// is the paper's AdamH, around [`Muon`](crate::Muon) MuonH. Factors of the whole step, such as Muon's
+/// `scale`, have no effect, as u is normalised. A weight decay inside is a part of u, and has no use here. A
+/// parameter of one element stays where it is.
+///
+/// ```
+/// use candle_core::{DType::F32, Device, Tensor, Var};
+/// use optimisers::{AdamW, Fallback, Hyperball, Muon, setup, update};
+/// use std::collections::BTreeMap;
+///
+/// let hidden = Var::new(&[[3f32, 0.0], [0.0, 4.0]], &Device::Cpu)?;
+/// let model = BTreeMap::from([
+///     ("embedding.weight", Var::ones((9, 2), F32, &Device::Cpu)?),
+///     ("hidden.weight", hidden.clone()),
+///     ("hidden.bias", Var::zeros(2, F32, &Device::Cpu)?),
+///     ("head.weight", Var::ones((9, 2), F32, &Device::Cpu)?),
+/// ]);
+/// let rule = Fallback::new(Hyperball::new(Muon::new(0.02)), AdamW::new(3e-4)).except(["emb*", "head*"]);
+/// let mut state = setup(rule, &model)?;
+/// update(&mut state, &model, &[("hidden.weight", Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?)])?;
+/// assert_eq!(format!("{:.4}", hidden.sqr()?.sum_all()?.to_scalar::<f32>()?.sqrt()), "5.0000");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The norms are those of one parameter (or its master), in f64. They cost two more reads of the parameter,
+/// of the gradient and of the state. R is a number of the state, `radius`. New weights, by
+/// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters),
+/// and new [rows](crate::StateTree::resize_rows) make it the norm that the parameter has then. A step whose
+/// norm is below 2.6e-23, so that its square is 0 in f32, is no direction, and only scales x to the norm R.
+///
+/// It is not for rules whose parameter follows another sequence, such as
+/// [`ScheduleFree`](crate::ScheduleFree), nor for [`Prodigy`](crate::Prodigy), whose η is a factor of the
+/// learning rate that it finds. An average of the weights comes after it in a chain.
+///
+/// # Errors
+/// [`setup`](crate::setup) refuses what it refuses of a [`DecoupledDecay`](crate::DecoupledDecay). An
+/// [`update`](crate::update) refuses a parameter whose norm is 0, before the first step or before it is
+/// scaled to the norm R.
+///
+/// # Departures
+/// As the paper has it. NVIDIA's Emerging-Optimizers is given one R for all parameters, and levanter takes
+/// the norm anew in each step. heavyball takes 1e-12 for smaller norms.
+#[must_use = "a rule does nothing by itself: pass it to `setup`"]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hyperball<R> {
+    inner: R,
+}
+
+impl<R: Rule + Clone> Hyperball<R> {
+    /// Runs `inner`, whose learning rate is the length of a step as a part of the parameter's norm.
+    pub fn new(inner: R) -> Self {
+        Hyperball { inner }
+    }
+
+    fn rate(&self) -> Result<f64> {
+        rate_of(&self.inner.description(), "Hyperball", "a step")
+    }
+}
+
+impl<R: Rule + Clone> Describe for Hyperball<R> {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Hyperball");
+        rule.holds(&mut self.inner);
+        rule.require(|| check_rate(&self.inner.description(), "Hyperball"));
+    }
+}
+
+/// The summands of ⟨x, u⟩.
+#[derive(Clone, Copy)]
+struct InnerProduct;
+
+impl Arithmetic for InnerProduct {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+        x * dx
+    }
+}
+
+/// x - k·(x - c·u), as a sum of multiples of x and u: by 1 - k and by k·c.
+#[derive(Clone, Copy)]
+struct SphereStep(f64, f64);
+
+impl Arithmetic for SphereStep {
+    type Slots<T> = [T; 0];
+
+    #[inline(always)]
+    fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
+        x * self.0 + dx * self.1
+    }
+}
+
+impl<R: Rule + Clone> Rule for Hyperball<R> {
+    fn init(&self, x: Parameter<'_>) -> Result<State> {
+        self.rate()?;
+        let state = State::empty().with_number("radius", 0.0).zeroed_by_new_weights("radius");
+        state.restarted_by_new_rows("radius").with_held(self, x)
+    }
+
+    fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let (eta, radius) = (self.rate()?, state.number("radius")?);
+        let Parts { numbers, held, .. } = state.parts();
+        self.inner.apply(held.inner()?, x, dx)?.and_then(|step| {
+            let sums = Sums::new(Slots::none(), numbers).norms().sum(InnerProduct, 0..0);
+            Ok(step.try_map_with_sums(sums, move |sums| {
+                let (x, u) = (sums[0], sums[1]);
+                let radius = if radius == 0.0 { x } else { radius };
+                let c = if (u * u) as f32 == 0.0 { 0.0 } else { eta * radius / u };
+                // Without cancellation, and not below 0 where the sum is rounded or infinite in f32.
+                let product = sums[2].max(-x * u).min(x * u);
+                let moved = ((x - c * u).powi(2) + 2.0 * c * (x * u - product)).sqrt();
+                // All ranks see the same sums. Without a direction nothing is lost: x stays at 0.
+                if moved == 0.0 && u > 0.0 {
+                    return Err(zero_norm());
+                }
+                let k = if moved == 0.0 { 1.0 } else { radius / moved };
+                Ok(Resolved::new(SphereStep(1.0 - k, k * c), [radius]))
+            }))
+        })
+    }
+
+    fn kind(&self) -> Kind {
+        self.inner.kind().max(Kind::WholeTensor)
+    }
+}
+
+/// The error for weights that no factor gives a norm above 0.
+fn zero_norm() -> Error {
+    Error::new(ErrorKind::Unsupported, "the norm that `Hyperball` would scale to the first one is")
+        .with_got(0)
+        .with_expected("a number above 0")
+        .with_remedy("give a parameter that starts at 0 another rule, by `Fallback::except` or `setup_with`")
+}
