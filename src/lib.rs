@@ -71,7 +71,7 @@ pub use engine::{Engine, Isa, Norms, Resolved};
 pub use error::warning::Warning;
 pub use error::{Error, ErrorKind, Result};
 pub use files::checkpoint::{
-    Checkpoint, CheckpointFile, CheckpointSaver, DefaultTaken, NewestCheckpoint, Restored,
+    Checkpoint, CheckpointFile, CheckpointSaver, FieldDifference, NewestCheckpoint, Restored,
 };
 #[cfg(feature = "config")]
 pub use files::config;

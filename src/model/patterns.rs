@@ -43,17 +43,16 @@ impl Patterns {
             .at(path)
     }
 
-    /// Refuses a pattern that matches no path of these variables.
-    pub(crate) fn check_matched(&self, variables: &[&Variable<'_>]) -> Result<()> {
-        let is_idle =
-            |&pattern: &usize| !variables.iter().any(|variable| self.matches(pattern, &variable.paths));
+    /// Refuses a pattern that matches no path of these parameters, each with its paths.
+    pub(crate) fn check_matched(&self, parameters: &[Vec<&str>]) -> Result<()> {
+        let is_idle = |&pattern: &usize| !parameters.iter().any(|paths| self.matches(pattern, paths));
         let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
-        Err(self.unmatched(idle, variables.iter().copied()))
+        Err(self.unmatched(idle, parameters.iter().filter_map(|paths| paths.first().copied())))
     }
 
-    /// The error that a pattern matches no path of these variables.
-    fn unmatched<'v>(&self, pattern: usize, variables: impl Iterator<Item = &'v Variable<'v>>) -> Error {
-        let available = listed(variables.map(Variable::path));
+    /// The error that a pattern matches none of these paths.
+    fn unmatched<'p>(&self, pattern: usize, paths: impl Iterator<Item = &'p str>) -> Error {
+        let available = listed(paths);
         Error::new(ErrorKind::Argument, format!("the pattern {:?} matches no parameter", self.texts[pattern]))
             .with_expected(format_args!("one that matches {}", one_of(&available)))
     }
@@ -127,7 +126,7 @@ impl Patterns {
                 );
                 Error::new(ErrorKind::Argument, problem).with_remedy("put the narrower pattern first")
             }
-            _ => self.unmatched(idle, variables.iter()),
+            _ => self.unmatched(idle, variables.iter().map(Variable::path)),
         }
     }
 }

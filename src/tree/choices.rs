@@ -42,12 +42,13 @@ pub(crate) fn chosen<'m, O: IntoOptimiser>(
 
 /// Refuses optimisers that decide by a pattern which no path of the model matches.
 pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
-    let variables: Vec<&Variable<'_>> = choices.iter().map(|(variable, _)| variable).collect();
+    let parameters: Vec<Vec<&str>> =
+        choices.iter().map(|(variable, _)| variable.paths.iter().map(String::as_str).collect()).collect();
     let mut last = None;
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // Neighbours usually share one `Arc`; its patterns are checked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
-            Patterns::new(optimiser.description().patterns()).check_matched(&variables)?;
+            Patterns::new(optimiser.description().patterns()).check_matched(&parameters)?;
         }
     }
     Ok(())

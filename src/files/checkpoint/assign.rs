@@ -23,7 +23,10 @@ impl CheckpointFile {
         restoration: Restoration,
     ) -> Result<Restored> {
         state.warnings.look_again();
-        (state.steps, state.calls) = (self.record.steps, self.record.calls);
+        if !self.keep_settings {
+            state.steps = self.record.steps;
+        }
+        state.calls = self.record.calls;
         state.schedules = restoration.schedules;
         state.norms = self.record.norms.clone();
         let mut leaves = state.leaves.iter_mut().zip(restoration.leaves);
@@ -43,20 +46,21 @@ impl CheckpointFile {
     }
 
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
+        leaf.drives = restoration.drives;
+        let Some(values) = restoration.values else { return Ok(()) };
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
-        for (tensor, source) in tensors.into_iter().zip(&restoration.tensors) {
+        for (tensor, source) in tensors.into_iter().zip(&values.tensors) {
             self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
         }
-        for (counter, count) in counters.into_iter().zip(restoration.counters) {
+        for (counter, count) in counters.into_iter().zip(values.counters) {
             *counter = count;
         }
-        for (number, value) in numbers.into_iter().zip(restoration.numbers) {
+        for (number, value) in numbers.into_iter().zip(values.numbers) {
             *number = value;
         }
-        (leaf.optimiser, leaf.drives) = (restoration.optimiser, restoration.drives);
-        leaf.steps = restoration.steps;
-        leaf.frozen = restoration.frozen;
-        (leaf.waiting.calls, leaf.waiting.received) = (restoration.waited, restoration.received.into());
+        leaf.optimiser = values.optimiser;
+        (leaf.steps, leaf.frozen) = (values.steps, values.frozen);
+        (leaf.waiting.calls, leaf.waiting.received) = (values.waited, values.received.into());
         leaf.unsettle();
         Ok(())
     }

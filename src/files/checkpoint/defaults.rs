@@ -1,33 +1,44 @@
-//! The hyper-parameters of a file, compared with those of the rules.
+//! What a restore took over, and the hyper-parameters of a file, compared with those of the rules.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{FieldValue, Literal};
 use crate::rule::{Description, FieldDescription, OptimiserRecord};
 
-/// What a [restored](crate::CheckpointFile::restore) state has that its file lacks.
+/// What [`CheckpointFile::restore`](crate::CheckpointFile::restore) took over, and what it did not.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Restored {
-    /// The hyper-parameters that the file lacks, because it is older than they are.
-    pub defaults: Vec<DefaultTaken>,
+    /// The paths of the parameters whose state is now that of the file.
+    pub taken: Vec<String>,
+    /// The paths of the state's parameters that stayed as they were, because they are
+    /// [excepted](crate::CheckpointFile::except).
+    pub left: Vec<String>,
+    /// The paths of the file's parameters that were passed over, for the same reason.
+    pub passed_over: Vec<String>,
+    /// The hyper-parameters that are other ones in the file than in the program.
+    pub differences: Vec<FieldDifference>,
 }
 
-/// A hyper-parameter that a file lacks, so that it got its default.
+/// A hyper-parameter that has another value in a file than in the program.
+///
+/// That of the file counts, unless the program [keeps its settings](crate::CheckpointFile::keeping_settings).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct DefaultTaken {
+pub struct FieldDifference {
     /// The first parameter with this optimiser.
     pub path: String,
     /// The rule.
     pub rule: String,
     /// The hyper-parameter.
     pub field: String,
-    /// Its default.
-    pub value: FieldValue,
+    /// The value in the program before the restore.
+    pub program: FieldValue,
+    /// The value in the file; `None` if the file is older than the hyper-parameter. Its default counts then.
+    pub file: Option<FieldValue>,
 }
 
-/// The values of the file for all fields of an optimiser, in order. Those that the file lacks get their
-/// defaults, noted in `restored`.
+/// The values of the file for all fields of an optimiser, in order, and the defaults of those that the file
+/// lacks. Differences from the rule's values are added to `restored`.
 ///
 /// # Errors
 /// If the file has a field that the rule lacks, fields in another order, or a value of another type.
@@ -46,20 +57,24 @@ pub(super) fn saved_values(
             let names = own.fields.iter().map(|field| field.name.to_string()).collect();
             return Err(other_names(path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names));
         }
-        for (&FieldDescription { name, default, .. }, literal) in own.fields.iter().zip(literals) {
+        for (&FieldDescription { name, value: program, default, .. }, literal) in
+            own.fields.iter().zip(literals)
+        {
             let rule = own.kind.to_string();
-            let Some((_, literal)) = literal else {
-                let (path, field) = (path.to_string(), name.to_string());
-                restored.defaults.push(DefaultTaken { path, rule, field, value: default });
-                values.push(default);
-                continue;
+            let read = |(_, literal): &(String, Literal)| {
+                literal.read(default).ok_or_else(|| {
+                    let text = |text: &String| format!("{text:?}");
+                    let got = if let Literal::Text(of) = literal { text(of) } else { literal.to_string() };
+                    let other = Error::new(ErrorKind::File, format!("the file's {rule}: {name} is"));
+                    other.with_got(got).with_expected(default.expected()).at(path)
+                })
             };
-            values.push(literal.read(default).ok_or_else(|| {
-                let got =
-                    if let Literal::Text(text) = literal { format!("{text:?}") } else { literal.to_string() };
-                let other = Error::new(ErrorKind::File, format!("the file's {rule}: {name} is"));
-                other.with_got(got).with_expected(default.expected()).at(path)
-            })?);
+            let file = literal.map(read).transpose()?;
+            values.push(file.unwrap_or(default));
+            if file != Some(program) {
+                let (path, field) = (path.to_string(), name.to_string());
+                restored.differences.push(FieldDifference { path, rule, field, program, file });
+            }
         }
     }
     Ok(values)

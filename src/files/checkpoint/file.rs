@@ -8,9 +8,11 @@ use safetensors::SafeTensorError;
 use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, bytes_name, damaged, damaged_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
+use crate::model::patterns::Patterns;
 use crate::step::loss_scaler::LossScaler;
 use crate::tensors::{Tensor, from_file};
 use crate::training::plateau::ReduceOnPlateau;
+use crate::tree::StateTree;
 
 /// An open checkpoint whose format, version and checksum are right.
 ///
@@ -28,13 +30,16 @@ pub struct CheckpointFile {
     pub(super) record: Record,
     pub(super) convert: bool,
     pub(super) accept_non_finite: bool,
+    pub(super) keep_settings: bool,
+    pub(super) except: Patterns,
 }
 
 impl CheckpointFile {
     /// Opens a file and compares its checksum.
     ///
     /// Over [ranks](crate::Setup::over) each opens it. A rank that gets an error has to leave with it, as `?`
-    /// does in a loop, because the others wait for it in [`restore`](CheckpointFile::restore) until it is gone.
+    /// does in a loop, because the others wait for it in [`restore`](CheckpointFile::restore) until it is
+    /// gone.
     ///
     /// # Errors
     /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or
@@ -105,7 +110,15 @@ impl CheckpointFile {
             }
         }
         let path = path.to_path_buf();
-        Ok(CheckpointFile { path, tensors, record, convert: false, accept_non_finite: false })
+        Ok(CheckpointFile {
+            path,
+            tensors,
+            record,
+            convert: false,
+            accept_non_finite: false,
+            keep_settings: false,
+            except: Patterns::new(Vec::new()),
+        })
     }
 
     /// Allows a state or model of other dtypes than the file's.
@@ -128,6 +141,73 @@ impl CheckpointFile {
     pub fn accepting_non_finite(mut self) -> Self {
         self.accept_non_finite = true;
         self
+    }
+
+    /// Keeps the program's hyper-parameters, schedules and count of steps, and which parameters are frozen.
+    ///
+    /// By default a state goes on with those of the file, and [`Restored::differences`](crate::Restored) has
+    /// the hyper-parameters that change. With this method the file gives only what rules remember, such as
+    /// moments with their counts, and `differences` has the hyper-parameters of the file that are other ones.
+    /// Schedules then begin where the program is, at step 0 in a new state.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, Checkpoint, CheckpointFile, setup};
+    ///
+    /// let x = Var::ones(3, DType::F32, &Device::Cpu)?;
+    /// let (bytes, _) = Checkpoint::new(&setup(Adam::new(0.1), &x)?).to_bytes()?;
+    /// let mut state = setup(Adam::new(0.02), &x)?;
+    /// let restored = CheckpointFile::from_bytes("run", bytes)?.keeping_settings().restore(&mut state)?;
+    /// assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(0.02));
+    /// assert_eq!(restored.differences[0].field, "eta");
+    /// assert_eq!(restored.differences[0].file, Some(0.1.into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn keeping_settings(mut self) -> Self {
+        self.keep_settings = true;
+        self
+    }
+
+    /// Leaves out the parameters whose path matches one of these patterns, in the file and in the state.
+    ///
+    /// For a model that is not quite the saved one: with a head of another shape, without a part of it, or
+    /// with new parts. What is left out of the state (and of the model) stays as it is, and may have any
+    /// shape and rule. Everything else has to fit, and [`Restored`](crate::Restored) lists both. In a pattern
+    /// `*` stands for any text, dots included, and `?` for one character; the whole path must match. A
+    /// parameter with several paths is left out if one of them matches.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    ///
+    /// use candle_core::{DType, Device, Var};
+    /// use optimisers::{Adam, Checkpoint, CheckpointFile, setup};
+    ///
+    /// let model = |head: &'static str, classes: usize| -> candle_core::Result<BTreeMap<&str, Var>> {
+    ///     let variable = |size: usize| Var::ones(size, DType::F32, &Device::Cpu);
+    ///     Ok(BTreeMap::from([("encoder", variable(3)?), (head, variable(classes)?)]))
+    /// };
+    /// let saved = model("head.a", 10)?;
+    /// let (bytes, _) = Checkpoint::new(&setup(Adam::new(0.1), &saved)?).model(&saved).to_bytes()?;
+    /// let new = model("head.b", 2)?;
+    /// let mut state = setup(Adam::new(0.1), &new)?;
+    /// let file = CheckpointFile::from_bytes("run", bytes)?.except(["head.*"]);
+    /// let restored = file.restore_with_model(&mut state, &new)?;
+    /// assert_eq!((restored.taken, restored.left), (vec!["encoder".into()], vec!["head.b".into()]));
+    /// assert_eq!(restored.passed_over, ["head.a"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
+        let earlier = self.except.texts().iter().cloned();
+        self.except = Patterns::new(earlier.chain(patterns.into_iter().map(Into::into)).collect());
+        self
+    }
+
+    /// Whether a parameter of the state or of the file is left out, by all of its paths that are known.
+    pub(super) fn leaves_out(&self, state: &StateTree, path: &str) -> bool {
+        match state.leaf(path) {
+            Some(leaf) => self.except.first(&leaf.paths().collect::<Vec<_>>()).is_some(),
+            None => self.except.first(&[path]).is_some(),
+        }
     }
 
     /// The bytes that were saved under this name.

@@ -25,7 +25,7 @@ mod series;
 mod snapshot;
 mod write;
 
-pub use defaults::{DefaultTaken, Restored};
+pub use defaults::{FieldDifference, Restored};
 pub use file::CheckpointFile;
 #[cfg(feature = "torch")]
 pub(crate) use layout::Remarks;

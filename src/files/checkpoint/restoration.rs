@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::defaults::{Restored, other_names, saved_values};
 use super::file::CheckpointFile;
-use super::record::{LeafRecord, Record, ScheduleRecord, bytes_name, damaged};
+use super::record::{LeafRecord, ScheduleRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
@@ -43,8 +43,14 @@ pub(super) struct EntryPart {
     pub(super) elements: Range<usize>,
 }
 
-/// The values that a leaf takes over.
+/// The schedules that a leaf goes on with, and the values that it takes over, unless it is left out.
 pub(super) struct LeafRestoration {
+    pub(super) drives: Option<Arc<Drives>>,
+    pub(super) values: Option<LeafValues>,
+}
+
+/// The values that a leaf takes over.
+pub(super) struct LeafValues {
     pub(super) optimiser: Arc<Optimiser>,
     /// The source of each state tensor, in their order.
     pub(super) tensors: Vec<EntryPart>,
@@ -54,7 +60,6 @@ pub(super) struct LeafRestoration {
     pub(super) frozen: bool,
     pub(super) waited: u64,
     pub(super) received: bool,
-    pub(super) drives: Option<Arc<Drives>>,
 }
 
 /// The optimisers with the hyper-parameters of the file.
@@ -69,12 +74,12 @@ struct Optimisers {
 /// The schedules of the file.
 struct SavedSchedules {
     all: Vec<GivenSchedule>,
-    /// The count of steps from which they go on.
-    at: u64,
+    /// The count of steps from which they go on; `None` if the program keeps its own schedules and count.
+    at: Option<u64>,
 }
 
 impl SavedSchedules {
-    fn of(record: &Record) -> Result<Self> {
+    fn of(CheckpointFile { record, keep_settings, .. }: &CheckpointFile) -> Result<Self> {
         let schedule = |saved: &ScheduleRecord| {
             let schedule = saved.schedule();
             match schedule.curve.is_ordered() {
@@ -83,19 +88,22 @@ impl SavedSchedules {
             }
         };
         let all = record.schedules.iter().map(schedule).collect::<Result<_>>()?;
-        Ok(SavedSchedules { all, at: record.steps })
+        Ok(SavedSchedules { all, at: (!keep_settings).then_some(record.steps) })
     }
 
-    /// Those with these indices, and those of the program, which count where both have one.
+    /// Those with these indices, and those of the program, which count where both have one. What is left out has
+    /// no indices, and keeps all that the program has.
     fn with(
         &self,
-        saved: &[usize],
+        saved: Option<&Vec<usize>>,
         given: impl Iterator<Item = GivenSchedule>,
     ) -> Result<Vec<GivenSchedule>> {
+        let going_on = |given: GivenSchedule| self.at.map(|at| given.restored_at(at)).unwrap_or(given);
+        let (Some(saved), Some(_)) = (saved, self.at) else { return Ok(given.map(going_on).collect()) };
         let unknown = || damaged("it refers to a schedule that is not there");
         let saved = saved.iter().map(|index| self.all.get(*index).cloned().ok_or_else(unknown));
         let of_program = given.filter(|given| !given.is_of_file);
-        saved.chain(of_program.map(|given| Ok(given.restored_at(self.at)))).collect()
+        saved.chain(of_program.map(|given| Ok(going_on(given)))).collect()
     }
 }
 
@@ -115,25 +123,46 @@ impl CheckpointFile {
     ) -> Result<Restoration> {
         self.check_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
-        if let Some(path) =
-            leaves.keys().find(|path| state.leaf(path).is_none_or(|leaf| leaf.path() != *path))
-        {
-            return Err(extra(path, "state"));
+        let is_extra = |path: &str| state.leaf(path).is_none_or(|leaf| leaf.path() != path);
+        let mut optimisers = Optimisers::default();
+        for path in leaves.keys() {
+            if self.leaves_out(state, path) {
+                optimisers.restored.passed_over.push(path.clone());
+            } else if is_extra(path) {
+                return Err(extra(path, "state"));
+            }
         }
-        let saved = SavedSchedules::of(&self.record)?;
+        let saved = SavedSchedules::of(self)?;
         let mut schedules = Vec::new();
-        for given in saved.with(&self.record.for_all, state.schedules.iter().cloned())? {
+        for given in saved.with(Some(&self.record.for_all), state.schedules.iter().cloned())? {
             give_to_all(&mut schedules, given);
         }
-        let mut optimisers = Optimisers::default();
         let mut plans = Vec::with_capacity(state.len());
         for leaf in state.leaves() {
-            let record = leaves.get(leaf.path()).ok_or_else(|| missing(leaf.path(), leaves.keys()))?;
-            plans.push(self.check_leaf(leaf, record, variables.is_some(), &saved, &mut optimisers)?);
+            let path = leaf.path();
+            let is_taken = !self.leaves_out(state, path);
+            let list = &mut optimisers.restored;
+            if is_taken { &mut list.taken } else { &mut list.left }.push(path.to_string());
+            let record = leaves.get(path).filter(|_| is_taken);
+            if is_taken && record.is_none() {
+                return Err(missing(path, leaves.keys()));
+            }
+            let check = |record| self.check_leaf(leaf, record, variables.is_some(), &mut optimisers);
+            let values = record.map(check).transpose()?;
+            let optimiser = values.as_ref().map_or(&leaf.optimiser, |values| &values.optimiser);
+            let given = saved.with(record.map(|record| &record.schedules), leaf.schedules().cloned());
+            let resolved = given.and_then(|given| optimisers.resolver.of(optimiser, given.into_iter()));
+            let resolved = resolved.map_err(|error| error.at(path))?;
+            if let Some(field) = resolved.missing.first() {
+                return Err(
+                    damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path)
+                );
+            }
+            plans.push(LeafRestoration { drives: resolved.drives, values });
         }
         let drives = plans.iter().map(|plan| plan.drives.as_deref());
         check_one_rate(state.leaves().map(Leaf::path).zip(drives))?;
-        let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(variables))?;
+        let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(state, variables))?;
         if variables.is_some() {
             self.check_masters(state)?;
         }
@@ -151,14 +180,30 @@ impl CheckpointFile {
         Ok(Restoration { leaves: plans, schedules, variables: sources, restored: optimisers.restored })
     }
 
+    /// Refuses a pattern that leaves out nothing, because it may be mistyped.
+    pub(super) fn check_excepted(
+        &self,
+        state: &StateTree,
+        variables: Option<&BTreeMap<String, Lent<'_>>>,
+    ) -> Result<()> {
+        if self.except.texts().is_empty() {
+            // A damaged file may have many paths.
+            return Ok(());
+        }
+        let of_model =
+            self.record.model.iter().flatten().chain(variables.into_iter().flat_map(BTreeMap::keys));
+        let alone = self.record.leaves.keys().chain(of_model).map(|path| vec![path.as_str()]);
+        let all: Vec<Vec<&str>> = alone.chain(state.leaves().map(|leaf| leaf.paths().collect())).collect();
+        self.except.check_matched(&all).map_err(|error| error.in_file("checkpoint", &self.path))
+    }
+
     fn check_leaf(
         &self,
         leaf: &Leaf,
         record: &LeafRecord,
         with_model: bool,
-        schedules: &SavedSchedules,
         optimisers: &mut Optimisers,
-    ) -> Result<LeafRestoration> {
+    ) -> Result<LeafValues> {
         let path = leaf.path();
         if record.shape != leaf.shape() {
             return Err(other_shape(path, &record.shape, leaf.shape()).at(path));
@@ -207,20 +252,13 @@ impl CheckpointFile {
         {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
         }
-        let given = schedules.with(&record.schedules, leaf.schedules().cloned());
-        let resolved = given.and_then(|given| optimisers.resolver.of(&optimiser, given.into_iter()));
-        let resolved = resolved.map_err(|error| error.at(path))?;
-        if let Some(field) = resolved.missing.first() {
-            return Err(damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path));
-        }
-        Ok(LeafRestoration {
+        Ok(LeafValues {
             optimiser,
-            drives: resolved.drives,
             tensors: self.check_tensors(leaf, record, saved, with_model)?,
             counters: record.counters.iter().map(|(_, count)| *count).collect(),
             numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
             steps: record.steps,
-            frozen: record.frozen,
+            frozen: if self.keep_settings { leaf.frozen } else { record.frozen },
             waited: record.waited,
             received: record.received,
         })
@@ -254,6 +292,9 @@ impl CheckpointFile {
             None => saved_values(path, optimiser.description(), saved, restored),
             Some(_) => saved_values(path, optimiser.description().rule(), saved.rule(), restored),
         }?;
+        if self.keep_settings {
+            return Ok(leaf.optimiser.clone());
+        }
         let checked = optimiser.set_fields(&values).and_then(|()| optimiser.check());
         checked.map_err(|error| error.at(path))?;
         Ok(Arc::new(optimiser))
@@ -314,13 +355,18 @@ impl CheckpointFile {
     }
 
     /// The source of each variable, checked.
-    fn check_model(&self, variables: &BTreeMap<String, Lent<'_>>) -> Result<Vec<EntryPart>> {
+    fn check_model(
+        &self,
+        state: &StateTree,
+        variables: &BTreeMap<String, Lent<'_>>,
+    ) -> Result<Vec<EntryPart>> {
         let saved = self.record.model.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::File, "the file has no model, only optimiser state").with_remedy(
                 "save it with `Checkpoint::model`, or load the parameters from elsewhere and use `restore`",
             )
         })?;
-        if let Some(path) = saved.iter().find(|path| !variables.contains_key(*path)) {
+        let is_extra = |path: &&String| !self.leaves_out(state, path) && !variables.contains_key(*path);
+        if let Some(path) = saved.iter().find(is_extra) {
             return Err(extra(path, "model"));
         }
         let known: HashSet<&String> = saved.iter().collect();
@@ -343,7 +389,7 @@ impl CheckpointFile {
     fn check_masters(&self, state: &StateTree) -> Result<()> {
         // Before the first gradient, code outside of updates may move the parameter.
         let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
-        for (path, leaf) in leaves {
+        for (path, leaf) in leaves.filter(|(path, _)| !self.leaves_out(state, path)) {
             let part = state.leaf(path).map_or(0..0, Leaf::part);
             if let Some(Difference { index, parameter, master }) = self.stale(path, leaf, part)? {
                 let problem =

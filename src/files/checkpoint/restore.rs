@@ -13,11 +13,12 @@ impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen.
     ///
     /// The model stays as it is. The state has to be set up with the same rules for the same parameters as
-    /// the saved one; hyper-parameters may differ. Everything is checked before anything is changed. The
-    /// state then continues bit for bit as the saved one would have.
+    /// the saved one, unless some are [excepted](CheckpointFile::except). Everything is checked before
+    /// anything is changed. The state then continues bit for bit as the saved one would have.
     ///
-    /// A hyper-parameter that the file lacks, because the file is older, gets its default, and the answer
-    /// names it. A hyper-parameter that the rule lacks is an error.
+    /// Hyper-parameters may differ: those of the file count, or the program
+    /// [keeps its own](CheckpointFile::keeping_settings), and the answer lists the differences. One that the
+    /// file lacks, because the file is older, gets its default. One that the rule lacks is an error.
     ///
     /// Over [ranks](crate::Setup::over) all call this with the same file, and each takes over its parts. It
     /// does not matter how many ranks wrote the file. If one rank refuses, all get an error, before anything
@@ -52,7 +53,9 @@ impl CheckpointFile {
 
     fn take_over_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let variables = model.map(|model| variables(state, model)).transpose()?;
+            let mut variables = model.map(|model| variables(state, model)).transpose()?;
+            self.check_excepted(state, variables.as_ref())?;
+            variables.iter_mut().for_each(|all| all.retain(|path, _| !self.leaves_out(state, path)));
             let restoration = self.restoration(state, variables.as_ref())?;
             let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
             Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
@@ -68,8 +71,11 @@ impl CheckpointFile {
             (with_model, "with the model"),
             (self.convert, "converting"),
             (self.accept_non_finite, "accepting what is not finite"),
+            (self.keep_settings, "keeping settings"),
         ];
         let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));
-        format!("a file with the checksum {}{}", self.record.checksum, options.collect::<String>())
+        let except = self.except.texts().iter().map(|pattern| format!(", except {pattern:?}"));
+        let options = options.chain(except).collect::<String>();
+        format!("a file with the checksum {}{options}", self.record.checksum)
     }
 }
