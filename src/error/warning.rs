@@ -55,6 +55,15 @@ pub enum Warning {
         /// That number.
         value: f64,
     },
+    /// A file of a state with open windows of [`AccumGrad`](crate::AccumGrad).
+    ///
+    /// [Saving](crate::Checkpoint::save) returns this, also of masters and for torch; no state keeps it. The
+    /// log does not have it, because a run that goes on from a checkpoint loses nothing. The parameters lack
+    /// what was collected.
+    WindowsOpen {
+        /// How many calls the windows have counted.
+        calls: u64,
+    },
     /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, as it
     /// is damaged, of another format or unfinished. No state keeps it.
     PassedOver {
@@ -200,6 +209,11 @@ impl fmt::Display for Warning {
                  {index}. The file is whole, and refused when it is read: keep the one before, and skip \
                  such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the \
                  same"
+            ),
+            Warning::WindowsOpen { calls } => write!(
+                f,
+                "windows of `AccumGrad` are open: {calls} calls have not moved the parameters in the file. \
+                 Save after a call that makes a step, or end the windows by `Update::release_windows`"
             ),
             Warning::PassedOver { reason, .. } => write!(f, "passed over, {reason}"),
             Warning::NotSaved { reason, .. } => {

@@ -174,7 +174,7 @@ impl Printed {
     fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
         let places = slot_places(&self.state);
         let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
-        let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls);
+        let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls, false);
         let Planned { mut job, progress, windows } = optimiser.plan(state, x, dx)?;
         job.check(x, &|| optimiser.name())?;
         check_arithmetic(optimiser, &job)?;

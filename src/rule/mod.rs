@@ -37,7 +37,7 @@ pub use gradient::reductions::{Norm, Sums};
 pub use gradient::{Flow, Gradient};
 pub use kind::Kind;
 pub(crate) use optimiser::consistency::{
-    Difference, Extent, check_rounded, copy_difference, difference, not_finite,
+    Difference, Extent, check_rounded, copy_difference, difference, not_finite, sample_checksum,
 };
 pub(crate) use optimiser::planned::{Planned, Progress};
 pub(crate) use optimiser::store::Store;

@@ -12,6 +12,7 @@ mod mars;
 #[cfg(feature = "candle")]
 pub(crate) mod matrix;
 mod moments;
+mod rule_by;
 pub(crate) mod schedule_free;
 
 pub use adam::*;
@@ -25,6 +26,8 @@ pub use schedule_free::*;
 pub use gradient::{AdaptiveClip, Centralise, GradNoise};
 #[cfg(feature = "candle")]
 pub use matrix::{APOLLO, AdaMuon, Adafactor, GaLore, Muon, NorMuon, SOAP, Shampoo};
+
+use rule_by::rule_by;
 
 /// Every rule of this crate with its defaults.
 #[doc(hidden)]

@@ -24,6 +24,8 @@ pub(crate) struct UpdateOptions {
     pub(crate) allow_no_gradients: bool,
     /// Whether the outcome has figures of every leaf that moves.
     pub(crate) figures: bool,
+    /// Whether the call brings no gradients, and ends the open windows instead.
+    pub(crate) releases_windows: bool,
 }
 
 impl Default for UpdateOptions {
@@ -36,6 +38,7 @@ impl Default for UpdateOptions {
             keep_masters: false,
             allow_no_gradients: false,
             figures: false,
+            releases_windows: false,
         }
     }
 }
@@ -91,7 +94,9 @@ impl UpdateCall {
     /// The call with what the state requires, and its counts and norms of earlier calls.
     pub(crate) fn of_state(self, state: &StateTree) -> Self {
         let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
-        UpdateCall { calls: state.calls, norms, requires_all: state.requires_all, ..self }
+        // An incomplete window may lack gradients that a complete one would have.
+        let requires_all = state.requires_all && !self.options.releases_windows;
+        UpdateCall { calls: state.calls, norms, requires_all, ..self }
     }
 
     /// The gradient that the rules get, and the norms to find of it.
@@ -101,7 +106,8 @@ impl UpdateCall {
         path: &'a str,
         norms: Option<&LeafNorms>,
     ) -> Gradient<'a> {
-        let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls);
+        let releases = self.options.releases_windows;
+        let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls, releases);
         let (divisor, mut scale) = (self.divisor as f64, self.loss_scale.recip());
         if self.divisor.is_power_of_two() {
             // One factor has the same bits, and a norm that follows can absorb it.

@@ -125,6 +125,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreeme
         ("allow_no_gradients", call.options.allow_no_gradients),
         ("require_all", call.requires_all),
         ("figures", call.options.figures),
+        ("release_windows", call.options.releases_windows),
     ];
     let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
     let first = [leaves.len() as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms];

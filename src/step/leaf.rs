@@ -116,7 +116,7 @@ impl LeafUpdate<'_, '_> {
         }
         let norms = call.options.figures.then(LeafNorms::default);
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
-        let Leaf { path, optimiser, acting, state, steps, waiting, .. } = leaf;
+        let Leaf { path, optimiser, acting, state, steps, waiting, left, .. } = leaf;
         let optimiser = acting.as_ref().unwrap_or(optimiser);
         let located = |error: Error| error.at(path).counted_from(first);
         let follows_master = state.followed().is_some();
@@ -124,18 +124,23 @@ impl LeafUpdate<'_, '_> {
             optimiser.plan(state, x, call.gradient(sources, path, norms.as_ref())).map_err(located)?;
         // Not in a call that brings the leaf nothing: no step is taken over a change then.
         if let Some(extent) = extent
-            && follows_master
             && (has_gradient || planned.progress == Progress::Applied)
         {
-            check_rounded(planned.job.x.lender(), x, extent).map_err(located)?;
+            let master = planned.job.x.lender();
+            if follows_master { check_rounded(master, x, extent) } else { Leaf::check_left(*left, x) }
+                .map_err(located)?;
         }
+        // Known again once the call has ended: it may fail after it has written the parameter.
+        *left = left.filter(|_| planned.progress != Progress::Applied);
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;
         if progress == Progress::Applied {
             let next = *steps + 1;
             job.counters.push((steps, next));
         }
-        waiting.count(has_gradient, progress, &mut job.counters);
+        if !call.options.releases_windows {
+            waiting.count(has_gradient, progress, &mut job.counters);
+        }
         job.whole = whole;
         let own = job.check(x, &|| optimiser.name())?;
         if is_cut {

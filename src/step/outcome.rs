@@ -14,6 +14,11 @@ pub struct Outcome {
     pub applied: usize,
     /// How many parameters had a gradient that went into an accumulator, also with weight 0.
     pub accumulated: usize,
+    /// How many calls are in windows of [`AccumGrad`](crate::AccumGrad) that are open after this call.
+    ///
+    /// With several n it is the calls since all windows last ended together.
+    /// [`Update::release_windows`](crate::Update::release_windows) ends them early.
+    pub open_calls: u64,
     /// How many parameters are frozen.
     pub frozen: usize,
     /// The paths of the parameters without a gradient, which stayed as they are.

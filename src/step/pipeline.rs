@@ -137,6 +137,10 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
                 Some(Ending::skipped(SkipReason::NotFinite { path: path.clone() }))
             }
             _ if self.summary.is_refused() => Some(Ending::Refused),
+            // The windows, if any are open, have counted calls without gradients, or their leaves are frozen.
+            _ if self.call.options.releases_windows && !self.summary.collects() => {
+                Some(Ending::Skipped { reason: SkipReason::NothingToMove, ends_windows: true })
+            }
             _ if !self.summary.moves => Some(Ending::skipped(SkipReason::NothingToMove)),
             _ => None,
         }

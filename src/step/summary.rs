@@ -109,6 +109,8 @@ impl StepSummary {
         let has_stepped = status == Status::Stepped;
         let mut warnings: Vec<Warning> = warnings.collect();
         if has_stepped {
+            state.count_missed(&self.moved);
+            self.moved.iter().for_each(|&leaf| state.leaves[leaf].remember(&*parameters[leaf]));
             warnings.extend(state.warn_of_numbers(parameters));
             warnings.extend(state.warn_of_rate_of_zero());
         }
@@ -134,6 +136,7 @@ impl StepSummary {
         Outcome {
             applied: counts.0,
             accumulated: counts.1,
+            open_calls: state.calls,
             frozen: self.frozen,
             without_gradient: self.missing.into_paths(state),
             learning_rate: first.filter(|_| status == Status::Stepped).and_then(Leaf::learning_rate),

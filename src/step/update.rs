@@ -20,8 +20,8 @@ use crate::tree::{Leaf, StateTree};
 /// path. All checks and all norms come before the first write: after an error about the arguments, model and
 /// state are as they were. For a device that fails later see [below](#what-is-left-in-the-middle).
 ///
-/// A parameter without a gradient stays untouched, its state and counters too (an accumulation window still
-/// advances, see [`AccumGrad`](crate::AccumGrad)). The outcome names it in each call, a
+/// A parameter without a gradient stays untouched, its state and counters too (but a window of
+/// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step). The outcome names it in each call, a
 /// [warning](crate::Warning::WithoutGradient) once, and [`StateTree::require_all`] makes it an error. Some
 /// operations of candle cut gradients without an error, see [the list](crate::guide::cuts). A gradient of
 /// zeros is a gradient. Gradients may have any float dtype and any layout, and may be the parameter or a view
@@ -56,9 +56,9 @@ use crate::tree::{Leaf, StateTree};
 /// - The storage of a parameter, master or gradient does not hold its elements, because an in-place operation
 ///   has exchanged it, or the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
 /// - An owner of [lent memory](crate::Lend) refuses it, or lends something else than it says.
-/// - A parameter was changed that [follows a master](crate::MixedPrecision), or, before its first step, one
-///   of which a rule [keeps a copy](crate::Slot::parameter); or the model has other weights in place of its
-///   parameters ([`Changed`](crate::ErrorKind::Changed)).
+/// - A parameter was changed that [follows a master](crate::MixedPrecision), or of which a rule [keeps a
+///   copy](crate::Slot::parameter); or the model has other weights in place of its parameters
+///   ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or
@@ -148,8 +148,8 @@ impl<'s, S> Update<'s, S> {
 
     /// Divides the gradients by the scale of their loss, which this scaler has scaled.
     ///
-    /// The call checks that all gradients are finite, divides them, and applies the step. If one is not finite
-    /// nothing moves; the outcome is skipped and names the parameter, and a dynamic scale falls.
+    /// The call checks that all gradients are finite, divides them, and applies the step. If one is not
+    /// finite nothing moves; the outcome is skipped and names the parameter, and a dynamic scale falls.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -249,8 +249,8 @@ impl<'s> Update<'s> {
     /// Applies the step.
     ///
     /// # Errors
-    /// As [`update`]; with a [scaler](Update::scaler) also if no loss was scaled since the last update, or the
-    /// scale would fall below its floor.
+    /// As [`update`]; with a [scaler](Update::scaler) also if no loss was scaled since the last update, or
+    /// the scale would fall below its floor.
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
         self.apply_scaled(model, grads, loss_scale)
@@ -298,6 +298,48 @@ impl<'s> Update<'s> {
             let grads = look_up(collection.insert(&*kept.insert(grads)), &mut map)?;
             Ok(GradientSource::all(grads, state.len()))
         })
+    }
+
+    /// Ends the open windows of [`AccumGrad`](crate::AccumGrad) by a step of what they have collected.
+    ///
+    /// For the last window of an epoch, if too few calls are left to fill it. Its mean is over the calls that
+    /// there were, and the next call is the first of new windows. If nothing was collected, no step is made,
+    /// and the outcome is [`NothingToMove`](crate::SkipReason::NothingToMove).
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use optimisers::{AccumGrad, Descent, OptimiserChain, Update, setup, update};
+    ///
+    /// let x = Var::new(&[0f32], &Device::Cpu)?;
+    /// let mut state = setup(OptimiserChain::new((AccumGrad::new(4), Descent::new(1.0))), &x)?;
+    /// for gradient in [5f32, 6.0] {
+    ///     let outcome = update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
+    ///     assert!(outcome.open_calls > 0);
+    /// }
+    /// let outcome = Update::new(&mut state).release_windows(&x)?;
+    /// assert_eq!((outcome.applied, outcome.open_calls, x.to_vec1::<f32>()?), (1, 0, vec![-5.5]));
+    /// assert!(!Update::new(&mut state).release_windows(&x)?.has_stepped());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Parameters without a window stay as they are, and [`require_all`](crate::StateTree::require_all) asks
+    /// for nothing. Over [ranks](crate::Setup::over) all call this. Each gradient was divided by its loss
+    /// scale when it was collected. So a [scaler](Update::scaler) needs no new loss, and keeps its scale; a
+    /// sum that is not finite is [given up](crate::SkipReason::WindowsGivenUp).
+    ///
+    /// # Errors
+    /// As [`update`].
+    pub fn release_windows<M: Model + ?Sized>(self, model: &M) -> Result<Outcome> {
+        let Update { state, options, scaler } = self;
+        let options = UpdateOptions {
+            finite_only: options.finite_only || scaler.is_some(),
+            allow_no_gradients: true,
+            releases_windows: true,
+            ..options
+        };
+        let update = Update { state, options, scaler: None };
+        update
+            .run(model, None, |state, _| Ok(state.leaves.iter().map(|_| GradientSource::found([])).collect()))
     }
 
     /// Applies the step to gradients that know this scale of their loss; with `None` their scale does not

@@ -13,7 +13,7 @@ use crate::rule::Evaluation;
 use crate::tensors::Tensor;
 
 impl StateTree {
-    /// The weights to evaluate with, by path, in the precision of the average.
+    /// The weights to evaluate with, by path, in the precision of the average, or of the arithmetic.
     ///
     /// They are those of every parameter that has taken a step and whose rule keeps an average:
     /// [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree),

@@ -334,9 +334,9 @@ impl<'m> Rebinding<'m> {
     }
 
     fn apply(self, leaf: &mut Leaf) {
-        leaf.follow(&*self.x);
         if let Some(state) = self.moved {
             leaf.state = state;
         }
+        leaf.follow(&*self.x);
     }
 }

@@ -48,6 +48,11 @@ pub struct Leaf {
     /// file or another model. The next step compares all of the parameter with its master, because a program
     /// may write parameters until then; later ones compare a sample.
     pub(crate) unsettled_at: u64,
+    /// Whether new weights are known by nothing but `left`: rules keep copies of the parameter, and it has no
+    /// master.
+    pub(super) keeps_copies: bool,
+    /// A checksum of a sample of the parameter as the last step left it, if it `keeps_copies`.
+    pub(crate) left: Option<u32>,
     /// The parameter itself, while the model has its average instead, or what `Sam` has moved it to: no
     /// failure loses it then. While it is here steps are refused.
     pub(crate) parameter_aside: Option<Tensor>,
@@ -81,6 +86,8 @@ impl Leaf {
             check_a_number_per_element(&path, &optimiser, &state, part.len())?;
         }
         Ok(Leaf {
+            keeps_copies: state.is_led_back(),
+            left: None,
             state,
             path,
             aliases: paths.collect(),
@@ -153,6 +160,8 @@ impl Leaf {
     pub(super) fn with_optimiser(&self, optimiser: Arc<Optimiser>, state: State) -> Self {
         Leaf {
             optimiser,
+            keeps_copies: state.is_led_back(),
+            left: None,
             state,
             path: self.path.clone(),
             aliases: self.aliases.clone(),
@@ -328,7 +337,7 @@ impl Leaf {
     }
 
     pub(crate) fn unsettle(&mut self) {
-        self.unsettled_at = self.steps;
+        (self.unsettled_at, self.keeps_copies, self.left) = (self.steps, self.state.is_led_back(), None);
     }
 
     /// Ends an open window: its rules forget what they have collected.

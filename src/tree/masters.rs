@@ -111,10 +111,10 @@ impl StateTree {
 
     /// Sets every master to its parameter, after new weights were put into the model.
     ///
-    /// Call it even if there are no masters: after the first step of a parameter without one nothing notices
-    /// that its variable has other values, and a rule that keeps a copy or a sum of its own steps
+    /// Call it even if there are no masters, because a rule that keeps a copy of the parameter
     /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD))
-    /// leads it back to where it was.
+    /// would lead it back to where it was. An [`update`](crate::update) notices that on the CPU, by a
+    /// [sample](crate::Slot::parameter).
     ///
     /// State that started as the parameter follows, as with [`set_masters`](StateTree::set_masters). The rest
     /// of the state stays.

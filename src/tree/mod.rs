@@ -257,6 +257,19 @@ impl StateTree {
         leaves.try_for_each(|leaf| leaf.end_window().map_err(|error| error.at(&leaf.path)))
     }
 
+    /// Counts a step in the averages of all leaves but those that have `moved`, in their order.
+    pub(crate) fn count_missed(&mut self, moved: &[usize]) {
+        if moved.len() == self.leaves.len() {
+            return;
+        }
+        let mut moved = moved.iter().peekable();
+        for (index, leaf) in self.leaves.iter_mut().enumerate() {
+            if moved.next_if_eq(&&index).is_none() {
+                leaf.state.miss_step();
+            }
+        }
+    }
+
     /// Gives all leaves the numbers of the whole model, which a step has `set` in the leaves with these
     /// indices: others are frozen, wait in a window, or are new and know none yet.
     pub(crate) fn share_numbers(&mut self, set: &[usize]) {

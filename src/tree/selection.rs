@@ -38,7 +38,8 @@ impl Selection<'_> {
 
     /// Updates pass these leaves over from now on: no state, no counter and no parameter moves.
     ///
-    /// Only numbers of the whole model follow it, as the estimate of [`Prodigy`](crate::Prodigy).
+    /// Only numbers of the whole model follow it, as the estimate of [`Prodigy`](crate::Prodigy), and an
+    /// [average](crate::Ema) counts the steps that it misses.
     pub fn freeze(self) {
         for leaf in self.leaves {
             leaf.frozen = true;

@@ -24,7 +24,8 @@ impl Leaf {
 /// A table with a line for each parameter, and one for all.
 ///
 /// The columns are path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether it is
-/// frozen.
+/// frozen. The last line ends with the calls in open windows of
+/// [`AccumGrad`](crate::AccumGrad), if there are any.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -61,6 +62,10 @@ impl fmt::Display for StateTree {
             self.len(),
             self.elements(),
             self.bytes()
-        )
+        )?;
+        match self.calls {
+            0 => Ok(()),
+            calls => write!(f, "; {calls} calls in open windows"),
+        }
     }
 }

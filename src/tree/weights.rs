@@ -4,7 +4,7 @@ use super::Leaf;
 use crate::engine::owned_on;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, copied};
-use crate::rule::{Difference, Extent, State, check_rounded};
+use crate::rule::{Difference, Extent, State, check_rounded, sample_checksum};
 use crate::tensors::{Tensor, in_dtype};
 
 impl Leaf {
@@ -82,11 +82,31 @@ impl Leaf {
 
     /// Gives the parameter `x`, its master and copies new weights.
     pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let Leaf { optimiser, state, path, .. } = self;
+        let Leaf { optimiser, state, path, left, .. } = self;
         let set = optimiser
             .set_precise(state, x, values)
             .and_then(|()| state.renew(&optimiser.seen_by_rule(state, x)?));
+        *left = None;
         set.map_err(|error| error.at(path))
+    }
+
+    /// Remembers the parameter `x` as a step has left it, if only that tells of new weights.
+    pub(crate) fn remember(&mut self, x: &dyn Lend) {
+        if self.keeps_copies {
+            self.left = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
+        }
+    }
+
+    /// Refuses a parameter `x` that is not what the last step has `left`. Without a master no copy in the
+    /// state is equal to it.
+    pub(crate) fn check_left(left: Option<u32>, x: &dyn Lend) -> Result<()> {
+        if left.is_none() || sample_checksum(x) == left {
+            return Ok(());
+        }
+        let problem = "it was changed outside of `update`, and its rule has a copy of what it was";
+        let remedy = "call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go \
+                      on from the copy, which leads the parameter back";
+        Err(Error::new(ErrorKind::Changed, problem).with_remedy(remedy))
     }
 
     /// Refuses a call while the model has an average in place of the parameter.

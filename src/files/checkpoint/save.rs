@@ -120,6 +120,9 @@ impl<'s> Checkpoint<'s> {
     /// [warning](Warning::NotFinite) then, on all ranks, and logs it. Keep an older file that is still
     /// finite. The numbers are checked while they are written, without a pass of their own.
     ///
+    /// If a window of [`AccumGrad`](crate::AccumGrad) is open, its sum is in the file, and `save` returns a
+    /// [warning](Warning::WindowsOpen) without logging it.
+    ///
     /// ```
     /// use candle_core::{Device, Var};
     /// use optimisers::{Adam, Checkpoint, Warning, setup};
@@ -139,10 +142,10 @@ impl<'s> Checkpoint<'s> {
     /// would have the same name in the file, or the file system fails. The old file is still at `path` then,
     /// unless only the flush of the folder failed: the error then says that the new file is in place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
-        let (path, world) = (path.as_ref(), self.state.world.as_ref());
+        let (path, state) = (path.as_ref(), self.state);
         self.with_content(path, |content, numbers| {
-            let tensors = write(world, path, content)?;
-            Ok(warned(path, tensors.into_iter().chain(numbers).collect()))
+            let tensors = write(state.world.as_ref(), path, content)?;
+            Ok(warned(path, state.calls, tensors.into_iter().chain(numbers).collect()))
         })
     }
 
@@ -170,10 +173,10 @@ impl<'s> Checkpoint<'s> {
     /// ```
     pub fn to_bytes(self) -> Result<(Vec<u8>, Vec<Warning>)> {
         self.state.check_whole("`to_bytes`")?;
-        let path = Path::new("in memory");
+        let (path, calls) = (Path::new("in memory"), self.state.calls);
         self.with_content(path, |content, numbers| {
             let (bytes, tensors) = content?.to_bytes().map_err(|error| error.in_file("checkpoint", path))?;
-            Ok((bytes, warned(path, tensors.into_iter().chain(numbers).collect())))
+            Ok((bytes, warned(path, calls, tensors.into_iter().chain(numbers).collect())))
         })
     }
 
@@ -232,19 +235,20 @@ impl StateTree {
         let masters = self.settle(Call::SaveMasters, masters)?;
         let tensors =
             self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
-        Ok(warned(path, write(self.world.as_ref(), path, FileContent::new(path, tensors, Remarks::Nothing))?))
+        let content = FileContent::new(path, tensors, Remarks::Nothing);
+        Ok(warned(path, self.calls, write(self.world.as_ref(), path, content)?))
     }
 }
 
-/// Warns of numbers that are not finite in a file that was written.
-pub(crate) fn warned(path: &Path, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
+/// Warns of numbers that are not finite in a file that was written, and of windows that had `calls`.
+pub(crate) fn warned(path: &Path, calls: u64, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
     found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
     let warning = found.first().map(|(entry, index, value)| {
         let (entry, index, value) = (entry.clone(), *index, *value);
         Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
     });
     warning.iter().for_each(Warning::say);
-    warning.into_iter().collect()
+    warning.into_iter().chain((calls > 0).then_some(Warning::WindowsOpen { calls })).collect()
 }
 
 /// The model's variables. One with a leaf is under the leaf's path, even after a rename.

@@ -20,12 +20,15 @@ pub(super) struct Snapshot {
     room: Vec<u8>,
     /// The numbers beside the tensors that are not finite.
     numbers: Vec<NonFiniteEntry>,
+    /// The calls in open windows.
+    calls: u64,
 }
 
 impl Snapshot {
     /// Copies a checkpoint that is to be saved at `path` into `room`, which grows only if it is too small:
     /// memory that is new to the process takes several times as long to fill.
     pub(super) fn new(checkpoint: Checkpoint<'_>, path: &Path, mut room: Vec<u8>) -> Result<Self> {
+        let calls = checkpoint.state().calls;
         checkpoint.with_content(path, |content, numbers| {
             let FileContent { tensors, layout } = content?;
             room.clear();
@@ -35,15 +38,15 @@ impl Snapshot {
                 reserved.and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
             let tensors =
                 copied.map_err(|error| failed("copy the tensors")(error).in_file("checkpoint", path))?;
-            Ok(Snapshot { layout, tensors, room, numbers })
+            Ok(Snapshot { layout, tensors, room, numbers, calls })
         })
     }
 
     /// Writes the file, as [`Checkpoint::save`] does, and gives the memory back.
     pub(super) fn write(self, path: &Path) -> (Result<Vec<Warning>>, Vec<u8>) {
-        let Snapshot { layout, tensors, room, numbers } = self;
+        let Snapshot { layout, tensors, room, numbers, calls } = self;
         let tensors = tensors.into_iter().map(|tensor| tensor.in_room(&room)).collect();
         let written = write(None, path, Ok(FileContent { tensors, layout }));
-        (written.map(|found| warned(path, found.into_iter().chain(numbers).collect())), room)
+        (written.map(|found| warned(path, calls, found.into_iter().chain(numbers).collect())), room)
     }
 }

@@ -41,6 +41,7 @@ impl StateTree {
         }
         Ok(warned(
             path,
+            self.calls,
             write(
                 self.world.as_ref(),
                 path,

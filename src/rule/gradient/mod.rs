@@ -35,6 +35,10 @@ pub struct Gradient<'a> {
     /// How many calls windows of accumulation have counted before this one.
     calls: u64,
     windows: Windows,
+    /// Whether open windows end at this place, for want of further calls.
+    releases: bool,
+    /// Whether windows at this place count this call.
+    counts: bool,
     /// Whether the call is to be skipped if a number is not finite.
     finite_only: bool,
     /// The norms that are asked for, if any are.
@@ -100,20 +104,29 @@ impl<'a> Gradient<'a> {
             weight,
             calls: 0,
             windows: Windows::default(),
+            releases: false,
+            counts: true,
             finite_only: false,
             wanted: None,
             path,
         }
     }
 
-    /// The same after `calls` calls that windows of accumulation have counted.
-    pub(crate) fn after(self, calls: u64) -> Self {
-        Gradient { calls, ..self }
+    /// The same after `calls` calls that windows of accumulation have counted. If it `releases` the windows,
+    /// it is missing, and they do not count it.
+    pub(crate) fn after(self, calls: u64, releases: bool) -> Self {
+        Gradient { calls, releases, counts: !releases, ..self }
     }
 
-    /// Whether a window of `n` calls ends with this one. All windows of `n` calls end together, whenever
-    /// their leaf joined. Rules behind this one count windows, not calls.
-    pub(crate) fn ends_window(mut self, n: u64) -> (Self, bool) {
+    /// Whether a window of `n` calls ends with this one, and the calls that it has counted after `before`.
+    /// All windows of `n` calls end together, whenever their leaf joined. Rules after this one count
+    /// windows, not calls.
+    pub(crate) fn ends_window(mut self, n: u64, before: u64) -> (Self, bool, u64) {
+        let calls = before + u64::from(self.counts);
+        if self.releases {
+            self.counts = calls > 0;
+            return (self, true, calls);
+        }
         let counted = self.calls + 1;
         let ends = counted.is_multiple_of(n);
         if ends {
@@ -121,7 +134,7 @@ impl<'a> Gradient<'a> {
         } else {
             self.windows.open = true;
         }
-        (self, ends)
+        (self, ends, calls)
     }
 
     /// What the call does to windows.

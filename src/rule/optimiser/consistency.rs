@@ -175,6 +175,24 @@ pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
     looked.ok().and(found)
 }
 
+/// A checksum of the elements that [`Extent::Sample`] looks at; `None` on a device or in a tensor with gaps.
+pub(crate) fn sample_checksum(x: &dyn Lend) -> Option<u32> {
+    let (mut sum, length) = (None, x.elem_count());
+    if !x.device().is_cpu() {
+        return None;
+    }
+    let read = read("parameter", x, &mut |view| {
+        let Some(memory) = view.in_order() else { return Ok(()) };
+        let (mut hasher, sample) = (crc32fast::Hasher::new(), Sample::of(length));
+        let whole = sample.is_none().then_some(0..length);
+        let runs = sample.into_iter().flat_map(Sample::runs).chain(whole);
+        runs.filter_map(|run| memory.part(run)).for_each(|run| hasher.update(run.bytes()));
+        sum = Some(hasher.finalize());
+        Ok(())
+    });
+    read.ok().and(sum)
+}
+
 /// [`difference`] in a sample, if not both are on the CPU.
 fn compare_across_devices(
     master: &dyn Lend,

@@ -2,7 +2,7 @@
 //! them on.
 
 use super::State;
-use super::slot::Renewal;
+use super::slot::{EntryTraits, Renewal};
 use crate::error::Result;
 use crate::rule::Evaluation;
 use crate::rule::{Difference, Extent, copy_difference};
@@ -18,10 +18,34 @@ impl State {
         self
     }
 
+    /// Adds a counter of the steps of the model in which the parameter did not move.
+    pub(crate) fn with_missed_steps(self, name: &'static str) -> Self {
+        let mut state = self.with_counter(name).zeroed_by_new_weights(name);
+        state.traits_mut(name).counts_missed = true;
+        state
+    }
+
+    /// Counts a step of the model in which the parameter did not move.
+    pub(crate) fn miss_step(&mut self) {
+        let Self { traits, counters, children, .. } = self;
+        for (name, _) in traits.iter().filter(|(_, traits)| traits.counts_missed) {
+            counters.iter_mut().filter(|(own, _)| own == name).for_each(|(_, count)| *count += 1);
+        }
+        children.iter_mut().for_each(|child| child.state.miss_step());
+    }
+
     /// Whether a tensor of this state, or of one that it holds, started as the parameter.
     pub(crate) fn has_copies(&self) -> bool {
         self.traits.iter().any(|(_, traits)| traits.is_copy())
             || self.children.iter().any(|child| child.state.has_copies())
+    }
+
+    /// Whether rules would lead the parameter back from new weights, because they keep copies of it, and no
+    /// master shows that it has some. Averages do not lead it.
+    pub(crate) fn is_led_back(&self) -> bool {
+        let leads = |(_, traits): &(&str, EntryTraits)| traits.is_copy() && !traits.is_average();
+        self.followed().is_none()
+            && (self.traits.iter().any(leads) || self.children.iter().any(|child| child.state.is_led_back()))
     }
 
     /// Renews all that depends on the weights; `x` are the new ones, as the rule sees them.
@@ -59,7 +83,8 @@ impl State {
     /// element that differs. A rule in front of an open window has made steps already, which its counter
     /// tells.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
-        let is_new = self.counters.iter().all(|(_, count)| *count == 0);
+        let is_new =
+            self.counters.iter().all(|(name, count)| *count == 0 || self.traits_of(name).counts_missed);
         for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && is_new) {
             for (_, buffer) in self.tensors.iter().filter(|(own, _)| own == name) {
                 if let Some(difference) = copy_difference(buffer, x, extent)? {

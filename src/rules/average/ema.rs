@@ -1,6 +1,7 @@
-use crate::numbers::value::Value;
-use crate::rule::{Elementwise, Slot, range};
+use super::averaged::Averages;
+use crate::rule::range;
 use crate::rules::moments::correction;
+use crate::rules::rule_by;
 
 crate::hyper_parameters! {
     /// Keeps an exponential moving average of the parameter, to evaluate the model with.
@@ -27,8 +28,12 @@ crate::hyper_parameters! {
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. It starts
     /// anew when the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters). A frozen parameter takes no steps, and neither
-    /// does its average: it stays where it was, and does not come closer to the parameter.
+    /// [`refresh_masters`](crate::StateTree::refresh_masters).
+    ///
+    /// t counts the steps of the model. In those in which the parameter does not move, because it is frozen
+    /// or has no gradient, the average comes closer to it. The average is not written then: the counter
+    /// `missed` of its state has the number of such steps, for which the next one, or an evaluation, makes up
+    /// with the δ that holds then.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -67,15 +72,8 @@ crate::hyper_parameters! {
     }
 }
 
-impl Elementwise for Ema {
-    type Scalars = f64;
-    type Slots<T> = [T; 1];
-
-    fn slots(&self) -> [Slot; 1] {
-        [Slot::average("average")]
-    }
-
-    fn scalars(&self, t: u64) -> f64 {
+impl Averages for Ema {
+    fn factor(&self, t: u64) -> f64 {
         let own = 1.0 - self.delta;
         match t.saturating_sub(self.start) {
             0 => 1.0,
@@ -84,15 +82,16 @@ impl Elementwise for Ema {
         }
     }
 
-    #[inline(always)]
-    fn step<V: Value>(factor: f64, x: V, dx: V, [average]: &mut [V; 1]) -> V {
-        approach(factor, x - dx, average);
-        dx
+    fn kept(&self, t: u64, missed: u64) -> f64 {
+        let (averaged, kept) = (t.saturating_sub(self.start), self.delta.powf(missed as f64));
+        match averaged {
+            _ if t < self.start => 0.0,
+            _ if self.debias => {
+                kept * correction(self.delta, averaged) / correction(self.delta, averaged + missed)
+            }
+            _ => kept,
+        }
     }
 }
 
-/// Moves an average towards a new number.
-#[inline(always)]
-pub(crate) fn approach<V: Value>(factor: f64, new: V, average: &mut V) {
-    *average = *average + (new - *average) * factor;
-}
+rule_by!(Ema, super::averaged);

@@ -16,7 +16,8 @@ crate::hyper_parameters! {
     /// weights have the master's precision. When the model is given new weights by
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and the next k
-    /// steps begin. Without such a call it takes them for a step, and goes part of the way back.
+    /// steps begin. Without such a call the next update refuses them, because it would go part of the way
+    /// back.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -1,5 +1,6 @@
 //! Averages of weights, beside the rules that move them.
 
+mod averaged;
 mod ema;
 mod lookahead;
 mod uniform_average;

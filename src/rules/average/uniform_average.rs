@@ -1,6 +1,6 @@
-use super::ema::approach;
-use crate::numbers::value::Value;
-use crate::rule::{Elementwise, Slot, range};
+use super::averaged::Averages;
+use crate::rule::range;
+use crate::rules::rule_by;
 
 crate::hyper_parameters! {
     /// Keeps the mean of the parameter after each step, to evaluate the model with.
@@ -39,21 +39,15 @@ crate::hyper_parameters! {
     }
 }
 
-impl Elementwise for UniformAverage {
-    type Scalars = f64;
-    type Slots<T> = [T; 1];
-
-    fn slots(&self) -> [Slot; 1] {
-        [Slot::average("average")]
-    }
-
-    fn scalars(&self, t: u64) -> f64 {
+impl Averages for UniformAverage {
+    fn factor(&self, t: u64) -> f64 {
         (t.saturating_sub(self.start).max(1) as f64).recip()
     }
 
-    #[inline(always)]
-    fn step<V: Value>(factor: f64, x: V, dx: V, [average]: &mut [V; 1]) -> V {
-        approach(factor, x - dx, average);
-        dx
+    fn kept(&self, t: u64, missed: u64) -> f64 {
+        let averaged = t.saturating_sub(self.start) as f64;
+        averaged / (averaged + missed as f64)
     }
 }
+
+rule_by!(UniformAverage, super::averaged);

@@ -21,7 +21,7 @@ crate::hyper_parameters! {
     /// 2.5e-2. Weight decay is [`WeightDecay`](crate::WeightDecay) in front, smaller than with SGD and often
     /// none. When the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t
-    /// stay. Without such a call x is led back to the z of before.
+    /// stay. Without such a call the next update refuses them, because it would lead x back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

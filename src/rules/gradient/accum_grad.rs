@@ -54,6 +54,9 @@ crate::hyper_parameters! {
     /// Of two in one chain the second counts the steps of the first. A weighted mean has the weight of all
     /// its gradients.
     ///
+    /// A window that no call will fill, as at the end of an epoch, is ended by
+    /// [`Update::release_windows`](crate::Update::release_windows).
+    ///
     /// # Weights
     /// A gradient of weight 0 is not read, so it may be NaN, as a mean over no tokens is. If all gradients of
     /// a window have weight 0, no step is taken when it ends.
@@ -156,7 +159,7 @@ impl Rule for AccumGrad {
             return state_of_another_rule(self);
         };
         let acc = Slots(tensors);
-        let (dx, ends) = dx.ends_window(self.n);
+        let (dx, ends, counted_calls) = dx.ends_window(self.n, *calls);
         let own = match self.average {
             _ if dx.is_missing() => 0,
             Average::Weighted => dx.weight(),
@@ -164,7 +167,7 @@ impl Rule for AccumGrad {
         };
         let before = *received;
         let counted = Counted {
-            calls: *calls + 1,
+            calls: counted_calls,
             received: before + u64::from(own > 0),
             weight: weight.saturating_add(own),
         };

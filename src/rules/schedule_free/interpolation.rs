@@ -26,7 +26,7 @@ impl Interpolation {
     }
 }
 
-/// A rule that is made free of a schedule. [`interpolates!`] makes a `Rule` of it.
+/// A rule that is made free of a schedule. [`rule_by!`](crate::rules::rule_by) makes a `Rule` of it.
 pub(crate) trait Interpolates: Adjust {
     /// The arithmetic of a step, on z and the slots of the rule's own.
     type Step: Arithmetic;
@@ -113,39 +113,3 @@ pub(crate) fn evaluation<'s>(rule: &impl Interpolates, state: &'s State) -> Resu
     let beta = rule.weight_of_mean();
     Ok(Some(z.map(Extrapolation((1.0 - beta) / beta))))
 }
-
-/// Implements `Rule` for a struct that [`Interpolates`].
-macro_rules! interpolates {
-    ($Rule:ident) => {
-        impl $crate::rule::Rule for $Rule {
-            fn init(&self, x: $crate::rule::Parameter<'_>) -> $crate::error::Result<$crate::rule::State> {
-                super::interpolation::init(self, x)
-            }
-
-            fn apply<'a>(
-                &'a self,
-                state: &'a mut $crate::rule::State,
-                _x: $crate::rule::Parameter<'a>,
-                dx: $crate::rule::Gradient<'a>,
-            ) -> $crate::error::Result<$crate::rule::Flow<'a>> {
-                super::interpolation::apply(self, state, dx)
-            }
-
-            fn kind(&self) -> $crate::rule::Kind {
-                $crate::rule::Kind::Elementwise
-            }
-
-            fn is_divisible(&self) -> bool {
-                true
-            }
-
-            fn evaluation<'s>(
-                &self,
-                state: &'s $crate::rule::State,
-            ) -> $crate::error::Result<Option<$crate::rule::Evaluation<'s>>> {
-                super::interpolation::evaluation(self, state)
-            }
-        }
-    };
-}
-pub(crate) use interpolates;

@@ -1,7 +1,8 @@
-use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decays, warm};
+use super::interpolation::{Interpolates, Interpolation, positive_decays, warm};
 use crate::numbers::value::Value;
 use crate::rule::{Arithmetic, Slot, range};
 use crate::rules::adam::adam::AdamScalars;
+use crate::rules::rule_by;
 
 crate::hyper_parameters! {
     /// Schedule-free AdamW: no learning-rate schedule.
@@ -30,7 +31,8 @@ crate::hyper_parameters! {
     /// stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. When the model is given new weights by
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with W = 0; v, the
-    /// warm-up and the largest η stay. Without such a call y is led back to the old z.
+    /// warm-up and the largest η stay. Without such a call the next update refuses them, because it would
+    /// lead y back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -111,4 +113,4 @@ impl Interpolates for ScheduleFree {
     }
 }
 
-interpolates!(ScheduleFree);
+rule_by!(ScheduleFree, super::interpolation);

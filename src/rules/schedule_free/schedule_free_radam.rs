@@ -1,8 +1,9 @@
-use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decays};
+use super::interpolation::{Interpolates, Interpolation, positive_decays};
 use crate::numbers::value::Value;
 use crate::rule::{Arithmetic, Slot, range};
 use crate::rules::adam::adam::AdamScalars;
 use crate::rules::adam::radam::rectification;
+use crate::rules::rule_by;
 
 crate::hyper_parameters! {
     /// Schedule-free RAdam: neither a schedule nor a warm-up to choose.
@@ -104,4 +105,4 @@ impl Interpolates for ScheduleFreeRAdam {
     }
 }
 
-interpolates!(ScheduleFreeRAdam);
+rule_by!(ScheduleFreeRAdam, super::interpolation);

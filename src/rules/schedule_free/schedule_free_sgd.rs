@@ -1,6 +1,7 @@
-use super::interpolation::{Interpolates, Interpolation, interpolates, positive_decay, warm};
+use super::interpolation::{Interpolates, Interpolation, positive_decay, warm};
 use crate::numbers::value::Value;
 use crate::rule::{Arithmetic, Slot, range};
+use crate::rules::rule_by;
 
 crate::hyper_parameters! {
     /// Schedule-free gradient descent: no schedule, and averaging in place of momentum.
@@ -87,4 +88,4 @@ impl Interpolates for ScheduleFreeSGD {
     }
 }
 
-interpolates!(ScheduleFreeSGD);
+rule_by!(ScheduleFreeSGD, super::interpolation);

@@ -287,6 +287,9 @@ impl LossScaler {
             return Ok(false);
         }
         let ends_window = overflow.is_some() && self.on_overflow == OnOverflow::EndWindow;
+        if ends_window {
+            outcome.open_calls = 0;
+        }
         let update = Findings { overflow, stepped: outcome.has_stepped() };
         match &mut self.iteration {
             Some(found) => {

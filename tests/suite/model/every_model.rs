@@ -119,6 +119,9 @@ const METHODS: &[Method] = &[
     ("apply_owned", Slices::Taken, |case, model| {
         Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)
     }),
+    ("release_windows", Slices::Taken, |case, model| {
+        Update::new(&mut case.state).release_windows(model).map(drop)
+    }),
     ("begin", Slices::Taken, |case, model| push_all(&case.grads, Update::new(&mut case.state).begin(model)?)),
     ("ascend", Slices::Taken, |case, model| {
         Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()

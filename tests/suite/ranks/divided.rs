@@ -4,13 +4,13 @@
 use candle_core::{DType, Tensor, Var};
 use optimisers::{
     AccumGrad, AdamW, Average, Cautious, Centralise, ClipGlobalNorm, ClipNorm, Communicator, Descent, Engine,
-    LAMB, LARS, Lion, LossScaler, MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy, Setup,
-    SplitMaster, Status, Update, setup, update,
+    ErrorKind, LAMB, LARS, Lion, LossScaler, MixedPrecision, Momentum, Optimiser, OptimiserChain, Prodigy,
+    Setup, SplitMaster, Status, Update, setup, update,
 };
 
 use crate::model::models::CPU;
 use support::common::{
-    Grads, assert_same, bits, grads, model, muon, not_finite, optimisers_for, snapshot, tensor,
+    Grads, assert_same, bits, grads, is_kind, model, muon, not_finite, optimisers_for, snapshot, tensor,
 };
 use support::reports::{Said, assert_part, gradients, parameters, said, steps};
 use support::threads::on;
@@ -270,4 +270,33 @@ fn each_rank_has_its_share() {
         x.to_vec1::<f32>().expect("values")
     });
     assert_eq!(weighted, [[-1.0], [-1.0]], "1 - (8·1 + 4·2) / 8");
+}
+
+/// A window that ends early on all ranks steps as in one process; a rank alone cannot end it.
+#[test]
+fn windows_are_released_on_all_ranks() {
+    let run = |setup: Setup, rank: u64, ranks: u64| {
+        let x = model(&[tensor(1, &[40], DType::F32), tensor(2, &[3], DType::F32)]);
+        let rule = OptimiserChain::new((AccumGrad::new(8), ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
+        let mut state = setup.build(rule, &x).expect("a state");
+        for call in 0..3 {
+            // Equal gradients, so that their mean is exact.
+            let gradient = |seed: u64, length| Some(tensor(10 + seed + call, &[length], DType::F32));
+            update(&mut state, &x, &grads([gradient(0, 40), gradient(9, 3)])).expect("an update");
+        }
+        if ranks > 1 {
+            let call = Update::new(&mut state).allow_no_gradients();
+            let error = match rank {
+                0 => call.release_windows(&x),
+                _ => call.apply(&x, &Grads::new()),
+            };
+            is_kind(&error.expect_err("refused"), ErrorKind::Ranks, &["release_windows"]);
+        }
+        let outcome = Update::new(&mut state).release_windows(&x).expect("a release");
+        assert_eq!((outcome.status, outcome.open_calls), (Status::Stepped, 0));
+        x.values().map(|x| bits(x)).collect::<Vec<_>>()
+    };
+    let alone = run(Setup::default(), 0, 1);
+    let all = on(2, move |world| run(Setup::over(&world), world.rank() as u64, 2));
+    assert_eq!(all, [alone.clone(), alone]);
 }

@@ -3,8 +3,8 @@
 use candle_core::DType;
 use optimisers::{
     AccumGrad, Adam, Adjust, Average, Checkpoint, ClipGlobalNorm, Descent, DynamicScale, Ema, ErrorKind,
-    LossScaler, OnOverflow, OptimiserChain, Outcome, Rule, Schedule, StateTree, Status, Update, setup,
-    setup_with, trainables, update,
+    LossScaler, OnOverflow, OptimiserChain, Outcome, Rule, Schedule, SkipReason, StateTree, Status, StoreAs,
+    Update, Warning, setup, setup_with, trainables, update,
 };
 
 use crate::model::models::of;
@@ -414,4 +414,134 @@ fn windows_are_the_same_in_any_wrapper() {
             assert!(number < 2 || outcome.applied != 1, "{}: call {number}", optimiser.name());
         }
     }
+}
+
+/// A window that ends after k calls is a window of k calls, for every rule after it: the bits are the same.
+#[test]
+fn a_window_that_ends_early_is_a_shorter_window() {
+    for rule in rules_and_chains() {
+        if rule.fields().iter().any(|(name, _)| *name == "n" || name.ends_with(".n")) {
+            // It has windows of its own, which would count windows.
+            continue;
+        }
+        let run = |n: u64, releases: bool| {
+            let x = model(&[tensor(1, &[3, 4], DType::F32), tensor(2, &[5], DType::F32)]);
+            let chain = OptimiserChain::new((AccumGrad::new(n), rule.clone()));
+            let mut state = setup(chain, &x).expect("a state");
+            for call in 0..9 {
+                // The second parameter has no gradient in every second call.
+                let second = (call % 2 == 0).then(|| tensor(20 + call, &[5], DType::F32));
+                let gradients = grads([Some(tensor(10 + call, &[3, 4], DType::F32)), second]);
+                let outcome = update(&mut state, &x, &gradients).expect("an update");
+                if releases && call % 3 == 2 {
+                    assert_eq!((outcome.status, outcome.open_calls), (Status::Accumulated, 3));
+                    let outcome = Update::new(&mut state).release_windows(&x).expect("a release");
+                    assert_eq!((outcome.status, outcome.open_calls), (Status::Stepped, 0));
+                }
+            }
+            state.all().adjust_field("0.n", 3).expect("a count");
+            (state.steps(), snapshot(&x, &state))
+        };
+        assert_eq!(run(8, true), run(3, false), "{}", rule.name());
+    }
+}
+
+/// For each kind of mean, whether a call is empty or not; and nothing that is collected is no step.
+#[test]
+fn what_windows_have_is_released_once() {
+    for average in [Average::Mean, Average::Sum, Average::Weighted] {
+        for calls in 1..4 {
+            let model = zeros(&["a", "b"]);
+            let collect = AccumGrad { average, ..AccumGrad::new(4) };
+            let mut state =
+                setup(OptimiserChain::new((collect.clone(), Descent::new(1.0))), &model).expect("a state");
+            state.require_all();
+            let before = snapshot(&model, &state);
+            let nothing = Update::new(&mut state).release_windows(&model).expect("a release");
+            assert_eq!((nothing.status, nothing.open_calls), (Status::default(), 0));
+            assert_eq!(snapshot(&model, &state), before);
+            // Calls without a gradient are counted, and move nothing.
+            let empty = Update::new(&mut state).allow_no_gradients().apply(&model, &Grads::new());
+            assert_eq!(empty.expect("an update").open_calls, 1);
+            let nothing = Update::new(&mut state).release_windows(&model).expect("a release");
+            assert_eq!((nothing.has_stepped(), nothing.open_calls), (false, 0));
+            assert_eq!(snapshot(&model, &state), before);
+            // A frozen parameter keeps what it has, and the next call is the first of a new window.
+            numbered(&mut state, &model, 7);
+            state.all().freeze();
+            let nothing = Update::new(&mut state).release_windows(&model).expect("a release");
+            assert_eq!((nothing.has_stepped(), nothing.open_calls), (false, 0));
+            state.all().thaw();
+            let mut state =
+                setup(OptimiserChain::new((collect.clone(), Descent::new(1.0))), &model).expect("a state");
+            state.require_all();
+
+            (1..=calls).for_each(|number| _ = numbered(&mut state, &model, number));
+            assert!(state.to_string().ends_with(&format!("; {calls} calls in open windows")));
+            let outcome = Update::new(&mut state).release_windows(&model).expect("a release");
+            assert_eq!((outcome.applied, outcome.open_calls, state.steps()), (1, 0, 1));
+            assert_eq!(outcome.without_gradient, ["b"]);
+            let (x, step) = (values(&model["a"])[0], expected(average, calls));
+            assert!((x + step).abs() < 1e-12, "{average:?}, {calls}: {x} for {step}");
+            assert!(!state.to_string().contains("open"));
+        }
+    }
+}
+
+/// The second of two counts the shorter window of the first as one; without one it has what it had.
+#[test]
+fn windows_of_windows_end_together() {
+    for (calls, expected) in [(1, 1.0), (2, 1.5), (3, (1.5 + 3.0) / 2.0), (5, (1.5 + 3.5 + 5.0) / 3.0)] {
+        let model = zeros(&["a"]);
+        let chain = OptimiserChain::new((AccumGrad::new(2), AccumGrad::new(4), Descent::new(1.0)));
+        let mut state = setup(chain, &model).expect("a state");
+        (1..=calls).for_each(|number| _ = numbered(&mut state, &model, number));
+        let outcome = Update::new(&mut state).release_windows(&model).expect("a release");
+        assert_eq!((outcome.applied, values(&model["a"])[0]), (1, -expected), "{calls} calls");
+    }
+}
+
+/// The scale of each loss was divided out when it was collected. A sum that overflows is given up.
+#[test]
+fn a_scaler_needs_no_loss_to_release_windows() {
+    let x = var(&of(&[0.0], DType::F16));
+    let collect =
+        StoreAs::new([("acc", DType::F16)], AccumGrad { average: Average::Sum, ..AccumGrad::new(99) });
+    let mut state = setup(OptimiserChain::new((collect, Descent::new(1.0))), &x).expect("a state");
+    let mut scaler = LossScaler::fixed(8.0);
+    let given_up = SkipReason::WindowsGivenUp { path: String::new() };
+    for (gradient, calls, reason) in [(2.0, 2, None), (8e3, 9, Some(given_up))] {
+        for _ in 0..calls {
+            let loss = (x.as_tensor() * gradient).and_then(|loss| loss.sum_all()).expect("a loss");
+            let grads =
+                scaler.scale(&loss.to_dtype(DType::F32).expect("f32")).and_then(|loss| Ok(loss.backward()?));
+            Update::new(&mut state)
+                .scaler(&mut scaler)
+                .apply(&x, &grads.expect("gradients"))
+                .expect("an update");
+        }
+        let outcome = Update::new(&mut state).scaler(&mut scaler).release_windows(&x).expect("a release");
+        assert_eq!((outcome.skipped(), outcome.open_calls), (reason.as_ref(), 0), "{gradient}");
+        assert_eq!(values(&x), [-4.0], "{gradient}");
+    }
+    assert_eq!(scaler.current(), 8.0);
+}
+
+/// A file with an open window is named by a warning, and a run goes on from it.
+#[test]
+fn an_open_window_is_named_when_it_is_saved() {
+    let model = zeros(&["a"]);
+    let mut state = setup(collecting(4), &model).expect("a state");
+    (1..=2).for_each(|number| _ = numbered(&mut state, &model, number));
+    let folder = tempfile::tempdir().expect("a folder");
+    let open_window = [Warning::WindowsOpen { calls: 2 }];
+    let (bytes, warnings) = Checkpoint::new(&state).to_bytes().expect("bytes");
+    assert_eq!(warnings, open_window);
+    assert_eq!(Checkpoint::new(&state).save(folder.path().join("run")).expect("a save"), open_window);
+    assert_eq!(state.save_masters(&model, folder.path().join("masters")).expect("a save"), open_window);
+    let mut resumed = setup(collecting(4), &model).expect("a state");
+    open(&bytes).expect("a checkpoint").restore(&mut resumed).expect("a restore");
+    Update::new(&mut resumed).release_windows(&model).expect("a release");
+    assert_eq!(values(&model["a"]), [-1.5]);
+    assert_eq!(Checkpoint::new(&resumed).to_bytes().expect("bytes").1, []);
 }

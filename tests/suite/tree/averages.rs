@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor, Var};
 use optimisers::value::Value;
 use optimisers::{
-    Adam, Arithmetic, Checkpoint, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Evaluation, Flow,
-    Gradient, IntoOptimiser, Kahan, Lookahead, MixedPrecision, Momentum, Optimiser, OptimiserChain,
-    Parameter, Rule, ScheduleFree, Slot, SplitMaster, State, StateTree, UniformAverage, Update, Weights,
-    hyper_parameters, range, setup, setup_with, trainables, update,
+    AccumGrad, Adam, Arithmetic, Checkpoint, CheckpointFile, ClipNorm, Descent, Elementwise, Ema, Error,
+    ErrorKind, Evaluation, Flow, Gradient, IntoOptimiser, Kahan, Lookahead, MixedPrecision, Momentum,
+    Optimiser, OptimiserChain, Parameter, Rule, ScheduleFree, Slot, SplitMaster, State, StateTree,
+    UniformAverage, Update, Weights, hyper_parameters, range, setup, setup_with, trainables, update,
 };
 
 use support::common::{
@@ -108,6 +108,81 @@ fn averages_are_what_their_formulas_say() {
         &weighted(&[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]),
     );
     near(&averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6), &path[5]);
+}
+
+/// The averages of a model in which a parameter stays now and then, because it has no gradient or is frozen:
+/// at each step they follow the recurrence, which every step of the model takes. Each step is resumed.
+#[test]
+fn a_parameter_that_stays_is_averaged_all_the_same() {
+    let (delta, start) = (0.8, 3);
+    /// How far the average goes in step t of the model.
+    type Factor = fn(f64, u64) -> f64;
+    let rules: [(Box<dyn Rule>, Factor); 5] = [
+        (Box::new(Ema::new(delta)), |delta, _| 1.0 - delta),
+        (Box::new(Ema { start, ..Ema::new(delta) }), |delta, t| if t > 3 { 1.0 - delta } else { 1.0 }),
+        (Box::new(Ema { debias: true, ..Ema::new(delta) }), |delta, t| {
+            (1.0 - delta) / (1.0 - delta.powi(t as i32))
+        }),
+        (Box::new(Ema { debias: true, start, ..Ema::new(delta) }), |delta, t| match t {
+            0..=3 => 1.0,
+            t => (1.0 - delta) / (1.0 - delta.powi(t as i32 - 3)),
+        }),
+        (Box::new(UniformAverage { start }), |_, t| if t > 4 { 1.0 / (t - 3) as f64 } else { 1.0 }),
+    ];
+    for (rule, factor) in rules {
+        // Which parameter moves: all, the first, the second, both, the first by its freezing.
+        for stays in ["111111111", "1000000000", "100101101", "0001", "0010011", "1f", "1ffff1ff11f", "ff10"]
+        {
+            let x = model(&[tensor(1, DType::F64), tensor(2, DType::F64)]);
+            let optimiser = || OptimiserChain::new((Descent::new(0.1), rule.clone()));
+            let mut state = setup(optimiser(), &x).expect("a state");
+            let mut average = values(&x["0"]);
+            for (t, what) in (1..).zip(stays.chars()) {
+                if what == 'f' {
+                    state.at("0").expect("a leaf").freeze()
+                } else {
+                    state.at("0").expect("a leaf").thaw()
+                }
+                let own = (what != '0').then(|| tensor(10 + t, DType::F64));
+                update(&mut state, &x, &grads([own, Some(tensor(30 + t, DType::F64))])).expect("an update");
+                let factor = factor(delta, t);
+                let new = values(&x["0"]);
+                average =
+                    average.iter().zip(&new).map(|(average, x)| average + factor * (x - average)).collect();
+                let (bytes, _) = Checkpoint::new(&state).to_bytes().expect("bytes");
+                state = setup(optimiser(), &x).expect("a state");
+                CheckpointFile::from_bytes("run", bytes)
+                    .and_then(|file| file.restore(&mut state))
+                    .expect("a restore");
+                if state.leaf("0").is_some_and(|leaf| leaf.steps() > 0) {
+                    near(&values(&state.averages(&x).expect("averages")["0"]), &average);
+                }
+            }
+        }
+    }
+}
+
+/// A call that is skipped, or collects, is no step of the model.
+#[test]
+fn calls_without_a_step_move_no_average() {
+    let x = model(&[tensor(1, DType::F64), tensor(2, DType::F64)]);
+    let rule = OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1), Ema::new(0.5)));
+    let mut state = setup(rule, &x).expect("a state");
+    let both = |call: u64| grads([Some(tensor(10 + call, DType::F64)), Some(tensor(20 + call, DType::F64))]);
+    for call in 0..2 {
+        update(&mut state, &x, &both(call)).expect("an update");
+    }
+    let average = || values(&state.averages(&x).expect("averages")["0"]);
+    let before = average();
+    let mut state = state.try_clone().expect("a copy");
+    update(&mut state, &x, &grads([None, Some(tensor(3, DType::F64))])).expect("an update");
+    let infinite = (tensor(3, DType::F64) / 0.0).expect("infinite");
+    let skipped = Update::new(&mut state).finite_only().apply(&x, &grads([None, Some(infinite)]));
+    assert!(skipped.expect("an update").skipped().is_some());
+    assert_eq!(values(&state.averages(&x).expect("averages")["0"]), before);
+    update(&mut state, &x, &grads([None, Some(tensor(4, DType::F64))])).expect("an update");
+    let half: Vec<f64> = before.iter().zip(values(&x["0"])).map(|(a, x)| a + (x - a) * 0.5).collect();
+    near(&values(&state.averages(&x).expect("averages")["0"]), &half);
 }
 
 /// torch's `AveragedModel`, written out: the first call copies the model, every other one moves the average

@@ -127,6 +127,71 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
     }
 }
 
+/// The copy of a rule would lead the parameter back to it. An average does not, and follows.
+#[test]
+fn new_weights_are_noticed_at_every_step() {
+    for (rule, slot) in copying() {
+        for (dtype, length) in [(DType::F32, 40), (DType::F64, 5000), (DType::BF16, 40)] {
+            let values_of = |seed| random(seed, &[length], dtype, &Device::Cpu);
+            let (x, mut state) = states(rule.clone(), &values_of(1));
+            let mut step = |seed| update(&mut state, &x, &grads([Some(values_of(seed))]));
+            for seed in 0..5 {
+                step(seed).expect("an update");
+            }
+            x["0"].set(&values_of(2)).expect("new weights");
+            if slot.ends_with("average") {
+                step(7).expect("an update");
+                continue;
+            }
+            let before = snapshot(&x, &state);
+            let error = update(&mut state, &x, &grads([Some(values_of(7))])).expect_err("noticed");
+            let says = ["parameter \"0\"", "outside of `update`", "refresh_masters", "keep_masters"];
+            is_kind(&error, ErrorKind::Changed, &says);
+            assert_same(&[snapshot(&x, &state)], &[before], &error);
+            // On purpose, once; the next ones are noticed again.
+            let kept = Update::new(&mut state).keep_masters().apply(&x, &grads([Some(values_of(7))]));
+            kept.expect("on purpose");
+            update(&mut state, &x, &grads([Some(values_of(8))])).expect("an update");
+            x["0"].set(&values_of(2)).expect("new weights");
+            update(&mut state, &x, &grads([Some(values_of(9))])).expect_err("noticed");
+            state.refresh_masters(&x).expect("new weights");
+            update(&mut state, &x, &grads([Some(values_of(9))])).expect("an update");
+        }
+    }
+}
+
+/// What the crate itself writes is no change: averages that come and go, a step that was dropped when one
+/// parameter had moved, the other ranks' parts.
+#[test]
+fn what_updates_write_is_no_new_weight() {
+    let rule = || OptimiserChain::new((Adam::new(0.1), Lookahead::new(2), Ema::new(0.5)));
+    let both = |seed| grads([Some(tensor(seed, DType::F32)), Some(tensor(seed + 50, DType::F32))]);
+    let run = move |setup: Setup| {
+        let x = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
+        let mut state = setup.build(rule(), &x).expect("a state");
+        for seed in 0..3 {
+            update(&mut state, &x, &both(seed)).expect("an update");
+            state.with_averages(&x, || Ok::<_, optimisers::Error>(())).expect("averages");
+        }
+        (x, state)
+    };
+    on(2, move |world| drop(run(Setup::over(&world))));
+    let (x, mut state) = run(Setup::default());
+    let step = Update::new(&mut state).begin(&x).expect("a step");
+    step.push("0", tensor(7, DType::F32)).expect("a push");
+    drop(step);
+    update(&mut state, &x, &both(8)).expect("an update");
+    // Over ranks all notice, before anything is written.
+    on(2, move |world| {
+        let (x, mut state) = run(Setup::over(&world));
+        x["1"].set(&tensor(9, DType::F32)).expect("new weights");
+        let before = snapshot(&x, &state);
+        let error = update(&mut state, &x, &both(9)).expect_err("noticed");
+        says(&error, &["parameter \"1\"", "refresh_masters"]);
+        assert_same(&[snapshot(&x, &state)], &[before], &error);
+    });
+}
+
 /// What comes of `refresh_masters` and `set_masters` before the first step is what `setup` would have made.
 #[test]
 fn new_weights_before_the_first_step_are_those_of_a_fresh_setup() {

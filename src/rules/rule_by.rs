@@ -1,0 +1,37 @@
+//! Rules of elements that find the weights to evaluate with from their state.
+
+/// Implements `Rule` for a struct by `init`, `apply` and `evaluation` of a module, which its family shares.
+macro_rules! rule_by {
+    ($Rule:ident, $($module:ident)::+) => {
+        impl $crate::rule::Rule for $Rule {
+            fn init(&self, x: $crate::rule::Parameter<'_>) -> $crate::error::Result<$crate::rule::State> {
+                $($module)::+::init(self, x)
+            }
+
+            fn apply<'a>(
+                &'a self,
+                state: &'a mut $crate::rule::State,
+                _x: $crate::rule::Parameter<'a>,
+                dx: $crate::rule::Gradient<'a>,
+            ) -> $crate::error::Result<$crate::rule::Flow<'a>> {
+                $($module)::+::apply(self, state, dx)
+            }
+
+            fn kind(&self) -> $crate::rule::Kind {
+                $crate::rule::Kind::Elementwise
+            }
+
+            fn is_divisible(&self) -> bool {
+                true
+            }
+
+            fn evaluation<'s>(
+                &self,
+                state: &'s $crate::rule::State,
+            ) -> $crate::error::Result<Option<$crate::rule::Evaluation<'s>>> {
+                $($module)::+::evaluation(self, state)
+            }
+        }
+    };
+}
+pub(super) use rule_by;
