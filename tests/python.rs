@@ -80,7 +80,9 @@ fn python_reads_what_was_saved() {
             );
         }
         let counters: BTreeMap<_, _> = leaf.counters().into_iter().collect();
-        let fields = json!({ "lambda": 0.1, "eta": 1e-3, "beta": [0.9, 0.999], "epsilon": 1e-8 });
+        let fields = json!({
+            "lambda": 0.1, "eta": 1e-3, "beta": [0.9, 0.999], "epsilon": 1e-8, "bias_correction": true,
+        });
         leaves.insert(leaf.path(), json!({ "steps": leaf.steps(), "counters": counters, "fields": fields }));
     }
     let facts = json!({ "tensors": tensors, "leaves": leaves, "bytes": ["\"ключ\"", "step"] });

@@ -21,11 +21,11 @@ use crate::tree::{Leaf, StateTree};
 /// state are as they were. For a device that fails later see [below](#what-is-left-in-the-middle).
 ///
 /// A parameter without a gradient stays untouched, its state and counters too (but a window of
-/// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step). The outcome names it in each call, a
-/// [warning](crate::Warning::WithoutGradient) once, and [`StateTree::require_all`] makes it an error. Some
-/// operations of candle cut gradients without an error, see [the list](crate::guide::cuts). A gradient of
-/// zeros is a gradient. Gradients may have any float dtype and any layout, and may be the parameter or a view
-/// of it.
+/// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step). The outcome names
+/// it in each call, a [warning](crate::Warning::WithoutGradient) once, and [`StateTree::require_all`] makes
+/// it an error. Some operations of candle cut gradients without an error, see [the
+/// list](crate::guide::cuts). A gradient of zeros is a gradient. Gradients may have any float dtype and any
+/// layout, and may be the parameter or a view of it.
 ///
 /// A gradient that is infinite or NaN is applied, with a [warning](crate::Warning::ParameterNotFinite),
 /// unless a clipping rule refuses it or [`Update::finite_only`] skips the call.

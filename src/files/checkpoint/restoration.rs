@@ -25,7 +25,8 @@ use crate::tree::{
 const ACCEPT: &str = "to take it over all the same call `CheckpointFile::accepting_non_finite` first";
 
 /// The remedy if a file does not fit the model.
-const PASS_THE_MODEL: &str = "pass the model that it was saved with";
+const PASS_THE_MODEL: &str =
+    "pass the model that it was saved with, or leave parameters out by `CheckpointFile::except`";
 
 /// The values that state and model take over.
 pub(super) struct Restoration {
@@ -91,8 +92,8 @@ impl SavedSchedules {
         Ok(SavedSchedules { all, at: (!keep_settings).then_some(record.steps) })
     }
 
-    /// Those with these indices, and those of the program, which count where both have one. What is left out has
-    /// no indices, and keeps all that the program has.
+    /// Those with these indices, and those of the program, which count where both have one. What is left out
+    /// has no indices, and keeps all that the program has.
     fn with(
         &self,
         saved: Option<&Vec<usize>>,

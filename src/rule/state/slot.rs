@@ -75,19 +75,19 @@ impl Slot {
     /// [`refresh_masters`](crate::StateTree::refresh_masters), make it the parameter again. A rule that has
     /// only such tensors then counts its steps from 0 again.
     ///
-    /// An [`update`](crate::update) refuses new weights without such a call: before the first step a parameter
-    /// that is not equal to the tensor, later one on the CPU of which a sample is not what the last step has
-    /// left. After a copy of the state, a restore or a [`rebind`](crate::StateTree::rebind), the next step is
-    /// the first that leaves something to compare with.
+    /// An [`update`](crate::update) refuses new weights without such a call: before the first step a
+    /// parameter that is not equal to the tensor, later one on the CPU of which a sample is not what the last
+    /// step has left. After a copy of the state, a restore or a [`rebind`](crate::StateTree::rebind), the
+    /// next step is the first that leaves something to compare with.
     pub fn parameter(name: &'static str) -> Self {
         Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
     }
 
     /// A [`Slot::parameter`] that holds weights to evaluate the model with.
     ///
-    /// New weights are no error for it, as it follows them. A rule of a program is not asked in steps in which
-    /// the parameter does not move; [`Ema`](crate::Ema) and [`UniformAverage`](crate::UniformAverage) make up
-    /// for these.
+    /// New weights are no error for it, as it follows them. A rule of a program is not asked in steps in
+    /// which the parameter does not move; [`Ema`](crate::Ema) and [`UniformAverage`](crate::UniformAverage)
+    /// make up for these.
     ///
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) puts them in the parameter's place. Of
     /// several in one rule it takes the first.
