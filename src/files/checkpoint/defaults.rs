@@ -63,8 +63,10 @@ pub(super) fn saved_values(
             let rule = own.kind.to_string();
             let read = |(_, literal): &(String, Literal)| {
                 literal.read(default).ok_or_else(|| {
-                    let text = |text: &String| format!("{text:?}");
-                    let got = if let Literal::Text(of) = literal { text(of) } else { literal.to_string() };
+                    let got = match literal {
+                        Literal::Text(text) => format!("{text:?}"),
+                        number => number.to_string(),
+                    };
                     let other = Error::new(ErrorKind::File, format!("the file's {rule}: {name} is"));
                     other.with_got(got).with_expected(default.expected()).at(path)
                 })

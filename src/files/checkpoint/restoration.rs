@@ -99,7 +99,10 @@ impl SavedSchedules {
         saved: Option<&Vec<usize>>,
         given: impl Iterator<Item = GivenSchedule>,
     ) -> Result<Vec<GivenSchedule>> {
-        let going_on = |given: GivenSchedule| self.at.map(|at| given.restored_at(at)).unwrap_or(given);
+        let going_on = |given: GivenSchedule| match self.at {
+            Some(at) => given.restored_at(at),
+            None => given,
+        };
         let (Some(saved), Some(_)) = (saved, self.at) else { return Ok(given.map(going_on).collect()) };
         let unknown = || damaged("it refers to a schedule that is not there");
         let saved = saved.iter().map(|index| self.all.get(*index).cloned().ok_or_else(unknown));
@@ -124,12 +127,11 @@ impl CheckpointFile {
     ) -> Result<Restoration> {
         self.check_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
-        let is_extra = |path: &str| state.leaf(path).is_none_or(|leaf| leaf.path() != path);
         let mut optimisers = Optimisers::default();
         for path in leaves.keys() {
             if self.leaves_out(state, path) {
                 optimisers.restored.passed_over.push(path.clone());
-            } else if is_extra(path) {
+            } else if state.leaf(path).is_none_or(|leaf| leaf.path() != path) {
                 return Err(extra(path, "state"));
             }
         }
@@ -141,13 +143,13 @@ impl CheckpointFile {
         let mut plans = Vec::with_capacity(state.len());
         for leaf in state.leaves() {
             let path = leaf.path();
-            let is_taken = !self.leaves_out(state, path);
-            let list = &mut optimisers.restored;
-            if is_taken { &mut list.taken } else { &mut list.left }.push(path.to_string());
-            let record = leaves.get(path).filter(|_| is_taken);
-            if is_taken && record.is_none() {
-                return Err(missing(path, leaves.keys()));
-            }
+            let record = if self.leaves_out(state, path) {
+                optimisers.restored.left.push(path.to_string());
+                None
+            } else {
+                optimisers.restored.taken.push(path.to_string());
+                Some(leaves.get(path).ok_or_else(|| missing(path, leaves.keys()))?)
+            };
             let check = |record| self.check_leaf(leaf, record, variables.is_some(), &mut optimisers);
             let values = record.map(check).transpose()?;
             let optimiser = values.as_ref().map_or(&leaf.optimiser, |values| &values.optimiser);

@@ -24,14 +24,14 @@ fn gradients(call: u64, model: &Vars) -> Grads {
     model.iter().map(|(path, x)| (path.clone(), tensor(call, x.dims(), DType::BF16))).collect()
 }
 
-fn rule(eta: f64, lambda: f64) -> MixedPrecision<OptimiserChain<(WeightDecay, Adam)>> {
-    MixedPrecision::new(DType::F32, OptimiserChain::new((WeightDecay::new(lambda), Adam::new(eta))))
+fn rule(lambda: f64) -> MixedPrecision<OptimiserChain<(WeightDecay, Adam)>> {
+    MixedPrecision::new(DType::F32, OptimiserChain::new((WeightDecay::new(lambda), Adam::new(0.1))))
 }
 
 /// A file of a model after three steps, under a schedule, with a frozen part.
 fn saved() -> (Vars, StateTree, Vec<u8>) {
     let x = model(1, &[("body.a", 5), ("body.b", 4), ("head.w", 7), ("old", 3)]);
-    let mut state = setup(rule(0.1, 0.01), &x).expect("a state");
+    let mut state = setup(rule(0.01), &x).expect("a state");
     state.schedule(Schedule::linear(1.0, 0.0, 10).relative()).expect("a schedule");
     for call in 0..3 {
         update(&mut state, &x, &gradients(call, &x)).expect("an update");
@@ -47,6 +47,10 @@ fn of_leaf(x: &Vars, state: &StateTree, path: &str) -> Vec<(String, Vec<u64>)> {
     snapshot(x, state).into_iter().filter(|(name, _)| own(name)).collect()
 }
 
+fn rate(state: &StateTree, path: &str) -> f64 {
+    state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate")
+}
+
 fn paths(all: &[&str]) -> Vec<String> {
     all.iter().map(ToString::to_string).collect()
 }
@@ -56,7 +60,7 @@ fn paths(all: &[&str]) -> Vec<String> {
 fn a_part_of_a_file_is_taken_over() {
     let (old, mut whole, bytes) = saved();
     let x = model(20, &[("adapter", 2), ("body.a", 5), ("body.b", 4), ("head.w", 2)]);
-    let mut state = setup(rule(0.1, 0.01), &x).expect("a state");
+    let mut state = setup(rule(0.01), &x).expect("a state");
     update(&mut state, &x, &gradients(9, &x)).expect("an update");
     let before = snapshot(&x, &state);
     let file = || open(&bytes).expect("a checkpoint");
@@ -86,8 +90,7 @@ fn a_part_of_a_file_is_taken_over() {
     }
     assert_eq!(state.steps(), 3);
     // The file's schedule drives what is taken over, and nothing else.
-    let rate = |path: &str| state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate");
-    assert!((rate("body.a") - 0.07).abs() < 1e-12 && rate("adapter") == 0.1);
+    assert!((rate(&state, "body.a") - 0.07).abs() < 1e-12 && rate(&state, "adapter") == 0.1);
     update(&mut state, &x, &gradients(7, &x)).expect("an update");
     update(&mut whole, &old, &gradients(7, &old)).expect("an update");
     assert_eq!(of_leaf(&x, &state, "body.a"), of_leaf(&old, &whole, "body.a"));
@@ -118,8 +121,7 @@ fn what_is_left_out_has_its_own_rule_and_schedule() {
         .except(["head.w"])
         .restore_with_model(&mut state, &x)
         .expect("a part");
-    let rate = |path: &str| state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate");
-    assert!((rate("head.w") - 0.125).abs() < 1e-12 && (rate("body.a") - 0.07).abs() < 1e-12);
+    assert!((rate(&state, "head.w") - 0.125).abs() < 1e-12 && (rate(&state, "body.a") - 0.07).abs() < 1e-12);
 }
 
 /// Also if that schedule came from a file; and a pattern may be for a variable that has no state.
@@ -127,12 +129,11 @@ fn what_is_left_out_has_its_own_rule_and_schedule() {
 fn what_is_left_out_keeps_the_schedule_of_an_earlier_file() {
     let (_, _, bytes) = saved();
     let x = model(20, &[("body.a", 5), ("body.b", 4), ("head.w", 7), ("mean", 2), ("old", 3)]);
-    let mut state = setup_with(&x, |path, _| (path != "mean").then(|| rule(0.1, 0.01))).expect("a state");
+    let mut state = setup_with(&x, |path, _| (path != "mean").then(|| rule(0.01))).expect("a state");
     let file = || open(&bytes).expect("a checkpoint").except(["mean"]);
     file().restore_with_model(&mut state, &x).expect("a whole file");
     file().except(["head.*"]).restore_with_model(&mut state, &x).expect("a part");
-    let rate = |path: &str| state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate");
-    assert_eq!(rate("head.w"), rate("body.a"));
+    assert_eq!(rate(&state, "head.w"), rate(&state, "body.a"));
 }
 
 /// By default the file's numbers count, with the switch the program's; what differs is listed either way.
@@ -141,7 +142,7 @@ fn the_program_may_keep_its_settings() {
     let (old, whole, bytes) = saved();
     let x = model(30, &[("body.a", 5), ("body.b", 4), ("head.w", 7), ("old", 3)]);
     for keeps in [false, true] {
-        let mut state = setup(rule(0.1, 0.5), &x).expect("a state");
+        let mut state = setup(rule(0.5), &x).expect("a state");
         state.schedule(Schedule::constant(0.25)).expect("a schedule");
         state.at("old").expect("a leaf").freeze();
         let file = open(&bytes).expect("a checkpoint");
@@ -183,7 +184,7 @@ fn ranks_restore_the_same_part() {
     let (_, _, bytes) = saved();
     let all = on(2, move |world| {
         let x = model(20, &[("body.a", 5), ("body.b", 4), ("head.w", 2), ("old", 3)]);
-        let mut state = Setup::over(&world).build(rule(0.1, 0.5), &x).expect("a state");
+        let mut state = Setup::over(&world).build(rule(0.5), &x).expect("a state");
         let file = || -> CheckpointFile { open(&bytes).expect("a checkpoint").except(["head.*"]) };
         let other =
             if optimisers::Communicator::rank(&world) == 0 { file() } else { file().keeping_settings() };
@@ -194,7 +195,7 @@ fn ranks_restore_the_same_part() {
         (restored, x.iter().map(|(path, x)| (path.clone(), bits(x))).collect::<BTreeMap<_, _>>())
     });
     let x = model(20, &[("body.a", 5), ("body.b", 4), ("head.w", 2), ("old", 3)]);
-    let mut state = setup(rule(0.1, 0.5), &x).expect("a state");
+    let mut state = setup(rule(0.5), &x).expect("a state");
     let (_, _, bytes) = saved();
     let file = open(&bytes).expect("a checkpoint").except(["head.*"]).keeping_settings();
     let restored = file.restore_with_model(&mut state, &x).expect("a part");
