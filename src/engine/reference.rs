@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
 use super::memory::{Buffer, joined, on_host, rounded, scalar, set_lent, set_lent_and, split};
 use super::plan::{
-    Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Segment, Segments, slots_mut,
+    Epilogue, GradientView, Job, JobSegments, Link, Operand, ReductionRequest, Segment, slots_mut,
 };
 use crate::error::Result;
 use crate::model::lent::Lent;
@@ -143,7 +143,7 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
 }
 
 fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
-    let Segments { x: place, low_bits, all, .. } = job.segments();
+    let JobSegments { x: place, low_bits, all, .. } = job.segments();
     let mut next = NextValues { slots: Vec::new(), x: None, rest: None };
     for Segment { compute, sources, steps, epilogue, .. } in all {
         let (compute, dtype) = (DType::from(compute), place.dtype());

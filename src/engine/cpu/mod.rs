@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::plan::{
-    Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, Sink, slots_mut,
+    Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, Sink, slots_mut,
 };
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
@@ -160,7 +160,7 @@ fn write(
 ) -> Result<()> {
     let length = job.length;
     let slots = try_list(slots_mut(&mut job.steps).map(slot_mut))?;
-    let Segments { x, low_bits, mut all, has_moved } = job.segments();
+    let JobSegments { x, low_bits, mut all, has_moved } = job.segments();
     let Some(last) = all.last_mut() else {
         *is_written = true;
         return Ok(());

@@ -10,7 +10,7 @@ use candle_core::{Tensor, Var};
 
 use super::codegen::{Work, trace};
 use super::kernel::{ChunkTotals, Reducer};
-use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Segment, Segments, slots_mut};
+use super::plan::{Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{Lend, Lent, defect};
 pub(super) use backend::{Backend, Launch};
@@ -24,11 +24,11 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     jobs: &'a mut [&mut Job<'j>],
 ) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
-    let jobs: Vec<Segments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
+    let jobs: Vec<JobSegments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
     // Segments before the last read the parameter, so their launches have to come before those that write it.
     let mut handles: Vec<Option<Vec<RowHandle>>> = jobs.iter().map(|_| Some(Vec::new())).collect();
     for is_last in [false, true] {
-        for (Segments { all, .. }, handles) in jobs.iter().zip(&mut handles) {
+        for (JobSegments { all, .. }, handles) in jobs.iter().zip(&mut handles) {
             let (last, before) = all
                 .split_last()
                 .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
@@ -42,7 +42,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
         }
     }
     let done = handles.iter().map(Option::is_some).collect();
-    for (Segments { x, low_bits, all, .. }, handles) in jobs.into_iter().zip(handles) {
+    for (JobSegments { x, low_bits, all, .. }, handles) in jobs.into_iter().zip(handles) {
         let Some(handles) = handles else { continue };
         let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
         let x = match x {

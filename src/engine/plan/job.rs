@@ -201,7 +201,7 @@ pub(in crate::engine) struct Segment<'s, 'a> {
 }
 
 /// The segments of a job that write something, in order; and its x and low bits, which each of them needs.
-pub(in crate::engine) struct Segments<'s, 'a> {
+pub(in crate::engine) struct JobSegments<'s, 'a> {
     pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
     pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
@@ -293,7 +293,7 @@ impl<'a> Job<'a> {
     }
 
     /// What is left to do. All functions must have run.
-    pub(in crate::engine) fn segments(&mut self) -> Segments<'_, 'a> {
+    pub(in crate::engine) fn segments(&mut self) -> JobSegments<'_, 'a> {
         let (x, length, compute) = (self.x.dtype(), self.length, self.compute);
         let low_bits = self.low_bits.as_deref().map(Buffer::as_low_bits);
         let segment =
@@ -319,7 +319,7 @@ impl<'a> Job<'a> {
         if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
             all.push(segment(sources, steps, epilogue));
         }
-        Segments {
+        JobSegments {
             x: &mut self.x,
             low_bits: self.low_bits.as_deref_mut(),
             all,
