@@ -128,6 +128,7 @@ pub use training::{
     candle_optimizer::CandleOptimizer,
     destructure::{Structure, destructure, trainables},
     precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy},
+    segments::{Activations, Segments},
 };
 pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree, StateValue};

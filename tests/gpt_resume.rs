@@ -236,3 +236,15 @@ fn another_run_is_not_resumed() {
     refuse(&["--resume"], &["--text of ", "(now of 570 characters with crc32 "]);
     assert!(files(folder.path()) == before, "a refused run changed a file");
 }
+
+/// The numbers do not depend on how the gradients come.
+#[test]
+fn segments_have_the_numbers_of_the_whole_network() {
+    for dtype in ["bf16", "f16"] {
+        let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "2"];
+        let options = [&options[..], &["--ranks", "2"]].concat();
+        let whole = result(&run(folder().path(), &options));
+        let segments = run(folder().path(), &[&options[..], &["--segments"]].concat());
+        assert_eq!(result(&segments), whole, "{dtype}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, RmsNorm, ops::softmax};
-use optimisers::model;
+use optimisers::{Segments, model};
 
 use crate::random::Random;
 
@@ -89,14 +89,31 @@ impl Gpt {
     pub(crate) fn forward(&self, characters: &Tensor) -> Result<Tensor> {
         let (windows, length) = characters.dims2()?;
         let mask = causal_mask(length, characters.device())?;
-        let positions = look_up(&self.positions, &Tensor::arange(0, length as u32, characters.device())?)?;
-        let mut x = look_up(&self.characters, characters)?
-            .broadcast_add(&positions)?
-            .reshape((windows * length, ()))?;
+        let mut x = self.embed(characters)?;
         for block in &self.blocks {
             x = block.forward(&x, windows, &mask)?;
         }
-        apply(&self.logits, &normalise(&self.norm, &x)?)
+        self.predict(&x)
+    }
+
+    /// The same in segments: the embeddings, each block, and the logits.
+    pub(crate) fn segments(&self, characters: &Tensor) -> Result<Segments<'_, Tensor>> {
+        let (windows, length) = characters.dims2()?;
+        let mask = causal_mask(length, characters.device())?;
+        Ok(Segments::new(characters)
+            .then(|characters| self.embed(characters))
+            .each(&self.blocks, move |block, x| block.forward(x, windows, &mask))
+            .then(|x| self.predict(x)))
+    }
+
+    fn embed(&self, characters: &Tensor) -> Result<Tensor> {
+        let (windows, length) = characters.dims2()?;
+        let positions = look_up(&self.positions, &Tensor::arange(0, length as u32, characters.device())?)?;
+        look_up(&self.characters, characters)?.broadcast_add(&positions)?.reshape((windows * length, ()))
+    }
+
+    fn predict(&self, x: &Tensor) -> Result<Tensor> {
+        apply(&self.logits, &normalise(&self.norm, x)?)
     }
 }
 

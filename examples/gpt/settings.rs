@@ -50,6 +50,11 @@ pub(crate) struct Settings {
     #[arg(long)]
     pub(crate) stream: bool,
 
+    /// In a step, keeps the activations of one block in memory, and computes those of the others twice; the
+    /// numbers stay the same
+    #[arg(long)]
+    pub(crate) segments: bool,
+
     /// Steps of the whole run
     #[arg(long, default_value_t = 1600, value_parser = steps())]
     pub(crate) steps: usize,

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::loss::cross_entropy;
 use optimisers::{
@@ -102,7 +103,11 @@ impl Trainer {
         let mut losses = Vec::with_capacity(settings.micro_batches);
         let (mut is_given_up, mut figures) = (false, Vec::new());
         for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
-            let loss = self.loss(&batch?)?;
+            let batch = batch?;
+            let (loss, grads) = match is_given_up {
+                true => (self.loss(&batch)?, None),
+                false => self.gradients(settings, &batch).map(|(loss, grads)| (loss, Some(grads)))?,
+            };
             losses.extend(
                 self.world
                     .of_all(loss.to_scalar::<f32>()?.to_le_bytes())?
@@ -110,11 +115,8 @@ impl Trainer {
                     .map(f32::from_le_bytes),
             );
             check_finite(mean(&losses), "training", step)?;
-            if is_given_up {
-                continue;
-            }
+            let Some(grads) = grads else { continue };
             // Where a gradient is infinite or NaN nothing moves, and the next batch is scaled by less.
-            let grads = self.scaler.scale(&loss)?.backward()?;
             let update = Update::new(&mut self.state);
             let update = if wants_figures { update.with_figures() } else { update };
             let start = Instant::now();
@@ -130,6 +132,19 @@ impl Trainer {
         }
         self.history.train.push(mean(&losses));
         Ok(figures)
+    }
+
+    /// The loss of a batch, and the gradients of the scaled loss.
+    fn gradients(&mut self, settings: &Settings, batch: &Batch) -> optimisers::Result<(Tensor, GradStore)> {
+        let scale = self.scaler.factor()?;
+        if !settings.segments {
+            let loss = self.loss(batch)?;
+            let grads = (&loss * scale)?.backward()?;
+            return Ok((loss, grads));
+        }
+        let segments = self.gpt.segments(&batch.inputs.to_device(self.gpt.device())?)?;
+        let (loss, grads) = segments.gradients(|logits| self.loss_of(logits, batch)? * scale)?;
+        Ok(((loss / scale)?, grads))
     }
 
     /// The mean loss over the validation part of the text, of which each rank has a share.
@@ -156,12 +171,12 @@ impl Trainer {
     }
 
     /// The mean loss per character, in F32.
-    fn loss(&self, Batch { inputs, targets }: &Batch) -> Result<Tensor> {
-        let device = self.gpt.device();
-        cross_entropy(
-            &self.gpt.forward(&inputs.to_device(device)?)?,
-            &targets.flatten_all()?.to_device(device)?,
-        )
+    fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        self.loss_of(&self.gpt.forward(&batch.inputs.to_device(self.gpt.device())?)?, batch)
+    }
+
+    fn loss_of(&self, logits: &Tensor, batch: &Batch) -> Result<Tensor> {
+        cross_entropy(logits, &batch.targets.flatten_all()?.to_device(self.gpt.device())?)
     }
 
     /// The bytes of all parameters.

@@ -23,6 +23,8 @@ pub(super) enum GradientSource<'g> {
     Promised(DType),
     /// The leaf has moved already, by a push with this plan.
     Pushed(LeafPlan),
+    /// The leaf had a gradient that was not finite, and is not missing one.
+    NotFinite,
 }
 
 impl<'g> GradientSource<'g> {
@@ -50,7 +52,7 @@ impl<'g> GradientSource<'g> {
                 let promise = Tensor::zeros((), (*dtype).into(), x.device())?.broadcast_as(x.shape())?;
                 Ok(Sources::from_iter([Lent::Tensor(promise)]))
             }
-            GradientSource::Pushed(_) => Ok(Sources::new()),
+            GradientSource::Pushed(_) | GradientSource::NotFinite => Ok(Sources::new()),
         }
     }
 }
@@ -100,7 +102,8 @@ impl LeafUpdate<'_, '_> {
         }
         let sources = self.gradient.take(leaf, x)?;
         let has_gradient = !sources.is_empty();
-        self.plan = LeafPlan { has_gradient, allows_missing: leaf.waiting.is_allowed, ..LeafPlan::default() };
+        let allows_missing = leaf.waiting.is_allowed || matches!(self.gradient, GradientSource::NotFinite);
+        self.plan = LeafPlan { has_gradient, allows_missing, ..LeafPlan::default() };
         leaf.check_parameter()?;
         if leaf.frozen {
             return Ok(());
@@ -160,7 +163,7 @@ impl LeafUpdate<'_, '_> {
 /// The error of a streamed step for a rule that depends on gradients that come later.
 pub(super) fn needs_all_gradients(path: &str) -> Error {
     let problem = "its rule needs numbers of all gradients, which come one at a time";
-    let remedy =
-        "collect the gradients and call `update`, or `Update::apply_owned`, which frees each as it goes";
+    let remedy = "collect the gradients, as `Segments::gradients` does, and call `update`, or \
+                  `Update::apply_owned`, which frees each as it goes";
     Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy(remedy)
 }

@@ -5,18 +5,21 @@
 //! The leaves are out of the tree meanwhile, each in a lock of its own that nobody waits for: threads that
 //! push different leaves do not meet, and a second push of a leaf is refused.
 
+#[cfg(feature = "candle")]
+mod candle;
+
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 
 use super::call::{UpdateCall, UpdateOptions};
-use super::leaf::{GradientSource, LeafPlan, needs_all_gradients};
+use super::leaf::{GradientSource, needs_all_gradients};
 use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason};
-use super::pipeline::{Ending, StepCall, keep_written, step};
+use super::pipeline::{Ending, PlannedStep, StepCall, keep_written, step};
 use super::ranks::Ranks;
 use super::update::Update;
-use crate::engine::check_gradient;
+use crate::engine::{Job, check_gradient};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
@@ -36,6 +39,9 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// whatever threads they come: parameters, state and counters. It takes every optimiser but those that need
 /// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), such as a norm to clip by: for
 /// these [`Update::apply_owned`] frees each gradient once its parameter is written.
+///
+/// candle returns all gradients of a graph at once. [`Segments`](crate::Segments) gives a step those of one
+/// part of the model after another.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
@@ -91,8 +97,8 @@ pub struct StreamedStep<'s> {
 /// A leaf while its step is open.
 struct OpenLeaf {
     leaf: Leaf,
-    /// The plan by which a push has moved it, if one has.
-    pushed: Option<LeafPlan>,
+    /// What became of the gradient that was pushed, if one was.
+    pushed: Option<GradientSource<'static>>,
 }
 
 impl<'s> Update<'s> {
@@ -158,7 +164,7 @@ impl StreamedStep<'_> {
     /// As [`update`](crate::update#panics), with the consequences that it has there for this parameter. If it
     /// has moved, another push of it is refused.
     pub fn push(&self, path: &str, gradient: impl Lend) -> Result<()> {
-        self.push_lent(path, &gradient)
+        self.push_lent(path, &gradient, false)
     }
 
     /// As [`push`](StreamedStep::push), with a gradient in a slice, in row-major order.
@@ -180,10 +186,12 @@ impl StreamedStep<'_> {
     /// # Errors
     /// As [`push`](StreamedStep::push).
     pub fn push_slice<'g>(&self, path: &str, gradient: impl Into<MemoryRef<'g>>) -> Result<()> {
-        self.push_lent(path, &GradientSlice::of(gradient.into()))
+        self.push_lent(path, &GradientSlice::of(gradient.into()), false)
     }
 
-    fn push_lent(&self, path: &str, gradient: &dyn Lend) -> Result<()> {
+    /// Pushes a gradient. With `passes_over` one that is not finite is no error: the step goes on without it,
+    /// and the scaler learns of it.
+    fn push_lent(&self, path: &str, gradient: &dyn Lend, passes_over: bool) -> Result<()> {
         let Some(place) = self.state.place(path) else {
             return Err(Error::unknown("parameter for the gradient of", path, &self.state.known_paths()));
         };
@@ -201,6 +209,10 @@ impl StreamedStep<'_> {
         match self.advance(&mut open, x, Lent::new(gradient))? {
             Some(SkipReason::NotFinite { path: first }) => {
                 let _ = self.overflow.set(first);
+                if passes_over {
+                    open.pushed = Some(GradientSource::NotFinite);
+                    return Ok(());
+                }
                 let remedy = "the parameter is as it was: push another gradient, or go on without one; with a \
                               `LossScaler` the scale falls in `finish`";
                 Err(not_finite(path, "its gradient has", remedy))
@@ -219,9 +231,8 @@ impl StreamedStep<'_> {
     /// gradient is not used, if that is so.
     fn advance(&self, open: &mut OpenLeaf, x: &Lent<'_>, gradient: Lent<'_>) -> Result<Option<SkipReason>> {
         let OpenLeaf { leaf, pushed } = open;
-        let (call, ranks, gradients) = (&self.call, &Ranks::ALONE, [GradientSource::found([gradient])]);
-        let (leaves, parameters, mut job) = (slice::from_mut(leaf), slice::from_ref(x), None);
-        let step = StepCall { call, ranks, leaves, parameters, gradients }.plan(slice::from_mut(&mut job))?;
+        let mut job = None;
+        let step = plan(&self.call, leaf, x, [gradient], &mut job)?;
         let plan = step.plans[0].clone();
         let mut step = step.reduce(&NormHistories::default(), &mut KeptSums::default())?;
         if let Ending::Skipped { reason, .. } = &step.ending
@@ -232,7 +243,7 @@ impl StreamedStep<'_> {
         // The owner of the parameter may panic when all is written already.
         let written = catch_unwind(AssertUnwindSafe(|| step.write()));
         if step.may_have_moved() || matches!(written, Ok(Ok(()))) {
-            *pushed = Some(plan);
+            *pushed = Some(GradientSource::Pushed(plan));
         }
         written.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(None)
@@ -254,9 +265,7 @@ impl StreamedStep<'_> {
         let pushed = self.put_back();
         let moved = count_moved(&pushed);
         let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
-        let gradients = pushed
-            .into_iter()
-            .map(|plan| plan.map_or_else(|| GradientSource::found([]), GradientSource::Pushed));
+        let gradients = pushed.into_iter().map(|pushed| pushed.unwrap_or_else(|| GradientSource::found([])));
         let outcome = step(call, self.state, &self.parameters, gradients.collect());
         let mut outcome = outcome.inspect_err(|_| self.fail(moved))?;
         if let Some(scaler) = self.scaler.take()
@@ -276,8 +285,8 @@ impl StreamedStep<'_> {
         }
     }
 
-    /// Puts the leaves back into the tree. The plans of those that have moved, in the order of the leaves.
-    fn put_back(&mut self) -> Vec<Option<LeafPlan>> {
+    /// Puts the leaves back into the tree, and returns what was pushed, in the order of the leaves.
+    fn put_back(&mut self) -> Vec<Option<GradientSource<'static>>> {
         let open = std::mem::take(&mut self.leaves)
             .into_iter()
             .map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
@@ -285,6 +294,19 @@ impl StreamedStep<'_> {
         self.state.leaves = leaves;
         pushed
     }
+}
+
+/// The plan of a leaf by itself.
+fn plan<'j, 'a>(
+    call: &'a UpdateCall,
+    leaf: &'a mut Leaf,
+    x: &'a Lent<'a>,
+    gradient: impl IntoIterator<Item = Lent<'a>>,
+    job: &'j mut Option<Job<'a>>,
+) -> Result<PlannedStep<'j, 'a>> {
+    let (leaves, parameters, gradients) =
+        (slice::from_mut(leaf), slice::from_ref(x), [GradientSource::found(gradient)]);
+    StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, gradients }.plan(slice::from_mut(job))
 }
 
 impl Drop for StreamedStep<'_> {
@@ -301,8 +323,9 @@ impl Drop for StreamedStep<'_> {
 }
 
 /// How many leaves were pushed and have moved.
-fn count_moved(pushed: &[Option<LeafPlan>]) -> usize {
-    pushed.iter().flatten().filter(|plan| plan.moves).count()
+fn count_moved(pushed: &[Option<GradientSource<'_>>]) -> usize {
+    let has_moved = |pushed: &&_| matches!(pushed, GradientSource::Pushed(plan) if plan.moves);
+    pushed.iter().flatten().filter(has_moved).count()
 }
 
 /// The error for a gradient that is not finite, or whose window is not.

@@ -11,3 +11,5 @@ pub(crate) mod plateau;
 #[cfg(feature = "candle")]
 pub(crate) mod precision;
 pub(crate) mod sam;
+#[cfg(feature = "candle")]
+pub(crate) mod segments;

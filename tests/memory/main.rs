@@ -1,11 +1,11 @@
 //! Saving and restoring copy nothing of the state's size; reading the bytes of a file or a configuration
 //! takes memory in proportion to its size, whatever it claims; a step takes memory in proportion to the
 //! largest parameter.
-#![allow(unsafe_code)]
 
 mod mutations;
+#[path = "../../benches/support/peak.rs"]
+mod peak;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,44 +15,12 @@ use optimisers::config::OptimiserConfig;
 use optimisers::{
     Adafactor, Adam, AdaptiveClip, Centralise, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipNorm, Descent,
     Elementwise, Flow, Gradient, IntoOptimiser, MixedPrecision, Muon, OptimiserChain, Parameter, Result,
-    Rule, Setup, Slot, State, StateTree, Update, hyper_parameters, range, ranks, setup, update,
+    Rule, Segments, Setup, Slot, State, StateTree, Update, hyper_parameters, range, ranks, setup, update,
 };
 use serde_json::{Value, json};
 
+use peak::{peak, used};
 use support::crafted_checkpoints::{Pieces, assembled, file_of, open, with_checksum};
-
-/// Bytes in use, and the most that ever were.
-static USED: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-struct Counting;
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let used = USED.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(used, Ordering::Relaxed);
-        // SAFETY: promised by the caller.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        USED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: promised by the caller.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-/// The most memory that `work` had at one time.
-fn peak(work: impl FnOnce()) -> usize {
-    let before = USED.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    work();
-    PEAK.load(Ordering::Relaxed) - before
-}
 
 /// A model with its state.
 fn started(leaves: usize, length: usize) -> (Vec<Var>, StateTree) {
@@ -181,6 +149,7 @@ fn memory_follows_the_size() {
     a_step_of_whole_tensors();
     gradients_that_are_taken();
     gradients_that_come_one_at_a_time();
+    segments();
     a_step_of_ranks();
     files_of_ranks();
     files();
@@ -240,7 +209,7 @@ impl Elementwise for Watched {
     }
 
     fn step<V: optimisers::value::Value>(eta: f64, _x: V, dx: V, []: &mut [V; 0]) -> V {
-        LEAST.fetch_min(USED.load(Ordering::Relaxed), Ordering::Relaxed);
+        LEAST.fetch_min(used(), Ordering::Relaxed);
         dx * eta
     }
 }
@@ -252,7 +221,7 @@ fn gradients_that_are_taken() {
         let model: Vec<Var> =
             (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
         let mut state = setup(rule, &model).expect("a state");
-        let without = USED.load(Ordering::Relaxed);
+        let without = used();
         let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
         let grads: BTreeMap<String, Tensor> =
             (0..LEAVES).map(|leaf| (leaf.to_string(), gradient())).collect();
@@ -304,6 +273,55 @@ fn gradients_that_come_one_at_a_time() {
     }
     of(Adam::new(0.1));
     of(MixedPrecision::new(DType::F64, OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1)))));
+}
+
+/// What a further block takes: the input of its segment, or its gradient if gradients are collected.
+fn segments() {
+    const WIDTH: usize = 256;
+    /// A quarter of a gradient.
+    const INPUT: usize = WIDTH * WIDTH;
+    #[derive(Clone, Copy, Debug)]
+    enum Way {
+        Whole,
+        Gradients,
+        Train,
+    }
+    fn taken(blocks: usize, way: Way) -> usize {
+        let matrix = |rows: usize| Tensor::full(1e-3f32, (rows, WIDTH), &Device::Cpu).expect("a tensor");
+        let model: Vec<Var> =
+            (0..blocks).map(|_| Var::from_tensor(&matrix(WIDTH)).expect("a variable")).collect();
+        let mut state = setup(Descent::new(0.1), &model).expect("a state");
+        let input = matrix(WIDTH / 4);
+        let block = |w: &Var, x: &Tensor| x + x.matmul(w)?.tanh()?.sqr()?.relu()?;
+        let segments = || Segments::new(&input).each(&model, block);
+        let mut step = || -> Result<bool> {
+            let update = Update::new(&mut state);
+            let outcome = match way {
+                Way::Whole => {
+                    let whole = model.iter().try_fold(input.clone(), |x, w| block(w, &x))?;
+                    update.apply_owned(&model, whole.sum_all()?.backward()?)?
+                }
+                Way::Gradients => {
+                    let grads = segments().gradients(|y| y.sum_all())?.1;
+                    update.apply_owned(&model, grads)?
+                }
+                Way::Train => segments().train(update, &model, |y| y.sum_all())?.1,
+            };
+            Ok(outcome.applied == blocks)
+        };
+        assert!(step().expect("a first step"));
+        peak(|| assert!(step().expect("a step")))
+    }
+    let of_block = |way| (taken(24, way) - taken(8, way)) as f64 / 16.0 / INPUT as f64;
+    for (way, least, most) in [(Way::Whole, 9.0, 30.0), (Way::Gradients, 3.9, 4.2), (Way::Train, 0.99, 1.1)] {
+        let inputs = of_block(way);
+        println!("{way:?}: a block takes {inputs:.2} times its input");
+        assert!((least..most).contains(&inputs), "{way:?}: {inputs}");
+    }
+    // The graph of the last segment, which runs once, is free before another one runs again.
+    let [one, two] = [1, 2].map(|blocks| taken(blocks, Way::Train) as f64 / INPUT as f64);
+    println!("a block takes {one:.1} inputs, two in segments {two:.1}");
+    assert!(two < 1.3 * one, "{one} {two}");
 }
 
 const RANKS: usize = 4;

@@ -24,14 +24,18 @@ impl LossScaler {
         if !self.enabled {
             return Ok(ScaledLoss { loss: loss.clone(), scale: None });
         }
-        let wide = if matches!(loss.dtype(), DType::F16 | DType::BF16) {
-            loss.to_dtype(DType::F32)?
-        } else {
-            loss.clone()
-        };
-        let scaled = (wide * self.scale)?;
+        let scaled = multiplied(loss, self.scale)?;
         self.pending = Some(self.scale);
         Ok(ScaledLoss { loss: scaled, scale: self.pending })
+    }
+}
+
+/// The loss times the scale, in F32 at least.
+pub(crate) fn multiplied(loss: &Tensor, scale: f64) -> candle_core::Result<Tensor> {
+    if matches!(loss.dtype(), DType::F16 | DType::BF16) {
+        loss.to_dtype(DType::F32)? * scale
+    } else {
+        loss * scale
     }
 }
 

@@ -9,9 +9,9 @@ use candle_nn::VarMap;
 use optimisers::config::{OptimiserConfig, Registry};
 use optimisers::{
     Accumulator, AdamW, CandleOptimizer, Checkpoint, CheckpointFile, Descent, Ema, ErrorKind, Leaf,
-    MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Setup, StateTree,
-    StreamedStep, Update, Visitor, Weights, audit, broadcast, destructure, model, ranks, setup, setup_with,
-    trainables, update,
+    MixedPrecision, Model, OptimiserChain, ParameterSlices, PrecisionPolicy, Result, Sam, Segments, Setup,
+    StateTree, StreamedStep, Update, Visitor, Weights, audit, broadcast, destructure, model, ranks, setup,
+    setup_with, trainables, update,
 };
 
 use crate::model::models::var_map;
@@ -99,6 +99,14 @@ fn loss() -> Tensor {
     Tensor::zeros((), DType::F32, CPU).expect("a loss")
 }
 
+/// A segment for each variable, which adds its sum.
+fn segments(model: &dyn Model) -> Segments<'static, Tensor> {
+    let mut tensors = Vec::new();
+    model.visit(&mut Visitor::new(&mut |_, x| tensors.push(x.clone())));
+    let sum = |x: Tensor| move |sum: &Tensor| sum + x.sum_all()?;
+    tensors.into_iter().fold(Segments::new(&loss()), |segments, x| segments.then(sum(x)))
+}
+
 fn push_all(grads: &Grads, step: StreamedStep<'_>) -> Result<()> {
     grads.iter().try_for_each(|(path, gradient)| step.push(path, gradient.clone()))?;
     step.finish().map(drop)
@@ -180,6 +188,11 @@ const METHODS: &[Method] = &[
     ("trainables", Slices::Refused, |_, model| trainables(model).map(drop)),
     ("destructure", Slices::Refused, |_, model| destructure(model).map(drop)),
     ("assign", Slices::Refused, |case, model| destructure(&case.other)?.1.assign(&case.flat(), model)),
+    ("train", Slices::Refused, |case, model| {
+        let outcome = segments(model).train(Update::new(&mut case.state), model, Tensor::sum_all)?.1;
+        assert_eq!(outcome.applied, NAMES.len());
+        Ok(())
+    }),
     ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
     ("broadcast", Slices::Taken, |_, model| broadcast(&ranks(1)[0], model)),
     ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),

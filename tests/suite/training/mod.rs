@@ -11,3 +11,4 @@ mod precision_training;
 mod sam;
 mod schedule;
 mod schedules;
+mod segments;

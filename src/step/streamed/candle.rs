@@ -1,0 +1,63 @@
+//! What a step whose gradients come one at a time does for [`Segments`](crate::Segments).
+
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
+use candle_core::{Tensor, TensorId};
+
+use super::super::call::UpdateCall;
+use super::super::leaf::LeafPlan;
+use super::super::summary::StepSummary;
+use super::{OpenLeaf, StreamedStep, plan};
+use crate::error::Result;
+use crate::model::lent::Lent;
+use crate::rule::Progress;
+
+impl StreamedStep<'_> {
+    /// The scale of the loss that the gradients are of.
+    pub(crate) fn loss_scale(&self) -> f64 {
+        self.call.loss_scale
+    }
+
+    /// The paths that the state has for the model's variables.
+    pub(crate) fn paths(&mut self) -> HashMap<TensorId, String> {
+        let leaves =
+            self.leaves.iter_mut().map(|open| open.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let path = |(open, x): (&mut OpenLeaf, &Lent<'_>)| Some((x.tensor()?.id(), open.leaf.path.clone()));
+        leaves.zip(&self.parameters).filter_map(path).collect()
+    }
+
+    /// Refuses the step before the first push if gradients are required and will not come.
+    pub(crate) fn check_complete(&mut self, comes: impl Fn(&Tensor) -> bool) -> Result<()> {
+        let (leaves, call) = (self.leaves.iter_mut(), &self.call);
+        let made = leaves.zip(&self.parameters).map(|(open, x)| {
+            let leaf = &mut open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf;
+            if x.tensor().is_some_and(&comes) && !leaf.is_frozen() {
+                let progress = Some(Progress::Applied);
+                return Ok(LeafPlan { progress, has_gradient: true, moves: true, ..LeafPlan::default() });
+            }
+            Ok(plan(call, leaf, x, [], &mut None)?.plans[0].clone())
+        });
+        let plans = made.collect::<Result<Vec<_>>>()?;
+        let summary = StepSummary::of(&UpdateCall { is_streamed: false, ..call.clone() }, &plans);
+        if summary.is_refused() {
+            self.put_back();
+            return Err(summary.refusal(self.state));
+        }
+        Ok(())
+    }
+
+    /// Pushes the gradient of a segment. If it is not finite and the scaler is dynamic, the parameter stays,
+    /// because a scale that falls shows that.
+    pub(crate) fn push_of_segment(&self, path: &str, gradient: &Tensor) -> Result<()> {
+        let is_dynamic = self.scaler.as_ref().is_some_and(|scaler| scaler.is_dynamic());
+        self.push_lent(path, gradient, is_dynamic).map_err(|error| match self.overflow.get() {
+            Some(_) if !is_dynamic => error.with_remedy(
+                "parameters that only later segments read have moved; to skip such a step as a whole, give \
+                 the gradients of `Segments::gradients` to an update with `Update::finite_only` or a dynamic \
+                 `LossScaler`",
+            ),
+            _ => error,
+        })
+    }
+}

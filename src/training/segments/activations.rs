@@ -1,0 +1,86 @@
+//! What goes from one segment to the next: a tensor, several, or a type that has tensors.
+
+use candle_core::Tensor;
+
+/// What a segment of [`Segments`](crate::Segments) takes or returns: one tensor or several.
+///
+/// Implemented for `Tensor`, for tuples of two to four, and for `Vec<Tensor>`. A type of your own lists its
+/// tensors, and is built from the same number of tensors.
+///
+/// ```
+/// use candle_core::Tensor;
+/// use optimisers::Activations;
+///
+/// struct Hidden {
+///     states: Tensor,
+///     mask: Tensor,
+/// }
+///
+/// impl Activations for Hidden {
+///     fn tensors(&self) -> Vec<Tensor> {
+///         vec![self.states.clone(), self.mask.clone()]
+///     }
+///
+///     fn from_tensors(tensors: Vec<Tensor>) -> Self {
+///         let (states, mask) = Activations::from_tensors(tensors);
+///         Hidden { states, mask }
+///     }
+/// }
+/// ```
+pub trait Activations {
+    /// Its tensors, in the order that [`from_tensors`](Activations::from_tensors) takes them in.
+    fn tensors(&self) -> Vec<Tensor>;
+
+    /// The value with these tensors.
+    ///
+    /// # Panics
+    /// May panic if they are more or fewer than the value had, which [`Segments`](crate::Segments) never
+    /// passes.
+    fn from_tensors(tensors: Vec<Tensor>) -> Self;
+}
+
+impl Activations for Tensor {
+    fn tensors(&self) -> Vec<Tensor> {
+        vec![self.clone()]
+    }
+
+    fn from_tensors(tensors: Vec<Tensor>) -> Self {
+        let [tensor] = tensors.try_into().expect(COUNT);
+        tensor
+    }
+}
+
+impl Activations for Vec<Tensor> {
+    fn tensors(&self) -> Vec<Tensor> {
+        self.clone()
+    }
+
+    fn from_tensors(tensors: Vec<Tensor>) -> Self {
+        tensors
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident: $Tensor:ty),+))*) => {$(
+        impl Activations for ($($Tensor),+) {
+            fn tensors(&self) -> Vec<Tensor> {
+                let ($($name),+) = self;
+                vec![$($name.clone()),+]
+            }
+
+            fn from_tensors(tensors: Vec<Tensor>) -> Self {
+                let [$($name),+] = tensors.try_into().expect(COUNT);
+                ($($name),+)
+            }
+        }
+    )*};
+}
+
+tuples! {
+    (a: Tensor, b: Tensor)
+    (a: Tensor, b: Tensor, c: Tensor)
+    (a: Tensor, b: Tensor, c: Tensor, d: Tensor)
+}
+
+/// What every caller keeps to.
+const COUNT: &str = "the number of tensors that `tensors` returns";

@@ -1,0 +1,415 @@
+//! A training step in segments, whose activations are computed again when they are needed.
+//!
+//! A graph of candle keeps its activations. So the forward pass drops the graph of each segment at once, and
+//! the backward pass computes the segment again, from variables that have the values of its input. `backward`
+//! takes no gradient to begin with, but starts at 1. So it is called on the sum of y · ȳ over the outputs y
+//! of the segment, where ȳ is the gradient that the next segment has found for y as its input.
+//!
+//! Two things are difficult:
+//!
+//! - **When a gradient is complete**, because several segments may read one parameter. The forward pass notes
+//!   the first segment that reads each parameter. Once the gradients of that segment are there, the gradient
+//!   of the parameter is complete, and the parameter may move, because no segment that runs later reads it.
+//! - **The bits.** candle begins each gradient with zeros and adds to them, so 1 · ȳ is ȳ to the bit. The
+//!   gradient w̄ that later segments have found for a parameter w is one more term of the sum, w · w̄. Then
+//!   the graph of this segment adds to w̄, one use after another, as one graph of all segments would. Added
+//!   up outside of the graph, the rows that an embedding repeats would be added to each other first.
+//!
+//! The price of the sum is memory: candle computes a gradient of ȳ as well, which is not used.
+
+mod activations;
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::slice;
+
+use candle_core::DType::F32;
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, TensorId, Var};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::cuts::CUTS;
+use crate::model::{Model, of_candle};
+use crate::step::loss_scaler::scaled::multiplied;
+use crate::step::outcome::Outcome;
+use crate::step::update::Update;
+use crate::tree::is_trainable;
+
+pub use activations::Activations;
+
+/// A model in segments, trained with the activations of one segment in memory.
+///
+/// A backward pass of candle needs the activations of the whole model, and returns all gradients at once.
+/// `Segments` keeps only the inputs of segments. It computes a segment again when the gradients of that
+/// segment are due, gives them to the step, and frees them. The price is a second forward pass: up to a third
+/// more time.
+///
+/// ```
+/// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap, embedding, linear, loss::cross_entropy};
+/// use optimisers::{AdamW, MixedPrecision, Segments, Update, setup};
+///
+/// let variables = VarMap::new();
+/// let builder = VarBuilder::from_varmap(&variables, BF16, &Device::Cpu);
+/// let table = embedding(10, 8, builder.pp("table"))?;
+/// let blocks = (0..3).map(|i| linear(8, 8, builder.pp(i))).collect::<Result<Vec<_>, _>>()?;
+/// let head = linear(8, 10, builder.pp("head"))?;
+/// let mut state = setup(MixedPrecision::new(F32, AdamW::new(1e-2)), &variables)?;
+///
+/// let (tokens, targets) = (Tensor::new(&[1u32, 2, 3], &Device::Cpu)?, Tensor::new(&[2u32, 3, 4], &Device::Cpu)?);
+/// for _ in 0..5 {
+///     let (loss, outcome) = Segments::new(&tokens)
+///         .then(|tokens| table.forward(tokens))
+///         .each(&blocks, |block, x| x + block.forward(x)?.relu()?)
+///         .then(|x| head.forward(x))
+///         .train(Update::new(&mut state), &variables, |logits| cross_entropy(&logits.to_dtype(F32)?, &targets))?;
+///     println!("{loss}: {outcome:?}");
+/// }
+/// # assert_eq!(state.steps(), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # What is in memory
+/// The input of each segment, the graph of one segment, and its gradients. For a transformer with a segment
+/// for each block these are the hidden states before each block, and the activations of one block. Segments
+/// of several blocks (`each(model.blocks.chunks(2), ..)`) keep fewer inputs and larger graphs. The last
+/// segment is not computed again, because the loss follows at once: let it be the head. Segments before the
+/// first variable keep nothing. The page on [memory](crate::guide::memory#activations) has figures.
+///
+/// # Bits
+/// Gradients, and with them parameters and state, have the bits of `loss.backward()` and
+/// [`update`](crate::update). This includes the embedding of a usual transformer that is tied to its last
+/// layer. In three cases a sum of three and more gradients may have another order, so that last digits
+/// differ:
+/// - Several segments read one parameter. Here its gradients are added up from the last segment to the first.
+///   candle does the same, except for an operation on the parameter alone (`w.exp()`, `w.to_dtype(..)`) that
+///   is the left operand of the next operation.
+/// - Several tensors go between two segments, or a closure captures a tensor that depends on variables.
+/// - A tensor between two segments is not contiguous.
+///
+/// # What a segment has to be
+/// - It returns the same numbers when it runs again. Dropout does not, because the generator of candle cannot
+///   be wound back. So the output is compared with the one before, and a segment with another output is
+///   refused. While the state has no step, each segment that is to run again does so in the forward pass,
+///   before anything is written.
+/// - It takes contiguous tensors, as a copy of its input is contiguous. For these `LayerNorm` and `RmsNorm`
+///   of candle [cut](crate::guide::cuts) the graph, and for others they do not.
+/// - It detaches no parameter that a later segment trains. `train` may move that parameter before the segment
+///   runs again, which is noticed only if the output differs: use [`gradients`](Segments::gradients).
+/// - What it writes elsewhere, such as the running statistics of BatchNorm, it writes in each run.
+/// - A closure may capture tensors, such as a mask. If a captured tensor depends on variables, each segment
+///   goes through the graph of that tensor again, and the gradients are right.
+///
+/// Several tensors go between segments as a tuple. What is not floating-point, or depends on no variable, has
+/// no gradient. A sum of further losses, such as those of experts, is one more tensor: `(hidden, sum)`.
+#[must_use = "nothing is computed before `train` or `gradients`"]
+pub struct Segments<'a, X> {
+    input: Vec<Tensor>,
+    runs: Vec<SegmentRun<'a>>,
+    output: PhantomData<fn() -> X>,
+}
+
+/// A segment, as a function of the tensors of its input.
+type SegmentRun<'a> = Box<dyn Fn(&[Tensor]) -> candle_core::Result<Vec<Tensor>> + 'a>;
+
+impl<X> std::fmt::Debug for Segments<'_, X> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Segments").field("segments", &self.runs.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a, X: Activations + 'a> Segments<'a, X> {
+    /// No segments yet, of a model with this input.
+    ///
+    /// The input has no gradient: tokens, pictures, or what was computed without variables.
+    pub fn new(input: &X) -> Self {
+        Segments { input: input.tensors(), runs: Vec::new(), output: PhantomData }
+    }
+
+    /// Adds a segment, which takes what the segment before it returns.
+    pub fn then<Y: Activations>(
+        self,
+        segment: impl Fn(&X) -> candle_core::Result<Y> + 'a,
+    ) -> Segments<'a, Y> {
+        let Segments { input, mut runs, .. } = self;
+        runs.push(Box::new(move |x| Ok(segment(&X::from_tensors(x.to_vec()))?.tensors())));
+        Segments { input, runs, output: PhantomData }
+    }
+
+    /// Adds a segment for each of these, such as the blocks of a model.
+    pub fn each<T: Copy + 'a>(
+        mut self,
+        parts: impl IntoIterator<Item = T>,
+        segment: impl Fn(T, &X) -> candle_core::Result<X> + 'a,
+    ) -> Self {
+        let segment = Rc::new(segment);
+        for part in parts {
+            let segment = segment.clone();
+            self = self.then(move |x| segment(part, x));
+        }
+        self
+    }
+
+    /// Trains the model by one step, and returns the loss.
+    ///
+    /// Each parameter moves as soon as its gradient is complete, and the gradient is freed: it is the
+    /// [streamed step](crate::StreamedStep) of [`Update::begin`], with its options. With a
+    /// [scaler](Update::scaler) the loss is scaled here; the loss that is returned is not.
+    ///
+    /// If a gradient is not finite and the scaler is dynamic, its parameter stays, others move, and the scale
+    /// falls. To skip such a step as a whole, or to clip by the norm of all gradients, give those of
+    /// [`gradients`](Segments::gradients) to an update with the scaler, or with
+    /// [`finite_only`](Update::finite_only).
+    ///
+    /// # Errors
+    /// Before any segment has run: what [`Update::begin`] refuses, and a model with memory that is no
+    /// variable of candle's.
+    ///
+    /// Before any parameter has moved:
+    /// - The input depends on a variable.
+    /// - No output of a segment depends on its input, as something [cuts](crate::guide::cuts) the graph.
+    /// - Neither a segment nor the loss reads a parameter, and all gradients are
+    ///   [required](crate::StateTree::require_all).
+    /// - A segment returns other numbers when it runs again, and the state has no step yet.
+    ///
+    /// After parameters that only later segments read may have moved, as in a step that is
+    /// [dropped](crate::StreamedStep#what-it-promises-less-than-update):
+    /// - A segment returns other numbers when it runs again.
+    /// - A gradient is not finite, and there is no dynamic scaler.
+    /// - What [`push`](crate::StreamedStep::push) and [`finish`](crate::StreamedStep::finish) refuse
+    ///   otherwise, or an operation of candle fails.
+    pub fn train<'s, M: Model + ?Sized>(
+        self,
+        update: Update<'s>,
+        model: &'s M,
+        loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
+    ) -> Result<(Tensor, Outcome)> {
+        let Update { state, options, mut scaler } = update;
+        if let Some(scaler) = &mut scaler {
+            scaler.factor()?;
+        }
+        let update = Update { state, options, scaler: scaler.as_deref_mut() };
+        let trained = self.step(update, model, loss);
+        if let (Err(_), Some(scaler)) = (&trained, scaler) {
+            scaler.forget_loss();
+        }
+        trained
+    }
+
+    /// Trains by the scaled loss.
+    fn step<'s, M: Model + ?Sized>(
+        self,
+        update: Update<'s>,
+        model: &'s M,
+        loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
+    ) -> Result<(Tensor, Outcome)> {
+        // Memory of another owner is in no graph.
+        of_candle(model, is_trainable)?;
+        let is_first = update.state.steps() == 0;
+        let mut step = update.begin(model)?;
+        let (pass, with_graph) = self.forward(loss, is_first)?;
+        step.check_complete(|x| pass.first.contains_key(&x.id()))?;
+        let (root, loss) = (multiplied(&with_graph, step.loss_scale())?, with_graph.detach());
+        drop(with_graph);
+        let paths = step.paths();
+        pass.backward(root, &mut |x, gradient| match paths.get(&x.id()) {
+            Some(path) => step.push_of_segment(path, &gradient),
+            None => Ok(()),
+        })?;
+        Ok((loss, step.finish()?))
+    }
+
+    /// The loss, and the gradients of all variables, as `loss.backward()` returns them.
+    ///
+    /// They are for what needs all gradients at once: clipping by their norm, steps that are skipped as a
+    /// whole, states over ranks. [`Update::apply_owned`] then frees each gradient when its parameter moves.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Adam, ClipGlobalNorm, OptimiserChain, Segments, Update, setup};
+    ///
+    /// let model = vec![Var::new(&[1f32, 2.0], &Device::Cpu)?, Var::new(&[3f32, 4.0], &Device::Cpu)?];
+    /// let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))), &model)?;
+    /// let input = model[0].ones_like()?;
+    /// let (loss, grads) = Segments::new(&input).each(&model, |w, x| x * w.as_tensor()).gradients(|y| y.sum_all())?;
+    /// let outcome = Update::new(&mut state).apply_owned(&model, grads)?;
+    /// assert_eq!((loss.to_scalar::<f32>()?, outcome.applied), (11.0, 2));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// With a [`LossScaler`](crate::LossScaler), return the loss in F32 times
+    /// [`factor`](crate::LossScaler::factor) from the closure, and give the scaler to the update. The loss
+    /// that is returned then has this factor, too.
+    ///
+    /// # Errors
+    /// If the input depends on a variable, no output of a segment depends on its input, a segment returns
+    /// other numbers when it runs again, or an operation of candle fails.
+    pub fn gradients(
+        self,
+        loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
+    ) -> Result<(Tensor, GradStore)> {
+        let (pass, root) = self.forward(loss, false)?;
+        let (loss, mut gradients) = (root.detach(), GradStore::default());
+        pass.backward(root, &mut |x, gradient| {
+            gradients.insert(x, gradient);
+            Ok(())
+        })?;
+        Ok((loss, gradients))
+    }
+
+    /// Runs all segments and the loss, and with `repeats` those twice that are to run again.
+    fn forward(
+        self,
+        loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
+        repeats: bool,
+    ) -> Result<(ForwardPass<'a>, Tensor)> {
+        let Segments { input, mut runs, .. } = self;
+        if input.iter().any(|x| !variables(x).is_empty()) {
+            let problem = "the input of `Segments` depends on a variable";
+            return Err(Error::new(ErrorKind::Argument, problem).with_remedy(
+                "compute it in a segment, so that the variable has a gradient, or `detach` it",
+            ));
+        }
+        // The loss follows the last segment at once, so that this need not run again.
+        let last = runs.pop();
+        let mut pass = ForwardPass { runs, inputs: vec![input], first: HashMap::new() };
+        for place in 0..pass.runs.len() {
+            pass.advance(place, repeats)?;
+        }
+        let x = &pass.inputs[pass.runs.len()];
+        let y = last.map_or_else(|| Ok(x.clone()), |last| last(x))?;
+        let loss = loss(&X::from_tensors(y))?;
+        pass.note(pass.runs.len(), slice::from_ref(&loss))?;
+        Ok((pass, loss))
+    }
+}
+
+/// A forward pass, as far as the backward pass needs it.
+struct ForwardPass<'a> {
+    /// The segments but the last.
+    runs: Vec<SegmentRun<'a>>,
+    /// The inputs of each segment, and of the last one with the loss. Those that have a gradient are
+    /// variables. Empty for a segment that need not run again.
+    inputs: Vec<Vec<Tensor>>,
+    /// The first segment that reads each variable.
+    first: HashMap<TensorId, usize>,
+}
+
+impl ForwardPass<'_> {
+    /// Runs a segment, and keeps what it returns as the input of the next.
+    fn advance(&mut self, place: usize, repeats: bool) -> Result<()> {
+        let y = (self.runs[place])(&self.inputs[place])?;
+        let are_variable = self.note(place, &y)?;
+        let runs_again = are_variable.contains(&true);
+        // A copy of what has a gradient, because `y` keeps its graph.
+        let kept = |(y, is_variable): (Tensor, bool)| match is_variable {
+            true => Ok(Var::from_tensor(&y.detach())?.into_inner()),
+            false => Ok(y.detach()),
+        };
+        self.inputs.push(y.into_iter().zip(are_variable).map(kept).collect::<Result<_>>()?);
+        if !runs_again {
+            self.inputs[place].clear();
+        } else if repeats {
+            self.run_again(place, &self.inputs[place + 1])?;
+        }
+        Ok(())
+    }
+
+    /// Notes which variables a segment reads, and returns which of its outputs depend on any.
+    fn note(&mut self, place: usize, y: &[Tensor]) -> Result<Vec<bool>> {
+        let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
+        reads.iter().flatten().for_each(|x| _ = self.first.entry(x.id()).or_insert(place));
+        let own: Vec<_> = self.inputs[place].iter().filter(|x| x.is_variable()).collect();
+        if !own.is_empty() && !own.iter().any(|x| self.first.contains_key(&x.id())) {
+            let name = self.name(place);
+            let problem = format!("nothing that {name} returns depends on what it takes");
+            return Err(Error::new(ErrorKind::NoGradient, problem).with_remedy(format!(
+                "find what cuts the graph in it, because no segment before it has a gradient. {CUTS}"
+            )));
+        }
+        Ok(reads.iter().map(|reads| !reads.is_empty()).collect())
+    }
+
+    /// Gives `take` each variable with its gradient, from the last segment to the first; `root` is the loss.
+    fn backward(
+        mut self,
+        mut root: Tensor,
+        take: &mut dyn FnMut(&Tensor, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        // The gradients so far of variables that earlier segments read, too.
+        let mut open: HashMap<TensorId, (Tensor, Tensor)> = HashMap::new();
+        while let Some(x) = self.inputs.pop() {
+            let place = self.inputs.len();
+            let mut gradients = root.backward()?;
+            // Detached, because what candle returns has a graph of its own, with intermediate gradients.
+            let mut gradient = |x: &Tensor| gradients.remove(x).map(|gradient| gradient.detach());
+            let cotangents: Vec<_> = x.iter().map(|x| gradient(x).filter(|_| x.is_variable())).collect();
+            let found: Vec<_> =
+                variables(&root).into_iter().filter_map(|x| Some((gradient(&x)?, x))).collect();
+            drop((gradients, root));
+            for (gradient, x) in found {
+                if self.first.get(&x.id()).is_some_and(|&first| first < place) {
+                    open.insert(x.id(), (x, gradient));
+                } else {
+                    take(&x, gradient)?;
+                }
+            }
+            if cotangents.iter().all(Option::is_none) {
+                break;
+            }
+            let y = self.run_again(place - 1, &x)?;
+            let shared = y.iter().flat_map(variables).filter_map(|x| open.remove(&x.id()));
+            let shared: Vec<_> = shared.map(|(x, gradient)| (x, Some(gradient))).collect();
+            // Shared variables last, because candle takes the terms of a sum from the last to the first. So
+            // the segment adds its own gradients to those of later segments, in the order of one graph.
+            let terms = y.into_iter().zip(cotangents).chain(shared).filter_map(|(y, cotangent)| {
+                // The value means nothing. Its gradient is 1, and that of `y` therefore the cotangent.
+                Some((y * cotangent?).and_then(|product| product.sum_all()?.to_dtype(F32)))
+            });
+            let sum = terms.reduce(|sum, term| {
+                let sum = sum?;
+                &sum + term?.to_device(sum.device())?
+            });
+            let Some(sum) = sum.transpose()? else { break };
+            root = sum;
+        }
+        // Variables that earlier segments read, too, but only for outputs without a gradient.
+        open.into_values().try_for_each(|(x, gradient)| take(&x, gradient))
+    }
+
+    /// Runs a segment once more, and checks that it returns what it returned before.
+    fn run_again(&self, place: usize, before: &[Tensor]) -> Result<Vec<Tensor>> {
+        let y = (self.runs[place])(&self.inputs[place])?;
+        let mut is_same = y.len() == before.len();
+        for (y, before) in y.iter().zip(before) {
+            is_same &= y.shape() == before.shape() && y.dtype() == before.dtype();
+            if is_same && y.elem_count() > 0 {
+                // NaN differs from itself, too.
+                let (differs, is_nan) = (y.ne(before)?, (y.ne(y)? * before.ne(before)?)?);
+                is_same = differs.ne(&is_nan)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0;
+            }
+        }
+        if is_same {
+            return Ok(y);
+        }
+        let name = self.name(place);
+        let problem = format!("{name} returns other numbers for the same input when it runs again");
+        Err(Error::new(ErrorKind::Contract, problem).with_remedy(
+            "leave dropout out, or multiply by masks that are drawn before the step, because the generator \
+             of candle cannot be wound back; for a segment that reads a detached parameter use \
+             `Segments::gradients`",
+        ))
+    }
+
+    fn name(&self, place: usize) -> String {
+        let count = self.runs.len() + 1;
+        let loss = if place + 1 == count { ", with the loss," } else { "" };
+        format!("segment {} of {count}{loss}", place + 1)
+    }
+}
+
+/// The variables that a tensor depends on.
+fn variables(y: &Tensor) -> Vec<Tensor> {
+    y.sorted_nodes().into_iter().filter(|node| node.is_variable()).cloned().collect()
+}
