@@ -28,7 +28,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::loss::cross_entropy;
 use clap::Parser;
-use optimisers::{AdamW, MixedPrecision, Result, Segments, StateTree, Update, setup};
+use optimisers::{AdamW, MixedPrecision, Result, StateTree, Update, setup};
 
 use model::{Gpt, Size};
 use peak::{peak, used};
@@ -98,7 +98,7 @@ impl Training {
         let targets = Tensor::new(&tokens[1..], &Device::Cpu)?;
         let Training { gpt, state } = self;
         let loss = |logits: &Tensor| cross_entropy(logits, &targets);
-        let segments: Segments<'_, Tensor> = gpt.segments(&inputs)?;
+        let segments = gpt.segments(&inputs)?;
         let update = Update::new(state);
         match way {
             Way::Plain => {

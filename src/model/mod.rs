@@ -12,7 +12,7 @@ mod variables;
 
 pub(crate) use variables::{
     CandleVariable, Identity, Variable, by_first_path, duplicate_path, empty_model, identity, in_path_order,
-    of_candle,
+    not_of_candle, of_candle,
 };
 
 use lent::Lend;

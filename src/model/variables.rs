@@ -154,14 +154,15 @@ pub(crate) fn of_candle<M: Model + ?Sized>(
 ) -> Result<Vec<CandleVariable>> {
     let tensor = |Variable { paths, x }: Variable<'_>| match x {
         Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        x => Err(Error::new(
-            ErrorKind::Unsupported,
-            "this needs candle variables, and it is memory of another kind",
-        )
-        .with_remedy("make a model of `Var`s for this call")
-        .at(Variable { paths, x }.path())),
+        x => Err(not_of_candle(Variable { paths, x }.path())),
     };
     in_path_order(model, wanted)?.into_iter().map(tensor).collect()
+}
+
+/// The error for a parameter that is no variable of candle's.
+pub(crate) fn not_of_candle(path: &str) -> Error {
+    let problem = "this needs candle variables, and it is memory of another kind";
+    Error::new(ErrorKind::Unsupported, problem).with_remedy("make a model of `Var`s for this call").at(path)
 }
 
 /// Those of [`of_candle`], each under the first of its paths.

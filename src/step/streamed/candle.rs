@@ -1,7 +1,7 @@
 //! What a step whose gradients come one at a time does for [`Segments`](crate::Segments).
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Tensor, TensorId};
 
@@ -11,6 +11,7 @@ use super::super::summary::StepSummary;
 use super::{OpenLeaf, StreamedStep, plan};
 use crate::error::Result;
 use crate::model::lent::Lent;
+use crate::model::not_of_candle;
 use crate::rule::Progress;
 
 impl StreamedStep<'_> {
@@ -19,12 +20,15 @@ impl StreamedStep<'_> {
         self.call.loss_scale
     }
 
-    /// The paths that the state has for the model's variables.
-    pub(crate) fn paths(&mut self) -> HashMap<TensorId, String> {
-        let leaves =
-            self.leaves.iter_mut().map(|open| open.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let path = |(open, x): (&mut OpenLeaf, &Lent<'_>)| Some((x.tensor()?.id(), open.leaf.path.clone()));
-        leaves.zip(&self.parameters).filter_map(path).collect()
+    /// The paths that the state has for the model's variables. Other memory is refused, because it is in no
+    /// graph.
+    pub(crate) fn paths(&mut self) -> Result<HashMap<TensorId, String>> {
+        let path = |(open, x): (&mut Mutex<OpenLeaf>, &Lent<'_>)| {
+            let path = &open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf.path;
+            let variable = x.tensor().ok_or_else(|| not_of_candle(path))?;
+            Ok((variable.id(), path.clone()))
+        };
+        self.leaves.iter_mut().zip(&self.parameters).map(path).collect()
     }
 
     /// Refuses the step before the first push if gradients are required and will not come.

@@ -29,12 +29,11 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::Model;
 use crate::model::cuts::CUTS;
-use crate::model::{Model, of_candle};
 use crate::step::loss_scaler::scaled::multiplied;
 use crate::step::outcome::Outcome;
 use crate::step::update::Update;
-use crate::tree::is_trainable;
 
 pub use activations::Activations;
 
@@ -204,15 +203,13 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         model: &'s M,
         loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
     ) -> Result<(Tensor, Outcome)> {
-        // Memory of another owner is in no graph.
-        of_candle(model, is_trainable)?;
         let is_first = update.state.steps() == 0;
         let mut step = update.begin(model)?;
+        let paths = step.paths()?;
         let (pass, with_graph) = self.forward(loss, is_first)?;
         step.check_complete(|x| pass.first.contains_key(&x.id()))?;
         let (root, loss) = (multiplied(&with_graph, step.loss_scale())?, with_graph.detach());
         drop(with_graph);
-        let paths = step.paths();
         pass.backward(root, &mut |x, gradient| match paths.get(&x.id()) {
             Some(path) => step.push_of_segment(path, &gradient),
             None => Ok(()),

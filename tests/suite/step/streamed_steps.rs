@@ -242,7 +242,7 @@ fn a_step_that_is_dropped_leaves_each_leaf_whole() {
     assert!(numbers.iter().flatten().all(|x| (x - 0.899).abs() < 1e-6), "{numbers:?}");
 }
 
-fn says_of(warning: &Warning, words: &[&str]) {
+pub(crate) fn says_of(warning: &Warning, words: &[&str]) {
     let text = warning.to_string();
     words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
 }
