@@ -75,7 +75,7 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
 static __device__ __forceinline__ void run_block(const Leaf& leaf, u64 start) {
     const u64 end = leaf.length - start < CHUNK ? leaf.length : start + CHUNK;
     const u64 whole = leaf.aligned ? (end - start) / LANES : 0;
-    for (u64 i = threadIdx.x; i < whole; i += THREADS) run<LANES>(leaf, start + i * LANES);
+    if (threadIdx.x < whole) run<LANES>(leaf, start + threadIdx.x * LANES);
     for (u64 i = start + whole * LANES + threadIdx.x; i < end; i += THREADS) run<1>(leaf, i);
 }
 

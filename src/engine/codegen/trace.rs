@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::mem::take;
+
+use smallvec::SmallVec;
 
 use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
 use crate::engine::memory::Buffer;
@@ -65,17 +68,35 @@ pub(crate) struct BoundKernel {
     pub(crate) scalars: Vec<f64>,
 }
 
-/// Traces a job whose steps are all arithmetic. `None` also, if it has nothing to write.
-pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
-    job.segments().all.last().and_then(|segment| trace(Work::Write(segment)))
+impl BoundKernel {
+    /// One that is to be traced.
+    pub(in crate::engine) fn new() -> Self {
+        let (arrays, nodes, slots) = (Vec::new(), Vec::new(), Vec::new());
+        let kernel = TracedKernel { compute: DType::F32, arrays, nodes, slots, out: 0, sink: Sink::Copy(()) };
+        BoundKernel { kernel, scalars: Vec::new() }
+    }
 }
 
-/// Traces the code of the work. `None`, if a dtype is none of the printed ones.
-pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<BoundKernel> {
-    let graph = Graph::new();
-    match work {
+/// Traces a job whose steps are all arithmetic. `None` also, if it has nothing to write.
+pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
+    let mut traced = BoundKernel::new();
+    let segments = job.segments();
+    trace(Work::Write(segments.all.last()?), &mut traced).then_some(traced)
+}
+
+/// Traces the code of the work. `false`, if a dtype is none of the printed ones.
+///
+/// The trace takes the memory of an earlier one, because a step traces each of its leaves: without that,
+/// allocations were half of the time that a leaf takes here.
+pub(in crate::engine) fn trace(work: Work<'_, '_, '_>, into: &mut BoundKernel) -> bool {
+    let BoundKernel { kernel, scalars } = into;
+    let graph = Graph::in_memory_of(take(&mut kernel.nodes), take(scalars));
+    kernel.arrays.clear();
+    kernel.slots.clear();
+    let (arrays, slots) = (&mut kernel.arrays, &mut kernel.slots);
+    let (compute, out, sink) = match work {
         Work::Write(segment) => {
-            let mut tracer = Tracer::new(&graph, segment.x, segment.low_bits, segment.sources);
+            let mut tracer = Tracer::new(&graph, arrays, slots, segment.x, segment.low_bits, segment.sources);
             tracer.run(segment.steps.iter().filter_map(|step| step.link()));
             let (out, epilogue) = match &segment.epilogue {
                 Epilogue::StateOnly => (tracer.dx, Epilogue::StateOnly),
@@ -87,51 +108,67 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>) -> Option<BoundKernel> {
                     (tracer.dx, Epilogue::Kahan(()))
                 }
             };
-            tracer.finish(segment.compute, out, Sink::Write(epilogue))
+            (segment.compute, out.node(), Sink::Write(epilogue))
         }
         Work::Read(view, reducer) => {
             let job = view.job;
-            let mut tracer = Tracer::new(
-                &graph,
-                job.x.dtype(),
-                job.low_bits.as_deref().map(Buffer::as_low_bits),
-                view.sources(),
-            );
+            let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
+            let mut tracer = Tracer::new(&graph, arrays, slots, job.x.dtype(), low_bits, view.sources());
             if view.is_parameter() {
                 tracer.dx = tracer.x;
             }
             tracer.run(view.links());
-            let out = tracer.dx;
-            tracer.finish(
+            (
                 job.compute,
-                out,
+                tracer.dx.node(),
                 reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)),
             )
         }
-    }
+    };
+    (kernel.compute, kernel.out, kernel.sink) = (compute, out, sink);
+    (kernel.nodes, *scalars) = graph.into_parts();
+    // The tracer has noted the nodes of each slot before and after. Of a slot that is written, the kernel has
+    // the array and the node after.
+    let nodes = &kernel.nodes;
+    kernel.slots.retain_mut(|(first, after)| match nodes[*first] {
+        Node::Input(array) if first != after && sink.writes_state() => {
+            *first = array;
+            true
+        }
+        _ => false,
+    });
+    let master = if let Sink::Write(Epilogue::Master(dtype)) = sink { Some(dtype) } else { None };
+    kernel.arrays.iter().map(|array| array.dtype).chain(master).all(is_supported)
 }
 
-struct Tracer<'g> {
+struct Tracer<'g, 'k> {
     graph: &'g Graph,
-    arrays: Vec<TracedArray>,
+    arrays: &'k mut Vec<TracedArray>,
     x: Expr<'g>,
     dx: Expr<'g>,
     /// The nodes of each slot before and after.
-    slots: Vec<(usize, usize)>,
+    slots: &'k mut Vec<(usize, usize)>,
 }
 
-impl<'g> Tracer<'g> {
-    fn new(graph: &'g Graph, x: DType, low_bits: Option<LowBits>, sources: &[Lent<'_>]) -> Self {
+impl<'g, 'k> Tracer<'g, 'k> {
+    fn new(
+        graph: &'g Graph,
+        arrays: &'k mut Vec<TracedArray>,
+        slots: &'k mut Vec<(usize, usize)>,
+        x: DType,
+        low_bits: Option<LowBits>,
+        sources: &[Lent<'_>],
+    ) -> Self {
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
-        let mut arrays = vec![TracedArray { role, dtype: x, code: None }];
+        arrays.push(TracedArray { role, dtype: x, code: None });
         let mut gradient = |source: &Lent<'_>| {
             arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
             Ok(graph.input())
         };
         let Ok(sum) = pairwise::<_, _, Infallible>(sources, &mut gradient, &|sum, more| Ok(sum + more));
         let dx = sum.unwrap_or_else(|| x_in.constant(0.0));
-        Tracer { graph, arrays, x: x_in, dx, slots: Vec::new() }
+        Tracer { graph, arrays, x: x_in, dx, slots }
     }
 
     fn array(&mut self, role: ArrayRole, state: &Buffer) -> Expr<'g> {
@@ -141,26 +178,12 @@ impl<'g> Tracer<'g> {
 
     fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
-            let before: Vec<Expr<'_>> =
+            let before: SmallVec<[Expr<'_>; 4]> =
                 slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot)).collect();
             let mut after = before.clone();
             self.dx = kernel.trace(self.x, self.dx, &mut after);
             self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
         }
-    }
-
-    fn finish(self, compute: DType, out: Expr<'_>, sink: KernelSink) -> Option<BoundKernel> {
-        let Tracer { graph, arrays, slots, .. } = self;
-        let nodes = graph.nodes();
-        let written = |(before, after): (usize, usize)| match nodes[before] {
-            Node::Input(array) if before != after && sink.writes_state() => Some((array, after)),
-            _ => None,
-        };
-        let slots = slots.into_iter().filter_map(written).collect();
-        let master = if let Sink::Write(Epilogue::Master(dtype)) = sink { Some(dtype) } else { None };
-        let are_known = arrays.iter().map(|array| array.dtype).chain(master).all(is_supported);
-        let kernel = TracedKernel { compute, arrays, nodes, slots, out: out.node(), sink };
-        are_known.then(|| BoundKernel { kernel, scalars: graph.scalars() })
     }
 }
 

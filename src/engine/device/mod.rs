@@ -7,8 +7,9 @@ mod table;
 mod tests;
 
 use candle_core::{Tensor, Var};
+use smallvec::SmallVec;
 
-use super::codegen::{Work, trace};
+use super::codegen::Work;
 use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, slots_mut};
 use crate::error::Result;
@@ -26,14 +27,15 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     let mut tables = Tables::new(backend);
     let jobs: Vec<JobSegments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
     // Segments before the last read the parameter, so their launches have to come before those that write it.
-    let mut handles: Vec<Option<Vec<RowHandle>>> = jobs.iter().map(|_| Some(Vec::new())).collect();
+    let mut handles: Vec<Option<SmallVec<[RowHandle; 1]>>> =
+        jobs.iter().map(|_| Some(SmallVec::new())).collect();
     for is_last in [false, true] {
         for (JobSegments { all, .. }, handles) in jobs.iter().zip(&mut handles) {
             let (last, before) = all
                 .split_last()
                 .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
             for segment in if is_last { last } else { before } {
-                let handle = handle(&mut tables, Work::Write(segment))?;
+                let handle = tables.handle(Work::Write(segment))?;
                 *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
                     handles.push(handle);
                     handles
@@ -89,13 +91,6 @@ pub(super) fn copy_with<'j, B: Backend<'j>>(
     Ok(copies)
 }
 
-fn handle<'a, B: Backend<'a>>(
-    tables: &mut Tables<'a, B>,
-    work: Work<'_, '_, '_>,
-) -> Result<Option<RowHandle>> {
-    trace(work).map_or(Ok(None), |traced| tables.handle(traced))
-}
-
 /// Adds what reads elements, and reduces or copies them. `None`, if it cannot be done.
 fn read<'j, B: Backend<'j>>(
     tables: &mut Tables<'j, B>,
@@ -103,7 +98,7 @@ fn read<'j, B: Backend<'j>>(
     reducer: Option<Reducer>,
     copy: Option<Var>,
 ) -> Result<Option<BlockRange>> {
-    let Some(handle) = handle(tables, Work::Read(view, reducer))? else { return Ok(None) };
+    let Some(handle) = tables.handle(Work::Read(view, reducer))? else { return Ok(None) };
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
     let slots =
@@ -161,7 +156,7 @@ fn data_of<'a>(
 }
 
 /// The tensors of gradients, which all are candle's.
-fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<Vec<&'a Tensor>> {
+fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {
     gradients.iter().map(|gradient| check_tensor(&**gradient)).collect()
 }
 

@@ -5,9 +5,12 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::{Tensor, Var};
+use smallvec::SmallVec;
 
 use super::backend::{Backend, Launch};
-use crate::engine::codegen::{ArrayRole, BoundKernel, PointerTo, RowField, RowLayout, TracedKernel, source};
+use crate::engine::codegen::{
+    ArrayRole, BoundKernel, PointerTo, RowField, RowLayout, TracedKernel, Work, source, trace,
+};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -18,6 +21,10 @@ use crate::numbers::DType;
 pub(super) struct Tables<'a, B: Backend<'a>> {
     pub(super) backend: B,
     groups: Vec<KernelGroup<B::Function>>,
+    /// The last trace. The next one takes its memory.
+    traced: BoundKernel,
+    /// The scalars of all leaves.
+    scalars: Vec<f64>,
     call: std::marker::PhantomData<&'a ()>,
 }
 
@@ -41,7 +48,7 @@ struct PrintedSource {
 /// A place for one leaf: its group, and its scalars.
 pub(super) struct RowHandle {
     group: usize,
-    scalars: Vec<f64>,
+    scalars: Range<usize>,
 }
 
 /// The data of a leaf, from which its row is made.
@@ -52,9 +59,9 @@ pub(super) struct LeafData<'a> {
     pub(super) x: Option<LeafArray<'a>>,
     /// The address of the low bits of x, if it is the upper part of a number.
     pub(super) low_bits: Option<u64>,
-    pub(super) sources: Vec<&'a Tensor>,
+    pub(super) sources: SmallVec<[&'a Tensor; 1]>,
     /// In the order of the steps.
-    pub(super) slots: Vec<LeafArray<'a>>,
+    pub(super) slots: SmallVec<[LeafArray<'a>; 2]>,
     pub(super) parameter: Option<&'a Tensor>,
     pub(super) compensation: Option<&'a mut Buffer>,
     /// A new variable for the result.
@@ -105,22 +112,24 @@ fn printed(kernel: &TracedKernel) -> Arc<PrintedSource> {
 
 impl<'a, B: Backend<'a>> Tables<'a, B> {
     pub(super) fn new(backend: B) -> Self {
-        Tables { backend, groups: Vec::new(), call: std::marker::PhantomData }
+        let (groups, scalars, call) = (Vec::new(), Vec::new(), std::marker::PhantomData);
+        Tables { backend, groups, traced: BoundKernel::new(), scalars, call }
     }
 
-    /// A place for a leaf with this kernel. `None`, if the back-end has no function for it.
-    pub(super) fn handle(
-        &mut self,
-        BoundKernel { kernel, scalars }: BoundKernel,
-    ) -> Result<Option<RowHandle>> {
-        let known = self.groups.iter().position(|group| group.kernel == kernel);
+    /// A place for a leaf with this work. `None`, if the back-end has no function for it.
+    pub(super) fn handle(&mut self, work: Work<'_, '_, '_>) -> Result<Option<RowHandle>> {
+        if !trace(work, &mut self.traced) {
+            return Ok(None);
+        }
+        let BoundKernel { kernel, scalars } = &self.traced;
+        let known = self.groups.iter().position(|group| group.kernel == *kernel);
         let group = match known {
             Some(group) => group,
             None => {
-                let printed = printed(&kernel);
+                let printed = printed(kernel);
                 let function = self.backend.function(&printed.source)?;
                 self.groups.push(KernelGroup {
-                    kernel,
+                    kernel: kernel.clone(),
                     printed,
                     function,
                     rows: Vec::new(),
@@ -130,13 +139,16 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 self.groups.len() - 1
             }
         };
+        let first = self.scalars.len();
+        self.scalars.extend(scalars);
+        let scalars = first..self.scalars.len();
         Ok(self.groups[group].function.is_some().then_some(RowHandle { group, scalars }))
     }
 
     /// Puts a leaf into its place.
     pub(super) fn add(&mut self, handle: &RowHandle, mut data: LeafData<'a>) -> Result<BlockRange> {
         let group = &mut self.groups[handle.group];
-        let layout = &group.printed.clone().layout;
+        let (layout, scalars) = (&group.printed.layout, &self.scalars[handle.scalars.clone()]);
         let chunk = if data.reducer.is_some() { chunk_length(data.whole) } else { layout.chunk() };
         let count = data.length.div_ceil(chunk) as u32;
         let mut arrays = Arrays::of(&group.kernel, &mut data)?;
@@ -155,7 +167,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 RowField::Scalars => push_scalars(
                     &mut group.rows,
                     group.kernel.compute,
-                    layout.scalars.iter().map(|&index| handle.scalars[index]),
+                    layout.scalars.iter().map(|&index| scalars[index]),
                 ),
                 RowField::Pointer(pointer) => {
                     let address = match pointer.to {
@@ -218,18 +230,20 @@ fn lacking() -> Error {
 }
 
 /// The scalars in the type of the arithmetic, two in a word where that is F32.
-fn push_scalars(rows: &mut Vec<u64>, compute: DType, scalars: impl Iterator<Item = f64>) {
+fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<Item = f64>) {
+    let bits = |scalar: f64| u64::from((scalar as f32).to_bits());
     match compute {
         DType::F64 => rows.extend(scalars.map(f64::to_bits)),
         _ => {
-            let bits: Vec<u64> = scalars.map(|scalar| u64::from((scalar as f32).to_bits())).collect();
-            rows.extend(bits.chunks(2).map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 32)));
+            while let Some(low) = scalars.next() {
+                rows.push(bits(low) | scalars.next().map_or(0, |high| bits(high) << 32));
+            }
         }
     }
 }
 
 /// The arrays of a kernel, without those whose address was asked for.
-struct Arrays<'a>(Vec<Option<LeafArray<'a>>>);
+struct Arrays<'a>(SmallVec<[Option<LeafArray<'a>>; 4]>);
 
 impl<'a> Arrays<'a> {
     fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {

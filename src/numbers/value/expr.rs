@@ -74,6 +74,20 @@ impl Graph {
         Self::default()
     }
 
+    /// An empty recording in the memory of another's nodes and scalars.
+    #[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
+    pub(crate) fn in_memory_of(mut nodes: Vec<Node>, mut scalars: Vec<f64>) -> Self {
+        nodes.clear();
+        scalars.clear();
+        Graph { inputs: Cell::new(0), nodes: RefCell::new(nodes), scalars: RefCell::new(scalars) }
+    }
+
+    /// The nodes in order of evaluation, and the values of the scalars in order of appearance.
+    #[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
+    pub(crate) fn into_parts(self) -> (Vec<Node>, Vec<f64>) {
+        (self.nodes.into_inner(), self.scalars.into_inner())
+    }
+
     /// Records the next input. Inputs are counted from 0.
     pub(crate) fn input(&self) -> Expr<'_> {
         let input = self.inputs.get();
