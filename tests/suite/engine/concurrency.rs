@@ -117,13 +117,21 @@ fn an_update_in_a_rayon_task_beside_evaluations() {
     });
 }
 
-/// A gradient is made in one thread, a parameter read in another, and memory taken in a third as soon as the
-/// gradient is dropped. Each thread has a stream of its own on a GPU, and nobody waits for the device.
+/// A thread that stays. One that ends while its stream of a GPU has work hangs in the driver.
+fn worker() -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap()
+}
+
+/// A gradient is made in one thread, memory taken in another as soon as the gradient is dropped, and a
+/// parameter read in a third. Each thread has a stream of its own on a GPU, and nobody waits for the device
+/// but who reads.
 #[test]
 fn what_a_thread_has_begun_is_in_order_with_the_others() {
     const LENGTH: usize = 1 << 22;
     watched(|| {
         for device in devices() {
+            let workers = [worker(), worker(), worker()];
+            let [maker, taker, reader] = &workers;
             let full = |value: f32| Tensor::full(value, LENGTH, &device).unwrap();
             let model = common::model(&[full(0.0)]);
             let x = &model["0"];
@@ -132,17 +140,15 @@ fn what_a_thread_has_begun_is_in_order_with_the_others() {
             for step in 1..=30 {
                 // As many operations as a backward pass may have before the last.
                 let gradient = || (0..16).fold(full(0.0), |sum, _| (sum + f64::from(step)).unwrap());
-                let gradient = std::thread::scope(|scope| scope.spawn(gradient).join()).unwrap();
+                let gradient = maker.install(gradient);
                 update(&mut state, &model, &grads([Some(gradient)])).unwrap();
                 expected -= f64::from(16 * step);
-                let (read, _taken) = std::thread::scope(|scope| {
-                    let taken = scope.spawn(|| full(f32::NAN));
-                    let read =
-                        scope.spawn(|| [x.min_all(), x.max_all()].map(|x| values(&x.unwrap())).concat());
-                    (read.join().unwrap(), taken.join().unwrap())
-                });
+                let _taken = taker.install(|| full(f32::NAN));
+                let read =
+                    reader.install(|| [x.min_all(), x.max_all()].map(|x| values(&x.unwrap())).concat());
                 assert_eq!(read, [expected; 2], "step {step} on {:?}", device.location());
             }
+            workers.iter().for_each(|worker| worker.install(|| device.synchronize()).unwrap());
         }
     });
 }
