@@ -49,7 +49,7 @@ template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u6
     store<N>(leaf.state_v_3, i, state_v_3_now);
 }
 
-// What a block of threads does: the elements of a leaf from `start` on.
+// What a block of threads does: the elements of a leaf from `start` on. `whole` is at most THREADS, as CHUNK is THREADS * LANES.
 static __device__ __forceinline__ void run_block(const Leaf& leaf, u64 start) {
     const u64 end = leaf.length - start < CHUNK ? leaf.length : start + CHUNK;
     const u64 whole = leaf.aligned ? (end - start) / LANES : 0;

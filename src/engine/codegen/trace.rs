@@ -69,7 +69,7 @@ pub(crate) struct BoundKernel {
 }
 
 impl BoundKernel {
-    /// One that is to be traced.
+    /// An empty one for [`trace`] to fill.
     pub(in crate::engine) fn new() -> Self {
         let (arrays, nodes, slots) = (Vec::new(), Vec::new(), Vec::new());
         let kernel = TracedKernel { compute: DType::F32, arrays, nodes, slots, out: 0, sink: Sink::Copy(()) };
@@ -84,10 +84,10 @@ pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
     trace(Work::Write(segments.all.last()?), &mut traced).then_some(traced)
 }
 
-/// Traces the code of the work. `false`, if a dtype is none of the printed ones.
+/// Traces the code of the work. `false`, if a dtype is not printed.
 ///
-/// The trace takes the memory of an earlier one, because a step traces each of its leaves: without that,
-/// allocations were half of the time that a leaf takes here.
+/// `into` is filled anew, and its memory is used again, because a step traces each of its leaves: new memory
+/// for each was half of the time that a leaf took on the host.
 pub(in crate::engine) fn trace(work: Work<'_, '_, '_>, into: &mut BoundKernel) -> bool {
     let BoundKernel { kernel, scalars } = into;
     let graph = Graph::in_memory_of(take(&mut kernel.nodes), take(scalars));

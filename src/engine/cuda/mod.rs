@@ -137,9 +137,10 @@ impl<'a> Backend<'a> for Cuda<'a> {
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<()> {
         let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
-        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from `read`
-        // and `write` above, where each storage is compared with its tensor (`check_on_cuda`). The tensors
-        // live until all has been enqueued; what is freed afterwards is freed in the order of the stream.
+        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from
+        // `read`, `write` and `write_new` above, where each storage is compared with its tensor under its
+        // lock (`storage_of`, or `check_on_cuda` in an in-place operation). The tensors live until all has
+        // been enqueued; what is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, results) }?;
         self.note()

@@ -7,10 +7,11 @@
 //! storage in another thread between here and the launch frees memory that the launch uses. Nothing can be
 //! checked against that, as several locks must not be held.
 //!
-//! cudarc keeps the device's work in order. Asked for an address, it lets the stream wait for earlier work on
-//! the data by other streams, and notes that the stream uses the data from now on. Where there are several
-//! streams, an address is asked for a second time after the work has been enqueued, so that the note covers
-//! it.
+//! The legacy default stream is in order with candle's streams of all threads, so an address is all that is
+//! asked for. If the program has made streams of its own, cudarc manages them, which keeps the order: asked
+//! for an address, it lets the stream wait for earlier work on the data by other streams, and notes that the
+//! stream uses the data from now on. An address is then asked for a second time after the work has been
+//! enqueued, so that the note covers it.
 
 use std::cell::Cell;
 
@@ -55,7 +56,8 @@ pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
 ///
 /// cudarc wants the storage by `&mut` to note who writes. Where it notes nothing, the lock for reading is
-/// enough, and takes a fraction of the time of candle's in-place operation.
+/// enough, and takes a fraction of the time of candle's in-place operation. That operation refuses tensors
+/// with repeated elements; the lock need not, because a contiguous tensor has none.
 pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     if !stream.context().is_managing_stream_synchronization() {
         return read_address(tensor, stream);

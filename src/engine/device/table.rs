@@ -45,7 +45,7 @@ struct PrintedSource {
     source: Arc<str>,
 }
 
-/// A place for one leaf: its group, and its scalars.
+/// A place for one leaf: its group, and where its scalars are in [`Tables`].
 pub(super) struct RowHandle {
     group: usize,
     scalars: Range<usize>,
@@ -116,7 +116,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         Tables { backend, groups, traced: BoundKernel::new(), scalars, call }
     }
 
-    /// A place for a leaf with this work. `None`, if the back-end has no function for it.
+    /// A place for a leaf with this work. `None`, if a dtype is not printed, or the back-end has no function.
     pub(super) fn handle(&mut self, work: Work<'_, '_, '_>) -> Result<Option<RowHandle>> {
         if !trace(work, &mut self.traced) {
             return Ok(None);

@@ -119,17 +119,19 @@ impl NcclLink {
     ) -> Result<(), CommunicationError> {
         let (bytes, on) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
         for message in sent {
-            // SAFETY: `read_address` compares the tensor with its storage, so the address has `bytes` bytes,
-            // and makes this stream wait for their writers. The caller holds the tensor until the group has
-            // ended. Memory freed later is freed in the order of its stream, which comes after this one.
+            // SAFETY: `read_address` compares the tensor with its storage, so the address has `bytes` bytes.
+            // This stream comes after their writers: it waits for all of candle's streams (`ordered_stream`),
+            // or, where cudarc manages streams, for those that `read_address` names. The caller holds the
+            // tensor until the group has ended. Memory freed later is freed in the order of its stream, which
+            // comes after this one.
             check("send", unsafe {
                 send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on)
             })?;
         }
         for message in received {
-            // SAFETY: `write_address` checks as `read_address` does, and waits for the readers of these bytes
-            // too. Nothing else uses them until then: `Communicator::exchange_tensors` demands it, `Inbox`
-            // owns the memory.
+            // SAFETY: `write_address` checks as `read_address` does, and this stream comes after the readers
+            // of these bytes as after their writers. Nothing else uses them until then:
+            // `Communicator::exchange_tensors` demands it, `Inbox` owns the memory.
             check("receive", unsafe {
                 recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on)
             })?;

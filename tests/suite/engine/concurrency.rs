@@ -123,8 +123,8 @@ fn worker() -> rayon::ThreadPool {
 }
 
 /// A gradient is made in one thread, memory taken in another as soon as the gradient is dropped, and a
-/// parameter read in a third. Each thread has a stream of its own on a GPU, and nobody waits for the device
-/// but who reads.
+/// parameter read in a third. Each thread has a stream of its own on a GPU, and only the reader waits for the
+/// device, so that the work of all of them is there at one time.
 #[test]
 fn what_a_thread_has_begun_is_in_order_with_the_others() {
     const LENGTH: usize = 1 << 22;
@@ -149,6 +149,7 @@ fn what_a_thread_has_begun_is_in_order_with_the_others() {
                 assert_eq!(read, [expected; 2], "step {step} on {:?}", device.location());
             }
             workers.iter().for_each(|worker| worker.install(|| device.synchronize()).unwrap());
+            device.synchronize().unwrap();
         }
     });
 }
