@@ -51,24 +51,24 @@ fn run_kernel(
     dx: &Tensor,
     slots: &[Tensor],
 ) -> candle_core::Result<(Tensor, Vec<Tensor>)> {
-    let graph = Graph::new();
+    let graph = Graph::new(Vec::new(), Vec::new());
     let (x_in, dx_in) = (graph.input(), graph.input());
     let mut slot_values: Vec<_> = slots.iter().map(|_| graph.input()).collect();
     let out = kernel.trace(x_in, dx_in, &mut slot_values).node();
     let outputs: Vec<usize> = slot_values.iter().map(|slot| slot.node()).collect();
 
     let inputs: Vec<&Tensor> = [x, dx].into_iter().chain(slots).collect();
-    let values = evaluate_graph(&graph, &inputs)?;
+    let values = evaluate_graph(graph, &inputs)?;
     // A step may ignore its inputs; its result is then a scalar that stands for every element.
     let whole = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
     Ok((whole(out)?, outputs.into_iter().map(whole).collect::<candle_core::Result<_>>()?))
 }
 
-fn evaluate_graph(graph: &Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
+fn evaluate_graph(graph: Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
     let (dtype, device) = (inputs[0].dtype(), inputs[0].device());
-    let scalars = graph.scalars();
+    let (nodes, scalars) = graph.into_parts();
     let mut values: Vec<Tensor> = Vec::new();
-    for node in graph.nodes() {
+    for node in nodes {
         let value = match node {
             Node::Input(input) => inputs[input].clone(),
             Node::Scalar(index) => scalar(scalars[index], dtype, device)?,

@@ -90,7 +90,7 @@ pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
 /// for each was half of the time that a leaf took on the host.
 pub(in crate::engine) fn trace(work: Work<'_, '_, '_>, into: &mut BoundKernel) -> bool {
     let BoundKernel { kernel, scalars } = into;
-    let graph = Graph::in_memory_of(take(&mut kernel.nodes), take(scalars));
+    let graph = Graph::new(take(&mut kernel.nodes), take(scalars));
     kernel.arrays.clear();
     kernel.slots.clear();
     let (arrays, slots) = (&mut kernel.arrays, &mut kernel.slots);

@@ -45,7 +45,7 @@ pub(crate) enum Comparison {
 pub(crate) enum Node {
     /// The n-th input: an array that varies over elements.
     Input(usize),
-    /// The n-th scalar of [`Graph::scalars`]: the same for all elements, given at run time.
+    /// The n-th scalar of [`Graph::into_parts`]: the same for all elements, given at run time.
     Scalar(usize),
     /// A function of one number.
     Unary(Unary, usize),
@@ -60,8 +60,8 @@ pub(crate) enum Node {
 /// A recorded computation: straight-line code, each node once, in the order it was written.
 ///
 /// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with
-/// other [`scalars`](Graph::scalars).
-#[derive(Debug, Default)]
+/// other scalars.
+#[derive(Debug)]
 pub(crate) struct Graph {
     inputs: Cell<usize>,
     nodes: RefCell<Vec<Node>>,
@@ -69,21 +69,14 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// An empty recording.
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
-    /// An empty recording in the memory of another's nodes and scalars.
-    #[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
-    pub(crate) fn in_memory_of(mut nodes: Vec<Node>, mut scalars: Vec<f64>) -> Self {
+    /// An empty recording in the memory of these vectors, whose values are dropped.
+    pub(crate) fn new(mut nodes: Vec<Node>, mut scalars: Vec<f64>) -> Self {
         nodes.clear();
         scalars.clear();
         Graph { inputs: Cell::new(0), nodes: RefCell::new(nodes), scalars: RefCell::new(scalars) }
     }
 
     /// The nodes in order of evaluation, and the values of the scalars in order of appearance.
-    #[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
     pub(crate) fn into_parts(self) -> (Vec<Node>, Vec<f64>) {
         (self.nodes.into_inner(), self.scalars.into_inner())
     }
@@ -93,16 +86,6 @@ impl Graph {
         let input = self.inputs.get();
         self.inputs.set(input + 1);
         self.push(Node::Input(input))
-    }
-
-    /// The nodes in order of evaluation.
-    pub(crate) fn nodes(&self) -> Vec<Node> {
-        self.nodes.borrow().clone()
-    }
-
-    /// The values of the scalars, in order of appearance.
-    pub(crate) fn scalars(&self) -> Vec<f64> {
-        self.scalars.borrow().clone()
     }
 
     fn push(&self, node: Node) -> Expr<'_> {
@@ -126,7 +109,7 @@ pub(crate) struct Expr<'g> {
 }
 
 impl Expr<'_> {
-    /// The index of this value's node in [`Graph::nodes`].
+    /// The index of this value's node in [`Graph::into_parts`].
     pub(crate) fn node(self) -> usize {
         self.node
     }
@@ -214,10 +197,10 @@ mod tests {
     #[test]
     fn scalars_stay_out_of_the_nodes() {
         let record = |eta: f64| {
-            let graph = Graph::new();
+            let graph = Graph::new(Vec::new(), Vec::new());
             let (x, dx) = (graph.input(), graph.input());
             let _ = x - dx * eta;
-            (graph.nodes(), graph.scalars())
+            graph.into_parts()
         };
         let ((nodes, slow), (same, fast)) = (record(0.1), record(0.5));
         assert_eq!(nodes, same);
