@@ -25,7 +25,7 @@
 //!   [`Warning`] in it.
 //! - **Many machines**: [`many_machines`], [`ranks`], [`Communicator`].
 //! - **Without candle** (`default-features = false`): [`ParameterSlices`], [`GradientSlices`], [`Lend`]. For
-//!   buffers on devices, the module `printed` with its feature.
+//!   buffers on devices, the module [`printed`](mod@printed).
 //! - **To write a rule**: [`Elementwise`], [`Rule`], [`hyper_parameters!`], [`value`] and [`Gradient`].
 //!
 //! # Four words
@@ -38,12 +38,6 @@
 // docs.rs says of each item which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
-// Helpers of what needs candle stand beside the others; the two vocabularies of dtypes, shapes and errors are
-// one.
-#![cfg_attr(
-    not(feature = "candle"),
-    allow(dead_code, unused_imports, clippy::needless_question_mark, clippy::useless_conversion)
-)]
 
 mod engine;
 mod error;
@@ -52,7 +46,6 @@ pub mod guide;
 mod model;
 mod numbers;
 pub mod prelude;
-#[cfg(feature = "printed")]
 pub mod printed;
 mod ranks;
 mod rule;
@@ -85,8 +78,7 @@ pub use model::{Model, Visitor};
 pub use numbers::value;
 #[doc(no_inline)]
 pub use numbers::value::Arithmetic;
-pub use numbers::{DType, OtherDType, Shape};
-#[cfg(feature = "printed")]
+pub use numbers::{DType, Shape};
 pub use printed::printed;
 #[cfg(feature = "mpi")]
 pub use ranks::mpi;
@@ -101,17 +93,7 @@ pub use rule::{
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
 pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
-// Named, so that the compiler says of each which feature it needs.
-#[cfg(feature = "candle")]
-pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
-#[cfg(feature = "candle")]
-#[doc(hidden, no_inline)]
-pub use rules::{
-    APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo,
-};
 pub use step::figures::LeafFigures;
-#[cfg(feature = "candle")]
-pub use step::loss_scaler::scaled::{ScaledGradients, ScaledLoss};
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
 pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
 pub use step::paths::Paths;
@@ -122,17 +104,32 @@ pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding
 pub use training::accumulator::Accumulator;
 pub use training::plateau::ReduceOnPlateau;
 pub use training::sam::{Climbed, Sam};
-#[cfg(feature = "candle")]
-pub use training::{
-    audit::{Audit, Audited, Reach, audit},
-    candle_optimizer::CandleOptimizer,
-    destructure::{Structure, destructure, trainables},
-    precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy},
-    segments::{Activations, Segments},
-};
 pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree, StateValue};
 pub use wrappers::{Cautious, DecoupledDecay, Fallback, Hyperball, OptimiserChain, StoreAs};
+
+// Named, so that the compiler tells of each which feature it needs.
+#[cfg(feature = "candle")]
+pub use numbers::OtherDType;
+#[cfg(feature = "candle")]
+pub use rules::matrix::{MatrixForm, NewtonSchulz, Products, StepScale};
+#[cfg(feature = "candle")]
+#[doc(hidden, no_inline)]
+pub use rules::{
+    APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo,
+};
+#[cfg(feature = "candle")]
+pub use step::loss_scaler::scaled::{ScaledGradients, ScaledLoss};
+#[cfg(feature = "candle")]
+pub use training::audit::{Audit, Audited, Reach, audit};
+#[cfg(feature = "candle")]
+pub use training::candle_optimizer::CandleOptimizer;
+#[cfg(feature = "candle")]
+pub use training::destructure::{Structure, destructure, trainables};
+#[cfg(feature = "candle")]
+pub use training::precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy};
+#[cfg(feature = "candle")]
+pub use training::segments::{Activations, Segments};
 
 /// What the macros and the tests of this crate use.
 #[doc(hidden)]

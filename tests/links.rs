@@ -258,7 +258,7 @@ fn no_link_is_dead() {
         "--package",
         "optimisers",
         "--features",
-        "config,printed,torch",
+        "config,torch",
         "--target-dir",
         target,
     ]);

@@ -1,9 +1,10 @@
-//! A program with buffers of its own: ten steps of AdamW on bf16 parameters with f32 masters, by the kernel
-//! that this crate prints and nothing else of it. The C++ compiler of the system takes the place of CUDA's.
+//! A program with buffers of its own and without candle: ten steps of AdamW on bf16 parameters with f32
+//! masters, by the kernel that this crate prints and nothing else of it. The C++ compiler of the system takes
+//! the place of CUDA's.
 //!
 //! ```text
-//! cargo run --release --features printed --example printed               # its arguments, and ten steps
-//! cargo run --release --features printed --example printed -- --source   # and the kernel
+//! cargo run --release --no-default-features --example printed               # its arguments, and ten steps
+//! cargo run --release --no-default-features --example printed -- --source   # and the kernel
 //! ```
 //!
 //! At the end parameters and masters are compared with those of `update`, bit by bit.
@@ -18,13 +19,14 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use candle_core::DType::{BF16, F32};
-use candle_core::{Device, Tensor, Var};
 use clap::Parser;
 use half::bf16;
 use libloading::{Library, Symbol};
-use optimisers::printed::{BufferRole, BufferStart, Printed, PrintedKernel, PrintedStep, printed};
-use optimisers::{AdamW, MixedPrecision, setup, update};
+use optimisers::DType::{BF16, F32};
+use optimisers::printed::{
+    BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedStep, printed,
+};
+use optimisers::{AdamW, GradientSlices, Lend, MixedPrecision, ParameterSlices, setup, update};
 
 const ELEMENTS: usize = 100_003;
 const STEPS: u32 = 10;
@@ -110,14 +112,21 @@ impl Parameter {
 
 /// Parameter and master after the same steps by `update`.
 fn expected() -> Result<(Vec<bf16>, Vec<f32>), Box<dyn Error>> {
-    let x = Var::from_vec(numbers(0), ELEMENTS, &Device::Cpu)?;
-    let mut state = setup(optimiser(), &x)?;
+    let mut x = numbers(0);
+    let mut state = setup(optimiser(), &ParameterSlices::new().with("x", ELEMENTS, &mut x)?)?;
     for step in 1..=STEPS {
         state.adjust(learning_rate(step))?;
-        update(&mut state, &x, &[("", Tensor::from_vec(numbers(step), ELEMENTS, &Device::Cpu)?)])?;
+        let dx = numbers(step);
+        let gradients = GradientSlices::new().with("x", &dx)?;
+        update(&mut state, &ParameterSlices::new().with("x", ELEMENTS, &mut x)?, &gradients)?;
     }
-    let master = state.leaf("").ok_or("no leaf")?.tensor("master")?.ok_or("no master")?;
-    Ok((x.to_vec1()?, master.to_vec1()?))
+    let mut master = Vec::new();
+    let lent = state.leaf("x").ok_or("no leaf")?.tensor("master")?.ok_or("no master")?;
+    lent.read(&mut |view| {
+        master = view.numbers().iter().map(|number| *number as f32).collect();
+        Ok(())
+    })?;
+    Ok((x, master))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -131,7 +140,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         adamw.kernel().entry
     );
     for argument in &adamw.kernel().arguments {
-        println!("{argument:?}");
+        match argument {
+            KernelArgument::Scalar(index) => println!("{}", adamw.kernel().scalars[*index]),
+            argument => println!("{argument:?}"),
+        }
     }
 
     let folder = tempfile::tempdir()?;

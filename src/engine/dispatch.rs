@@ -9,11 +9,13 @@ use super::kernel::ChunkTotals;
 use super::memory::rounded;
 use super::memory::{moved, set_lent_part, set_part};
 use super::plan::{GradientView, Job, ReductionRequest};
+#[cfg(feature = "candle")]
+use super::reference;
 use super::route::{Engine, Route, warn_once};
-use super::{Isa, cpu, reference};
+use super::{Isa, cpu};
 use crate::error::{Error, Result};
 use crate::model::lent::Lend;
-use crate::tensors::{Device, Tensor};
+use crate::tensors::{Device, Tensor, in_dtype};
 
 /// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
 macro_rules! on_backend {
@@ -29,6 +31,18 @@ macro_rules! on_backend {
             }
         }
     };
+}
+
+/// Runs a function of the reference engine. Without candle there is no such engine, and no job that needs it,
+/// because all memory is on the CPU.
+macro_rules! by_tensors {
+    ($run:ident, $data:expr, $job:expr) => {{
+        #[cfg(feature = "candle")]
+        let done = reference::$run($data);
+        #[cfg(not(feature = "candle"))]
+        let done = Err($job.broken("it asks for tensor operations, which only the feature `candle` brings"));
+        done
+    }};
 }
 
 /// The indices of items by where their work is done.
@@ -52,6 +66,7 @@ impl WorkByEngine {
                     routed.isa = Some(isa);
                     routed.cpu.push(index);
                 }
+                #[cfg(feature = "candle")]
                 Route::Tensors => routed.tensors.push(index),
                 Route::Device => match routed.devices.iter_mut().find(|(known, _)| known.same_device(device))
                 {
@@ -103,7 +118,8 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
     let on_device =
         |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
-    answers(engine, requests, |request| request.view.job, on_device, reference::reduce, cpu::reduce)
+    let by_tensors = |request: ReductionRequest<'_, '_>| by_tensors!(reduce, request, request.view.job);
+    answers(engine, requests, |request| request.view.job, on_device, by_tensors, cpu::reduce)
 }
 
 /// The elements as tensors of the compute dtype.
@@ -112,10 +128,10 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     let on_device =
         |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
     let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
-    let mut made =
-        answers(engine, &open, |view| view.job, on_device, reference::materialise, on_cpu)?.into_iter();
+    let by_tensors = |view: GradientView<'_, '_>| by_tensors!(materialise, view, view.job);
+    let mut made = answers(engine, &open, |view| view.job, on_device, by_tensors, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
-        Some(tensor) => Ok(tensor.to_dtype(view.job.compute.into())?),
+        Some(tensor) => Ok(in_dtype(tensor, view.job.compute)?),
         None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
     };
     views.iter().map(tensor).collect()
@@ -148,13 +164,13 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
         for (job, done) in here.iter_mut().zip(done) {
             match done {
                 true => job.finish()?,
-                false => reference::commit(job).map_err(|error| error.at(job.path))?,
+                false => by_tensors!(commit, job, job).map_err(|error| error.at(job.path))?,
             }
         }
     }
-    for job in take(&routed.tensors) {
-        reference::commit(job).map_err(|error| error.at(job.path))?;
-    }
+    // No loop, because without candle its first turn would be its last.
+    let by_tensors = |job: &mut Job<'_>| by_tensors!(commit, job, job).map_err(|error| error.at(job.path));
+    take(&routed.tensors).into_iter().try_for_each(by_tensors)?;
     cpu::commit(routed.isa(), take(&routed.cpu))
 }
 

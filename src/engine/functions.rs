@@ -11,7 +11,7 @@ use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::is_supported;
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, dtype_of, in_dtype, zeros};
 
 /// About how many elements the leaves have whose functions run at the same time.
 const FUNCTION_BATCH: usize = 1 << 20;
@@ -45,7 +45,7 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 /// Puts an empty result in place of the function at `index`. Other ranks have the elements and see a result
 /// there, and all have to see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
-    let gradient = Lent::Tensor(Tensor::zeros(job.x.shape(), job.compute.into(), job.x.device())?);
+    let gradient = Lent::Tensor(zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
         job.steps[index] =
             Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
@@ -59,7 +59,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
     let TensorStep { function, slots, .. } = *step;
     let value = |slot: &Buffer| {
-        if is_supported(slot.dtype()) { slot.tensor()?.to_dtype(job.compute.into()) } else { slot.tensor() }
+        if is_supported(slot.dtype()) { in_dtype(&slot.tensor()?, job.compute) } else { slot.tensor() }
     };
     let mut values = slots
         .iter()
@@ -69,7 +69,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if check_gradient(job.path, &x, &result).is_err() {
         return Err(Error::new(ErrorKind::Contract, "the function of its rule returned")
-            .with_got(kind_of(result.dims(), result.dtype().into(), result.device()))
+            .with_got(kind_of(result.dims(), dtype_of(&result), result.device()))
             .with_expected(format_args!(
                 "F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter",
                 x.shape(),
@@ -130,7 +130,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
-    let job = Job { compute: sum.dtype().into(), ..Job::new("", Operand::Lent(x), sources) };
+    let job = Job { compute: dtype_of(sum), ..Job::new("", Operand::Lent(x), sources) };
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn elements<'a>(
     check_gradient("", x, &dx)?;
     let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };
     if job.length == 0 {
-        return Ok(Tensor::zeros(x.shape(), job.compute.into(), x.device())?);
+        return Ok(zeros(x.shape(), job.compute, x.device())?);
     }
     let made = dispatch::materialise(engine, &[GradientView::gradient(&job, job.steps.len())?])?;
     made.into_iter().next().ok_or_else(|| job.broken("elements that no engine has"))

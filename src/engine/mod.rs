@@ -25,11 +25,6 @@
 //! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`,
 //! or the pool in which [`update`](crate::update) is called).
 
-#[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
-#[cfg_attr(
-    not(all(feature = "printed", any(feature = "cuda", feature = "emulate"))),
-    allow(dead_code, unused_imports)
-)]
 mod codegen;
 mod commit;
 mod cpu;
@@ -45,16 +40,15 @@ mod kernel;
 mod memory;
 mod offload;
 mod pieces;
-mod plan;
+pub(crate) mod plan;
 mod reduce;
-#[cfg_attr(not(feature = "candle"), path = "no_reference.rs")]
+#[cfg(feature = "candle")]
 mod reference;
 mod route;
 
-#[cfg(feature = "printed")]
 pub(crate) use codegen::{
     ArrayRole, BoundKernel, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, traced,
-    waits,
+    used, waits,
 };
 pub(crate) use commit::commit;
 pub(crate) use cpu::{for_all, to_bf16, to_f16};
@@ -64,12 +58,12 @@ pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
     Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on,
-    rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, split, storage_address, unshared,
+    rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, split, unshared,
 };
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite,
-    Operand, Reduction, Sources, Step, Steps, TensorStep, Term, TermOf, Then, check_gradient,
+    Operand, Reduction, Sources, Step, Steps, Term, TermOf, Then, check_gradient,
 };
 pub use plan::{Norms, Resolved};
 pub(crate) use reduce::{Gather, ReduceOutcome, reduce};

@@ -2,8 +2,12 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::kernel::{ChunkTotals, Kernel, chunk_length, pairwise, reduce_chunk};
-use super::memory::{Buffer, joined, on_host, rounded, scalar, set_lent, set_lent_and, split};
+use super::Isa;
+use super::kernel::{
+    ACCUMULATORS, ChunkTotals, Kernel, Reducer, chunk_length, join_accumulators, pairwise, reduce_block,
+};
+use super::memory::values::{on_host, scalar};
+use super::memory::{Buffer, joined, rounded, set_lent, set_lent_and, split};
 use super::plan::{
     Epilogue, GradientView, Job, JobSegments, Link, Operand, ReductionRequest, Segment, slots_mut,
 };
@@ -175,7 +179,10 @@ fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
 
 /// The parameter, or its master, as one number for each element.
 fn whole(place: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
-    let x = place.to_tensor()?;
+    let x = match place {
+        Operand::Lent(lender) => lender.tensor_or_copy()?,
+        Operand::Own(buffer) => buffer.tensor()?,
+    };
     Ok(low_bits.map_or(Ok(x.clone()), |low_bits| joined(&x, low_bits))?)
 }
 
@@ -209,4 +216,11 @@ pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_
     let elements = materialise(view)?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = on_host(&elements.to_dtype(DType::F64)?)?;
     Ok(values.chunks(chunk_length(view.job.whole)).map(|chunk| reduce_chunk(reducer, chunk)).collect())
+}
+
+/// The total of host numbers, in the order and with the roundings of the fused engine.
+pub(super) fn reduce_chunk(reducer: Reducer, values: &[f64]) -> f64 {
+    let mut sums = [0.0; ACCUMULATORS];
+    reduce_block(Isa::best(), reducer, values, &mut sums);
+    join_accumulators(reducer.op, &sums)
 }

@@ -39,6 +39,7 @@ pub(super) enum Route {
     /// On its device, by code that is printed for it.
     Device,
     /// On its device, by candle's tensor operations.
+    #[cfg(feature = "candle")]
     Tensors,
 }
 

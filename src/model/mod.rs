@@ -1,7 +1,7 @@
 //! What can be trained: anything that can show its tensors under their paths.
 
 #[cfg(feature = "candle")]
-mod candle;
+pub(crate) mod candle;
 mod containers;
 pub(crate) mod cuts;
 pub(crate) mod gradients;
@@ -10,14 +10,11 @@ pub(crate) mod patterns;
 pub(crate) mod slices;
 mod variables;
 
-pub(crate) use variables::{
-    CandleVariable, Identity, Variable, by_first_path, duplicate_path, empty_model, identity, in_path_order,
-    not_of_candle, of_candle,
-};
+pub(crate) use variables::{Identity, Variable, duplicate_path, empty_model, identity, in_path_order};
 
 use lent::Lend;
 
-use crate::tensors::{Tensor, Var};
+use crate::tensors::Tensor;
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
@@ -152,12 +149,6 @@ impl<'m, 'v> Visitor<'m, 'v> {
 }
 
 impl Model for Tensor {
-    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        visitor.tensor(self);
-    }
-}
-
-impl Model for Var {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         visitor.tensor(self);
     }

@@ -25,19 +25,6 @@ impl<'m> Variable<'m> {
     }
 }
 
-/// One of candle's variables and all its paths, sorted.
-pub(crate) struct CandleVariable {
-    pub(crate) paths: Vec<String>,
-    pub(crate) tensor: Tensor,
-}
-
-impl CandleVariable {
-    /// The first path.
-    pub(crate) fn path(&self) -> &str {
-        self.paths.first().map_or("", String::as_str)
-    }
-}
-
 /// What identifies a parameter: if two differ in it, they are two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
@@ -142,36 +129,4 @@ pub(crate) fn duplicate_path(path: &str) -> Error {
 pub(crate) fn empty_model() -> Error {
     Error::new(ErrorKind::Model, "the model has no trainable floating-point variable")
         .with_remedy("make its tensors `Var`s (a `VarMap` does), or choose fewer to leave out")
-}
-
-/// The wanted tensors of a model, like [`in_path_order`], for functions that work with candle's alone.
-///
-/// # Errors
-/// If the model lends other memory.
-pub(crate) fn of_candle<M: Model + ?Sized>(
-    model: &M,
-    wanted: impl Fn(&Tensor) -> bool,
-) -> Result<Vec<CandleVariable>> {
-    let tensor = |Variable { paths, x }: Variable<'_>| match x {
-        Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        x => Err(not_of_candle(Variable { paths, x }.path())),
-    };
-    in_path_order(model, wanted)?.into_iter().map(tensor).collect()
-}
-
-/// The error for a parameter that is no variable of candle's.
-pub(crate) fn not_of_candle(path: &str) -> Error {
-    let problem = "this needs candle variables, and it is memory of another kind";
-    Error::new(ErrorKind::Unsupported, problem).with_remedy("make a model of `Var`s for this call").at(path)
-}
-
-/// Those of [`of_candle`], each under the first of its paths.
-pub(crate) fn by_first_path<M: Model + ?Sized>(
-    model: &M,
-    wanted: impl Fn(&Tensor) -> bool,
-) -> Result<BTreeMap<String, Tensor>> {
-    let variables = of_candle(model, wanted)?.into_iter();
-    Ok(variables
-        .filter_map(|CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor)))
-        .collect())
 }

@@ -2,97 +2,81 @@
 
 use std::fmt;
 
-use super::other::Other;
-
-/// Makes the enum.
-macro_rules! dtypes {
-    ($($(#[doc = $documentation:literal])* $Variant:ident: $name:literal, $size:literal, $is_float:literal;)*) => {
-        /// The type of a tensor's elements.
-        ///
-        /// The names are candle's. The two convert by `into` and compare, so what takes a dtype takes
-        /// candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
-        ///
-        /// ```
-        /// use optimisers::{AdamW, DType, MixedPrecision};
-        ///
-        /// assert_eq!(MixedPrecision::new(candle_core::DType::F32, AdamW::new(0.1)), MixedPrecision::new(DType::F32, AdamW::new(0.1)));
-        /// assert!(DType::BF16 == candle_core::DType::BF16 && candle_core::DType::F16 != DType::BF16);
-        /// ```
-        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum DType {
-            $($(#[doc = $documentation])* $Variant,)*
-            /// Another dtype of candle's, in which nothing is computed here.
-            Other(OtherDType),
-        }
-
-        impl DType {
-            /// The name in lower case, as candle and files say it: `bf16`.
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(DType::$Variant => $name,)*
-                    DType::Other(OtherDType(other)) => other.as_str(),
-                }
-            }
-
-            /// How many bytes an element takes; 0 if it takes less than one.
-            pub fn size_in_bytes(self) -> usize {
-                match self {
-                    $(DType::$Variant => $size,)*
-                    DType::Other(OtherDType(other)) => other.size_in_bytes(),
-                }
-            }
-
-            /// Whether it is a floating-point type.
-            pub fn is_float(self) -> bool {
-                match self {
-                    $(DType::$Variant => $is_float,)*
-                    DType::Other(OtherDType(other)) => other.is_float(),
-                }
-            }
-        }
-
-        /// The name of the variant, for every dtype of candle's: `BF16`.
-        impl fmt::Debug for DType {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self {
-                    $(DType::$Variant => f.write_str(stringify!($Variant)),)*
-                    DType::Other(other) => fmt::Debug::fmt(other, f),
-                }
-            }
-        }
-    };
-}
-
-dtypes! {
-    /// Bytes.
-    U8: "u8", 1, false;
-    /// Integers of 32 bits without a sign.
-    U32: "u32", 4, false;
-    /// Integers of 16 bits.
-    I16: "i16", 2, false;
-    /// Integers of 32 bits.
-    I32: "i32", 4, false;
-    /// Integers of 64 bits.
-    I64: "i64", 8, false;
-    /// The upper half of an F32: its range, and 8 significant bits.
-    BF16: "bf16", 2, true;
-    /// 11 significant bits, up to 65504.
-    F16: "f16", 2, true;
-    /// 24 significant bits.
-    F32: "f32", 4, true;
-    /// 53 significant bits.
-    F64: "f64", 8, true;
-}
-
-/// A dtype of candle's that [`DType`] does not name.
+/// The type of a tensor's elements.
+///
+/// The names are candle's. The two convert by `into` and compare, so what takes a dtype takes candle's as
+/// well. Parameters and gradients are in F16, BF16, F32 or F64.
+///
+/// ```
+/// use optimisers::{AdamW, DType, MixedPrecision};
+///
+/// assert_eq!(MixedPrecision::new(candle_core::DType::F32, AdamW::new(0.1)), MixedPrecision::new(DType::F32, AdamW::new(0.1)));
+/// assert!(DType::BF16 == candle_core::DType::BF16 && candle_core::DType::F16 != DType::BF16);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OtherDType(pub(super) Other);
+#[non_exhaustive]
+pub enum DType {
+    /// Bytes.
+    U8,
+    /// Integers of 32 bits without a sign.
+    U32,
+    /// Integers of 16 bits.
+    I16,
+    /// Integers of 32 bits.
+    I32,
+    /// Integers of 64 bits.
+    I64,
+    /// The upper half of an F32: its range, and 8 significant bits.
+    BF16,
+    /// 11 significant bits, up to 65504.
+    F16,
+    /// 24 significant bits.
+    F32,
+    /// 53 significant bits.
+    F64,
+    /// Another dtype of candle's, in which nothing is computed here.
+    #[cfg(feature = "candle")]
+    Other(super::OtherDType),
+}
 
-/// candle's name of it.
-impl fmt::Debug for OtherDType {
+impl DType {
+    /// The name in lower case, the size in bytes, and whether it is a floating-point type.
+    fn facts(self) -> (&'static str, usize, bool) {
+        match self {
+            DType::U8 => ("u8", 1, false),
+            DType::U32 => ("u32", 4, false),
+            DType::I16 => ("i16", 2, false),
+            DType::I32 => ("i32", 4, false),
+            DType::I64 => ("i64", 8, false),
+            DType::BF16 => ("bf16", 2, true),
+            DType::F16 => ("f16", 2, true),
+            DType::F32 => ("f32", 4, true),
+            DType::F64 => ("f64", 8, true),
+            #[cfg(feature = "candle")]
+            DType::Other(other) => other.facts(),
+        }
+    }
+
+    /// The name in lower case, as candle and files say it: `bf16`.
+    pub fn as_str(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// How many bytes an element takes; 0 if it takes less than one.
+    pub fn size_in_bytes(self) -> usize {
+        self.facts().1
+    }
+
+    /// Whether it is a floating-point type.
+    pub fn is_float(self) -> bool {
+        self.facts().2
+    }
+}
+
+/// The name of the variant, for every dtype of candle's: `BF16`.
+impl fmt::Debug for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        f.write_str(&self.as_str().to_uppercase())
     }
 }
 

@@ -107,8 +107,9 @@ fn rotate(first: &mut [f64], second: &mut [f64], sine: f64, cosine: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numbers::orthonormal;
-    use crate::numbers::{gaussian, random_key};
+    use crate::numbers::normal::gaussian;
+    use crate::numbers::random_key;
+    use crate::numbers::reflectors::orthonormal;
 
     /// The product of a matrix and its transpose, of this rank, whose rows get smaller by `ratio`, rounded to
     /// f32 or not.

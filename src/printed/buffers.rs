@@ -1,20 +1,19 @@
 //! The buffers that a runtime has to keep, derived from the state of a parameter of two elements.
 
-use candle_core::{Device, Tensor};
-
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Records};
 use crate::rule::{Optimiser, SlotFormat, State, StateTensor, Store};
+use crate::tensors::{Device, Tensor, in_dtype};
 
 /// A parameter whose elements differ, which tells copies of it from constants.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
-    Ok(Tensor::from_slice(&[1f32, 2.0], 2, &Device::Cpu)?.to_dtype(dtype.into())?)
+    Ok(in_dtype(&Tensor::from_vec(vec![1f32, 2.0], 2, &Device::Cpu)?, dtype)?)
 }
 
 /// The buffers of a state for [`probe`].
 pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
-    let of_parameter = x.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
+    let of_parameter = in_dtype(x, DType::F64)?.to_vec1::<f64>()?;
     let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
         let format = match tensor.buffer.records() {
             Some(Records::Codes(_)) => SlotFormat::Q8,
@@ -22,7 +21,7 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
             None => tensor.stored_dtype().into(),
         };
         let is_like_parameter = tensor.shape() == x.dims();
-        let values = tensor.tensor()?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1::<f64>()?;
+        let values = in_dtype(&tensor.tensor()?, DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
             _ if !is_like_parameter => None,
             [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => {

@@ -16,6 +16,13 @@ pub struct PrintedKernel {
     pub entry: &'static str,
     /// The arguments of the function, in this order.
     pub arguments: Vec<KernelArgument>,
+    /// The names of the [scalars](super::PrintedStep::scalars) in the source: `k`, the index, and what the
+    /// scalar depends on.
+    ///
+    /// These are real hyper-parameters, counters and numbers of the state. `k4_eta_beta1_t` depends on the
+    /// learning rate, on β₁ and on the number of the step, so that it is another in each step. `k6_epsilon`
+    /// stays.
+    pub scalars: Vec<String>,
     /// The dtype of the arithmetic and of the scalars: F64 if parameter, master or gradient is F64, else F32.
     pub arithmetic: DType,
     /// How many threads a block has.

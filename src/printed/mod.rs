@@ -2,17 +2,18 @@
 
 mod buffers;
 mod kernel;
+mod names;
 mod refusal;
 mod step;
 mod text;
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
 use smallvec::smallvec;
 
 use buffers::{buffers, probe, slot_places};
 pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKernel, StateBuffer};
+use names::dependencies;
 use refusal::{check_arithmetic, check_dtypes, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
@@ -22,6 +23,7 @@ use crate::model::lent::Lent;
 use crate::numbers::DType;
 use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, Planned, Progress, State};
+use crate::tensors::{Tensor, dtype_of};
 
 /// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
 ///
@@ -45,8 +47,8 @@ pub fn printed<O: IntoOptimiser>(
     check_elementwise(&optimiser)?;
     let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
-    let mut printed =
-        Printed { optimiser, path: String::new(), x, gradient, state, buffers, calls: 0, known: Vec::new() };
+    let parameter = ProbedParameter { path: String::new(), x, gradient };
+    let mut printed = Printed { optimiser, parameter, state, buffers, calls: 0, known: Vec::new() };
     printed.plan(false)?;
     Ok(printed)
 }
@@ -56,10 +58,7 @@ pub fn printed<O: IntoOptimiser>(
 #[derive(Debug)]
 pub struct Printed {
     optimiser: Optimiser,
-    path: String,
-    /// A parameter of two elements, which is never written.
-    x: Tensor,
-    gradient: Tensor,
+    parameter: ProbedParameter,
     /// The state of that parameter; its counters and numbers are those of the training.
     state: State,
     buffers: Vec<StateBuffer>,
@@ -67,6 +66,14 @@ pub struct Printed {
     calls: u64,
     /// Every kernel so far, the first step's first.
     known: Vec<KnownKernel>,
+}
+
+/// A parameter of two elements, which is never written.
+#[derive(Debug)]
+struct ProbedParameter {
+    path: String,
+    x: Tensor,
+    gradient: Tensor,
 }
 
 /// A kernel, and the trace from which it was printed.
@@ -83,8 +90,9 @@ impl Printed {
     /// The same for the parameter with this path in the model, on which random bits depend.
     ///
     /// Make one for each parameter under [`StochasticRounding`](crate::StochasticRounding).
-    pub fn at_path(self, path: impl Into<String>) -> Self {
-        Printed { path: path.into(), ..self }
+    pub fn at_path(mut self, path: impl Into<String>) -> Self {
+        self.parameter.path = path.into();
+        self
     }
 
     /// The kernel of the first step.
@@ -135,8 +143,7 @@ impl Printed {
     /// If these are the counters of another optimiser.
     ///
     /// ```
-    /// use candle_core::DType::F32;
-    /// use optimisers::{Adam, printed};
+    /// use optimisers::{Adam, DType::F32, printed};
     ///
     /// let mut adam = printed(Adam::new(1e-3), F32, F32)?;
     /// for _ in 0..100 {
@@ -163,21 +170,16 @@ impl Printed {
                 .with_expected(format_args!("{expected:?}"))
                 .with_remedy("pass what `Printed::progress` returned for an optimiser of this form"));
         }
-        let parts = self.state.parts_mut();
-        parts.counters.into_iter().zip(&progress.counters).for_each(|(own, (_, count))| *own = *count);
-        parts.numbers.into_iter().zip(&progress.numbers).for_each(|(own, (_, number))| *own = *number);
+        progress.give_to(&mut self.state);
         self.calls = progress.calls;
         Ok(())
     }
 
     /// The next step. Counters and numbers move if it is taken.
     fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
-        let places = slot_places(&self.state);
-        let Printed { optimiser, path, x, gradient, state, calls, known, .. } = self;
-        let dx = Gradient::new(smallvec![Lent::Tensor(gradient.clone())], 1, path).after(*calls, false);
-        let Planned { mut job, progress, windows } = optimiser.plan(state, x, dx)?;
-        job.check(x, &|| optimiser.name())?;
-        check_arithmetic(optimiser, &job)?;
+        let (places, before) = (slot_places(&self.state), self.progress());
+        let Printed { optimiser, parameter, state, calls, known, .. } = self;
+        let Planned { mut job, progress, windows } = parameter.planned(optimiser, state, *calls)?;
         let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
             u64::from(high) << 32 | u64::from(low)
@@ -185,13 +187,12 @@ impl Printed {
             0
         };
         let slots = slots(&job, &places);
-        let BoundKernel { kernel, scalars } = traced(&mut job).ok_or_else(nothing)?;
+        let bound = traced(&mut job).ok_or_else(nothing)?;
         let index = known
             .iter()
-            .position(|known| known.traced == kernel && known.slots == slots)
+            .position(|known| known.traced == bound.kernel && known.slots == slots)
             .unwrap_or_else(|| {
-                let (printed, scalars) = text::kernel(&kernel, &on, &slots);
-                known.push(KnownKernel { traced: kernel, slots, scalars, kernel: Arc::new(printed) });
+                known.push(parameter.kernel(optimiser, &before, &bound, &on, slots));
                 known.len() - 1
             });
         if is_taken {
@@ -199,8 +200,45 @@ impl Printed {
             *calls = if windows.open { *calls + 1 } else { 0 };
         }
         let KnownKernel { kernel, scalars: taken, .. } = &known[index];
-        let scalars = taken.iter().map(|&scalar| scalars[scalar]).collect();
+        let scalars = taken.iter().map(|&scalar| bound.scalars[scalar]).collect();
         Ok(PrintedStep { kernel: kernel.clone(), scalars, key, moves: progress == Progress::Applied })
+    }
+}
+
+impl ProbedParameter {
+    /// What a step of it is to do. Counters have moved once the job has finished.
+    fn planned<'s>(
+        &'s self,
+        optimiser: &'s Optimiser,
+        state: &'s mut State,
+        calls: u64,
+    ) -> Result<Planned<'s>> {
+        let sources = smallvec![Lent::Tensor(self.gradient.clone())];
+        let dx = Gradient::new(sources, 1, &self.path).after(calls, false);
+        let planned = optimiser.plan(state, &self.x, dx)?;
+        planned.job.check(&self.x, &|| optimiser.name())?;
+        check_arithmetic(optimiser, &planned.job)?;
+        Ok(planned)
+    }
+
+    /// Prints what is traced of a step after this progress.
+    fn kernel(
+        &self,
+        optimiser: &Optimiser,
+        progress: &PrintedProgress,
+        bound: &BoundKernel,
+        x: &BufferRole,
+        slots: Vec<String>,
+    ) -> KnownKernel {
+        let trace = |optimiser: &Optimiser, progress: &PrintedProgress| {
+            let mut state = optimiser.make_state(&self.x)?;
+            progress.give_to(&mut state);
+            traced(&mut self.planned(optimiser, &mut state, progress.calls)?.job).ok_or_else(nothing)
+        };
+        let dependencies = dependencies(bound, optimiser, progress, trace);
+        let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));
+        let (kernel, scalars) = text::kernel(&bound.kernel, x, &slots, &dependencies, comment);
+        KnownKernel { traced: bound.kernel.clone(), slots, scalars, kernel: Arc::new(kernel) }
     }
 }
 

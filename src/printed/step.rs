@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kernel::{KernelArgument, KernelArray, PrintedKernel};
 use crate::numbers::DType;
+use crate::rule::State;
 
 /// One step of a parameter: the kernel to launch, and the numbers of this step.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +36,15 @@ pub struct PrintedProgress {
     pub numbers: Vec<(String, f64)>,
     /// The calls that open windows of [`AccumGrad`](crate::AccumGrad) have counted.
     pub calls: u64,
+}
+
+impl PrintedProgress {
+    /// Sets the counters and numbers of a state of the same optimiser.
+    pub(super) fn give_to(&self, state: &mut State) {
+        let parts = state.parts_mut();
+        parts.counters.into_iter().zip(&self.counters).for_each(|(own, (_, count))| *own = *count);
+        parts.numbers.into_iter().zip(&self.numbers).for_each(|(own, (_, number))| *own = *number);
+    }
 }
 
 impl PrintedStep {

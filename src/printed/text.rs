@@ -1,8 +1,10 @@
 //! The text of a kernel: the engine's code for a leaf, behind a function of plain arguments.
 
 use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
-use crate::engine::{ArrayRole, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, waits};
-use crate::rule::SlotFormat;
+use crate::engine::{ArrayRole, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, used, waits};
+use crate::numbers::DType;
+use crate::rule::{Adjust, Optimiser, SlotFormat};
+use crate::rules::{Listing, catalogue};
 
 const ENTRY: &str = "optimiser_step";
 
@@ -14,19 +16,30 @@ struct Declaration {
 }
 
 /// The kernel, and the indices of the traced scalars that it takes. `x` is the role of the array that the
-/// arithmetic works on, `slots` the names of the state tensors in the order of its arrays.
-pub(super) fn kernel(traced: &TracedKernel, x: &BufferRole, slots: &[String]) -> (PrintedKernel, Vec<usize>) {
-    let layout = RowLayout::new(traced);
+/// arithmetic works on, `slots` the names of the state tensors in the order of its arrays; `dependencies` are
+/// those of the traced scalars.
+pub(super) fn kernel(
+    traced: &TracedKernel,
+    x: &BufferRole,
+    slots: &[String],
+    dependencies: &[String],
+    comment: String,
+) -> (PrintedKernel, Vec<usize>) {
+    let mut layout = RowLayout::new(traced);
+    layout.comment = comment;
+    let name = |(index, scalar): (usize, &usize)| format!("k{index}{}", dependencies[*scalar]);
+    layout.names = layout.scalars.iter().enumerate().map(name).collect();
     let declared = declared(&layout, x, slots);
-    let body = code(&layout) + &entry(&layout, &declared);
+    let body = code(&layout) + "\n" + &entry(&layout, &declared);
     let kernel = PrintedKernel {
         entry: ENTRY,
         arithmetic: traced.compute,
         threads: THREADS as u32,
         elements_per_block: layout.chunk(),
-        source: format!("{}{body}", include_str!("../engine/cuda/intrinsics.cu")),
+        source: used(include_str!("../engine/cuda/intrinsics.cu"), &body) + "\n" + &body,
         host_source: host(&body, &declared),
         arguments: declared.into_iter().map(|declared| declared.argument).collect(),
+        scalars: layout.names,
     };
     (kernel, layout.scalars)
 }
@@ -56,10 +69,9 @@ fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declara
                 all.push(new(KernelArgument::Array(array), &pointer.c_type(), &pointer.name));
             }
             RowField::Scalars => {
-                all.extend(
-                    (0..layout.scalars.len())
-                        .map(|index| new(KernelArgument::Scalar(index), "real", &format!("k{index}"))),
-                );
+                let scalar =
+                    |(index, name): (usize, &String)| new(KernelArgument::Scalar(index), "real", name);
+                all.extend(layout.names.iter().enumerate().map(scalar));
             }
             // The other fields belong to reductions.
             RowField::Aligned | RowField::Chunk | RowField::Power | RowField::Unit => {}
@@ -86,6 +98,27 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
     }
 }
 
+/// What a step computes, as the comment above its arithmetic.
+pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) -> String {
+    let listed = catalogue();
+    let mut text = format!(
+        "// A step of {} for a {parameter} parameter with a {gradient} gradient:\n",
+        optimiser.name()
+    );
+    for member in optimiser.description().all() {
+        // A rule of the program may have the name of one of this crate's.
+        let names = member.rule.fields.iter().map(|field| field.name);
+        let is_it = |listing: &&Listing| {
+            let own = listing.rule.fields().into_iter().map(|(name, _)| name);
+            listing.name == member.rule.kind && own.eq(names.clone())
+        };
+        if let Some(listing) = listed.iter().find(is_it) {
+            text += &format!("// {}: {}\n", listing.name, listing.recurrence);
+        }
+    }
+    text
+}
+
 /// The function that a launch calls: it fills the row of the leaf.
 fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
     let parameters: Vec<String> =
@@ -98,10 +131,7 @@ fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
         RowField::Aligned => "aligned".to_string(),
         RowField::Key => "key".to_string(),
         RowField::Pointer(pointer) => pointer.name.clone(),
-        RowField::Scalars => {
-            let names: Vec<String> = (0..layout.scalars.len()).map(|index| format!("k{index}")).collect();
-            format!("{{ {} }}", names.join(", "))
-        }
+        RowField::Scalars => layout.names.join(", "),
         _ => "length".to_string(),
     };
     let row: Vec<String> = layout.fields.iter().map(of_field).collect();

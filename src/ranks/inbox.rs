@@ -1,6 +1,5 @@
 //! Tensors between ranks: sent from where they lie, received into memory that is used again.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Once;
 
@@ -9,7 +8,9 @@ use crate::engine::download;
 use crate::error::Result;
 use crate::model::lent::{check_on_cpu, storage_of};
 use crate::numbers::DType;
-use crate::tensors::{CpuStorage, Device, InplaceOp1, Layout, StorageRef, Tensor, bytes_mut, bytes_of};
+use crate::tensors::{
+    Device, Layout, StorageRef, Tensor, bytes_mut, bytes_of, dtype_of, with_numbers_mut, zeros,
+};
 
 /// What is expected from a rank, in order: flat tensors of these dtypes and lengths.
 pub(crate) type ExpectedTensors = Vec<(DType, usize)>;
@@ -37,7 +38,7 @@ impl Inbox {
         }
         for (dtype, end) in ends {
             if self.0.get(&dtype).is_none_or(|memory| memory.elem_count() < end) {
-                self.0.insert(dtype, Tensor::zeros(end, dtype.into(), device)?);
+                self.0.insert(dtype, zeros(end, dtype, device)?);
             }
         }
         let view =
@@ -50,7 +51,7 @@ impl Inbox {
         let mut left: HashMap<DType, (usize, &mut [u8])> =
             self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
         let mut slice = |room: &Tensor| {
-            let (done, bytes) = left.get_mut(&room.dtype().into())?;
+            let (done, bytes) = left.get_mut(&dtype_of(room))?;
             let (start, length) =
                 (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
             bytes.split_off_mut(..start - std::mem::replace(done, start + length))?;
@@ -158,45 +159,23 @@ fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> crate::tensors::Result<Vec<&'l [u
     Ok(not_empty(values.collect::<crate::tensors::Result<Vec<_>>>()?))
 }
 
-/// Calls `run` with `held` and the memory of all tensors; each has a storage of its own.
+/// Calls `run` with `held` and the memory of all tensors. Each tensor has a storage of its own.
 fn with_bytes_mut(
     tensors: &[&Tensor],
     held: Vec<&mut [u8]>,
     run: &mut dyn FnMut(Vec<&mut [u8]>),
-) -> crate::tensors::Result<()> {
+) -> Result<()> {
     let Some((first, rest)) = tensors.split_first() else {
         run(held);
         return Ok(());
     };
     let mut held = Some(held);
-    first.inplace_op1(&LendBytes {
-        tensor: first,
-        run: RefCell::new(&mut |memory| {
-            let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
-            held.push(memory);
-            with_bytes_mut(rest, held, run)
-        }),
+    with_numbers_mut(first, &mut |storage, _| {
+        check_on_cpu("tensor", storage, first)?;
+        let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
+        held.push(bytes_mut(storage)?);
+        with_bytes_mut(rest, held, run)
     })
-}
-
-/// An in-place operation that lends the bytes of a tensor's storage to a function, if dtype and length are
-/// the tensor's.
-struct LendBytes<'f> {
-    tensor: &'f Tensor,
-    run: RefCell<&'f mut Borrower<'f>>,
-}
-
-type Borrower<'f> = dyn FnMut(&mut [u8]) -> crate::tensors::Result<()> + 'f;
-
-impl InplaceOp1 for LendBytes<'_> {
-    fn name(&self) -> &'static str {
-        "optimiser-receive"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> crate::tensors::Result<()> {
-        check_on_cpu("tensor", storage, self.tensor)?;
-        (self.run.borrow_mut())(bytes_mut(storage)?)
-    }
 }
 
 /// Sums that are kept from one call to the next, by leaf: new memory from the system, page by page, takes
@@ -207,17 +186,16 @@ pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 impl KeptSums {
     /// A vector for the sum of a leaf's gradients; its numbers are arbitrary.
     pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let dtype = crate::tensors::DType::from(dtype);
         // Devices have allocators that keep memory.
         if !device.is_cpu() {
-            return Ok(Tensor::zeros(length, dtype, device)?);
+            return Ok(zeros(length, dtype, device)?);
         }
         if self.0.len() <= leaf {
             self.0.resize(leaf + 1, None);
         }
         match &self.0[leaf] {
-            Some(known) if (known.elem_count(), known.dtype()) == (length, dtype) => Ok(known.clone()),
-            _ => Ok(self.0[leaf].insert(Tensor::zeros(length, dtype, device)?).clone()),
+            Some(known) if (known.elem_count(), dtype_of(known)) == (length, dtype) => Ok(known.clone()),
+            _ => Ok(self.0[leaf].insert(zeros(length, dtype, device)?).clone()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "candle")]
 mod candle;
-mod description;
+pub(crate) mod description;
 mod evaluation;
 pub(crate) mod field;
 mod gradient;
@@ -15,8 +15,6 @@ mod traits;
 pub(crate) use crate::engine::{Norms, Resolved};
 pub(crate) use crate::numbers::value::Arithmetic;
 pub(crate) use description::Description;
-#[cfg(feature = "torch")]
-pub(crate) use description::MemberDescription;
 pub use description::adjust::Adjust;
 pub(crate) use description::adjust::Described;
 pub(crate) use description::order::misplaced;
@@ -50,5 +48,5 @@ pub use state::parts::{Counters, HeldStates, Numbers, Parts, Slots};
 pub(crate) use state::rows::RowSources;
 pub use state::slot::Slot;
 pub(crate) use state::transfer::Transfer;
-pub(crate) use state::{Child, OwnTensors, StateParts, StateTensor, state_of_another_rule};
+pub(crate) use state::{Child, StateParts, StateTensor, state_of_another_rule};
 pub use traits::{Describe, Describer, Rule};

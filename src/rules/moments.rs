@@ -1,6 +1,6 @@
 //! What the rules of the Adam family share.
 
-use crate::numbers::value::{Arithmetic, Value};
+use crate::numbers::value::Value;
 
 /// β·mean + (1 - β)·value
 #[inline(always)]
@@ -43,38 +43,5 @@ impl NesterovWeights {
     #[inline(always)]
     pub(super) fn of<V: Value>(self, m: V, dx: V) -> V {
         m * self.mean + dx * self.gradient
-    }
-}
-
-/// The corrected mean of the gradient, moved by it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mean {
-    beta: f64,
-    /// 1 - βᵗ
-    correction: f64,
-    /// Replaces the correction, for Nesterov's momentum.
-    lookahead: Option<NesterovWeights>,
-}
-
-impl Mean {
-    pub(super) fn new(beta: f64, nesterov: bool, t: u64) -> Self {
-        Mean {
-            beta,
-            correction: correction(beta, t),
-            lookahead: nesterov.then(|| NesterovWeights::new(beta, t)),
-        }
-    }
-}
-
-impl Arithmetic for Mean {
-    type Slots<T> = [T; 1];
-
-    #[inline(always)]
-    fn step<V: Value>(self, _x: V, dx: V, [m]: &mut [V; 1]) -> V {
-        *m = decayed(*m, dx, self.beta);
-        match self.lookahead {
-            Some(lookahead) => lookahead.of(*m, dx),
-            None => *m / self.correction,
-        }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
 use crate::ranks::{Agreement, Aspect, unreadable};
-use crate::tensors::{Tensor, in_dtype, sum};
+use crate::tensors::{Tensor, dtype_of, in_dtype, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
 
 /// This rank's share of a leaf: its part of the parameter, and its gradient.
@@ -42,7 +42,7 @@ impl<'x> OwnLeaf<'x> {
 
     /// The dtype in which the gradient travels, if there is one.
     pub(crate) fn sent_dtype(&self) -> Option<DType> {
-        let own = self.gradient.as_ref()?.dtype().into();
+        let own = dtype_of(self.gradient.as_ref()?);
         Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
     }
 
@@ -77,8 +77,7 @@ fn first_in(
 ) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
     for window in ranges(0..flat.elem_count()) {
-        let numbers =
-            flat.narrow(0, window.start, window.len())?.to_dtype(DType::F64.into())?.to_vec1::<f64>()?;
+        let numbers = in_dtype(&flat.narrow(0, window.start, window.len())?, DType::F64)?.to_vec1::<f64>()?;
         if let Some((index, number)) = find(numbers) {
             return Ok(Some((window.start + index, number)));
         }
@@ -112,7 +111,7 @@ fn own_gradient(
         return Ok(Some(first.detach()));
     }
     let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
-    let wide = |gradient: &Tensor| in_dtype(gradient, compute.into());
+    let wide = |gradient: &Tensor| in_dtype(gradient, compute);
     let total = others.iter().try_fold(wide(first)?, |so_far, other| sum(&so_far, &wide(other)?))?;
     Ok(Some(total.detach()))
 }

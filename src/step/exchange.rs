@@ -18,7 +18,7 @@ use crate::model::lent::Lent;
 use crate::numbers::{DType, compute_dtype};
 use crate::ranks::{Call, StateWorld};
 use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
-use crate::tensors::{Tensor, product};
+use crate::tensors::{Tensor, in_dtype, product, zeros};
 use crate::tree::Leaf;
 
 /// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.
@@ -143,7 +143,7 @@ impl<'w> RankGradients<'w> {
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
                     // New memory, as a function may keep the tensor that it gets.
-                    None if job.has_functions() => Tensor::zeros(job.length, job.compute.into(), x.device())?,
+                    None if job.has_functions() => zeros(job.length, job.compute, x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
                 sum_to(
@@ -267,7 +267,7 @@ fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
         return Ok(gradient);
     }
     let weight = filled(weight as f64, (), compute, gradient.device())?;
-    Ok(product(&gradient.to_dtype(compute.into())?, &weight)?)
+    Ok(product(&in_dtype(&gradient, compute)?, &weight)?)
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {

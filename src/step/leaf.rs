@@ -7,7 +7,7 @@ use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::DType;
 use crate::rule::{Extent, LeafNorms, Planned, Progress, Windows, check_rounded};
-use crate::tensors::Tensor;
+use crate::tensors::repeated_zero;
 use crate::tree::Leaf;
 
 /// Where a leaf's gradient comes from.
@@ -49,7 +49,7 @@ impl<'g> GradientSource<'g> {
                 Ok(all)
             }
             GradientSource::Promised(dtype) => {
-                let promise = Tensor::zeros((), (*dtype).into(), x.device())?.broadcast_as(x.shape())?;
+                let promise = repeated_zero(x.shape(), *dtype, x.device())?;
                 Ok(Sources::from_iter([Lent::Tensor(promise)]))
             }
             GradientSource::Pushed(_) | GradientSource::NotFinite => Ok(Sources::new()),

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::{CpuStorage, Layout, Storage, dtype_of, failure, on_cpu};
+use super::{CpuStorage, Layout, Storage, dtype_of_numbers, failure, on_cpu};
+use crate::numbers::DType;
 
 /// Makes a function that lends the bytes of a storage.
 macro_rules! lend {
@@ -33,8 +34,8 @@ lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
 /// The dtype of numbers, and how many bytes they have. A dtype without bytes here may have any length: nobody
 /// makes a pointer to it.
-pub(crate) fn held_on_cpu(numbers: &CpuStorage) -> (super::DType, usize) {
-    (dtype_of(numbers), bytes(numbers).map_or(usize::MAX, <[u8]>::len))
+pub(crate) fn held_on_cpu(numbers: &CpuStorage) -> (DType, usize) {
+    (dtype_of_numbers(numbers), bytes(numbers).map_or(usize::MAX, <[u8]>::len))
 }
 
 /// The values of a contiguous tensor on the CPU where they lie.
@@ -42,7 +43,7 @@ pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Resu
     let (Some(numbers), Some((start, end))) = (on_cpu(storage), layout.contiguous_offsets()) else {
         return Err(failure("the values of a tensor do not lie in order on the CPU"));
     };
-    let size = dtype_of(numbers).size_in_bytes();
+    let size = dtype_of_numbers(numbers).size_in_bytes();
     bytes(numbers)?
         .get(start * size..end * size)
         .ok_or_else(|| failure("the storage of a tensor is too short"))

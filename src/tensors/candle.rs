@@ -1,14 +1,20 @@
 //! candle's tensors, by the names that the crate has for them, and what needs candle's inner parts.
 
+use std::cell::RefCell;
+
+use candle_core::InplaceOp1;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
 
+use crate::error;
+use crate::numbers::DType;
+
 #[cfg(feature = "cuda")]
 pub(crate) use candle_core::CudaStorage;
 pub(crate) use candle_core::{
-    CpuStorage, DType, Device, Error as TensorError, InplaceOp1, Layout, Result, Shape, Storage, StorageRef,
-    Tensor, TensorId, Var, WithDType,
+    CpuStorage, Device, Error as TensorError, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId,
+    Var, WithDType,
 };
 
 /// An error of tensors with this text.
@@ -21,14 +27,29 @@ pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor 
     Tensor::from_storage(Storage::Cpu(numbers), shape, BackpropOp::none(), false)
 }
 
+/// A tensor of zeros.
+pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    Tensor::zeros(shape, dtype.into(), device)
+}
+
 /// Zeros for a tensor of this shape.
 pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
-    CpuDevice.zeros_impl(shape, dtype)
+    CpuDevice.zeros_impl(shape, dtype.into())
+}
+
+/// A tensor of these bytes, in the processor's order.
+pub(crate) fn from_bytes(bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    Tensor::from_raw_buffer(bytes, dtype.into(), shape, &Device::Cpu)
+}
+
+/// The dtype of a tensor.
+pub(crate) fn dtype_of(tensor: &Tensor) -> DType {
+    tensor.dtype().into()
 }
 
 /// The dtype of numbers on the CPU.
-pub(crate) fn dtype_of(numbers: &CpuStorage) -> DType {
-    numbers.dtype()
+pub(crate) fn dtype_of_numbers(numbers: &CpuStorage) -> DType {
+    numbers.dtype().into()
 }
 
 /// The numbers of a locked tensor, if they are on the CPU.
@@ -53,8 +74,8 @@ pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
         #[cfg(feature = "cuda")]
         (Storage::Cuda(storage), Device::Cuda(_)) => held_on_cuda(storage, tensor),
         // The fused engines have no pointers to others.
-        (Storage::Metal(_), Device::Metal(_)) => (tensor.dtype(), usize::MAX),
-        (storage, _) => (storage.dtype(), 0),
+        (Storage::Metal(_), Device::Metal(_)) => (dtype_of(tensor), usize::MAX),
+        (storage, _) => (storage.dtype().into(), 0),
     }
 }
 
@@ -76,17 +97,51 @@ pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, us
         F64(values) => values.len(),
         _ => 0,
     };
-    (storage.dtype(), length * storage.dtype().size_in_bytes())
+    (storage.dtype().into(), length * storage.dtype().size_in_bytes())
+}
+
+/// Lends the numbers of a tensor on the CPU to `run`, while nobody else can read or write them.
+///
+/// # Errors
+/// If the tensor is on another device; else as `run`.
+pub(crate) fn with_numbers_mut(
+    tensor: &Tensor,
+    run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
+) -> error::Result<()> {
+    let (run, outcome) = (RefCell::new(run), RefCell::new(Ok(())));
+    tensor.inplace_op1(&LendNumbers { run: &run, outcome: &outcome })?;
+    outcome.into_inner()
+}
+
+/// What is run on the numbers of a tensor.
+type WriteNumbers<'f> = &'f mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>;
+
+/// candle locks a storage for writing during an in-place operation alone. This one keeps the outcome, because
+/// candle's errors would wrap this crate's.
+struct LendNumbers<'f, 'r> {
+    run: &'f RefCell<WriteNumbers<'r>>,
+    outcome: &'f RefCell<error::Result<()>>,
+}
+
+impl InplaceOp1 for LendNumbers<'_, '_> {
+    fn name(&self) -> &'static str {
+        "optimiser-write"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        *self.outcome.borrow_mut() = (self.run.borrow_mut())(storage, layout);
+        Ok(())
+    }
 }
 
 /// The dtype of a file's tensor.
 pub(crate) fn from_file(dtype: safetensors::Dtype) -> Result<DType> {
-    DType::try_from(dtype)
+    candle_core::DType::try_from(dtype).map(DType::from)
 }
 
 /// A dtype as files name it.
 pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
-    dtype.into()
+    candle_core::DType::from(dtype).into()
 }
 
 /// The result of an operation on the elements of a tensor, or the tensor if it has none: candle launches a
@@ -98,9 +153,15 @@ fn on_elements(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> R
 /// The tensor in another dtype, rounded as candle does.
 pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     match tensor.elem_count() {
-        0 => Tensor::zeros(tensor.shape(), dtype, tensor.device()),
-        _ => tensor.to_dtype(dtype),
+        0 => zeros(tensor.shape(), dtype, tensor.device()),
+        _ => tensor.to_dtype(dtype.into()),
     }
+}
+
+/// The rows of these indices, of a tensor on the CPU.
+pub(crate) fn rows_of(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
+    let indices = rows.iter().map(|row| *row as i64).collect();
+    tensor.index_select(&Tensor::from_vec::<_, i64>(indices, rows.len(), &Device::Cpu)?, 0)
 }
 
 /// The sum of two tensors of one shape and dtype.

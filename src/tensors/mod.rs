@@ -15,3 +15,10 @@ pub(crate) use bytes::{bytes, bytes_mut, bytes_of, held_on_cpu, write_values};
 pub(crate) use candle::*;
 #[cfg(not(feature = "candle"))]
 pub(crate) use plain::*;
+
+use crate::numbers::DType;
+
+/// A tensor of zeros that has memory for one of them.
+pub(crate) fn repeated_zero(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    zeros((), dtype, device)?.broadcast_as(shape)
+}

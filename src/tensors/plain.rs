@@ -1,9 +1,9 @@
 //! Tensors without candle: numbers of one dtype in a shape, under a lock.
 //!
-//! They are viewed, copied and converted. Of arithmetic there is what sums of tied gradients, means and
-//! compensated parameters need, element by element. Names and meaning are candle's. Programs cannot name
-//! these types, and get no methods of them but the crate's own traits, so nothing of theirs depends on which
-//! of the two a build has.
+//! The other rooms view, copy and convert tensors. Of arithmetic they need the sums of tied gradients, means
+//! and the rests of compensated parameters, element by element. Names and meaning are candle's. Programs
+//! cannot name these types and have no methods of them but those of the crate's own traits, so that no
+//! program depends on which of the two kinds a build has.
 #![allow(unreachable_pub, reason = "signatures that are public with candle name them")]
 
 use std::ops::Deref;
@@ -12,12 +12,12 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use half::{bf16, f16};
 
-use crate::error::ErrorKind;
-pub(crate) use crate::numbers::{DType, Shape};
-use crate::numbers::{place_of, round_to_odd};
+use crate::error::{self, Error, ErrorKind};
+pub(crate) use crate::numbers::Shape;
+use crate::numbers::{DType, place_of, round_to_odd};
 
 /// Where a tensor is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Device {
     /// The only place.
     Cpu,
@@ -32,8 +32,9 @@ impl Device {
         true
     }
 
-    pub(crate) fn location(&self) -> DeviceLocation {
-        DeviceLocation::Cpu
+    /// The device in errors.
+    pub(crate) fn location(&self) -> &Device {
+        self
     }
 
     /// Nothing is under way there.
@@ -42,14 +43,31 @@ impl Device {
     }
 }
 
-/// [`Device`] in errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceLocation {
-    Cpu,
+/// What is wrong with an operation on tensors.
+#[derive(Debug)]
+pub(crate) struct TensorError(Error);
+
+pub(crate) type Result<T> = std::result::Result<T, TensorError>;
+
+impl From<TensorError> for Error {
+    fn from(TensorError(error): TensorError) -> Self {
+        error
+    }
 }
 
-pub(crate) use crate::error::Error as TensorError;
-pub(crate) type Result<T> = crate::error::Result<T>;
+impl From<Error> for TensorError {
+    fn from(error: Error) -> Self {
+        TensorError(error)
+    }
+}
+
+impl std::fmt::Display for TensorError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for TensorError {}
 
 /// Makes the types that differ by dtype.
 macro_rules! dtypes {
@@ -61,16 +79,15 @@ macro_rules! dtypes {
         }
 
         /// The dtype of numbers.
-        pub(crate) fn dtype_of(numbers: &CpuStorage) -> DType {
+        pub(crate) fn dtype_of_numbers(numbers: &CpuStorage) -> DType {
             match numbers { $(CpuStorage::$Variant(_) => DType::$Variant,)* }
         }
 
         /// As many zeros.
-        fn zeros(length: usize, dtype: DType) -> Result<CpuStorage> {
-            Ok(match dtype {
+        fn zero_numbers(length: usize, dtype: DType) -> CpuStorage {
+            match dtype {
                 $(DType::$Variant => CpuStorage::$Variant(vec![<$T>::default(); length]),)*
-                DType::Other(_) => return Err(failure("a dtype without numbers")),
-            })
+            }
         }
 
         /// Writes the elements of a layout to `to`, in row-major order from `start` on.
@@ -133,7 +150,7 @@ fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()
 
 /// An error of tensors with this text.
 pub(crate) fn failure(text: impl Into<String>) -> TensorError {
-    TensorError::new(ErrorKind::Other, text.into())
+    TensorError(Error::new(ErrorKind::Other, text.into()))
 }
 
 /// A tensor in row-major order whose numbers these are.
@@ -141,9 +158,32 @@ pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor 
     Tensor::viewing(Arc::new(RwLock::new(Storage(numbers))), Layout::of(shape.into()))
 }
 
+/// A tensor of zeros.
+pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> Result<Tensor> {
+    let shape = shape.into();
+    Ok(tensor_of(zero_numbers(shape.elem_count(), dtype), shape))
+}
+
+/// A tensor of these bytes, in the processor's order.
+pub(crate) fn from_bytes(bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    let shape = Shape::from(shape);
+    let mut numbers = zero_numbers(shape.elem_count(), dtype);
+    let room = super::bytes_mut(&mut numbers)?;
+    if room.len() != bytes.len() {
+        return Err(failure(format!("{} bytes are no tensor of {dtype:?} and shape {shape:?}", bytes.len())));
+    }
+    room.copy_from_slice(bytes);
+    Ok(tensor_of(numbers, shape))
+}
+
+/// The dtype of a tensor.
+pub(crate) fn dtype_of(tensor: &Tensor) -> DType {
+    tensor.dtype()
+}
+
 /// Zeros for a tensor of this shape.
 pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
-    zeros(shape.elem_count(), dtype)
+    Ok(zero_numbers(shape.elem_count(), dtype))
 }
 
 /// The numbers of a locked tensor.
@@ -158,12 +198,6 @@ pub(crate) fn held(storage: &Storage, _tensor: &Tensor) -> (DType, usize) {
 
 /// What the lock of a tensor guards.
 pub(crate) struct Storage(CpuStorage);
-
-impl std::fmt::Debug for Storage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        dtype_of(&self.0).fmt(f)
-    }
-}
 
 pub(crate) type StorageRef<'t> = RwLockReadGuard<'t, Storage>;
 
@@ -226,22 +260,23 @@ fn row_major(dims: &[usize]) -> Vec<usize> {
 pub(crate) struct TensorId(u64);
 
 /// Numbers in a shape; a handle, whose copies are one tensor.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Tensor(Arc<Inner>);
 
+/// A tensor is written while others have it.
+pub(crate) type Var = Tensor;
+
 /// What all handles of a tensor share.
-#[derive(Debug)]
 pub struct Inner {
     id: TensorId,
     storage: Arc<RwLock<Storage>>,
     layout: Layout,
     dtype: DType,
-    is_variable: bool,
 }
 
-impl std::fmt::Debug for Tensor {
+impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tensor({:?} of {:?})", self.dtype(), self.dims())
+        write!(f, "{:?} of {:?}", self.dtype, self.layout.dims())
     }
 }
 
@@ -253,29 +288,25 @@ impl Deref for Tensor {
     }
 }
 
-/// An operation that writes a storage.
-pub(crate) trait InplaceOp1 {
-    fn name(&self) -> &'static str;
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()>;
+/// Lends the numbers of a tensor to `run`, while nobody else can read or write them.
+pub(crate) fn with_numbers_mut(
+    tensor: &Tensor,
+    run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
+) -> error::Result<()> {
+    run(&mut tensor.0.storage.write().unwrap_or_else(PoisonError::into_inner).0, tensor.layout())
 }
 
 impl Tensor {
     fn viewing(storage: Arc<RwLock<Storage>>, layout: Layout) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = TensorId(NEXT.fetch_add(1, Ordering::Relaxed));
-        let dtype = dtype_of(&storage.read().unwrap_or_else(PoisonError::into_inner).0);
-        Tensor(Arc::new(Inner { id, storage, layout, dtype, is_variable: false }))
+        let dtype = dtype_of_numbers(&storage.read().unwrap_or_else(PoisonError::into_inner).0);
+        Tensor(Arc::new(Inner { id, storage, layout, dtype }))
     }
 
     /// The same numbers in another layout.
     fn view(&self, shape: Shape, stride: Vec<usize>, start: usize) -> Self {
         Tensor::viewing(self.0.storage.clone(), Layout { shape, stride, start })
-    }
-
-    /// A number without dimensions.
-    pub(crate) fn new<T: WithDType>(number: T, _device: &Device) -> Result<Self> {
-        Ok(tensor_of(T::storage(vec![number]), ()))
     }
 
     pub(crate) fn from_vec<T: WithDType>(
@@ -291,43 +322,11 @@ impl Tensor {
         }
     }
 
-    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> Result<Self> {
-        let shape = shape.into();
-        Ok(tensor_of(zeroed(&shape, dtype)?, shape))
-    }
-
-    /// A tensor of these bytes, in the processor's order.
-    pub(crate) fn from_raw_buffer(
-        bytes: &[u8],
-        dtype: DType,
-        shape: &[usize],
-        _device: &Device,
-    ) -> Result<Self> {
-        let shape = Shape::from(shape);
-        let mut numbers = zeroed(&shape, dtype)?;
-        let room = super::bytes_mut(&mut numbers)?;
-        if room.len() != bytes.len() {
-            return Err(failure(format!(
-                "{} bytes are no tensor of {dtype:?} and shape {shape:?}",
-                bytes.len()
-            )));
-        }
-        room.copy_from_slice(bytes);
-        Ok(tensor_of(numbers, shape))
-    }
-
-    pub(crate) fn zeros_like(&self) -> Result<Self> {
-        Tensor::zeros(self.dims(), self.dtype(), &Device::Cpu)
-    }
-
     /// One vector of several.
     pub(crate) fn cat(vectors: &[Tensor], _dim: usize) -> Result<Self> {
         let first = vectors.first().ok_or_else(|| failure("no vectors to join"))?;
-        let whole = Tensor::zeros(
-            vectors.iter().map(Tensor::elem_count).sum::<usize>(),
-            first.dtype(),
-            &Device::Cpu,
-        )?;
+        let length: usize = vectors.iter().map(Tensor::elem_count).sum();
+        let whole = zeros(length, first.dtype(), &Device::Cpu)?;
         let mut start = 0;
         for vector in vectors {
             whole.slice_set(vector, 0, start)?;
@@ -340,8 +339,44 @@ impl Tensor {
         self.0.id
     }
 
+    /// No program can name a tensor, so none is a parameter.
     pub(crate) fn is_variable(&self) -> bool {
-        self.0.is_variable
+        false
+    }
+
+    /// A tensor with a copy of the numbers.
+    pub(crate) fn from_tensor(tensor: &Tensor) -> Result<Self> {
+        tensor.force_contiguous()
+    }
+
+    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        zeros(shape, dtype, device)
+    }
+
+    pub(crate) fn as_tensor(&self) -> &Tensor {
+        self
+    }
+
+    pub(crate) fn detach(&self) -> Tensor {
+        self.clone()
+    }
+
+    /// Overwrites the numbers with those of a tensor of the same shape and dtype.
+    pub(crate) fn set(&self, next: &Tensor) -> Result<()> {
+        let (own, shape) = (self.shape(), next.shape());
+        if shape != own {
+            return Err(failure(format!(
+                "a variable of shape {own:?} cannot take values of shape {shape:?}"
+            )));
+        }
+        self.put(0, next)
+    }
+
+    /// Overwrites numbers from `start` on. This tensor is contiguous.
+    fn put(&self, start: usize, next: &Tensor) -> Result<()> {
+        let (numbers, layout) = (next.numbers()?, Layout::of(next.shape().clone()));
+        let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
+        copy_elements(&numbers, &layout, &mut storage.0, self.layout().start + start)
     }
 
     pub(crate) fn dims(&self) -> &[usize] {
@@ -384,20 +419,6 @@ impl Tensor {
         (self.0.storage.read().unwrap_or_else(PoisonError::into_inner), &self.0.layout)
     }
 
-    pub(crate) fn inplace_op1(&self, operation: &impl InplaceOp1) -> Result<()> {
-        operation
-            .cpu_fwd(&mut self.0.storage.write().unwrap_or_else(PoisonError::into_inner).0, &self.0.layout)
-    }
-
-    /// The same elements, not as a variable.
-    pub(crate) fn detach(&self) -> Self {
-        if self.is_variable() {
-            self.view(self.shape().clone(), self.layout().stride.clone(), self.layout().start)
-        } else {
-            self.clone()
-        }
-    }
-
     pub(crate) fn to_device(&self, _device: &Device) -> Result<Self> {
         Ok(self.clone())
     }
@@ -410,7 +431,7 @@ impl Tensor {
         {
             return Ok(storage.0.clone());
         }
-        let mut numbers = zeros(layout.elem_count(), self.dtype())?;
+        let mut numbers = zero_numbers(layout.elem_count(), self.dtype());
         copy_elements(&storage.0, layout, &mut numbers, 0)?;
         Ok(numbers)
     }
@@ -462,89 +483,59 @@ impl Tensor {
         let fit = |shape: &[usize]| {
             let new = shape.len().checked_sub(self.rank())?;
             let fits = self.dims().iter().zip(&shape[new..]).all(|(own, dim)| own == dim || *own == 1);
-            let repeated = self
-                .dims()
-                .iter()
-                .zip(&layout.stride)
-                .map(|(own, stride)| if *own == 1 { 0 } else { *stride });
+            let repeated = self.dims().iter().zip(&layout.stride);
+            let repeated = repeated.map(|(own, stride)| if *own == 1 { 0 } else { *stride });
             fits.then(|| vec![0; new].into_iter().chain(repeated).collect::<Vec<_>>())
         };
         let stride = fit(shape.dims())
-            .ok_or_else(|| failure(format!("a tensor of shape {:?} is none of {shape:?}", self.shape())))?;
+            .ok_or_else(|| failure(format!("{:?} cannot be broadcast to {shape:?}", self.shape())))?;
         Ok(self.view(shape, stride, layout.start))
     }
 
-    /// The rows of these indices.
-    pub(crate) fn index_select(&self, rows: &Tensor, dim: usize) -> Result<Self> {
-        let rows: Vec<i64> = match rows.numbers()? {
-            CpuStorage::U32(rows) => rows.into_iter().map(i64::from).collect(),
-            numbers => i64::numbers(numbers)?,
-        };
-        let mut dims = self.dims().to_vec();
-        match dims.first_mut() {
-            Some(first) if dim == 0 => *first = rows.len(),
-            _ => return Err(failure("rows are taken from dimension 0")),
-        }
-        let selected = Tensor::zeros(dims, self.dtype(), &Device::Cpu)?;
-        for (place, row) in rows.into_iter().enumerate() {
-            selected.slice_set(&self.narrow(0, row as usize, 1)?, 0, place)?;
-        }
-        Ok(selected)
-    }
-
-    /// Overwrites rows from `start` on. They are contiguous, and so is this tensor.
+    /// Overwrites rows from `start` on. This tensor is contiguous.
     pub(crate) fn slice_set(&self, rows: &Tensor, dim: usize, start: usize) -> Result<()> {
-        let (row, numbers) = (self.layout().stride.first().copied().unwrap_or(1), rows.numbers()?);
-        if dim != 0 || start + rows.dims().first().unwrap_or(&0) > self.dims().first().copied().unwrap_or(0) {
+        let (first, own) = (rows.dims().first().unwrap_or(&0), self.dims().first().unwrap_or(&0));
+        if dim != 0 || start + first > *own {
             return Err(failure("rows are set within dimension 0"));
         }
-        let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
-        copy_elements(
-            &numbers,
-            &Layout::of(rows.shape().clone()),
-            &mut storage.0,
-            self.layout().start + start * row,
-        )
+        self.put(start * self.stride().first().unwrap_or(&1), rows)
     }
 
     /// The numbers of a vector.
     pub(crate) fn to_vec1<T: WithDType>(&self) -> Result<Vec<T>> {
         T::numbers(self.numbers()?)
     }
-
-    /// The same numbers in another dtype of floats, each rounded once, to nearest even.
-    pub(crate) fn to_dtype(&self, dtype: DType) -> Result<Self> {
-        if dtype == self.dtype() {
-            return Ok(self.clone());
-        }
-        Ok(tensor_of(converted(self.numbers()?, dtype)?, self.shape().clone()))
-    }
 }
 
-/// The tensor in another dtype.
+/// The same numbers in another dtype of floats, each rounded once, to nearest even.
 pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
-    tensor.to_dtype(dtype)
+    if dtype == tensor.dtype() {
+        return Ok(tensor.clone());
+    }
+    Ok(tensor_of(converted(tensor.numbers()?, dtype)?, tensor.shape().clone()))
 }
 
-/// The sum of two tensors of one shape and dtype.
-pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    combined(a, b, |a, b| a + b, |a, b| a + b)
+/// The rows of these indices.
+pub(crate) fn rows_of(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
+    let mut dims = tensor.dims().to_vec();
+    *dims.first_mut().ok_or_else(|| failure("a number has no rows"))? = rows.len();
+    let selected = zeros(dims, tensor.dtype(), &Device::Cpu)?;
+    for (place, row) in rows.iter().enumerate() {
+        selected.slice_set(&tensor.narrow(0, *row, 1)?, 0, place)?;
+    }
+    Ok(selected)
 }
 
-/// The difference of two tensors of one shape and dtype.
-pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    combined(a, b, |a, b| a - b, |a, b| a - b)
+/// Makes functions of two tensors of one dtype: of one shape, or the second a number.
+macro_rules! operations {
+    ($($name:ident $sign:tt)*) => {$(
+        pub(crate) fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+            combined(a, b, |a, b| a $sign b, |a, b| a $sign b)
+        }
+    )*};
 }
 
-/// A tensor times a number of the same dtype.
-pub(crate) fn product(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
-    combined(tensor, number, |a, b| a * b, |a, b| a * b)
-}
-
-/// A tensor divided by a number of the same dtype.
-pub(crate) fn quotient(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
-    combined(tensor, number, |a, b| a / b, |a, b| a / b)
-}
+operations! { sum + difference - product * quotient / }
 
 /// Elements of both by pairs; a number alone stands for all. Those of 16 bits are widened, and rounded again.
 fn combined(
@@ -589,62 +580,6 @@ fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
             narrow(numbers.into_iter().map(|number| number as f32).collect())
         }
         CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
-        numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of(&numbers)))),
-    }
-}
-
-/// A tensor that is written while others have it.
-#[derive(Clone, Debug)]
-pub(crate) struct Var(Tensor);
-
-impl Deref for Var {
-    type Target = Tensor;
-
-    fn deref(&self) -> &Tensor {
-        &self.0
-    }
-}
-
-impl Var {
-    /// The tensor itself, if it is a variable; else a variable with a copy of the numbers.
-    pub(crate) fn from_tensor(tensor: &Tensor) -> Result<Self> {
-        if tensor.is_variable() {
-            return Ok(Var(tensor.clone()));
-        }
-        let Tensor(copy) = tensor.force_contiguous()?;
-        let Inner { id, storage, layout, dtype, .. } = &*copy;
-        Ok(Var(Tensor(Arc::new(Inner {
-            id: *id,
-            storage: storage.clone(),
-            layout: layout.clone(),
-            dtype: *dtype,
-            is_variable: true,
-        }))))
-    }
-
-    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
-        Var::from_tensor(&Tensor::zeros(shape, dtype, device)?)
-    }
-
-    pub(crate) fn as_tensor(&self) -> &Tensor {
-        &self.0
-    }
-
-    pub(crate) fn as_detached_tensor(&self) -> Tensor {
-        self.0.detach()
-    }
-
-    /// Overwrites the numbers with those of a tensor of the same shape and dtype.
-    pub(crate) fn set(&self, next: &Tensor) -> Result<()> {
-        let numbers = next.numbers()?;
-        if next.dims() != self.dims() {
-            return Err(failure(format!(
-                "a variable of shape {:?} cannot take values of shape {:?}",
-                self.shape(),
-                next.shape()
-            )));
-        }
-        let mut storage = self.0.0.storage.write().unwrap_or_else(PoisonError::into_inner);
-        copy_elements(&numbers, &Layout::of(next.shape().clone()), &mut storage.0, self.layout().start)
+        numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of_numbers(&numbers)))),
     }
 }

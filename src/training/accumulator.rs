@@ -9,7 +9,7 @@ use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, compute_dtype, is_supported};
 use crate::step::call::sources;
-use crate::tensors::{Device, Tensor, in_dtype, product, quotient, sum};
+use crate::tensors::{Device, Tensor, in_dtype, product, quotient, repeated_zero, sum, zeros};
 use crate::tree::is_trainable;
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
@@ -99,7 +99,7 @@ impl Accumulator {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
                 // Memory that is no tensor: only shape and dtype are kept, which takes no memory.
-                x => Tensor::zeros((), x.dtype().into(), &Device::Cpu)?.broadcast_as(x.shape())?,
+                x => repeated_zero(x.shape(), x.dtype(), &Device::Cpu)?,
             };
             Ok(GradientSum { paths, x, sum: None })
         };
@@ -142,7 +142,7 @@ impl Accumulator {
         for (own, sources) in self.sums.iter_mut().zip(found) {
             let mut dtypes = sources.iter().map(|gradient| gradient.dtype()).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
-            let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute.into());
+            let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
             let part = |source: &Lent<'_>| Ok(wide(&source.tensor_or_copy()?)?.reshape(own.x.shape())?);
             let total =
                 sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
@@ -151,7 +151,8 @@ impl Accumulator {
                 1 => gradient,
                 _ => product(&gradient, &filled(weight as f64, (), compute, gradient.device())?)?,
             };
-            let before = own.sum.as_ref().map_or_else(|| weighted.zeros_like(), wide)?;
+            let before =
+                own.sum.as_ref().map_or_else(|| zeros(weighted.shape(), compute, weighted.device()), wide)?;
             own.sum = Some(rounded(&sum(&before, &weighted)?, self.dtype)?);
         }
         self.weight = self.weight.saturating_add(weight);
@@ -174,7 +175,7 @@ impl Accumulator {
         for own in &self.sums {
             let Some(sum) = &own.sum else { continue };
             let weight = filled(self.weight as f64, (), compute, sum.device())?;
-            let mean = in_dtype(&quotient(&in_dtype(sum, compute.into())?, &weight)?, self.dtype.into())?;
+            let mean = in_dtype(&quotient(&in_dtype(sum, compute)?, &weight)?, self.dtype)?;
             means.insert(own.paths[0].clone(), mean);
         }
         self.sums.iter_mut().for_each(|own| own.sum = None);

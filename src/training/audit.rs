@@ -6,11 +6,12 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor, TensorId};
 
-use crate::engine::storage_address;
 use crate::error::Result;
 use crate::error::{joined, listed};
+use crate::model::candle::{CandleVariable, of_candle};
 use crate::model::cuts::{CUTS, STATISTICS, is_running_statistic};
-use crate::model::{CandleVariable, Model, empty_model, of_candle};
+use crate::model::lent::Lend;
+use crate::model::{Model, empty_model};
 use crate::numbers::DType;
 use crate::tree::is_trainable;
 
@@ -160,13 +161,13 @@ impl Reach {
 struct Projections<'n> {
     nodes: &'n [&'n Tensor],
     /// Each by the place of its elements and its number of columns.
-    transposed: HashSet<(usize, usize)>,
+    transposed: HashSet<(Option<usize>, usize)>,
 }
 
 impl<'n> Projections<'n> {
     fn of(nodes: &'n [&'n Tensor]) -> Self {
         let transposed = |node: &&Tensor| match *node.stride() {
-            [.., 1, columns] if columns > 1 => Some((storage_address(node), columns)),
+            [.., 1, columns] if columns > 1 => Some((Lend::memory(*node), columns)),
             _ => None,
         };
         Projections { nodes, transposed: nodes.iter().filter_map(transposed).collect() }
@@ -174,7 +175,7 @@ impl<'n> Projections<'n> {
 
     fn has(&self, x: &Tensor) -> bool {
         let [_, columns] = *x.dims() else { return false };
-        let is_transposed = |matrix: &Tensor| self.transposed.contains(&(storage_address(matrix), columns));
+        let is_transposed = |matrix: &Tensor| self.transposed.contains(&(Lend::memory(matrix), columns));
         // In the order of the graph, results come before the variables they are made of. If there is a copy
         // in another dtype, that copy is multiplied with.
         let is_copy =

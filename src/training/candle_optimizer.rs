@@ -7,7 +7,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::{CandleVariable, Model, of_candle};
+use crate::model::Model;
+use crate::model::candle::{CandleVariable, of_candle};
 use crate::rule::IntoOptimiser;
 use crate::step::outcome::Outcome;
 use crate::step::setup::setup;

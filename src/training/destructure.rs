@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Shape, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::{CandleVariable, Model, by_first_path, empty_model, of_candle};
+use crate::model::candle::{CandleVariable, by_first_path, of_candle};
+use crate::model::{Model, empty_model};
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
 

@@ -172,7 +172,7 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
             Ok(one(*index, None, *value))
         }
         ([field], Some(part)) => {
-            Ok(numbers(field.value).get(part).and_then(|own| one(field.index, Some(part), *own)))
+            Ok(field.value.parts().get(part).and_then(|own| one(field.index, Some(part), *own)))
         }
         ([FieldDescription { value, .. }], None) => {
             let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
@@ -190,17 +190,8 @@ fn part_named(name: &str, optimiser: &Description) -> (SmallVec<[FieldDescriptio
     let part = name.chars().last().and_then(|last| last.to_digit(10)).and_then(|part| part.checked_sub(1));
     let Some(part) = part else { return Default::default() };
     let mut found = optimiser.reached(&name[..name.len() - 1]);
-    found.retain(|field| part < numbers(field.value).len() as u32);
+    found.retain(|field| part < field.value.parts().len() as u32);
     (found, Some(part as usize))
-}
-
-/// The numbers of a pair or of three; none of any other value.
-fn numbers(value: FieldValue) -> SmallVec<[f64; 3]> {
-    match value {
-        FieldValue::Pair(first, second) => smallvec![first, second],
-        FieldValue::Triple(first, second, third) => smallvec![first, second, third],
-        _ => SmallVec::new(),
-    }
 }
 
 fn has_several(
@@ -238,19 +229,9 @@ pub(crate) fn fields_with(
         let known =
             values.iter().position(|(known, _)| *known == index).map(|place| values.swap_remove(place));
         let value = known.or_else(|| Some((index, optimiser.fields().get(index)?.1)));
-        values.extend(value.map(|(index, value)| (index, with_part(value, part, number))));
+        values.extend(value.map(|(index, value)| (index, value.with_part(part, number))));
     }
     values
-}
-
-fn with_part(value: FieldValue, part: usize, number: f64) -> FieldValue {
-    let mut all = numbers(value);
-    all[part] = number;
-    match all[..] {
-        [first, second] => (first, second).into(),
-        [first, second, third] => (first, second, third).into(),
-        _ => value,
-    }
 }
 
 impl DrivenNumber {

@@ -10,7 +10,7 @@ use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts};
 use crate::rule::{FieldValue, Optimiser, Parameter, State, StateTensor, Store};
-use crate::tensors::{Device, Tensor, TensorId};
+use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Leaf {
         // asked, as theirs depends on the parameter alone.
         let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
-        let x = Tensor::zeros(vec![1; sizes.len()], self.dtype.into(), &Device::Cpu)?.broadcast_as(sizes)?;
+        let x = repeated_zero(sizes, self.dtype, &Device::Cpu)?;
         let slots = |optimiser: &Optimiser| {
             let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
             let slot = |(name, tensor): (String, StateTensor<'_>)| {

@@ -5,7 +5,7 @@ mod averages;
 mod choices;
 mod drives;
 mod edit;
-mod entries;
+pub(crate) mod entries;
 mod found;
 mod leaf;
 mod masters;
@@ -30,11 +30,10 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use acting::act;
 pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, chosen};
 pub(crate) use drives::{
-    DrivenNumber, Drives, GivenSchedule, ScheduleResolver, check_one_rate, driven_numbers, give_to_all,
+    DrivenNumber, Drives, GivenSchedule, NumberPlace, ScheduleResolver, check_one_rate, driven_numbers,
+    fields_with, give_to_all,
 };
 pub use entries::StateValue;
-#[cfg(feature = "torch")]
-pub(crate) use entries::{LEAF_STEPS, NewEntry};
 pub(crate) use entries::{MOST_CALLS, TOO_MANY_CALLS, check_records};
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
@@ -83,7 +82,7 @@ pub struct StateTree {
     /// In the order of paths.
     pub(crate) leaves: Vec<Leaf>,
     /// Variables that updates pass over.
-    left_out: Vec<LeftOut>,
+    pub(crate) left_out: Vec<LeftOut>,
     /// The leaf of each variable; `None` for one that was left out.
     by_id: HashMap<TensorId, Option<usize>>,
     /// All paths, including further names of one variable and names of variables that were left out.
@@ -294,12 +293,6 @@ impl StateTree {
     /// The leaf of the parameter with this path, or any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
         self.by_path.get(path).copied().flatten().and_then(|i| self.leaves.get(i))
-    }
-
-    /// The paths of each variable that was left out.
-    #[cfg(feature = "config")]
-    pub(crate) fn left_out(&self) -> impl Iterator<Item = &[String]> {
-        self.left_out.iter().map(|variable| &variable.paths[..])
     }
 
     /// Refuses a state without the leaves that it knows: they are with a streamed step that was leaked.

@@ -9,10 +9,10 @@ use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result, listed};
 use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
-use crate::numbers::{first_non_finite, ranges};
+use crate::numbers::{DType, first_non_finite, ranges};
 use crate::ranks::Held;
 use crate::ranks::{Agreement, Aspect, Call};
-use crate::tensors::{DType, Device, Tensor};
+use crate::tensors::{Device, Tensor, in_dtype};
 
 /// New values of a model's variables: what [`StateTree::set_masters`] takes.
 ///
@@ -225,7 +225,7 @@ fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) ->
     }
     if value.dtype().is_float() && !accept_non_finite {
         let numbers: Vec<f64> =
-            value.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+            in_dtype(&value.to_device(&Device::Cpu)?, DType::F64)?.flatten_all()?.to_vec1()?;
         match first_non_finite(numbers, x.dtype()) {
             Some((index, value)) if value.is_finite() => {
                 let remedy = "give the parameter another dtype, or, to make it infinite, take the values \

@@ -5,7 +5,7 @@ use crate::engine::set_part;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::ranks::{Agreement, Call, Communicator, StateWorld, share};
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, dtype_of, zeros};
 
 impl StateTree {
     /// The ranks among which the state is [divided](crate::Setup::over), if it is.
@@ -55,7 +55,7 @@ impl StateTree {
         }
         let whole = |(index, part): (usize, Tensor)| {
             let leaf = &self.leaves[index];
-            let whole = Tensor::zeros(leaf.shape(), part.dtype(), part.device())?;
+            let whole = zeros(leaf.shape(), dtype_of(&part), part.device())?;
             set_part(&whole, leaf.part().start, &part)?;
             Ok((index, Lent::Tensor(whole)))
         };

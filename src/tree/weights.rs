@@ -5,7 +5,7 @@ use crate::engine::owned_on;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, copied};
 use crate::rule::{Difference, Extent, State, check_rounded, sample_checksum};
-use crate::tensors::{Tensor, in_dtype};
+use crate::tensors::{Tensor, dtype_of, in_dtype};
 
 impl Leaf {
     /// The parameter of the training: `x`, or its copy aside while `x` is something else.
@@ -19,7 +19,7 @@ impl Leaf {
         // Before the first step the master holds nothing the parameter does not: a changed parameter wins.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
-            owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, like.dtype())?).map_err(Error::from)
+            owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&like))?).map_err(Error::from)
         } else {
             self.optimiser.master(&self.state, x)
         };

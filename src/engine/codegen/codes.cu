@@ -26,11 +26,13 @@ template <bool SIGNED> static __device__ __forceinline__ unsigned int code_of(fl
     const unsigned int code = (near < least ? least : near > most ? most : near) >> 20;
     return SIGNED ? code & 0x7fu | bits >> 24 & 0x80u : number == 0 ? 0 : code;
 }
+
 // The code of infinity or NaN.
 template <bool SIGNED> static __device__ __forceinline__ unsigned int special_code_of(unsigned int bits) {
     const unsigned int infinite = SIGNED ? 0x7fu | bits >> 24 & 0x80u : 0xffu;
     return (bits & 0x7fffffffu) == 0x7f800000u ? infinite : SIGNED ? 0x7eu : 0xfeu;
 }
+
 // Stores the first `count` numbers. All threads of a warp call it together.
 template <bool SIGNED> static __device__ __forceinline__ void encode(unsigned char* records, u64 element, unsigned int count, const real* numbers) {
     unsigned int bits[LANES], largest = 0;
@@ -71,4 +73,3 @@ template <bool SIGNED> static __device__ __forceinline__ void encode(unsigned ch
     }
     if (count != 0 && element % BLOCK == 0) *reinterpret_cast<unsigned int*>(record) = unit;
 }
-

@@ -19,6 +19,10 @@ pub(crate) struct RowLayout {
     pub(crate) fields: Vec<RowField>,
     /// Which scalars of the kernel the code uses, in the order of the field [`RowField::Scalars`].
     pub(crate) scalars: Vec<usize>,
+    /// The names of these scalars. Without names they are an array.
+    pub(crate) names: Vec<String>,
+    /// The comment above the arithmetic.
+    pub(crate) comment: String,
     /// How many neighbouring elements a thread has: 128 bits of the widest, or its share of a record of
     /// codes.
     pub(in crate::engine) lanes: usize,
@@ -98,7 +102,7 @@ impl RowLayout {
         }
         fields.extend(pointers.into_iter().map(RowField::Pointer));
         fields.extend((!scalars.is_empty()).then_some(RowField::Scalars));
-        RowLayout { kernel, live, fields, scalars, lanes }
+        RowLayout { kernel, live, fields, scalars, names: Vec::new(), comment: String::new(), lanes }
     }
 
     /// How many elements a block of threads writes. Each thread has one turn, so that the blocks that run at

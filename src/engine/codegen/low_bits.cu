@@ -11,6 +11,7 @@ template <int N> static __device__ __forceinline__ Lanes<low_record, N> load(con
     for (int j = 0; j < N; ++j) lanes.at[j] = lanes.above >> j & 1u ? 0x8000 : low.at[j];
     return lanes;
 }
+
 // Threads share the word of the further bits, so that one changes those of its own elements. That is rare.
 template <int N> static __device__ __forceinline__ void store(low_record* to, u64 element, const Lanes<low_record, N>& lanes) {
     in_global_memory(to);
@@ -24,4 +25,3 @@ template <int N> static __device__ __forceinline__ void store(low_record* to, u6
     *reinterpret_cast<Lanes<short, N>*>(record->low + element % BLOCK) = low;
     if (above != lanes.above) atomicXor(&record->above[element % BLOCK / 32], (above ^ lanes.above) << element % 32);
 }
-

@@ -38,7 +38,7 @@ static __device__ __forceinline__ void split(real a, bf16& high, int& low) {
     low = (bits & 0x1ffffu) == 0x8000u ? 0x8000 : (int)(short)(bits & 0xffffu);
 }
 
-// The same with 8 bits: the number is rounded to 24 first, and ties go away from zero.
+// With 8 low bits: the number is rounded to 24 first, and ties go away from zero.
 static __device__ __forceinline__ real join(bf16 high, unsigned char low) { return join(high, (int)(short)(low << 8)); }
 static __device__ __forceinline__ void split(real a, bf16& high, unsigned char& low) {
     const float near = (float)a;
@@ -55,8 +55,7 @@ static __device__ __forceinline__ unsigned int random_bits(u64 key, u64 element)
     return (x ^ x >> 16) + ((unsigned int)(key >> 32) ^ (unsigned int)(element >> 32));
 }
 
-// One of the two stored numbers next to a, the nearer with the greater probability. Beyond the largest it is
-// the nearest: half a unit stands for the random bits.
+// One of the two stored numbers next to a, the nearer with the greater probability. Beyond the largest it is the nearest: half a unit stands for the random bits.
 static __device__ __forceinline__ void narrow_at_random(real a, unsigned int random, bf16& to) {
     const unsigned int bits = __float_as_uint((float)a);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -89,14 +88,4 @@ template <int N, typename T> static __device__ __forceinline__ Lanes<T, N> load(
 template <int N, typename T> static __device__ __forceinline__ void store(T* to, u64 element, const Lanes<T, N>& lanes) {
     in_global_memory(to);
     *reinterpret_cast<Lanes<T, N>*>(to + element) = lanes;
-}
-
-// The leaf of a block: the last one whose first block is not after it.
-static __device__ __forceinline__ unsigned int leaf_of(unsigned int block, const unsigned int* block_offsets, unsigned int leaves) {
-    unsigned int low = 0, high = leaves;
-    while (high - low > 1) {
-        const unsigned int middle = low + (high - low) / 2;
-        if (block_offsets[middle] <= block) low = middle; else high = middle;
-    }
-    return low;
 }

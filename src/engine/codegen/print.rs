@@ -1,6 +1,7 @@
 //! A traced kernel as CUDA C: straight-line code with a name for every number.
 
 use super::THREADS;
+use super::helpers::used;
 use super::layout::{Pointer, PointerTo, RowField, RowLayout};
 use super::trace::{ArrayRole, TracedKernel};
 use crate::engine::kernel::ReduceOp;
@@ -10,35 +11,27 @@ use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Binary, Comparison, Node, Unary};
 use crate::numbers::{Code, DType};
 
-/// The source of a launch, whose function runs the traced kernel on all leaves of a table.
-pub(in crate::engine) fn source(layout: &RowLayout) -> String {
-    code(layout) + if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") }
-}
-
 /// The source without a function for the host to call. If the kernel writes, `run_block` runs it on a leaf.
 pub(crate) fn code(layout: &RowLayout) -> String {
-    let real = c_type(layout.kernel.compute);
-    let prelude = include_str!("prelude.cu");
-    let constants = format!(
-        "enum : unsigned int {{ THREADS = {THREADS}, LANES = {}, CHUNK = THREADS * LANES }};",
+    let mut head = format!(
+        "typedef {} real;\n\n\
+         enum : unsigned int {{ THREADS = {THREADS}, LANES = {}, CHUNK = THREADS * LANES }};\n",
+        c_type(layout.kernel.compute),
         layout.lanes
     );
+    let mut helpers = include_str!("prelude.cu").to_string();
     let coded: Vec<&Pointer> = coded(layout).collect();
-    let mut records = String::new();
     let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
     let is_split = layout.pointers().any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
     if has_codes || is_split {
-        records += &format!("enum : unsigned int {{ BLOCK = {BLOCK} }};\n\n");
+        head += &format!("enum : unsigned int {{ BLOCK = {BLOCK} }};\n");
     }
     if has_codes {
-        records += &format!(
-            "enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n\n{}",
-            coded.len(),
-            include_str!("codes.cu")
-        );
+        head += &format!("enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n", coded.len());
+        helpers.extend(["\n", include_str!("codes.cu")]);
     }
     if is_split {
-        records += include_str!("low_bits.cu");
+        helpers.extend(["\n", include_str!("low_bits.cu")]);
     }
     let encoded = indented(coded.iter().enumerate().map(encoded), "    ");
     let (joined, more, blocks) = match layout.kernel.sink {
@@ -50,17 +43,20 @@ pub(crate) fn code(layout: &RowLayout) -> String {
             (format!("{all} {{\n{encoded}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
         }
     };
+    let comment = &layout.comment;
     let fields = indented(layout.fields.iter().map(|field| declaration(layout, field)), "    ");
     let (loads, element, stores) = (
         indented(loads(layout), "    "),
         indented(element(layout), "        "),
         indented(stores(layout), "    "),
     );
-    format!(
-        "typedef {real} real;\n\n{prelude}\n{constants}\n\n{records}struct Leaf {{\n{fields}}};\n\n{joined}\
+    let code = format!(
+        "struct Leaf {{\n{fields}}};\n\n{joined}{comment}\
          template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
          {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{blocks}"
-    )
+    );
+    let helpers = used(&helpers, &(head.clone() + &code));
+    format!("{head}\n{helpers}\n{code}")
 }
 
 /// A field of the row as C declares it.
@@ -73,7 +69,8 @@ fn declaration(layout: &RowLayout, field: &RowField) -> String {
         RowField::Unit => "double unit".into(),
         RowField::Key => "u64 key".into(),
         RowField::Pointer(pointer) => format!("{} {}", pointer.c_type(), pointer.name),
-        RowField::Scalars => format!("real k[{}]", layout.scalars.len()),
+        RowField::Scalars if layout.names.is_empty() => format!("real k[{}]", layout.scalars.len()),
+        RowField::Scalars => format!("real {}", layout.names.join(", ")),
     }
 }
 
@@ -206,7 +203,8 @@ fn operand(layout: &RowLayout, node: usize) -> String {
     match layout.kernel.nodes[node] {
         Node::Input(array) => layout.name_of(array).to_string(),
         Node::Scalar(scalar) => {
-            format!("leaf.k[{}]", layout.scalars.iter().position(|&used| used == scalar).unwrap_or_default())
+            let index = layout.scalars.iter().position(|&used| used == scalar).unwrap_or_default();
+            layout.names.get(index).map_or_else(|| format!("leaf.k[{index}]"), |name| format!("leaf.{name}"))
         }
         _ => format!("a{node}"),
     }

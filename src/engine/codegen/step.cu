@@ -5,4 +5,3 @@ static __device__ __forceinline__ void run_block(const Leaf& leaf, u64 start) {
     if (threadIdx.x < whole) run<LANES>(leaf, start + threadIdx.x * LANES);
     for (u64 i = start + whole * LANES + threadIdx.x; i < end; i += THREADS) run<1>(leaf, i);
 }
-

@@ -12,4 +12,3 @@ static __device__ __forceinline__ void run_block(const Leaf& leaf, u64 start) {
     }
     encode_all(leaf, i, count, next);
 }
-

@@ -6,9 +6,9 @@ use std::mem::take;
 
 use smallvec::SmallVec;
 
-use crate::engine::kernel::{ReduceOp, Reducer, pairwise};
+use crate::engine::kernel::{ReduceOp, pairwise};
 use crate::engine::memory::Buffer;
-use crate::engine::plan::{Epilogue, GradientView, Job, Link, Segment, Sink};
+use crate::engine::plan::{Epilogue, Job, Link, Segment, Sink};
 use crate::model::lent::Lent;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Expr, Graph, Node, Value};
@@ -53,15 +53,6 @@ pub(crate) enum ArrayRole {
     Compensation,
 }
 
-/// What is to be traced.
-#[derive(Clone, Copy)]
-pub(in crate::engine) enum Work<'w, 's, 'a> {
-    /// A segment of a commit.
-    Write(&'w Segment<'s, 'a>),
-    /// Elements that are reduced, or copied to a tensor of the compute dtype.
-    Read(GradientView<'s, 'a>, Option<Reducer>),
-}
-
 /// A kernel, and the scalars of this call.
 pub(crate) struct BoundKernel {
     pub(crate) kernel: TracedKernel,
@@ -69,7 +60,7 @@ pub(crate) struct BoundKernel {
 }
 
 impl BoundKernel {
-    /// An empty one for [`trace`] to fill.
+    /// An empty one to be filled by a trace.
     pub(in crate::engine) fn new() -> Self {
         let (arrays, nodes, slots) = (Vec::new(), Vec::new(), Vec::new());
         let kernel = TracedKernel { compute: DType::F32, arrays, nodes, slots, out: 0, sink: Sink::Copy(()) };
@@ -81,50 +72,44 @@ impl BoundKernel {
 pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
     let mut traced = BoundKernel::new();
     let segments = job.segments();
-    trace(Work::Write(segments.all.last()?), &mut traced).then_some(traced)
+    trace_write(segments.all.last()?, &mut traced).then_some(traced)
 }
 
-/// Traces the code of the work. `false`, if a dtype is not printed.
+/// Traces a segment of a commit. `false`, if a dtype is not printed.
+pub(in crate::engine) fn trace_write(segment: &Segment<'_, '_>, into: &mut BoundKernel) -> bool {
+    let Segment { compute, x, low_bits, sources, steps, epilogue, .. } = segment;
+    trace(into, *compute, |graph, arrays, slots| {
+        let mut tracer = Tracer::new(graph, arrays, slots, *x, *low_bits, sources);
+        tracer.run(steps.iter().filter_map(|step| step.link()));
+        let moved = || (tracer.x - tracer.dx).node();
+        match epilogue {
+            Epilogue::StateOnly => (tracer.dx.node(), Sink::Write(Epilogue::StateOnly)),
+            Epilogue::Subtract => (moved(), Sink::Write(Epilogue::Subtract)),
+            Epilogue::Master(parameter) => (moved(), Sink::Write(Epilogue::Master(parameter.dtype()))),
+            Epilogue::Stochastic(_) => (moved(), Sink::Write(Epilogue::Stochastic(()))),
+            Epilogue::Kahan(compensation) => {
+                tracer.array(ArrayRole::Compensation, compensation);
+                (tracer.dx.node(), Sink::Write(Epilogue::Kahan(())))
+            }
+        }
+    })
+}
+
+/// Traces what `record` writes into the graph, arrays and slots. It returns the node of the result and where
+/// that goes.
 ///
 /// `into` is filled anew, and its memory is used again, because a step traces each of its leaves: new memory
 /// for each was half of the time that a leaf took on the host.
-pub(in crate::engine) fn trace(work: Work<'_, '_, '_>, into: &mut BoundKernel) -> bool {
+pub(super) fn trace(
+    into: &mut BoundKernel,
+    compute: DType,
+    record: impl FnOnce(&Graph, &mut Vec<TracedArray>, &mut Vec<(usize, usize)>) -> (usize, KernelSink),
+) -> bool {
     let BoundKernel { kernel, scalars } = into;
     let graph = Graph::new(take(&mut kernel.nodes), take(scalars));
     kernel.arrays.clear();
     kernel.slots.clear();
-    let (arrays, slots) = (&mut kernel.arrays, &mut kernel.slots);
-    let (compute, out, sink) = match work {
-        Work::Write(segment) => {
-            let mut tracer = Tracer::new(&graph, arrays, slots, segment.x, segment.low_bits, segment.sources);
-            tracer.run(segment.steps.iter().filter_map(|step| step.link()));
-            let (out, epilogue) = match &segment.epilogue {
-                Epilogue::StateOnly => (tracer.dx, Epilogue::StateOnly),
-                Epilogue::Subtract => (tracer.x - tracer.dx, Epilogue::Subtract),
-                Epilogue::Master(parameter) => (tracer.x - tracer.dx, Epilogue::Master(parameter.dtype())),
-                Epilogue::Stochastic(_) => (tracer.x - tracer.dx, Epilogue::Stochastic(())),
-                Epilogue::Kahan(compensation) => {
-                    tracer.array(ArrayRole::Compensation, compensation);
-                    (tracer.dx, Epilogue::Kahan(()))
-                }
-            };
-            (segment.compute, out.node(), Sink::Write(epilogue))
-        }
-        Work::Read(view, reducer) => {
-            let job = view.job;
-            let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
-            let mut tracer = Tracer::new(&graph, arrays, slots, job.x.dtype(), low_bits, view.sources());
-            if view.is_parameter() {
-                tracer.dx = tracer.x;
-            }
-            tracer.run(view.links());
-            (
-                job.compute,
-                tracer.dx.node(),
-                reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)),
-            )
-        }
-    };
+    let (out, sink) = record(&graph, &mut kernel.arrays, &mut kernel.slots);
     (kernel.compute, kernel.out, kernel.sink) = (compute, out, sink);
     (kernel.nodes, *scalars) = graph.into_parts();
     // The tracer has noted the nodes of each slot before and after. Of a slot that is written, the kernel has
@@ -141,17 +126,17 @@ pub(in crate::engine) fn trace(work: Work<'_, '_, '_>, into: &mut BoundKernel) -
     kernel.arrays.iter().map(|array| array.dtype).chain(master).all(is_supported)
 }
 
-struct Tracer<'g, 'k> {
+pub(super) struct Tracer<'g, 'k> {
     graph: &'g Graph,
     arrays: &'k mut Vec<TracedArray>,
-    x: Expr<'g>,
-    dx: Expr<'g>,
+    pub(super) x: Expr<'g>,
+    pub(super) dx: Expr<'g>,
     /// The nodes of each slot before and after.
     slots: &'k mut Vec<(usize, usize)>,
 }
 
 impl<'g, 'k> Tracer<'g, 'k> {
-    fn new(
+    pub(super) fn new(
         graph: &'g Graph,
         arrays: &'k mut Vec<TracedArray>,
         slots: &'k mut Vec<(usize, usize)>,
@@ -176,7 +161,7 @@ impl<'g, 'k> Tracer<'g, 'k> {
         self.graph.input()
     }
 
-    fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
+    pub(super) fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
             let before: SmallVec<[Expr<'_>; 4]> =
                 slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot)).collect();
@@ -188,11 +173,6 @@ impl<'g, 'k> Tracer<'g, 'k> {
 }
 
 impl TracedKernel {
-    /// Whether the kernel reduces: each block finds a number.
-    pub(in crate::engine) fn reduces(&self) -> bool {
-        matches!(self.sink, Sink::Reduce(_))
-    }
-
     /// The same kernel with equal expressions merged.
     pub(super) fn shared(&self) -> Self {
         let mut first = HashMap::new();

@@ -14,7 +14,9 @@ use super::avx2;
 use super::codes::{decoded, encoded};
 use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
-use crate::engine::kernel::{LaneFloat, Vectors, per_isa};
+#[cfg(target_arch = "x86_64")]
+use crate::engine::kernel::isa::Vectors;
+use crate::engine::kernel::{LaneFloat, per_isa};
 use crate::numbers::codes::{self, BLOCK, RECORD, TOGETHER};
 use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24, split_block};
 use crate::numbers::value::Compute;

@@ -29,7 +29,7 @@ use super::plan::{
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
-use crate::tensors::{Device, Tensor};
+use crate::tensors::{Device, Tensor, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{HasScratch, Pass, PassSink, PassStep};
 use sources::StridedSource;
@@ -89,7 +89,7 @@ pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Resul
 
 /// The elements as a tensor of the compute dtype.
 pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor> {
-    let elements = Tensor::zeros(view.job.x.shape(), view.job.compute.into(), &Device::Cpu)?;
+    let elements = zeros(view.job.x.shape(), view.job.compute, &Device::Cpu)?;
     copy_to(isa, view, &elements)?;
     Ok(elements)
 }

@@ -7,7 +7,7 @@ use candle_core::cuda::WrapErr;
 use candle_core::cuda::cudarc::driver::{CudaContext, CudaFunction};
 use candle_core::cuda::cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 
-use crate::engine::codegen::{CUDA_FLAGS, FUNCTION};
+use crate::engine::codegen::CUDA_FLAGS;
 use crate::engine::route::warn_once;
 use crate::error::{Error, Result};
 
@@ -39,7 +39,7 @@ pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Optio
     }
     // Two threads may make the same function at once, which costs time and nothing else.
     let capability = context.compute_capability().w()?;
-    let load = |ptx| context.load_module(ptx)?.load_function(FUNCTION);
+    let load = |ptx| context.load_module(ptx)?.load_function("optimiser");
     let made = compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
     let made = made.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
     let of_context = || (context.clone(), HashMap::new());

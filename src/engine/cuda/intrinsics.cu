@@ -9,6 +9,7 @@ static __device__ __forceinline__ unsigned short float_to_half(float a) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(a));
     return bits;
 }
+
 // The largest number among the threads of a warp, which all call it together.
 static __device__ __forceinline__ unsigned int warp_largest(unsigned int own) {
 #if __CUDA_ARCH__ >= 800
@@ -23,6 +24,7 @@ static __device__ __forceinline__ unsigned int warp_largest(unsigned int own) {
     __syncwarp();
     return own;
 }
+
 // Without this, inline assembly elsewhere in the function makes accesses through pointers from tables generic.
 static __device__ __forceinline__ void in_global_memory(const void* place) { __builtin_assume(__isGlobal(place)); }
 

@@ -15,12 +15,10 @@
 
 mod compile;
 mod scratch;
-mod storage;
+pub(crate) mod storage;
 
 pub use compile::ptx;
 pub(super) use storage::{download, upload};
-#[cfg(feature = "nccl")]
-pub(crate) use storage::{read_address, write_address};
 
 use std::sync::Arc;
 

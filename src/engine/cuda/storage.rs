@@ -21,7 +21,8 @@ use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::model::lent::{check_on_cuda, storage_of};
+use crate::model::lent::storage_of;
+use crate::model::lent::stored::check_on_cuda;
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(

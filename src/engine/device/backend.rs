@@ -45,7 +45,7 @@ pub(in crate::engine) trait Backend<'a> {
 pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) function: F,
     /// The source of the function.
-    #[cfg_attr(not(feature = "emulate"), allow(dead_code))]
+    #[cfg_attr(not(feature = "emulate"), expect(dead_code, reason = "a device has it compiled"))]
     pub(in crate::engine) source: Arc<str>,
     /// How many leaves there are.
     pub(in crate::engine) leaves: usize,

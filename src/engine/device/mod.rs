@@ -9,7 +9,8 @@ mod tests;
 use candle_core::{Tensor, Var};
 use smallvec::SmallVec;
 
-use super::codegen::Work;
+use super::codegen::launched::trace_read;
+use super::codegen::trace::trace_write;
 use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, slots_mut};
 use crate::error::Result;
@@ -35,7 +36,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
                 .split_last()
                 .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
             for segment in if is_last { last } else { before } {
-                let handle = tables.handle(Work::Write(segment))?;
+                let handle = tables.handle(|into| trace_write(segment, into))?;
                 *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
                     handles.push(handle);
                     handles
@@ -98,7 +99,7 @@ fn read<'j, B: Backend<'j>>(
     reducer: Option<Reducer>,
     copy: Option<Var>,
 ) -> Result<Option<BlockRange>> {
-    let Some(handle) = tables.handle(Work::Read(view, reducer))? else { return Ok(None) };
+    let Some(handle) = tables.handle(|into| trace_read(view, reducer, into))? else { return Ok(None) };
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
     let slots =

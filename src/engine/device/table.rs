@@ -8,9 +8,8 @@ use candle_core::{Tensor, Var};
 use smallvec::SmallVec;
 
 use super::backend::{Backend, Launch};
-use crate::engine::codegen::{
-    ArrayRole, BoundKernel, PointerTo, RowField, RowLayout, TracedKernel, Work, source, trace,
-};
+use crate::engine::codegen::launched::source;
+use crate::engine::codegen::{ArrayRole, BoundKernel, PointerTo, RowField, RowLayout, TracedKernel};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -116,9 +115,13 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         Tables { backend, groups, traced: BoundKernel::new(), scalars, call }
     }
 
-    /// A place for a leaf with this work. `None`, if a dtype is not printed, or the back-end has no function.
-    pub(super) fn handle(&mut self, work: Work<'_, '_, '_>) -> Result<Option<RowHandle>> {
-        if !trace(work, &mut self.traced) {
+    /// A place for a leaf with this trace. `None`, if a dtype is not printed, or the back-end has no
+    /// function.
+    pub(super) fn handle(
+        &mut self,
+        trace: impl FnOnce(&mut BoundKernel) -> bool,
+    ) -> Result<Option<RowHandle>> {
+        if !trace(&mut self.traced) {
             return Ok(None);
         }
         let BoundKernel { kernel, scalars } = &self.traced;

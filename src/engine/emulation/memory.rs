@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 
-use crate::engine::memory::{Buffer, set_tensor};
+use crate::engine::memory::Buffer;
+use crate::engine::memory::values::set_tensor;
 use crate::error::{Error, Result};
 
 /// A copy of a tensor's data, with guards before and after it.

@@ -19,7 +19,6 @@ pub(crate) trait Kernel: Send + Sync {
     /// See [`Arithmetic::KEEPS_NON_FINITE`].
     fn keeps_non_finite(&self) -> bool;
     /// Records the arithmetic.
-    #[cfg(feature = "candle")]
     fn trace<'g>(
         &self,
         x: value::Expr<'g>,
@@ -61,7 +60,6 @@ impl<A: Arithmetic> Kernel for A {
         A::KEEPS_NON_FINITE
     }
 
-    #[cfg(feature = "candle")]
     fn trace<'g>(
         &self,
         x: value::Expr<'g>,

@@ -73,10 +73,10 @@ macro_rules! per_isa {
             match $isa.vectors() {
                 // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
                 #[cfg(target_arch = "x86_64")]
-                $crate::engine::kernel::Vectors::Bits512 => unsafe { avx512($($arg),+) },
+                $crate::engine::kernel::isa::Vectors::Bits512 => unsafe { avx512($($arg),+) },
                 // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
                 #[cfg(target_arch = "x86_64")]
-                $crate::engine::kernel::Vectors::Bits256 => unsafe { avx2($($arg),+) },
+                $crate::engine::kernel::isa::Vectors::Bits256 => unsafe { avx2($($arg),+) },
                 _ => body($($arg),+),
             }
         }

@@ -2,17 +2,14 @@
 //! behind a pointer carries its loop.
 
 mod erased;
-mod isa;
+pub(super) mod isa;
 mod lanes;
 mod pairwise;
 mod reduce_op;
 
 pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
-pub(super) use isa::Vectors;
 pub(super) use lanes::{BLOCK, LaneArrays, LaneBlock, LaneFloat, add, per_isa, subtract};
 pub(super) use pairwise::{halves, pairwise};
-#[cfg(any(feature = "cuda", feature = "emulate", feature = "printed"))]
-pub(super) use reduce_op::ReduceOp;
-pub(super) use reduce_op::{ACCUMULATORS, join_accumulators, reduce_block, reduce_chunk};
+pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block};
 pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

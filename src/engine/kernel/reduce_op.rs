@@ -171,13 +171,6 @@ per_isa! {
     }
 }
 
-/// The total of host numbers, in the order and with the roundings of the fused engine.
-pub(in crate::engine) fn reduce_chunk(reducer: Reducer, values: &[f64]) -> f64 {
-    let mut sums = [0.0; ACCUMULATORS];
-    reduce_block(Isa::best(), reducer, values, &mut sums);
-    join_accumulators(reducer.op, &sums)
-}
-
 /// The accumulators of a chunk, joined in order.
 pub(in crate::engine) fn join_accumulators(op: ReduceOp, sums: &[f64; ACCUMULATORS]) -> f64 {
     sums.iter().fold(0.0, |total, &sum| op.join(total, sum))
@@ -186,6 +179,7 @@ pub(in crate::engine) fn join_accumulators(op: ReduceOp, sums: &[f64; ACCUMULATO
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::reference::reduce_chunk;
 
     fn norm(p: f64, values: &[f64]) -> f64 {
         let first = Reducer::norm(p);

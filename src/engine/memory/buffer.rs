@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::storage_address;
 use super::values::{on_host, owned_on, rounded, set_part};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only, write_tensor};
@@ -14,8 +13,8 @@ use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
-    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, failure, in_dtype,
-    on_cpu, tensor_of, write_values, zeroed,
+    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, dtype_of_numbers,
+    failure, in_dtype, on_cpu, tensor_of, write_values, zeroed, zeros,
 };
 
 /// One tensor of a rule's state: on the CPU plain memory that nobody else can see, else a candle variable.
@@ -39,7 +38,7 @@ pub(crate) enum Memory {
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Memory::Host(storage) => write!(f, "Host({:?})", dtype_of(storage)),
+            Memory::Host(storage) => write!(f, "Host({:?})", dtype_of_numbers(storage)),
             Memory::Variable(variable) => write!(f, "Variable({:?})", variable.dtype()),
         }
     }
@@ -47,7 +46,7 @@ impl std::fmt::Debug for Memory {
 
 /// The values in records, on their device.
 fn in_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
-    let bytes = records.of(&on_host::<f32>(&in_dtype(values, DType::F32.into())?)?);
+    let bytes = records.of(&on_host::<f32>(&in_dtype(values, DType::F32)?)?);
     Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?
         .to_device(values.device())
 }
@@ -59,10 +58,8 @@ fn other_length(length: usize, values: &Tensor) -> crate::tensors::TensorError {
 impl Buffer {
     /// A copy of a tensor's values.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
-        let (shape, dtype) = (values.shape().clone(), values.dtype());
-        if !values.device().is_cpu()
-            || !(is_supported(dtype) || matches!(dtype.into(), DType::U8 | DType::I16))
-        {
+        let (shape, dtype) = (values.shape().clone(), dtype_of(values));
+        if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
             return Ok(Buffer {
                 shape,
                 memory: Memory::Variable(Var::from_tensor(&owned_on(values.device(), values)?)?),
@@ -98,7 +95,7 @@ impl Buffer {
 
     /// The address of what is locked to write it, if it has a lock.
     pub(crate) fn memory_of(&self) -> Option<usize> {
-        self.variable().map(|variable| storage_address(variable))
+        self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
     }
 
     /// A copy of a tensor's values in 8 bits.
@@ -133,12 +130,12 @@ impl Buffer {
         if device.is_cpu() {
             return Ok(Buffer {
                 shape,
-                memory: Memory::Host(zeroed(&stored, dtype.into())?),
+                memory: Memory::Host(zeroed(&stored, dtype)?),
                 records,
                 is_of_squares: false,
             });
         }
-        Ok(Buffer { shape, records, ..Buffer::new(&Tensor::zeros(stored, dtype.into(), device)?)? })
+        Ok(Buffer { shape, records, ..Buffer::new(&zeros(stored, dtype, device)?)? })
     }
 
     /// Whether all bytes are 0, and the numbers on the CPU, where that can be seen.
@@ -167,7 +164,7 @@ impl Buffer {
     pub(crate) fn stored(&self) -> crate::tensors::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(tensor_of(values.clone(), self.stored_shape())),
-            Memory::Variable(variable) => variable.as_detached_tensor().copy(),
+            Memory::Variable(variable) => variable.detach().copy(),
         }
     }
 
@@ -186,9 +183,11 @@ impl Buffer {
     /// Writes the values as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
-            Memory::Host(values) => {
-                write_values(bytes(values).map_err(io::Error::other)?, dtype_of(values).size_in_bytes(), out)
-            }
+            Memory::Host(values) => write_values(
+                bytes(values).map_err(io::Error::other)?,
+                dtype_of_numbers(values).size_in_bytes(),
+                out,
+            ),
             Memory::Variable(variable) => write_tensor(variable, out),
         }
     }
@@ -249,7 +248,9 @@ impl Buffer {
             // All bytes of the number 0 are 0, in every dtype.
             Memory::Host(values) => bytes_mut(values)?.fill(0),
             Memory::Variable(variable) if variable.elem_count() == 0 => {}
-            Memory::Variable(variable) => variable.set(&variable.zeros_like()?)?,
+            Memory::Variable(variable) => {
+                variable.set(&zeros(variable.shape(), dtype_of(variable), variable.device())?)?
+            }
         }
         Ok(())
     }
@@ -261,8 +262,8 @@ impl Buffer {
 
     pub(crate) fn stored_dtype(&self) -> DType {
         match &self.memory {
-            Memory::Host(values) => dtype_of(values).into(),
-            Memory::Variable(variable) => variable.dtype().into(),
+            Memory::Host(values) => dtype_of_numbers(values),
+            Memory::Variable(variable) => dtype_of(variable),
         }
     }
 

@@ -3,14 +3,11 @@
 
 mod buffer;
 mod split;
-mod values;
+pub(super) mod values;
 mod variables;
 
 pub(crate) use buffer::{Buffer, Memory};
 pub(crate) use split::{compensated, joined, keep_low_bits, rounded_to, split};
-#[cfg(feature = "emulate")]
-pub(in crate::engine) use values::set_tensor;
 pub(crate) use values::{filled, moved, owned_on, rounded, set_lent, set_lent_and, set_lent_part, set_part};
-pub(in crate::engine) use values::{on_host, scalar};
 pub(in crate::engine) use variables::Addresses;
-pub(crate) use variables::{UpdateTargets, WrittenStorages, storage_address, unshared};
+pub(crate) use variables::{UpdateTargets, WrittenStorages, unshared};

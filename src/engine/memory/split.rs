@@ -7,8 +7,8 @@ use super::values::{on_host, rounded};
 use crate::numbers::low_bits::{
     LowBits, beside, beside_24, joined as join, joined_24, split as split_number, split_24,
 };
-use crate::numbers::{DType as Dtype, round_to_odd};
-use crate::tensors::{DType, Device, Tensor, WithDType, in_dtype};
+use crate::numbers::{DType, round_to_odd};
+use crate::tensors::{Device, Tensor, WithDType, dtype_of, in_dtype};
 
 /// The f32 whose parts are a bf16 and its low bits: all of them in records, or the 8 of a number of 24 bits.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
@@ -57,7 +57,7 @@ pub(crate) fn keep_low_bits(
 ) -> crate::tensors::Result<()> {
     let of_all = |(high, next)| beside(high, next) as f32;
     let of_byte = |(high, next)| beside_24(high, next);
-    let next = rounded_to(high, next, Dtype::F32)?;
+    let next = rounded_to(high, next, DType::F32)?;
     let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&in_dtype(&next, DType::F32)?)?);
     let lows = match low_bits.as_low_bits() {
         LowBits::All => Tensor::from_vec(pairs.map(of_all).collect(), next.shape(), &Device::Cpu),
@@ -68,16 +68,16 @@ pub(crate) fn keep_low_bits(
 
 /// The numbers of a `dtype` that are the nearest to `next` of those that are rounded to `x`. `next` are a
 /// unit in the last place from such numbers at most; else they stay.
-pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: Dtype) -> crate::tensors::Result<Tensor> {
-    let low = |number: f64| match x.dtype().into() {
-        Dtype::F16 => f16::from_f32(round_to_odd(number)).into(),
-        Dtype::BF16 => bf16::from_f32(round_to_odd(number)).into(),
+pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tensors::Result<Tensor> {
+    let low = |number: f64| match dtype_of(x) {
+        DType::F16 => f16::from_f32(round_to_odd(number)).into(),
+        DType::BF16 => bf16::from_f32(round_to_odd(number)).into(),
         _ => f64::from(number as f32),
     };
     let nearest = |x: f64, next: f64| {
         let (is_above, narrow) = (x > next, next as f32);
         let (near, neighbour) = match dtype {
-            Dtype::F64 => (next, if is_above { next.next_up() } else { next.next_down() }),
+            DType::F64 => (next, if is_above { next.next_up() } else { next.next_down() }),
             _ => (f64::from(narrow), f64::from(if is_above { narrow.next_up() } else { narrow.next_down() })),
         };
         if low(near) != x && low(neighbour) == x { neighbour } else { near }

@@ -13,7 +13,10 @@ pub(in crate::engine) fn scalar(
     compute: impl Into<DType>,
     device: &Device,
 ) -> crate::tensors::Result<Tensor> {
-    if compute.into() == DType::F64 { Tensor::new(value, device) } else { Tensor::new(value as f32, device) }
+    match compute.into() {
+        DType::F64 => Tensor::from_vec(vec![value], (), device),
+        _ => Tensor::from_vec(vec![value as f32], (), device),
+    }
 }
 
 /// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see
@@ -126,10 +129,10 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crat
 pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {
-        return in_dtype(values, dtype.into());
+        return in_dtype(values, dtype);
     }
     let odd: Vec<f32> = on_host(values)?.into_iter().map(round_to_odd).collect();
-    Tensor::from_vec(odd, values.shape(), &Device::Cpu)?.to_dtype(dtype.into())?.to_device(values.device())
+    in_dtype(&Tensor::from_vec(odd, values.shape(), &Device::Cpu)?, dtype)?.to_device(values.device())
 }
 
 /// The numbers in row-major order.

@@ -53,11 +53,6 @@ impl Addresses {
     }
 }
 
-/// An address that two tensors share exactly if they share storage.
-pub(crate) fn storage_address(tensor: &Tensor) -> usize {
-    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
-}
-
 /// Registered storages: all updates of the process know that they are written, as long as this lives.
 #[derive(Debug, Default)]
 pub(crate) struct UpdateTargets(Vec<usize>);
@@ -120,7 +115,7 @@ pub(crate) fn unshared(
     own: &[usize],
 ) -> Result<Tensor> {
     drop(storage_of(name, &tensor)?);
-    let storage = storage_address(&tensor);
-    let is_shared = tensor.is_variable() || written.contains_key(&storage) || own.contains(&storage);
+    let is_written = |storage: usize| written.contains_key(&storage) || own.contains(&storage);
+    let is_shared = tensor.is_variable() || Lend::memory(&tensor).is_some_and(is_written);
     if is_shared { Ok(tensor.detach().copy()?) } else { Ok(tensor) }
 }

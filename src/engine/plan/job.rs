@@ -91,14 +91,6 @@ impl<'a> Operand<'a> {
     pub(crate) fn device(&self) -> &Device {
         self.lender().device()
     }
-
-    /// The values: the tensor itself, or a copy.
-    pub(in crate::engine) fn to_tensor(&self) -> Result<Tensor> {
-        match self {
-            Operand::Lent(lender) => lender.tensor_or_copy(),
-            Operand::Own(buffer) => Ok(buffer.tensor()?),
-        }
-    }
 }
 
 /// The parameter of a job on another device than its x.
@@ -188,10 +180,8 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
 /// end.
 pub(in crate::engine) struct Segment<'s, 'a> {
     /// The dtype of x.
-    #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
     pub(in crate::engine) x: DType,
     /// What the low bits of x are, if it is the upper part of a number.
-    #[cfg_attr(not(any(feature = "cuda", feature = "emulate", feature = "printed")), allow(dead_code))]
     pub(in crate::engine) low_bits: Option<LowBits>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,

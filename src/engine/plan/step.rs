@@ -36,6 +36,10 @@ pub(crate) enum Step<'a> {
     /// Arithmetic that depends on numbers to which elements are reduced first.
     Reduce(Box<Reduction<'a>>),
     /// A function of the whole tensor.
+    #[cfg_attr(
+        not(feature = "candle"),
+        expect(dead_code, reason = "functions are made of candle's operations")
+    )]
     Tensor(Box<TensorStep<'a>>),
     /// What a function of the whole tensor has returned.
     Output(Box<FunctionOutput<'a>>),

@@ -44,7 +44,7 @@ pub(crate) enum Remarks<'r> {
     /// The description of a checkpoint.
     Checkpoint(&'r Record),
     /// A text under a name.
-    #[cfg_attr(not(feature = "torch"), allow(dead_code))]
+    #[cfg_attr(not(feature = "torch"), expect(dead_code, reason = "only files for torch have one"))]
     Text(&'static str, &'r str),
 }
 
@@ -78,11 +78,7 @@ impl FileLayout {
             end += shape.iter().product::<usize>() * width;
             tensors.push((
                 name.clone(),
-                TensorInfo {
-                    dtype: in_file((*dtype).into()),
-                    shape: shape.clone(),
-                    data_offsets: (start, end),
-                },
+                TensorInfo { dtype: in_file(*dtype), shape: shape.clone(), data_offsets: (start, end) },
             ));
             places.push((start as u64, width));
         }

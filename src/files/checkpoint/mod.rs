@@ -12,28 +12,20 @@ mod assign;
 mod defaults;
 mod file;
 mod finite;
-mod layout;
+pub(crate) mod layout;
 mod pieces;
 mod record;
 mod replace;
 mod restoration;
 mod restore;
-mod save;
-mod saved;
+pub(crate) mod save;
+pub(crate) mod saved;
 mod saver;
 mod series;
 mod snapshot;
-mod write;
+pub(crate) mod write;
 
 pub use defaults::{FieldDifference, Restored};
 pub use file::CheckpointFile;
-#[cfg(feature = "torch")]
-pub(crate) use layout::Remarks;
 pub use save::Checkpoint;
-#[cfg(feature = "torch")]
-pub(crate) use save::warned;
-#[cfg(feature = "torch")]
-pub(crate) use saved::{SavedTensor, entry_name};
 pub use saver::{CheckpointSaver, NewestCheckpoint};
-#[cfg(feature = "torch")]
-pub(crate) use write::{FileContent, write};

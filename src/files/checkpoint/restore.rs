@@ -6,7 +6,7 @@ use super::save::variables;
 use crate::error::Result;
 use crate::model::Model;
 use crate::ranks::{Agreement, Aspect, Call};
-use crate::tensors::Var;
+use crate::tensors::Tensor;
 use crate::tree::StateTree;
 
 impl CheckpointFile {
@@ -35,7 +35,7 @@ impl CheckpointFile {
     /// the very moment in which it is taken over: the error then says that the state has to be restored
     /// again. A change in place that keeps length and time of modification is not noticed.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
-        self.take_over_all(state, None::<&Var>)
+        self.take_over_all(state, None::<&Tensor>)
     }
 
     /// [`CheckpointFile::restore`], and the model's variables as well.

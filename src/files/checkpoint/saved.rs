@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
 use crate::numbers::DType;
 use crate::rule::StateTensor;
-use crate::tensors::Tensor;
+use crate::tensors::{Tensor, dtype_of};
 use crate::tree::{Leaf, StateTree};
 
 /// A tensor in the file, and the part of it that this rank writes.
@@ -51,7 +51,7 @@ impl<'s> SavedTensor<'s> {
 
     /// This rank's part of a tensor of the parameter's shape.
     pub(crate) fn part_of(leaf: &Leaf, name: String, part: Tensor) -> Self {
-        let entry = EntryInfo { name, dtype: part.dtype().into(), shape: leaf.shape().to_vec() };
+        let entry = EntryInfo { name, dtype: dtype_of(&part), shape: leaf.shape().to_vec() };
         SavedTensor { entry, part: leaf.part(), values: PartValues::Lent(Lent::Tensor(part)) }
     }
 

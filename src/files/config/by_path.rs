@@ -15,7 +15,8 @@ use crate::tree::StateTree;
 pub(super) fn by_path(state: &StateTree) -> Result<Form> {
     let leaves = state.leaves();
     let leaves = leaves.map(|leaf| (Some(leaf.optimiser().description().record()), leaf.paths().collect()));
-    let left_out = state.left_out().map(|paths| (None, paths.iter().map(String::as_str).collect()));
+    let left_out =
+        state.left_out.iter().map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
     let mut optimisers: Vec<Option<OptimiserRecord>> = Vec::new();
     // The paths of each parameter, with the index of its optimiser.
     let mut parameters: Vec<(usize, Vec<&str>)> = Vec::new();

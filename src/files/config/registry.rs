@@ -272,7 +272,7 @@ impl Registry {
             _ if optimiser.is_offloaded() => {
                 "decides where the state of a whole optimiser is and goes around it, once"
             }
-            Store::Rounded => return Ok(optimiser.into_rule()),
+            Store::Rounded => return Ok(dyn_clone::clone_box(optimiser.rule())),
             _ => "decides how the parameter is stored and goes around the whole rule or list",
         };
         Err(place.misplaced(optimiser.description().kind, belongs))

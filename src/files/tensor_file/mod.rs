@@ -17,7 +17,7 @@ pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite, ranges};
-use crate::tensors::{Device, Tensor, from_file};
+use crate::tensors::{Tensor, from_bytes, from_file};
 
 /// A file, and where its tensors are.
 #[derive(Debug)]
@@ -133,12 +133,12 @@ impl<'f> Entry<'f> {
         } else {
             Cow::Owned(swapped(bytes, dtype.size_in_bytes()))
         };
-        Tensor::from_raw_buffer(&bytes, dtype, shape, &Device::Cpu).map_err(io::Error::other)
+        from_bytes(&bytes, dtype, shape).map_err(io::Error::other)
     }
 
     /// The dtype, if candle has it.
     pub(crate) fn known_dtype(&self) -> Option<DType> {
-        from_file(self.dtype).ok().map(DType::from)
+        from_file(self.dtype).ok()
     }
 
     /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.

@@ -6,8 +6,9 @@ use std::fmt::Display;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::rule::description::MemberDescription;
 use crate::rule::field::{Field, FieldValue};
-use crate::rule::{MemberDescription, RATE, Setting};
+use crate::rule::{RATE, Setting};
 use crate::tree::Leaf;
 use crate::tree::schedule::Schedule;
 

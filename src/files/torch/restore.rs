@@ -7,7 +7,8 @@ use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
 use crate::ranks::Call;
-use crate::tree::{Adjustment, LEAF_STEPS, NewEntry, SetField, StateTree, StateValue};
+use crate::tree::entries::{LEAF_STEPS, NewEntry};
+use crate::tree::{Adjustment, SetField, StateTree, StateValue};
 
 impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.

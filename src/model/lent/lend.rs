@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, elem_count, place_of};
-use crate::tensors::{Device, Tensor, tensor_of, write_values};
+use crate::tensors::{Device, Tensor, rows_of, tensor_of, write_values};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
@@ -88,23 +88,6 @@ impl dyn Lend + '_ {
 
     pub(crate) fn elem_count(&self) -> usize {
         elem_count(self.shape())
-    }
-
-    /// A tensor of candle's with a copy of what is lent, on the device where that is.
-    ///
-    /// # Errors
-    /// If the memory cannot be had, or the device fails.
-    ///
-    /// ```
-    /// use optimisers::{Lend, TensorSlice};
-    ///
-    /// let lent: &dyn Lend = &TensorSlice::new((1, 2), &[0.5f32, 2.0])?;
-    /// assert_eq!(lent.to_tensor()?.to_vec2::<f32>()?, [[0.5, 2.0]]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[cfg(feature = "candle")]
-    pub fn to_tensor(&self) -> Result<Tensor> {
-        Ok(copied(UNNAMED, self)?.detach())
     }
 
     /// The tensor itself, or a copy of what is lent.
@@ -246,10 +229,9 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
 
 /// The elements of a vector that lie `strides` apart.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
-    let places: Vec<i64> =
-        (0..elem_count(shape)).map(|element| place_of(element, shape, strides) as i64).collect();
-    let places = Tensor::from_vec(places, elem_count(shape), &Device::Cpu)?;
-    numbers.index_select(&places, 0)?.reshape(shape)
+    let places: Vec<usize> =
+        (0..elem_count(shape)).map(|element| place_of(element, shape, strides)).collect();
+    rows_of(numbers, &places)?.reshape(shape)
 }
 
 fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {

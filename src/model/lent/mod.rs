@@ -9,7 +9,7 @@ mod known;
 mod lend;
 mod memory;
 mod part;
-mod stored;
+pub(crate) mod stored;
 mod tensor;
 mod view;
 
@@ -20,8 +20,6 @@ pub(crate) use lend::{
 };
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{TypedSlice, TypedSliceMut};
-#[cfg(feature = "cuda")]
-pub(crate) use stored::check_on_cuda;
 pub(crate) use stored::{check_on_cpu, storage_of, write_tensor};
 pub(crate) use tensor::unsupported;
 pub use view::View;

@@ -10,8 +10,9 @@ use std::io::{self, Write};
 
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 use crate::tensors::{
-    CpuStorage, DType, Device, Layout, Storage, StorageRef, Tensor, bytes_of, held, held_on_cpu, write_values,
+    CpuStorage, Device, Layout, Storage, StorageRef, Tensor, bytes_of, held, held_on_cpu, write_values,
 };
 
 /// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
@@ -65,7 +66,7 @@ pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<(
 /// Refuses a storage of another dtype than the tensor's, or of too few bytes.
 fn expect(name: &'static str, tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
     let (expected, size) = (needed(tensor.layout()), dtype.size_in_bytes());
-    if dtype == tensor.dtype() && bytes >= expected.saturating_mul(size) {
+    if tensor.dtype() == dtype && bytes >= expected.saturating_mul(size) {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Memory, format!("the storage of the {name} holds"))

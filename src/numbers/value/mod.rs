@@ -5,14 +5,12 @@
 //! operations, or printed as code for a device. [`Lane`] is a single number, to try out a formula.
 
 mod arithmetic;
-#[cfg(feature = "candle")]
 mod expr;
 mod lane;
 mod prologue;
 
 pub use arithmetic::Arithmetic;
 pub(crate) use arithmetic::{Array, DivideBy, ScaleBy};
-#[cfg(feature = "candle")]
 pub(crate) use expr::{Binary, Comparison, Expr, Graph, Node, Unary};
 pub(crate) use lane::Compute;
 pub use lane::Lane;

@@ -7,6 +7,8 @@ mod sizes;
 use std::fmt;
 use std::mem::discriminant;
 
+use smallvec::{SmallVec, smallvec};
+
 pub use choice::{Average, Choice, Choices, NonFinite, choice_of, index_in};
 
 pub(crate) use literal::{Literal, Number};
@@ -37,6 +39,26 @@ impl FieldValue {
     /// state.
     pub(crate) fn is_real(self) -> bool {
         matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
+    }
+
+    /// The numbers of a pair or of three; none of any other value.
+    pub(crate) fn parts(self) -> SmallVec<[f64; 3]> {
+        match self {
+            FieldValue::Pair(first, second) => smallvec![first, second],
+            FieldValue::Triple(first, second, third) => smallvec![first, second, third],
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// The same pair or triple with another number in this part.
+    pub(crate) fn with_part(self, part: usize, number: f64) -> Self {
+        let mut all = self.parts();
+        all[part] = number;
+        match all[..] {
+            [first, second] => (first, second).into(),
+            [first, second, third] => (first, second, third).into(),
+            _ => self,
+        }
     }
 
     /// The same as a value of the type of `like`; `None` if it is of another type. A count is also a real
@@ -173,11 +195,6 @@ pub mod range {
     /// Three numbers of 0 or more and below 1.
     pub(crate) fn three_decays((first, second, third): (f64, f64, f64)) -> Option<&'static str> {
         decay(first).or(decay(second)).or(decay(third)).and(Some("three numbers in [0, 1)"))
-    }
-
-    /// Two finite numbers of 0 or more.
-    pub(crate) fn both_non_negative((first, second): (f64, f64)) -> Option<&'static str> {
-        non_negative(first).or(non_negative(second)).and(Some("two finite numbers of 0 or more"))
     }
 
     /// A count of 1 or more.

@@ -31,11 +31,6 @@ impl Sizes {
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().take_while(|&&size| size > 0).map(|&size| size as usize)
     }
-
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0[0] == 0
-    }
 }
 
 /// # Panics

@@ -3,9 +3,11 @@
 use candle_core::Tensor;
 
 use super::Gradient;
-use crate::engine::{Step, TensorStep};
+use crate::engine::Step;
+use crate::engine::plan::TensorStep;
 use crate::error::Result;
-use crate::rule::{OwnTensors, Slots, State};
+use crate::rule::state::OwnTensors;
+use crate::rule::{Slots, State};
 
 impl<'a> Gradient<'a> {
     /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.

@@ -189,12 +189,6 @@ impl Optimiser {
         &*self.rule
     }
 
-    /// [`Optimiser::rule`], without the optimiser.
-    #[cfg(feature = "config")]
-    pub(crate) fn into_rule(self) -> Box<dyn Rule> {
-        self.rule
-    }
-
     /// [`Adjust::check`], whose error comes with the index of the field that is out of range, if one is.
     pub(crate) fn check_fields(&self) -> Checked {
         self.unread().run(Purpose::Check).checked

@@ -16,7 +16,7 @@ use crate::numbers::{DType, is_wider, random_key};
 use crate::rule::description::record::{StorageKind, StorageRecord};
 use crate::rule::state::not_made_by;
 use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
-use crate::tensors::{self, Tensor, difference, in_dtype, sum};
+use crate::tensors::{Tensor, difference, dtype_of, in_dtype, sum, zeros};
 
 /// How an optimiser stores parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,12 +127,12 @@ impl Store {
             Store::Split(low_bits) => {
                 let rest = match low_bits {
                     LowBits::All => Buffer::low_bits(x.shape(), x.device())?,
-                    LowBits::Byte => Buffer::new(&Tensor::zeros(x.shape(), DType::U8.into(), x.device())?)?,
+                    LowBits::Byte => Buffer::new(&zeros(x.shape(), DType::U8, x.device())?)?,
                 };
                 Ok(State::empty().with_buffer("rest", rest).stored_with(of_rule(x)?))
             }
             Store::Compensated => {
-                let lost = Buffer::new(&Tensor::zeros(x.shape(), x.dtype().into(), x.device())?)?;
+                let lost = Buffer::new(&zeros(x.shape(), x.dtype(), x.device())?)?;
                 Ok(State::empty().with_buffer("compensation", lost).stored_with(of_rule(x)?))
             }
             Store::Stochastic { .. } => Ok(State::empty().with_counter("rounded").stored_with(of_rule(x)?)),
@@ -147,7 +147,7 @@ impl Store {
             Store::Split(_) => Ok(joined(&x.tensor_or_copy()?, self.kept(state)?)?),
             Store::Compensated => {
                 let [x, lost] = [x.tensor_or_copy()?, self.kept(state)?.tensor()?]
-                    .map(|tensor| in_dtype(&tensor, tensors::DType::F32));
+                    .map(|tensor| in_dtype(&tensor, DType::F32));
                 Ok(sum(&x?, &lost?)?)
             }
         }
@@ -196,7 +196,7 @@ impl Store {
             }
             Store::Split(_) => keep_low_bits(self.kept_mut(state)?, &x.tensor_or_copy()?, values)?,
             Store::Compensated => {
-                let lost = difference(values, &in_dtype(&x.tensor_or_copy()?, values.dtype())?)?;
+                let lost = difference(values, &in_dtype(&x.tensor_or_copy()?, dtype_of(values))?)?;
                 self.kept_mut(state)?.set(&lost)?;
             }
         }

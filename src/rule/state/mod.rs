@@ -135,7 +135,7 @@ impl State {
     /// # Errors
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
-        let shape = crate::tensors::Shape::from(shape.into());
+        let shape = crate::tensors::Shape::from(shape.into().dims());
         let dtype =
             if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
@@ -283,7 +283,7 @@ impl State {
         let master = self.master.as_ref().map(buffer).transpose()?;
         let staging = match (&self.staging, &master) {
             (Some(_), Some(master)) => master.variable().cloned(),
-            (Some(room), None) => Some(Var::from_tensor(&room.zeros_like()?)?),
+            (Some(room), None) => Some(Var::zeros(room.shape(), room.dtype(), room.device())?),
             (None, _) => None,
         };
         Ok(State {

@@ -4,7 +4,7 @@ use super::transfer::Transfer;
 use crate::error::Result;
 use crate::numbers::elem_count;
 use crate::rule::State;
-use crate::tensors::{Device, Tensor};
+use crate::tensors::{Device, Tensor, rows_of};
 
 /// The rows of a parameter, and where they come from.
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +56,8 @@ impl RowSources<'_> {
         old: &Tensor,
         start: impl FnOnce() -> crate::tensors::Result<Tensor>,
     ) -> crate::tensors::Result<Tensor> {
-        let index: Vec<u32> = self.rows.iter().map(|row| row.unwrap_or(0) as u32).collect();
-        let on_host = old.to_device(&Device::Cpu)?;
-        let gathered = on_host.index_select(&Tensor::from_vec(index, self.rows.len(), &Device::Cpu)?, 0)?;
+        let rows: Vec<usize> = self.rows.iter().map(|row| row.unwrap_or(0)).collect();
+        let gathered = rows_of(&old.to_device(&Device::Cpu)?, &rows)?;
         if self.rows.iter().all(Option::is_some) {
             return Ok(gathered);
         }

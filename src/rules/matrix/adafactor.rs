@@ -1,7 +1,7 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::MatrixForm;
 use super::tensors::toward;
+use super::{MatrixForm, both_non_negative};
 use crate::error::Result;
 use crate::numbers::value::above_zero;
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule};
@@ -54,7 +54,7 @@ crate::hyper_parameters! {
         /// τ: the exponent by which the decay of the second moment comes near 1.
         beta2_decay: f64 = -0.8 => not_positive,
         /// ε₁, ε₂: the smallest denominator, and the smallest size of a parameter that steps are a part of.
-        epsilon: (f64, f64) = (1e-15, 1e-3) => range::both_non_negative,
+        epsilon: (f64, f64) = (1e-15, 1e-3) => both_non_negative,
         /// d: the largest root mean square of u before it is multiplied by α.
         d: f64 = 1.0 => range::positive,
         /// λ: the weight decay, multiplied by the learning rate.

@@ -1,12 +1,12 @@
 use candle_core::{Result as Candle, Tensor};
 
+use super::mean::Mean;
 use super::tensors::toward;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::rules::moments::Mean;
 
 orthogonal_parameters! {
     /// AdaMuon: [`Muon`](crate::Muon) of the momentum's sign, with a second moment for each element.

@@ -4,7 +4,8 @@
 use candle_core::{DType, Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 
-use crate::numbers::{Eigen, eigen, orthonormal};
+use crate::numbers::reflectors::orthonormal;
+use crate::numbers::symmetric::{Eigen, eigen};
 
 /// Applies `decompose` to each matrix of a stack, in f64 on the host. Where it returns `None` there is NaN.
 fn each(stack: &Tensor, decompose: impl Fn(Vec<f64>, usize) -> Option<Vec<f64>> + Sync) -> Candle<Tensor> {

@@ -70,6 +70,7 @@ impl Matrices {
             .with_expected("two dimensions or more")
             .with_remedy(remedy));
         };
+        // 0, if there are no parts.
         let total = self.parts.iter().sum::<usize>();
         // Of a parameter that another rank has this one has no elements.
         if x.elem_count() == 0 {
@@ -78,13 +79,13 @@ impl Matrices {
         let Matrices { heads, parts, .. } = self;
         let refused = |problem: String| Error::new(ErrorKind::Argument, format!("{rule}: {problem}"));
         let heads_are = || refused("heads is".to_string()).with_got(heads);
-        if !parts.is_empty() && total != rows {
+        if total > 0 && total != rows {
             return Err(refused(format!("parts is {parts}, which are"))
                 .with_got(format_args!("{total} rows"))
                 .with_expected(format_args!("the {rows} rows of a matrix"))
                 .with_remedy(OTHER_RULE));
         }
-        if !parts.is_empty() && heads > 1 {
+        if total > 0 && heads > 1 {
             let expected = format!("1 beside the parts {parts}");
             return Err(heads_are()
                 .with_expected(expected)
@@ -124,7 +125,7 @@ impl Matrices {
     ) -> Candle<[Tensor; N]> {
         let shapes = tensors.map(|tensor| tensor.shape().clone());
         let stacks = all(tensors.map(|tensor| self.stacked(tensor, tensors[0])))?;
-        let results = if self.parts.is_empty() {
+        let results = if self.parts.iter().next().is_none() {
             let heads = self.heads as usize;
             let cut = |stack: &Tensor| {
                 let (count, rows, columns) = stack.dims3()?;

@@ -3,6 +3,7 @@
 mod bases;
 mod form;
 mod low_rank;
+mod mean;
 mod momentum;
 mod orthogonal;
 mod stack;
@@ -34,6 +35,12 @@ pub use shampoo::Shampoo;
 pub use soap::SOAP;
 
 use super::listing::{Listing, listing};
+use crate::rule::range;
+
+/// The check of two finite numbers of 0 or more.
+fn both_non_negative((first, second): (f64, f64)) -> Option<&'static str> {
+    range::non_negative(first).or(range::non_negative(second)).and(Some("two finite numbers of 0 or more"))
+}
 
 /// The rules of this family with their defaults.
 pub(super) fn listings() -> Vec<Listing> {

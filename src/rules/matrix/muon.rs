@@ -1,10 +1,10 @@
 use candle_core::{Result as Candle, Tensor};
 
+use super::mean::Mean;
 use super::{StepScale, orthogonal_parameters};
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range};
 use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::rules::moments::Mean;
 
 orthogonal_parameters! {
     /// Muon: momentum whose singular values are all made about 1.

@@ -1,11 +1,11 @@
 use candle_core::{D, Result as Candle, Tensor};
 
+use super::mean::Mean;
 use super::tensors::toward;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range, state_of_another_rule};
 use crate::rules::gradient::weight_decay::WeightDecay;
-use crate::rules::moments::Mean;
 
 orthogonal_parameters! {
     /// NorMuon: [`Muon`](crate::Muon) with a second moment for each row.

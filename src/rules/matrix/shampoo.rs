@@ -3,7 +3,7 @@ use candle_core::{Result as Candle, Tensor};
 use super::bases::inverse_power;
 use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use super::tensors::{toward, whole_direction};
-use super::{MatrixForm, norms};
+use super::{MatrixForm, both_non_negative, norms};
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
 use crate::rules::gradient::weight_decay::WeightDecay;
@@ -80,7 +80,7 @@ crate::hyper_parameters! {
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
         /// ε₁, ε₂: what is added to eigenvalues, and what keeps the denominator of Adam's step from zero.
-        epsilon: (f64, f64) = (1e-12, 1e-8) => range::both_non_negative,
+        epsilon: (f64, f64) = (1e-12, 1e-8) => both_non_negative,
         /// After how many steps the roots are computed again.
         interval: u64 = 10 => range::at_least_one,
         /// p: the power of each of two sides, above 0 and at most 1.

@@ -268,18 +268,6 @@ impl LossScaler {
         }
     }
 
-    /// Whether the scale falls when a gradient is not finite.
-    #[cfg(feature = "candle")]
-    pub(crate) fn is_dynamic(&self) -> bool {
-        self.enabled && self.dynamic.is_some()
-    }
-
-    /// Forgets a scaled loss whose gradients do not come.
-    #[cfg(feature = "candle")]
-    pub(crate) fn forget_loss(&mut self) {
-        self.pending = None;
-    }
-
     /// Takes in the outcome of an update with this scale, and returns whether its window ends.
     pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
         let overflow = outcome.overflow().map(str::to_string);

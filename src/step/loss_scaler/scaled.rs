@@ -28,6 +28,16 @@ impl LossScaler {
         self.pending = Some(self.scale);
         Ok(ScaledLoss { loss: scaled, scale: self.pending })
     }
+
+    /// Whether the scale falls when a gradient is not finite.
+    pub(crate) fn is_dynamic(&self) -> bool {
+        self.enabled && self.dynamic.is_some()
+    }
+
+    /// Forgets a scaled loss whose gradients do not come.
+    pub(crate) fn forget_loss(&mut self) {
+        self.pending = None;
+    }
 }
 
 /// The loss times the scale, in F32 at least.

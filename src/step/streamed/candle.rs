@@ -10,8 +10,8 @@ use super::super::leaf::LeafPlan;
 use super::super::summary::StepSummary;
 use super::{OpenLeaf, StreamedStep, plan};
 use crate::error::Result;
+use crate::model::candle::not_of_candle;
 use crate::model::lent::Lent;
-use crate::model::not_of_candle;
 use crate::rule::Progress;
 
 impl StreamedStep<'_> {

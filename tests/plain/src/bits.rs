@@ -1,6 +1,7 @@
-//! A line for each optimiser and dtype: the bits of parameters and checkpoint after some steps, or the error.
-//! With and without candle the lines are the same.
+//! Two lines for each optimiser and dtype: the bits of parameters and checkpoint after some steps, and those of
+//! the text and the numbers of its printed kernels; or the error. With and without candle they are the same.
 
+use optimisers::printed::{PrintedStep, printed};
 use optimisers::{DType, IntoOptimiser, Result, StateTree, setup, update};
 
 use crate::{Plain, all_rules, hash, saved, stored};
@@ -13,6 +14,17 @@ fn trained(optimiser: impl IntoOptimiser, dtype: DType) -> Result<(Plain, StateT
         update(&mut state, &model.lend(), &gradients.show())?;
     }
     Ok((model, state))
+}
+
+/// The text and the numbers of some steps, in short.
+fn kernels(optimiser: impl IntoOptimiser, dtype: DType) -> Result<String> {
+    let mut printed = printed(optimiser, dtype, DType::BF16)?;
+    let steps = (0..5).map(|_| printed.step()).collect::<Result<Vec<_>>>()?;
+    let bits =
+        |step: &PrintedStep| -> Vec<u64> { step.scalars.iter().map(|scalar| scalar.to_bits()).collect() };
+    let of_step = |step: &PrintedStep| (step.kernel.source().to_string(), bits(step), step.key, step.moves);
+    let steps: Vec<_> = steps.iter().map(of_step).collect();
+    Ok(format!("{:016x}", hash(format!("{:?} {steps:?}", printed.state()).as_bytes())))
 }
 
 /// The lines.
@@ -28,6 +40,8 @@ pub fn lines() -> Vec<String> {
                     Err(error) => error.to_string(),
                 };
                 lines.push(format!("{name}, {store}, {dtype}: {outcome}"));
+                let printed = kernels(optimiser.clone(), dtype).unwrap_or_else(|error| error.to_string());
+                lines.push(format!("{name}, {store}, {dtype}, printed: {printed}"));
             }
         }
     }

@@ -9,7 +9,7 @@ use optimisers::{
 
 use crate::engine::engines::special_values;
 use support::common::{
-    Grads, Vars, assert_same, bits, engines, first_gpu, grads, instruction_sets, model, random,
+    Grads, Vars, assert_close, assert_same, bits, engines, first_gpu, grads, instruction_sets, model, random,
     rounding_to_nearest, rules_and_chains, says, snapshot, tensor, trajectory, values,
 };
 
@@ -56,6 +56,23 @@ fn every_rule_has_the_same_bits_on_every_engine() {
             for engine in engines().into_iter().chain(instruction_sets()).filter(is_exact) {
                 let what = format!("{} on {engine:?} in {dtype:?}, {gradient:?}", rule.name());
                 assert_same(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, what);
+            }
+        }
+    }
+}
+
+/// Norms and sums of what arithmetic makes of state in 8 bits, which they only read. In the first step no
+/// code follows from a norm.
+#[test]
+fn every_rule_with_norms_makes_its_first_step_on_every_engine() {
+    for dtype in [DType::F32, DType::F64] {
+        let (parameters, grads) = (tensors(1, dtype), steps(dtype, 1..2));
+        for rule in rules_and_chains().into_iter().filter(|rule| rule.kind() != Kind::Elementwise) {
+            let rule = Optimiser::new(StoreAs::all(Q8, rule));
+            let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
+            for engine in engines() {
+                let what = format!("{} on {engine:?} in {dtype:?}", rule.name());
+                assert_close(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, 1e-6, what);
             }
         }
     }

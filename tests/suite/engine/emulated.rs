@@ -289,11 +289,12 @@ fn the_code_of_the_main_chains() {
     ];
     for (name, launched) in printed {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("printed/{name}.cu"));
-        // Without what is the same in all of them.
+        // Without helpers and without what is the same in all of them.
         let own = |source: &str| {
-            let (_, own) = source.split_once("enum :").expect("a prelude");
-            let (own, _) = own.split_once("extern \"C\"").expect("a function");
-            format!("enum :{own}")
+            let (head, own) = source.split_once("struct Leaf {").expect("a row");
+            let constants = head.lines().filter(|line| line.starts_with("enum :"));
+            let (own, _) = own.split_once("// The leaf of a block").expect("a function");
+            format!("{}\n\nstruct Leaf {{{own}", constants.collect::<Vec<_>>().join("\n"))
         };
         let code: Vec<String> = launched.iter().map(|launch| own(&launch.source)).collect();
         let code = code.join("\n");

@@ -16,7 +16,7 @@ use optimisers::printed::{
     BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedProgress, PrintedStep, printed,
 };
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Cautious, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
+    AccumGrad, Adam, AdamW, Adjust, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
     FieldValue, IntoOptimiser, Kahan, Kind, LAMB, Lookahead, MixedPrecision, Momentum, Muon, Offload,
     Optimiser, OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster,
     StochasticRounding, StoreAs, WeightDecay, rules, setup, update,
@@ -415,7 +415,7 @@ fn arguments_are_data() {
     let named = kernel.arguments.iter().map(|argument| match argument {
         KernelArgument::Length => "length".to_string(),
         KernelArgument::Array(array) => array.name.clone(),
-        KernelArgument::Scalar(index) => format!("k{index}"),
+        KernelArgument::Scalar(index) => kernel.scalars[*index].clone(),
         other => panic!("{other:?}"),
     });
     assert_eq!(names, named.collect::<Vec<_>>());
@@ -446,6 +446,173 @@ fn arguments_are_data() {
     );
 }
 
+/// The names of the scalars.
+fn scalars(optimiser: impl IntoOptimiser) -> Vec<String> {
+    printed(optimiser, F32, F32).expect("an optimiser").kernel().scalars.clone()
+}
+
+#[test]
+fn a_scalar_has_the_name_of_what_it_depends_on() {
+    let names =
+        ["k0_beta1", "k1_beta1", "k2_beta2", "k3_beta2", "k4_eta_beta1_t", "k5_beta2_t", "k6_epsilon"];
+    assert_eq!(scalars(Adam::new(0.1)), names);
+    assert_eq!(scalars(MixedPrecision::new(F32, AdamW::new(0.1)))[7..], ["k7_eta_lambda"]);
+    let without = AdamW { bias_correction: false, ..AdamW::new(0.1) };
+    assert_eq!(scalars(without)[4..6], ["k4_eta", "k5"], "no scalar is another in each step");
+    // The place only where two have one name.
+    let two = OptimiserChain::new((Scale::new(2.0), Momentum::new(0.1), Momentum::new(0.1)));
+    assert_eq!(scalars(two), ["k0_alpha", "k1_1_rho", "k2_1_eta", "k3_2_rho", "k4_2_eta"]);
+    let averaged = scalars(ScheduleFree::new(0.1));
+    assert!(averaged.iter().any(|name| name.contains("_t")), "{averaged:?}");
+    // Numbers of 0 and infinities hide nothing, and neither does what has settled after some steps.
+    let still = AdamW { lambda: 0.0, epsilon: 0.0, ..AdamW::new(0.0) };
+    assert_eq!(scalars(still), scalars(AdamW::new(0.1)));
+    for (low, high) in [(0.0, 1.0), (0.0, f64::INFINITY), (f64::NEG_INFINITY, 0.0)] {
+        let names = scalars(Clamp { bounds: (low, high) });
+        assert_eq!(names[..2], ["k0_bounds1", "k1_bounds2"], "{low} to {high}");
+    }
+    for warmup_steps in [2, 5, 100] {
+        let rate = scalars(ScheduleFree { warmup_steps, ..ScheduleFree::new(0.1) });
+        assert!(rate.iter().any(|name| name.contains("_eta") && name.contains("_t")), "{rate:?}");
+    }
+    assert_eq!(scalars(Adam { beta: (0.0, 0.01), ..Adam::new(0.1) }), names);
+
+    for rule in elementwise() {
+        let new =
+            || printed(OptimiserChain::new((Scale::new(1.0), rule.clone())), F32, F32).expect("a chain");
+        // They are the same after a restart.
+        let (mut printed, mut resumed) = (new(), new());
+        let steps: Vec<PrintedStep> = (0..12).map(|_| printed.step().expect("a step")).collect();
+        resumed.resume(&printed.progress()).expect("its progress");
+        assert_eq!(resumed.step().expect("a step"), printed.step().expect("a step"));
+        let (kernel, name) = (printed.kernel(), printed.kernel().scalars.join(" "));
+        assert!(["k0_alpha", "k0_0_alpha"].contains(&&*kernel.scalars[0]), "{name}");
+        for (index, name) in kernel.scalars.iter().enumerate() {
+            assert!(name.starts_with(&format!("k{index}_")) || *name == format!("k{index}"), "{name}");
+            assert!(kernel.source().contains(&format!("leaf.{name}")), "{name}");
+        }
+        assert!(kernel.source().contains("// Scale: dx' = α·dx\n"), "{name}");
+        // What differs from step to step has a name that tells of it.
+        let PrintedProgress { counters, numbers, .. } = printed.progress();
+        let kept =
+            counters.into_iter().map(|(name, _)| name).chain(numbers.into_iter().map(|(name, _)| name));
+        let kept: Vec<String> = kept.map(|name| name.replace("1.", "_")).collect();
+        for pair in steps.windows(2).filter(|pair| Arc::ptr_eq(&pair[0].kernel, &pair[1].kernel)) {
+            let scalars = pair[0].scalars.iter().zip(&pair[1].scalars).zip(&pair[0].kernel.scalars);
+            for ((a, b), name) in scalars {
+                assert!(
+                    a == b || kept.iter().any(|kept| name.contains(kept)),
+                    "{name}: {a} and {b}, {kept:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The functions and types that a text defines above the step.
+fn helpers(source: &str) -> Vec<&str> {
+    let (above, _) = source.split_once("struct Leaf {").expect("a row");
+    let is_head = |line: &&str| {
+        line.starts_with("static ") || line.starts_with("struct ") || line.starts_with("template ")
+    };
+    fn name(line: &str) -> Option<&str> {
+        let head = line.split(" {").next()?;
+        let head = if head.ends_with(')') { head.split_once('(')?.0 } else { head };
+        // A specialised type ends with its arguments.
+        head.rsplit(' ').next().filter(|name| !name.ends_with('>'))
+    }
+    above.lines().filter(is_head).filter_map(name).collect()
+}
+
+#[test]
+fn a_text_has_what_it_uses_and_the_recurrence() {
+    let (mut most, mut texts) = (0, 0);
+    for dtype in [F16, BF16, F32, F64] {
+        for rule in elementwise() {
+            let stored = [
+                Optimiser::new(rule.clone()),
+                Optimiser::new(MixedPrecision::new(F32, rule.clone())),
+                Optimiser::new(Kahan::new(rule.clone())),
+                Optimiser::new(SplitMaster::new(rule.clone())),
+                Optimiser::new(SplitMaster::of_24_bits(rule.clone())),
+                Optimiser::new(StochasticRounding::new(1, rule.clone())),
+                Optimiser::new(StoreAs::all(Q8, rule)),
+            ];
+            for optimiser in stored {
+                // No split master has an upper part in F16. A state tensor that starts as another number than
+                // 0 has no code for that.
+                let Ok(printed) = printed(optimiser.clone(), dtype, dtype) else { continue };
+                let (source, what) = (printed.kernel().source(), optimiser.name());
+                (most, texts) = (most.max(source.lines().count()), texts + 1);
+                let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
+                let code = source.lines().filter(|line| !line.starts_with("//"));
+                let words: Vec<&str> = code.flat_map(|line| line.split(|letter| !is_word(letter))).collect();
+                let defined = helpers(source);
+                for helper in &defined {
+                    let [uses, definitions] =
+                        [&words, &defined].map(|all| all.iter().filter(|word| *word == helper).count());
+                    assert!(uses > definitions, "{what} of {dtype:?}: {helper} is not used in\n{source}");
+                }
+                let types = ["f16", "bf16"].map(|name| source.contains(&format!("struct {name} {{")));
+                assert_eq!(types, [dtype == F16, dtype == BF16], "{what} of {dtype:?}");
+                let run = "template <int N> static __device__ __forceinline__ void run(";
+                let (above, _) = source.split_once(run).expect("a step");
+                let comment = above.rsplit("\n\n").next().expect("the last lines");
+                assert!(
+                    comment.contains(&format!("// A step of {what} for a {dtype:?} parameter")),
+                    "{comment}"
+                );
+                for member in optimiser.rule().name().split(['(', ')', ',', ' ']) {
+                    let listed = rules::catalogue().into_iter().find(|listing| listing.name == member);
+                    assert!(listed.is_none_or(|listing| comment.contains(listing.recurrence)), "{comment}");
+                }
+            }
+        }
+    }
+    assert!(most < 300 && texts > 800, "{most} lines, {texts} texts");
+}
+
+/// A rule of a program with the name of one of this crate's, whose scalars exist in the range of its field
+/// alone.
+mod own {
+    use optimisers::value::Value;
+    use optimisers::{Elementwise, Slot};
+
+    optimisers::hyper_parameters! {
+        /// dx' = ratio·dx
+        pub struct Lion: Step {
+            /// The factor.
+            ratio: f64 = 0.9 => |ratio: f64| (!(0.8..1.0).contains(&ratio)).then_some("a number in [0.8, 1)"),
+        }
+    }
+
+    impl Elementwise for Lion {
+        type Scalars = f64;
+        type Slots<T> = [T; 0];
+
+        fn slots(&self) -> [Slot; 0] {
+            []
+        }
+
+        fn scalars(&self, _t: u64) -> f64 {
+            assert!((0.8..1.0).contains(&self.ratio), "{}", self.ratio);
+            self.ratio
+        }
+
+        fn step<V: Value>(ratio: f64, _x: V, dx: V, _slots: &mut [V; 0]) -> V {
+            dx * ratio
+        }
+    }
+}
+
+#[test]
+fn a_rule_of_a_program_is_asked_within_its_ranges_and_has_no_recurrence_of_another() {
+    let printed = printed(own::Lion { ratio: 0.8 }, F32, F32).expect("an elementwise rule");
+    assert_eq!(printed.kernel().scalars, ["k0_ratio"]);
+    assert!(printed.kernel().source().contains("// A step of Lion for"));
+    assert!(!printed.kernel().source().contains("// Lion: "), "{}", printed.kernel().source());
+}
+
 #[test]
 fn random_bits_have_a_key_of_step_and_path() {
     let new = |path: &str| {
@@ -468,6 +635,10 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() {
     let mut sources: Vec<&str> = steps.iter().map(|step| step.kernel.source()).collect();
     sources.dedup();
     assert_eq!(sources.len(), 2, "without and with the second moment");
+    for step in [&steps[0], &steps[9]] {
+        let rate = step.kernel.scalars.iter().find(|name| name.contains("_eta")).expect("a rate");
+        assert!(rate.ends_with("_t"), "the rate is another in each step: {rate}");
+    }
 
     let mut descent =
         printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32).expect("Descent");

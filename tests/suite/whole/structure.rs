@@ -17,7 +17,6 @@ const ROOMS: &[&str] = &[
     "engine::route",
     "engine::cpu",
     "engine::reference",
-    "engine::no_reference",
     "engine::codegen",
     "engine::device",
     "engine::cuda",

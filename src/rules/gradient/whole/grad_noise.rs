@@ -1,7 +1,8 @@
 use candle_core::{Device, Tensor};
 
 use crate::error::Result;
-use crate::numbers::{gaussian, random_key};
+use crate::numbers::normal::gaussian;
+use crate::numbers::random_key;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {

@@ -1,0 +1,76 @@
+//! The helpers of printed code, without those that it does not use.
+//!
+//! A helper is kept if the code has its name. An overload shares its name with others, so the code has to
+//! have the types of its parameters, too: a kernel of F32 has no use for the roundings of F16. A helper calls
+//! only those above it. So they are looked at from the last to the first, and what is kept is code that those
+//! above may serve.
+
+use std::collections::HashSet;
+
+/// The types by which overloads differ.
+const TYPES: [&str; 4] = ["f16", "bf16", "float", "double"];
+
+/// A function or a type.
+struct Helper<'t> {
+    text: &'t str,
+    name: &'t str,
+    parameters: &'t str,
+}
+
+/// The helpers that `code` uses, in their order. An empty line in `helpers` begins a group, whose comment
+/// stays if one of its helpers does.
+pub(crate) fn used(helpers: &str, code: &str) -> String {
+    let groups: Vec<(&str, Vec<Helper<'_>>)> = helpers.trim_end().split("\n\n").map(group).collect();
+    let names: Vec<&str> = groups.iter().flat_map(|(_, all)| all).map(|helper| helper.name).collect();
+    let mut known: HashSet<&str> =
+        code.lines().filter(|line| !line.starts_with("//")).flat_map(words).collect();
+    let mut kept = Vec::new();
+    for (comment, helpers) in groups.iter().rev() {
+        let mut texts = Vec::new();
+        for Helper { text, name, parameters } in helpers.iter().rev() {
+            let is_overload = names.iter().filter(|other| *other == name).count() > 1;
+            let is_known = |word: &str| known.contains(word) || !TYPES.contains(&word);
+            if known.contains(name) && (!is_overload || words(parameters).all(is_known)) {
+                known.extend(words(text));
+                texts.push(*text);
+            }
+        }
+        if !texts.is_empty() {
+            texts.push(comment);
+            kept.push(texts.into_iter().rev().collect::<String>().trim_end().to_string() + "\n");
+        }
+    }
+    kept.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
+
+/// The comment of a group and its helpers. A helper ends where its braces do.
+fn group(text: &str) -> (&str, Vec<Helper<'_>>) {
+    let comment = text.split_inclusive('\n').take_while(|line| line.starts_with("//")).map(str::len).sum();
+    let (comment, text) = text.split_at(comment);
+    let (mut all, mut start, mut end, mut depth) = (Vec::new(), 0, 0, 0);
+    for line in text.split_inclusive('\n') {
+        end += line.len();
+        depth += line.matches('{').count();
+        depth -= line.matches('}').count();
+        if depth == 0 {
+            all.push(helper(&text[start..end]));
+            start = end;
+        }
+    }
+    debug_assert_eq!(start, text.len(), "an empty line within a helper");
+    (comment, all)
+}
+
+fn helper(text: &str) -> Helper<'_> {
+    let head = text.split('{').next().unwrap_or(text).trim_end();
+    // A type has no parameters, and `__align__(..)` stands before its name. Of a specialised type this finds
+    // the last argument, which every kernel has.
+    let (named, parameters) =
+        head.strip_suffix(')').and_then(|head| head.split_once('(')).unwrap_or((head, ""));
+    Helper { text, name: words(named).last().unwrap_or_default(), parameters }
+}
+
+/// The names of a text.
+fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').filter(|word| !word.is_empty())
+}

@@ -1,0 +1,135 @@
+//! What the scalars of a kernel are: the names of what each depends on.
+//!
+//! Recorded arithmetic has numbers, which do not know what they were computed from. So every real
+//! hyper-parameter and every counter and number of the state is changed by itself, and the step is traced
+//! anew. The scalars that differ depend on what was changed. A rate of 0 or a step in which a bias correction
+//! has settled would hide a dependence, and the names would be others after a restart. So the step is a usual
+//! one, once late and once early in a training, as far as that is in range and gives the same kernel.
+
+use std::iter::once;
+
+use super::step::PrintedProgress;
+use crate::engine::BoundKernel;
+use crate::error::Result;
+use crate::rule::description::adjust::Described;
+use crate::rule::field::FieldValue;
+use crate::rule::{Adjust, Optimiser};
+use crate::tree::{NumberPlace, fields_with};
+
+/// What the scalars of a step follow from.
+type Causes = (Optimiser, PrintedProgress);
+
+/// The counters and numbers of usual steps, the best first: late, and early, where a part has not settled
+/// yet.
+const LATE: [f64; 7] = [10.0, 11.0, 0.5, 3.0, 2.0, 1.0, 0.0];
+const EARLY: [f64; 7] = [1.0, 0.5, 2.0, 3.0, 10.0, 11.0, 0.0];
+
+/// One of the [`Causes`]: a number of the hyper-parameters, or the index of a counter or a number of the
+/// state.
+#[derive(Clone, Copy)]
+enum Cause {
+    Field(NumberPlace),
+    Counter(usize),
+    Number(usize),
+}
+
+/// For each scalar of a kernel the names that it depends on, each after a `_`, such as `_eta_beta1_t`.
+///
+/// `trace` returns what a step of an optimiser with this progress does.
+pub(super) fn dependencies(
+    kernel: &BoundKernel,
+    optimiser: &Optimiser,
+    progress: &PrintedProgress,
+    trace: impl Fn(&Optimiser, &PrintedProgress) -> Result<BoundKernel>,
+) -> Vec<String> {
+    // Another kernel has other scalars. NaN would be equal to NaN.
+    let scalars = |(optimiser, progress): &Causes| {
+        let traced = trace(optimiser, progress).ok().filter(|traced| traced.kernel == kernel.kernel)?;
+        (!traced.scalars.iter().any(|scalar| scalar.is_nan())).then_some(traced.scalars)
+    };
+    let all = causes(optimiser, progress);
+    let mut changes = vec![vec![false; kernel.scalars.len()]; all.len()];
+    for kept in [LATE, EARLY] {
+        let mut usual = (optimiser.clone(), progress.clone());
+        for (_, cause) in &all {
+            let next =
+                with(&usual, *cause, kept, |x| if x.is_normal() { [x; 4] } else { [0.5, 2.0, -0.5, x] });
+            usual = next.into_iter().find(|next| scalars(next).is_some()).unwrap_or(usual);
+        }
+        let before = scalars(&usual).unwrap_or_else(|| kernel.scalars.clone());
+        for ((_, cause), changes) in all.iter().zip(&mut changes) {
+            let others = with(&usual, *cause, kept, |x| [0.75 * x, 1.25 * x, 0.99 * x, 1.01 * x]);
+            for after in others.iter().filter_map(scalars) {
+                for ((change, before), after) in changes.iter_mut().zip(&before).zip(&after) {
+                    *change |= before.to_bits() != after.to_bits();
+                }
+            }
+        }
+    }
+    let changing = || all.iter().zip(&changes).filter(|(_, changes)| changes.contains(&true));
+    let of_scalar = |index: usize| {
+        let names = || changing().map(|((name, _), _)| &**name);
+        let on = changing().filter(|(_, changes)| changes[index]);
+        on.map(|((name, _), _)| format!("_{}", in_code(name, names()))).collect()
+    };
+    (0..kernel.scalars.len()).map(of_scalar).collect()
+}
+
+/// All causes by name. The numbers of hyper-parameters are named as in schedules: β₁ is `beta1`.
+fn causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cause)> {
+    let mut all = Vec::new();
+    for (index, ((_, value), name)) in optimiser.fields().into_iter().zip(optimiser.places()).enumerate() {
+        let part = |part| (format!("{name}{}", part + 1), Cause::Field((index, Some(part))));
+        match value {
+            FieldValue::Real(_) => all.push((name, Cause::Field((index, None)))),
+            value => all.extend((0..value.parts().len()).map(part)),
+        }
+    }
+    let counters = progress.counters.iter().enumerate();
+    all.extend(counters.map(|(index, (name, _))| (name.clone(), Cause::Counter(index))));
+    let numbers = progress.numbers.iter().enumerate();
+    all.extend(numbers.map(|(index, (name, _))| (name.clone(), Cause::Number(index))));
+    all
+}
+
+/// The same with other values of one: of a hyper-parameter those that `field` makes of its own, as far as
+/// they are in range, of a counter or number those that are `kept`.
+fn with(
+    (optimiser, progress): &Causes,
+    cause: Cause,
+    kept: [f64; 7],
+    field: impl Fn(f64) -> [f64; 4],
+) -> Vec<Causes> {
+    let with_number = |number| {
+        let mut progress = progress.clone();
+        match cause {
+            Cause::Counter(index) => progress.counters[index].1 = number as u64,
+            Cause::Number(index) => progress.numbers[index].1 = number,
+            Cause::Field(_) => {}
+        }
+        (optimiser.clone(), progress)
+    };
+    let Cause::Field(place @ (index, part)) = cause else {
+        return kept.map(with_number).into();
+    };
+    let own = match (optimiser.fields()[index].1, part) {
+        (FieldValue::Real(number), _) => number,
+        (value, part) => value.parts()[part.unwrap_or_default()],
+    };
+    let changed = |number| {
+        let mut changed = optimiser.clone();
+        changed.write(&fields_with(optimiser, once((place, number))));
+        changed.check().is_ok().then(|| (changed, progress.clone()))
+    };
+    field(own).into_iter().filter_map(changed).collect()
+}
+
+/// A name such as `1.eta` as code has it: without its place if no other of `all` ends so.
+fn in_code<'n>(name: &str, all: impl Iterator<Item = &'n str>) -> String {
+    fn last(name: &str) -> &str {
+        name.rsplit('.').next().unwrap_or(name)
+    }
+    let is_one = all.filter(|other| last(other) == last(name)).count() == 1;
+    let name = if is_one { last(name).to_string() } else { name.replace('.', "_") };
+    name.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '_').collect()
+}
