@@ -175,6 +175,18 @@ pub enum Warning {
         /// The schedule of the file.
         file: String,
     },
+    /// A restored state whose parameters are named by numbers, as places of a list are, and have one shape
+    /// and dtype.
+    ///
+    /// If shapes or dtypes differ, a list in another order is refused, unless only parameters of one shape
+    /// and dtype have changed their places. [`StateTree::warnings`](crate::StateTree::warnings) and the log
+    /// have the warning.
+    OrderUnseen {
+        /// How many parameters there are.
+        parameters: usize,
+        /// The shape of each.
+        shape: Vec<usize>,
+    },
     /// A step at a learning rate of 0, which a schedule gives.
     ///
     /// A schedule that is 0 in all steps is meant.
@@ -283,6 +295,12 @@ impl fmt::Display for Warning {
                  the program's is {program}, which counts, and the file's is {file}. Leave out \
                  `state.schedule(..)` to go on with the file's; with one that is meant to be new, \
                  `state.set_steps(0)` begins it at its start"
+            ),
+            Warning::OrderUnseen { parameters, shape } => write!(
+                f,
+                "the {parameters} parameters are named by numbers, as places of a list are, and all have the \
+                 shape {shape:?}: if the list has another order than when it was saved, each parameter now \
+                 has what belongs to another one. Name the parameters, as a `VarMap` or `model!` does"
             ),
             Warning::ScheduledRateOfZero { path, step } => write!(
                 f,

@@ -2,7 +2,8 @@
 //!
 //! Parameters are looked at here after a commit, a sample in each call. The order of rules and lost steps are
 //! looked at when leaves are new or adjusted, and so are schedules that differ from a file's. Rates of 0 are
-//! looked at in `tree/scheduled.rs`, missing gradients in `step/missing.rs`.
+//! looked at in `tree/scheduled.rs`, missing gradients in `step/missing.rs`, the order of a list after a
+//! restore.
 
 use std::sync::Arc;
 
@@ -39,6 +40,16 @@ impl StateTree {
     /// Warns once of parameters that lose steps, and of rules in a wrong order.
     pub(crate) fn warn_of_shown(&mut self) -> Vec<Warning> {
         self.warnings.meet_shown(|| shown(&self.leaves))
+    }
+
+    /// Warns once, after a restore, of parameters that nothing but numbers tell apart.
+    pub(crate) fn warn_of_order(&mut self) {
+        let [first, _, ..] = &self.leaves[..] else { return };
+        let is_like = |leaf: &Leaf| leaf.shape() == first.shape() && leaf.dtype == first.dtype;
+        if self.leaves.iter().all(|leaf| leaf.path.parse::<usize>().is_ok() && is_like(leaf)) {
+            let shape = first.shape().to_vec();
+            self.warnings.meet(Warning::OrderUnseen { parameters: self.leaves.len(), shape });
+        }
     }
 
     /// Warns once of a number in a parameter that is not finite after a step. Each step looks at a sample of

@@ -24,6 +24,9 @@ impl CheckpointFile {
     /// does not matter how many ranks wrote the file. If one rank refuses, all get an error, before anything
     /// has changed on any.
     ///
+    /// Parameters that are places in a list should have names: see
+    /// [`Warning::OrderUnseen`](crate::Warning::OrderUnseen).
+    ///
     /// If the model's names have changed since, [rename](StateTree::rename) the state's to the old ones,
     /// restore, and rename them back.
     ///
@@ -62,7 +65,9 @@ impl CheckpointFile {
         });
         let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
         let restored = self.assign(state, &variables, restoration);
-        state.settle(Call::Restored, restored)
+        let restored = state.settle(Call::Restored, restored)?;
+        state.warn_of_order();
+        Ok(restored)
     }
 
     /// The file and options in words, which have to be the same on all ranks.

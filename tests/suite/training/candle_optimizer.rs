@@ -300,6 +300,30 @@ fn a_state_whose_paths_are_places_in_a_list_is_not_saved_restored_or_bound_to_an
     }
 }
 
+/// The program says that its list always has one order. Only shapes can show that it has not.
+#[test]
+fn a_list_in_another_order_is_refused_by_its_shapes_or_warned_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let restored = |shapes: [&[usize]; 3], order: [usize; 3]| {
+        let vars: Vec<Var> =
+            shapes.iter().zip(0..).map(|(shape, seed)| var(&random(seed, shape, DType::F32, CPU))).collect();
+        let mut saved = CandleOptimizer::for_model(&vars, AdamW::new(0.1)).expect("an optimiser");
+        saved.step(&squares(&vars)).expect("a step");
+        Checkpoint::new(saved.state()).model(&vars).save(&path).expect("a file");
+        let other: Vec<Var> = order.map(|place| var(&vars[place])).into();
+        let mut state = setup(AdamW::new(0.1), &other).expect("a state");
+        let outcome =
+            CheckpointFile::open(&path).and_then(|file| file.restore_with_model(&mut state, &other));
+        outcome.map(|_| state.warnings().to_vec())
+    };
+    let error = restored([&[2, 3], &[3], &[2, 3]], [1, 0, 2]).expect_err("other shapes");
+    is_kind(&error, ErrorKind::Tensor, &["[3]", "[2, 3]"]);
+    assert_eq!(restored([&[2, 3], &[3], &[2, 3]], [0, 1, 2]).expect("the same order"), []);
+    let unseen = Warning::OrderUnseen { parameters: 3, shape: vec![2, 2] };
+    assert_eq!(restored([&[2, 2]; 3], [2, 0, 1]).expect("equal shapes"), [unseen]);
+}
+
 #[test]
 fn an_optimiser_by_place_is_not_written_as_one_by_path() {
     let vars: Vec<Var> = (0..3).map(|seed| var(&random(seed, &[2], DType::F32, CPU))).collect();
