@@ -20,6 +20,7 @@ mod tests {
     fn the_normal_distribution() {
         const COUNT: usize = 100_000;
         let key = random_key(7, 1, "a");
+        assert_ne!(gaussian(key, 0), gaussian(key, 1));
         assert_ne!(gaussian(key, 0), gaussian(random_key(7, 2, "a"), 0));
         let mean = |f: &dyn Fn(f64, f64) -> f64| {
             (0..COUNT).map(|element| f(gaussian(key, element), gaussian(key, element + 1))).sum::<f64>()

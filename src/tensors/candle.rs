@@ -108,9 +108,9 @@ pub(crate) fn with_numbers_mut(
     tensor: &Tensor,
     run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
 ) -> error::Result<()> {
-    let (run, outcome) = (RefCell::new(run), RefCell::new(Ok(())));
-    tensor.inplace_op1(&LendNumbers { run: &run, outcome: &outcome })?;
-    outcome.into_inner()
+    let operation = LendNumbers { run: RefCell::new(run), outcome: RefCell::new(Ok(())) };
+    tensor.inplace_op1(&operation)?;
+    operation.outcome.into_inner()
 }
 
 /// What is run on the numbers of a tensor.
@@ -118,12 +118,12 @@ type WriteNumbers<'f> = &'f mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Re
 
 /// candle locks a storage for writing during an in-place operation alone. This one keeps the outcome, because
 /// candle's errors would wrap this crate's.
-struct LendNumbers<'f, 'r> {
-    run: &'f RefCell<WriteNumbers<'r>>,
-    outcome: &'f RefCell<error::Result<()>>,
+struct LendNumbers<'f> {
+    run: RefCell<WriteNumbers<'f>>,
+    outcome: RefCell<error::Result<()>>,
 }
 
-impl InplaceOp1 for LendNumbers<'_, '_> {
+impl InplaceOp1 for LendNumbers<'_> {
     fn name(&self) -> &'static str {
         "optimiser-write"
     }
@@ -159,9 +159,10 @@ pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// The rows of these indices, of a tensor on the CPU.
-pub(crate) fn rows_of(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
-    let indices = rows.iter().map(|row| *row as i64).collect();
-    tensor.index_select(&Tensor::from_vec::<_, i64>(indices, rows.len(), &Device::Cpu)?, 0)
+pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
+    // In the memory of the rows.
+    let (count, indices) = (rows.len(), rows.into_iter().map(|row| row as i64).collect());
+    tensor.index_select(&Tensor::from_vec::<_, i64>(indices, count, &Device::Cpu)?, 0)
 }
 
 /// The sum of two tensors of one shape and dtype.

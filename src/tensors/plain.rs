@@ -516,12 +516,12 @@ pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// The rows of these indices.
-pub(crate) fn rows_of(tensor: &Tensor, rows: &[usize]) -> Result<Tensor> {
+pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
     let mut dims = tensor.dims().to_vec();
     *dims.first_mut().ok_or_else(|| failure("a number has no rows"))? = rows.len();
     let selected = zeros(dims, tensor.dtype(), &Device::Cpu)?;
-    for (place, row) in rows.iter().enumerate() {
-        selected.slice_set(&tensor.narrow(0, *row, 1)?, 0, place)?;
+    for (place, row) in rows.into_iter().enumerate() {
+        selected.slice_set(&tensor.narrow(0, row, 1)?, 0, place)?;
     }
     Ok(selected)
 }

@@ -229,9 +229,8 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
 
 /// The elements of a vector that lie `strides` apart.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
-    let places: Vec<usize> =
-        (0..elem_count(shape)).map(|element| place_of(element, shape, strides)).collect();
-    rows_of(numbers, &places)?.reshape(shape)
+    let places = (0..elem_count(shape)).map(|element| place_of(element, shape, strides)).collect();
+    rows_of(numbers, places)?.reshape(shape)
 }
 
 fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {

@@ -56,8 +56,8 @@ impl RowSources<'_> {
         old: &Tensor,
         start: impl FnOnce() -> crate::tensors::Result<Tensor>,
     ) -> crate::tensors::Result<Tensor> {
-        let rows: Vec<usize> = self.rows.iter().map(|row| row.unwrap_or(0)).collect();
-        let gathered = rows_of(&old.to_device(&Device::Cpu)?, &rows)?;
+        let rows = self.rows.iter().map(|row| row.unwrap_or(0)).collect();
+        let gathered = rows_of(&old.to_device(&Device::Cpu)?, rows)?;
         if self.rows.iter().all(Option::is_some) {
             return Ok(gathered);
         }
