@@ -1,4 +1,4 @@
-//! What a training loop needs, for a glob import beside candle's names.
+//! What a training loop needs, for a glob import together with candle's.
 //!
 //! ```
 //! use candle_core::{DType, Device, Result, Tensor};
@@ -30,8 +30,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! No name here is also one of the standard library's prelude, candle-core or candle-nn, so nothing (such as
-//! `Result`) is shadowed or ambiguous. Import rules by name: candle-nn has an `AdamW` too.
+//! No name here is also a name of the standard library's prelude, of candle-core or of candle-nn, so nothing
+//! (such as `Result`) is shadowed or ambiguous. Import rules by name, because candle-nn also has an `AdamW`.
 
 pub use crate::{
     Adjust, Checkpoint, CheckpointFile, IntoOptimiser, LossScaler, MixedPrecision, Model, Optimiser,

@@ -1,16 +1,16 @@
-//! The commit stage: parameters, state and counters are written, one leaf after another.
+//! The commit stage: writes parameters, state and counters.
 
 use super::plan::Job;
 use super::{Engine, functions, offload};
 use crate::error::Result;
 
-/// Runs the last stage over all jobs: parameters and state are written, and then the counters of that leaf
-/// move.
+/// Writes all jobs (a job is the plan for one leaf): parameter and state of the leaf, then its counters.
 ///
 /// # Errors
 /// Only if a device fails, or a function that was left to this stage.
 pub(crate) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (mut offloaded, here): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.offloaded.is_some());
+    // First, because this can fail for lack of memory, and nothing is written yet.
     offload::prepare(&mut offloaded)?;
     functions::commit(engine, here)?;
     offload::commit(engine, offloaded)

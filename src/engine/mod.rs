@@ -1,29 +1,33 @@
-//! How a planned step runs. The engine knows arithmetic, tensors and devices, but no rule, model or tree.
+//! How a planned step runs. The engine has arithmetic, tensors and devices, but no rule, model or tree.
 //!
-//! Every leaf's rules plan first, and compute nothing. Then the norms and tensor functions that they asked
-//! for are evaluated, reading only. Last, parameters, state and counters are written, in one pass per leaf. A
-//! factor, a limit and a decay go into the loop of the step behind them, their prologue. If several loops are
-//! left, a block of 512 bytes of each array goes through all of them while it is in the first-level cache.
-//! One by itself, with all data in place, needs no blocks. Leaves below 65 536 elements are taken in rows, a
-//! thread for each row. All threads share a larger one. If all leaves together are small, they run on the
-//! caller's thread.
+//! A step has three stages, and nothing is written before the last:
 //!
-//! On CUDA devices all leaves with the same chain and dtypes are one launch of code that is printed from the
-//! same arithmetic. It gives the same bits, except for norms, which are added up in another order (fixed by
-//! lengths, dtypes and alignment). Multiply-add is not contracted there either, which costs nothing, as
-//! memory is the limit.
+//! ```text
+//! plan    the rules of each leaf (a parameter and its state) make a Job; nothing is computed
+//! reduce  evaluates the norms, checks and tensor functions that jobs wait for; reads only
+//! commit  writes parameters, state and counters, in one pass per leaf
+//! ```
 //!
-//! A step that needs norms, sums or checks from a device waits for it: once for everything that depends on no
-//! other answer, and once more for each norm of what another has scaled. AdamW waits for none, AdamW behind a
-//! global norm once, LAMB behind a global norm twice. A norm with a p other than 0, 1, 2 and ∞ counts twice.
-//! Before its first step a parameter with a master is compared with it, in a sample.
+//! **CPU.** A factor, a limit and a decay go into the loop of the step after them, as its prologue. If
+//! several loops are left, a block of 512 bytes of each array goes through all of them while it is in the
+//! first-level cache. A single loop needs no blocks if all its data is in place. Leaves below 65 536 elements
+//! are taken in rows, a thread for each row; all threads share a larger leaf. If all leaves together are
+//! small, they run on the caller's thread, otherwise on threads of the engine (see [`Engine`]).
 //!
-//! A parameter may be on another device than its master and state (see [`Offload`](crate::Offload)). Its
-//! gradient is downloaded before it is first read, the work is done on the CPU, and the parameter is uploaded
-//! when it has been written there.
+//! **CUDA.** All leaves with the same chain and dtypes are one launch of code that is printed from the same
+//! arithmetic. The bits are those of the CPU, except for norms, which are added up in another order (fixed by
+//! lengths, dtypes and alignment). Multiplications are not contracted with additions there either. That costs
+//! nothing, because memory is the limit.
 //!
-//! The fused CPU engine runs on threads of its own, as many as rayon's current pool has (`RAYON_NUM_THREADS`,
-//! or the pool in which [`update`](crate::update) is called).
+//! **Waiting for a device.** A step waits only if it needs norms, sums or checks from the device: once for
+//! everything that depends on no other answer, and once more for each norm of a gradient that another norm
+//! has scaled. AdamW never waits, AdamW after a global norm waits once, LAMB after a global norm twice. A
+//! norm with a p other than 0, 1, 2 and ∞ counts twice. Before its first step, a parameter with a master is
+//! compared with the master, in a sample.
+//!
+//! **Offload.** A parameter may be on another device than its master and state (see
+//! [`Offload`](crate::Offload)). Its gradient is downloaded before the first read, the CPU computes the step,
+//! and the parameter is uploaded after its commit.
 
 mod codegen;
 mod commit;

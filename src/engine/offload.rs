@@ -1,13 +1,20 @@
-//! Leaves whose arithmetic is done on the CPU while their parameter is on another device: gradients are
-//! downloaded, parameters are uploaded.
+//! Leaves (parameters with their state) whose arithmetic is done on the CPU while the parameter is on another
+//! device.
 //!
-//! A commit takes such leaves in batches: several leaves, or a part of a large one. While the caller's
-//! threads compute one batch, a second thread downloads the gradients of the next and a third uploads the
-//! parameters of the last, so that transfers and arithmetic overlap. What the reduce stage reads is
-//! downloaded before it; then only uploads overlap.
+//! A commit takes such leaves in batches: several leaves, or a part of a large one. Three threads work on
+//! neighbouring batches at a time, so that transfers and arithmetic overlap:
 //!
-//! candle has one stream of a CUDA device for each thread, and nothing orders them. So the caller's is done
-//! before another thread looks at its results, and that of the uploads is done before the caller goes on.
+//! ```text
+//! a second thread  downloads the gradients of batch n + 1
+//! the caller       computes batch n, on all threads of the engine
+//! a third thread   uploads the parameters of batch n - 1
+//! ```
+//!
+//! Gradients that the reduce stage reads are downloaded before it. Then only uploads overlap.
+//!
+//! candle has one stream of a CUDA device for each thread of the host, and nothing orders these streams. So
+//! the caller's stream is waited for before another thread reads its results, and the stream of the uploads
+//! is waited for before the caller goes on.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -20,10 +27,10 @@ use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::tensors::{Device, Tensor};
 
-/// The elements of a batch: enough to be worth waking threads for.
+/// The most elements of a batch, unless a leaf cannot be divided: enough to be worth waking threads for.
 const BATCH: usize = 1 << 20;
 
-/// Downloads the gradients of a job, if that is to be done and has not been.
+/// Downloads the gradients of an offloaded job, unless that has been done.
 pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
     if job.offloaded.is_none_or(|offloaded| offloaded.is_downloaded) {
         return Ok(());
@@ -45,8 +52,8 @@ fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     })
 }
 
-/// Downloads the gradients that are not contiguous. They are first copied on the device, which can fail for
-/// want of memory: here, before anything is written.
+/// Downloads the gradients that are not contiguous. Such a gradient is first copied on the device, which can
+/// fail for lack of memory. So this function runs before anything is written.
 pub(super) fn prepare(jobs: &mut [&mut Job<'_>]) -> Result<()> {
     let strided = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous));
     strided.into_iter().try_for_each(|job| download(job))
@@ -63,18 +70,18 @@ struct Travelling<'a> {
     upload: Option<Upload<'a>>,
 }
 
-/// What a parameter, or a part of it, becomes.
+/// The transfer of new values (`staging`, on the CPU) to the elements `window` of a parameter.
 struct Upload<'a> {
     staging: &'a Tensor,
     parameter: &'a dyn Lend,
     window: Range<usize>,
 }
 
-/// Runs these jobs, whose parameters are elsewhere, and uploads the parameters that were written.
+/// Runs offloaded jobs and uploads the parameters that they write.
 ///
 /// # Errors
-/// Only if a device fails. A parameter that could not be uploaded is not what its state says. The next update
-/// refuses it, if its sample shows that.
+/// Only if a device fails. A parameter whose upload has failed does not fit its state. The next update
+/// refuses it, if the update's sample of elements shows that.
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
@@ -97,6 +104,7 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
     };
     match &mut batches[..] {
         [] => Ok(()),
+        // A single batch has no other to overlap with, so it needs no threads.
         [only] => {
             let uploads = download_batch(only)?;
             compute(batches.remove(0))?;
@@ -106,12 +114,13 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
     }
 }
 
-/// Waits until this thread's work on the devices is done.
+/// Waits until the work of this thread on the devices is done.
 fn synchronise(devices: &[Device]) -> Result<()> {
     Ok(devices.iter().try_for_each(Device::synchronize)?)
 }
 
-/// Three threads, each with one batch in hand and one before it.
+/// Runs the batches on three threads. Each channel holds one batch, so that downloaded gradients take the
+/// memory of few batches.
 fn overlapping<'a>(
     batches: Vec<Vec<Travelling<'a>>>,
     devices: &[Device],
@@ -132,12 +141,13 @@ fn overlapping<'a>(
         });
         let uploading =
             scope.spawn(move || up.into_iter().try_for_each(upload_all).and(synchronise(devices)));
-        // Each of the three stops when a channel's other end is gone.
+        // If one of the threads fails, it drops its ends of the channels, and the others stop there.
         let outcome = arrived.into_iter().try_for_each(|downloaded| {
             let (batch, uploads) = downloaded.map_err(Stop::Failed)?;
             compute(batch).map_err(Stop::Failed)?;
             computed.send(uploads).map_err(|_| Stop::NoUploads)
         });
+        // Otherwise the uploading thread would wait for more batches, and `join` for that thread.
         drop(computed);
         let uploaded = uploading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match outcome {
@@ -147,13 +157,14 @@ fn overlapping<'a>(
     })
 }
 
-/// Why the batches after one are not computed.
+/// Why no further batch is computed.
 enum Stop {
     Failed(Error),
+    /// The uploading thread has stopped, and has the error.
     NoUploads,
 }
 
-/// Downloads the gradients of a batch. The result is what is to be uploaded after it.
+/// Downloads the gradients of a batch. Returns the uploads that follow its computation.
 fn download_batch<'a>(batch: &mut [Travelling<'a>]) -> Result<Vec<Upload<'a>>> {
     for travelling in batch.iter_mut().filter(|travelling| !travelling.is_downloaded) {
         download_all(&mut travelling.piece.gradients)?;
@@ -167,8 +178,8 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
         .try_for_each(|Upload { staging, parameter, window }| dispatch::upload(staging, parameter, window))
 }
 
-/// The job in pieces of at most a batch where it can be divided, else whole. Its gradients go over to the
-/// pieces.
+/// Cuts a job into pieces of at most a batch, or returns it as one piece if it cannot be divided. The job's
+/// gradients move into the pieces.
 fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Travelling<'a>>> {
     job.copy_lent()?;
     let (offloaded, length) = (job.offloaded, job.length);
@@ -178,7 +189,7 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
         let offloaded = offloaded.filter(|_| writes_x);
         offloaded.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, window })
     };
-    // Parts of gradients have to be neighbouring elements.
+    // Only a contiguous gradient can be cut into ranges of elements.
     let is_divided = length > BATCH && comes_in_pieces(engine, job) && job.sources.iter().all(is_contiguous);
     if !is_divided {
         let piece =
@@ -201,8 +212,9 @@ fn pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Tra
     windows(length).map(piece).collect()
 }
 
-/// Parts of about equal length, each at most a batch.
+/// Ranges of about equal length, each at most a batch.
 fn windows(length: usize) -> impl Iterator<Item = Range<usize>> {
+    // A multiple of 1024, and so of 128, because records of state (codes, low bits) have 128 elements.
     let part = length.div_ceil(length.div_ceil(BATCH)).next_multiple_of(1 << 10);
     (0..length).step_by(part).map(move |start| start..length.min(start + part))
 }

@@ -1,4 +1,5 @@
-//! Jobs that are committed piece by piece, because their gradients arrive in pieces.
+//! Jobs (plans for one leaf each) that are committed piece by piece, because their gradients arrive in
+//! pieces.
 
 use std::ops::Range;
 
@@ -11,15 +12,15 @@ use crate::error::Result;
 pub(crate) struct Piece<'a> {
     /// The index of its job.
     pub(crate) job: usize,
-    /// Which elements, if not all.
+    /// The elements of the piece. `None` for a whole leaf.
     pub(crate) window: Option<Range<usize>>,
     pub(crate) is_last: bool,
-    /// Of these elements.
+    /// The gradients of these elements.
     pub(crate) gradients: Sources<'a>,
 }
 
-/// Whether a job can come in pieces. Its data is then where the fused CPU engine runs, and nothing asks for
-/// all of its elements at once.
+/// Whether a job can be committed in pieces: the fused CPU engine runs it, and no step needs all elements at
+/// once.
 pub(crate) fn comes_in_pieces(engine: Engine, job: &Job<'_>) -> bool {
     let is_elementwise = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Identity);
     engine.is_fused_on_cpu(job.x.device()) && job.steps.iter().all(is_elementwise)

@@ -1,4 +1,8 @@
 //! The reference engine: the same steps as candle tensor operations, one at a time, on any device.
+//!
+//! Results have the bits of the fused CPU engine: each node of the recorded arithmetic is one operation in
+//! the same dtype, gradients are added in the same pairs, and sums are taken on the host by the loop of that
+//! engine.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -16,21 +20,20 @@ use crate::model::lent::Lent;
 use crate::numbers::value::{Binary, Comparison, Graph, Node, Unary};
 use crate::numbers::{key_at, largest, random_bits, stochastic_bf16, stochastic_f16};
 
-/// What arithmetic makes of a gradient.
 struct StepResult {
     dx: Tensor,
     /// The next values of the slots, in order.
     slots: Vec<Tensor>,
 }
 
-/// Runs arithmetic on the sum of gradients; x is in the dtype of the arithmetic.
+/// Runs a chain on the sum of gradients. `x` is in the dtype of the arithmetic.
 fn evaluate<'j>(
     x: &Tensor,
     sources: &[Lent<'_>],
     links: impl Iterator<Item = Link<'j>>,
 ) -> Result<StepResult> {
     let dtype = x.dtype();
-    // A vector stands for a gradient of the parameter's shape.
+    // Reshaped, because a gradient in lent memory may be a vector.
     let mut read = |source: &Lent<'_>| Ok(source.tensor_or_copy()?.to_dtype(dtype)?.reshape(x.shape())?);
     let sum =
         pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
@@ -48,7 +51,7 @@ fn evaluate<'j>(
     Ok(StepResult { dx, slots })
 }
 
-/// Runs one step over whole tensors.
+/// Records one kernel as a graph and evaluates it on whole tensors.
 fn run_kernel(
     kernel: &dyn Kernel,
     x: &Tensor,
@@ -63,7 +66,7 @@ fn run_kernel(
 
     let inputs: Vec<&Tensor> = [x, dx].into_iter().chain(slots).collect();
     let values = evaluate_graph(graph, &inputs)?;
-    // A step may ignore its inputs; its result is then a scalar that stands for every element.
+    // If a step ignores its inputs, its result is a scalar, and every element has that value.
     let whole = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
     Ok((whole(out)?, outputs.into_iter().map(whole).collect::<candle_core::Result<_>>()?))
 }
@@ -106,23 +109,23 @@ fn evaluate_graph(graph: Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<T
     Ok(values)
 }
 
-/// What a commit writes.
 struct NextValues {
     /// The slots of all segments, in order.
     slots: Vec<Tensor>,
-    /// x as it is stored; `None` if it stays.
+    /// x as it is stored; `None` if the commit does not write x.
     x: Option<Tensor>,
-    /// What that lacks: the low bits, or the compensation.
+    /// What the stored x lacks: its low bits, or the compensation of a Kahan sum.
     rest: Option<Tensor>,
 }
 
-/// Runs the job to its end: computes everything, and then writes it.
+/// Runs a job to its end: computes all values, then writes them.
 ///
-/// The parameter comes first, as its owner may refuse, and everything else while it is lent: what its owner
-/// does afterwards comes too late.
+/// The parameter is written first: if its owner refuses to lend it, nothing has changed. State is written
+/// while the parameter is lent, so that no later error of the owner separates parameter and state.
 pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     let NextValues { slots, x: next, rest } = next_values(job)?;
     let (parameter, follower) = match (&job.x, &job.epilogue) {
+        // A master in a variable is written as x, and the parameter after it.
         (Operand::Lent(x), Epilogue::Master(parameter)) => (Some(*x), Some(*parameter)),
         (Operand::Lent(x), _) => (Some(*x), None),
         (Operand::Own(_), Epilogue::Master(parameter)) => (Some(*parameter), None),
@@ -167,7 +170,8 @@ fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
                 let stored = rounded(&(&x + &carry)?, dtype)?;
                 let seen = stored.to_dtype(compute)?;
                 let lost = (carry - (&seen - x)?)?;
-                // An infinite sum has lost nothing that could be made up for.
+                // If the sum is infinite, nothing is carried over: the loss would be infinite, and the next
+                // sum NaN.
                 let is_finite =
                     seen.abs()?.broadcast_le(&scalar(largest(compute), compute, seen.device())?)?;
                 (Some(stored), Some(is_finite.where_cond(&lost, &lost.zeros_like()?)?))
@@ -177,7 +181,7 @@ fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
     Ok(next)
 }
 
-/// The parameter, or its master, as one number for each element.
+/// The parameter, or its master, with one whole number for each element.
 fn whole(place: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
     let x = match place {
         Operand::Lent(lender) => lender.tensor_or_copy()?,
@@ -186,6 +190,7 @@ fn whole(place: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
     Ok(low_bits.map_or(Ok(x.clone()), |low_bits| joined(&x, low_bits))?)
 }
 
+/// Rounds up or down at random, on the host: the random bits are a hash of the element's index.
 fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
     let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
@@ -201,7 +206,6 @@ fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core:
     rounded.reshape(next.shape())
 }
 
-/// The elements as a tensor of the compute dtype.
 pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
     let Job { x, low_bits, compute, .. } = view.job;
     let x = whole(x, low_bits.as_deref())?.to_dtype(DType::from(*compute))?;
@@ -211,14 +215,14 @@ pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
     Ok(evaluate(&x, view.sources(), view.links())?.dx)
 }
 
-/// The totals of the elements' chunks, with the bits of the fused engine.
+/// The totals of the chunks of the request's elements, with the bits of the fused CPU engine.
 pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_>) -> Result<ChunkTotals> {
     let elements = materialise(view)?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = on_host(&elements.to_dtype(DType::F64)?)?;
     Ok(values.chunks(chunk_length(view.job.whole)).map(|chunk| reduce_chunk(reducer, chunk)).collect())
 }
 
-/// The total of host numbers, in the order and with the roundings of the fused engine.
+/// The total of one chunk of host numbers, in the order and with the roundings of the fused engine.
 pub(super) fn reduce_chunk(reducer: Reducer, values: &[f64]) -> f64 {
     let mut sums = [0.0; ACCUMULATORS];
     reduce_block(Isa::best(), reducer, values, &mut sums);

@@ -1,4 +1,5 @@
-//! Engines: the user's choice, and where the work of a leaf is done by it.
+//! The user's choice of an engine, and where that choice does the work of a leaf (a parameter with its
+//! state).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,27 +7,27 @@ use super::Isa;
 use crate::error::warning::Warning;
 use crate::tensors::Device;
 
-/// The engine that carries a step out.
+/// The engine that runs a step.
 ///
-/// All engines give the same numbers, bit for bit in f32 and f64 (norms on CUDA devices: to about 1e-15), so
-/// the choice is one of speed and of debugging.
+/// All engines give the same bits in f32 and f64, except that norms on CUDA devices differ by about 1e-15.
+/// The choice is one of speed and of debugging.
 ///
 /// The fused CPU engine runs on as many threads as rayon's current pool has: `RAYON_NUM_THREADS`, or the pool
 /// in which [`update`](crate::update) is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// The fused engine of the parameter's device, with the widest instruction set of the processor. Devices
-    /// without a fused engine use [`Engine::Tensors`].
+    /// The fused engine of the parameter's device, with the widest instruction set of the processor. If the
+    /// device has no fused engine, this is [`Engine::Tensors`].
     #[default]
     Fused,
     /// The fused CPU engine restricted to an instruction set.
     FusedWith(Isa),
-    /// candle tensor operations, one at a time: the slow reference, on any device.
+    /// candle's tensor operations, one at a time: the slow reference, on any device.
     #[cfg(feature = "candle")]
     Tensors,
-    /// The engine of CUDA devices for parameters on the CPU, to test it without a GPU.
+    /// The engine of CUDA devices, run for parameters on the CPU, to test it without a GPU.
     ///
-    /// Its code is compiled by the system's C++ compiler (`c++`) and runs on the CPU, slowly.
+    /// The system's C++ compiler (`c++`) compiles its code, which runs on the CPU, slowly.
     #[cfg(feature = "emulate")]
     Emulated,
 }
@@ -44,12 +45,12 @@ pub(super) enum Route {
 }
 
 impl Engine {
-    /// Whether the fused CPU engine has a leaf whose x is on this device.
+    /// Whether the fused CPU engine runs a leaf whose x (parameter or master) is on `device`.
     pub(crate) fn is_fused_on_cpu(self, device: &Device) -> bool {
         matches!(self.route(device), Route::Cpu(_))
     }
 
-    /// Where the work of a leaf is done whose x is on this device.
+    /// Where the work of a leaf is done, if its x is on `device`.
     pub(super) fn route(self, device: &Device) -> Route {
         match self {
             #[cfg(feature = "candle")]
@@ -63,9 +64,10 @@ impl Engine {
     }
 }
 
-/// Says once in the life of the program that updates are slower than they could be.
+/// Warns, once in the life of the process, that updates are slower than they could be.
 pub(super) fn warn_once(reason: &str) {
     static WARNED: AtomicBool = AtomicBool::new(false);
+    // Relaxed, because the flag guards no other memory.
     if !WARNED.swap(true, Ordering::Relaxed) {
         Warning::SlowEngine { reason: reason.to_string() }.say();
     }

@@ -8,7 +8,8 @@ impl From<candle_core::Error> for Error {
     }
 }
 
-/// An error of candle's comes out as it went in.
+/// Returns candle's own error if no path and no file was added to it, so that a caller can match on it. Wraps
+/// any other error.
 impl From<Error> for candle_core::Error {
     fn from(mut error: Error) -> Self {
         let Facts { kind, path, file, cause, .. } = &mut *error.0;

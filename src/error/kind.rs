@@ -1,48 +1,46 @@
 //! Kinds of errors, for a program to decide on.
 
-/// What kind of thing went wrong.
+/// The kind of an [`Error`](crate::Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A tensor is not what it has to be: a gradient, a parameter, a master, state, or one of a file.
+    /// A tensor (gradient, parameter, master, state, or tensor of a file) has a wrong shape, dtype or device.
     ///
-    /// It has another shape, dtype or device, is not there, or has a number that is too large for the dtype in
-    /// which it is to be stored.
+    /// Also if the tensor is missing, or if one of its numbers is too large for the dtype that stores it.
     Tensor,
     /// A tensor, or the norm of a gradient, has a number that is infinite or NaN.
     NotFinite,
-    /// What the program chose makes no sense: a hyper-parameter, a schedule, a pattern, a configuration.
-    ///
-    /// It is out of range, of another type, or cannot be set here.
+    /// A hyper-parameter, schedule, pattern or configuration is out of range, of a wrong type, or not
+    /// possible here.
     Argument,
-    /// Nothing has this name: a parameter, a field, a rule, a key.
-    /// [`Error::expected`](crate::Error::expected) lists what there is.
+    /// No parameter, field, rule or key has this name. [`Error::expected`](crate::Error::expected) lists the
+    /// names that exist.
     UnknownName,
-    /// The model is not the one that the state was made for, or no state can be made for it.
+    /// The model is not the one for which the state was made, or no state can be made for this model.
     Model,
-    /// A parameter or a copy of it was changed outside of `update`, which would overwrite the change.
+    /// A parameter or its copy was changed outside of `update`, and the call would overwrite the change.
     Changed,
     /// No parameter has a gradient, or one that is required has none.
     NoGradient,
     /// The loss was not scaled, or its scale is at its floor.
     LossScale,
-    /// Memory is not what its tensor or its owner says.
+    /// Memory does not have the dtype, length or layout that its tensor or its owner declares.
     Memory,
-    /// Code outside of this crate does not keep to a trait: a rule, a model, or gradients.
+    /// A rule, a model or gradients from outside of this crate break the contract of their trait.
     Contract,
-    /// What was asked for cannot be done for this optimiser, parameter or state.
+    /// The call is not possible for this optimiser, parameter or state.
     Unsupported,
     /// A file cannot be opened, read or written.
     Io,
-    /// A file is damaged, of another format, or lacks what it should have.
+    /// A file is damaged, of another format, or incomplete.
     File,
-    /// A file is of another rule, or of other settings of it.
+    /// A file was written by another rule, or by the same rule with other settings.
     OtherRule,
-    /// Ranks do not do the same, or another rank refuses.
+    /// Ranks make different calls or have different values, or another rank refuses.
     Ranks,
     /// The ranks cannot communicate.
     Communication,
-    /// An error of another library, such as a tensor operation of candle's that failed, or of a rule outside of
-    /// this crate.
+    /// An error of another library, such as a failed tensor operation of candle's, or of a rule from outside
+    /// of this crate.
     Other,
 }

@@ -1,24 +1,24 @@
-//! Names in messages.
+//! Lists of names in messages, and the name that the user may have meant.
 
 use std::fmt::Display;
 
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// An unknown name. `what` is what would have it: "rule". The message suggests the nearest available
-    /// name.
+    /// The error for an unknown name. `what` is the kind of thing that is named: "rule". The message suggests
+    /// the nearest available name.
     pub(crate) fn unknown(what: impl Display, name: &str, available: &[String]) -> Self {
         Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
             .with_expected(one_of(available))
     }
 }
 
-/// The available names, as what an error expected.
+/// The available names, as text for [`Error::with_expected`].
 pub(crate) fn one_of(available: &[String]) -> String {
     if available.is_empty() { "none".to_string() } else { format!("one of: {}", joined(available)) }
 }
 
-/// Names in a sentence. The empty one, the path of a model that is a single variable, is in quotes.
+/// Names with commas. An empty name, which is the path of a model that is a single variable, is in quotes.
 pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
     names
         .iter()
@@ -27,7 +27,7 @@ pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
         .join(", ")
 }
 
-/// At most `LISTED` names, for messages that say what exists.
+/// The first names and "..." for the rest, because a model may have thousands.
 pub(crate) fn listed(names: impl Iterator<Item = impl Into<String>>) -> Vec<String> {
     const LISTED: usize = 20;
     let mut names: Vec<String> = names.take(LISTED + 1).map(Into::into).collect();
@@ -37,7 +37,8 @@ pub(crate) fn listed(names: impl Iterator<Item = impl Into<String>>) -> Vec<Stri
     names
 }
 
-/// Names in other libraries and of other rules, each with ours.
+/// Names in other libraries and of other rules, each with the name of this crate. A name may occur twice: the
+/// first row whose second name is available counts.
 const ELSEWHERE: [(&str, &str); 12] = [
     ("lr", "eta"),
     ("learning_rate", "eta"),
@@ -53,9 +54,9 @@ const ELSEWHERE: [(&str, &str); 12] = [
     ("eta_max", "decay_eta_max"),
 ];
 
-/// The available name that an unknown one may mean, in brackets; empty if none is near.
+/// The available name that an unknown one may mean, as text in brackets; empty if no name is near.
 pub(crate) fn meant(name: &str, available: &[String]) -> String {
-    /// No name of ours is nearly as long.
+    /// No name of this crate is nearly as long, and `edits` takes time in proportion to both lengths.
     const LONGEST: usize = 64;
     if name.len() > LONGEST {
         return String::new();
@@ -74,7 +75,8 @@ pub(crate) fn meant(name: &str, available: &[String]) -> String {
     found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
 }
 
-/// The edit distance of two words: letters left out, added, exchanged, or swapped with their neighbour.
+/// The edit distance of two words: the number of letters to leave out, add, exchange, or swap with their
+/// neighbour (optimal string alignment). `rows[i][j]` is the distance of the first i and j letters.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];

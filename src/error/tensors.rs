@@ -1,4 +1,4 @@
-//! Errors about a tensor: a gradient, a parameter, a master, state, or one of a file.
+//! Errors about a tensor: a gradient, parameter, master or state, or a tensor of a file.
 
 use std::fmt::{Debug, Display};
 
@@ -8,28 +8,27 @@ use super::{Error, ErrorKind};
 pub(crate) const FLOATS: &str = "F16, BF16, F32 or F64";
 
 impl Error {
-    /// A tensor of another shape. `what` is the tensor: "the gradient".
+    /// The error for a tensor of another shape. `what` names the tensor: "the gradient".
     pub(crate) fn shape(what: impl Display, got: impl Debug, expected: impl Debug) -> Self {
         Error::new(ErrorKind::Tensor, format!("{what} has shape"))
             .with_got(format_args!("{got:?}"))
             .with_expected(format_args!("{expected:?}"))
     }
 
-    /// A tensor of another dtype. `expected` is in words.
+    /// The error for a tensor of another dtype. `expected` is text, because several dtypes may be allowed.
     pub(crate) fn dtype(what: impl Display, got: impl Debug, expected: impl Display) -> Self {
         Error::new(ErrorKind::Tensor, format!("{what} is"))
             .with_got(format_args!("{got:?}"))
             .with_expected(expected)
     }
 
-    /// A tensor on another device.
     pub(crate) fn device(what: impl Display, got: impl Debug, expected: impl Debug) -> Self {
         Error::new(ErrorKind::Tensor, format!("{what} is on"))
             .with_got(format_args!("{got:?}"))
             .with_expected(format_args!("{expected:?}"))
     }
 
-    /// A tensor with a number that is infinite or NaN.
+    /// The error for a tensor with a number that is infinite or NaN.
     pub(crate) fn not_finite(what: impl Display, value: f64, element: usize) -> Self {
         Error::new(ErrorKind::NotFinite, format!("{what} is"))
             .with_got(value)
@@ -37,7 +36,7 @@ impl Error {
             .with_expected("a finite number")
     }
 
-    /// A tensor with a number that is infinite in the dtype in which it is to be stored.
+    /// The error for a tensor with a number that would be infinite in the dtype that stores it.
     pub(crate) fn too_large(what: impl Display, value: f64, element: usize, dtype: impl Debug) -> Self {
         Error::new(ErrorKind::Tensor, format!("{what} is"))
             .with_got(value)
@@ -45,7 +44,7 @@ impl Error {
             .with_expected(format_args!("a number that {dtype:?} can hold"))
     }
 
-    /// A tensor that is not there. `problem` is a clause: "the file has no tensor \"w\"".
+    /// The error for a missing tensor. `problem` is a clause: "the file has no tensor \"w\"".
     pub(crate) fn missing(problem: impl Into<String>) -> Self {
         Error::new(ErrorKind::Tensor, problem.into())
     }

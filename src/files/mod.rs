@@ -1,4 +1,4 @@
-//! Files, read and written: weights, checkpoints, torch's optimiser states, configurations.
+//! Files: weights, checkpoints, torch's optimiser states, configurations.
 
 pub(crate) mod checkpoint;
 #[cfg(feature = "config")]

@@ -1,4 +1,16 @@
-//! Pages about the whole: how things are done, what they cost, where people come from.
+//! Pages for users, each with its conclusion first.
+//!
+//! | question | page |
+//! | --- | --- |
+//! | How do I write it? | [`recipes`] |
+//! | What was it called in torch, optax, candle-nn, burn or Optimisers.jl? | [`coming_from`] |
+//! | How many bytes does it take, and which store do I choose? | [`memory`] |
+//! | How fast and how exact is it, on which machine? | [`measurements`] |
+//! | What runs on which device? | [`devices`] |
+//! | Why does a layer not train? | [`cuts`] |
+//! | What is in a checkpoint? | [`checkpoints`] |
+//! | How do I use it without candle? | [`frameworks`] |
+//! | How do I train on many machines? | [`many_machines`](crate::many_machines) |
 
 #[doc = include_str!("checkpoints.md")]
 pub mod checkpoints {}

@@ -1,4 +1,4 @@
-//! [`Model`] for the standard library's containers.
+//! [`Model`] for the standard library's containers. Paths are indices in lists and tuples, and keys in maps.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;

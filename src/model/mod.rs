@@ -1,4 +1,8 @@
-//! What can be trained: anything that can show its tensors under their paths.
+//! The model that is trained: whatever implements [`Model`] and shows its tensors under their paths.
+//!
+//! `Model::visit` calls [`Visitor::child`] for parts, which builds the path, and [`Visitor::tensor`] or
+//! [`Visitor::lend`] for tensors. These pass path and tensor on to a [`See`]: [`in_path_order`] has one that
+//! collects a model's parameters, and `tree/found.rs` one that finds those of a state again in each update.
 
 #[cfg(feature = "candle")]
 pub(crate) mod candle;
@@ -18,8 +22,8 @@ use crate::tensors::Tensor;
 
 /// Something with trainable tensors: a `VarMap`, a layer, a struct of layers, a collection of these.
 ///
-/// It shows each tensor under its path, such as `encoder.0.weight`. Tensors that are not variables, and
-/// variables of integer dtype, are passed over, so a model may show all it has.
+/// A model shows each tensor under its path, such as `encoder.0.weight`. A model may show all its tensors:
+/// those that are not variables, and variables of integer dtype, are ignored.
 ///
 /// Implemented for `VarMap`, `Var`, a `Tensor` (trained if it is a variable), the candle-nn layers that
 /// expose their tensors (`Linear`, `Embedding`, `LayerNorm`, `RmsNorm`, `Conv1d`, `Conv2d` and their
@@ -29,9 +33,9 @@ use crate::tensors::Tensor;
 ///
 /// A struct needs one line, [`model!`](crate::model).
 ///
-/// In a list a path is a place: `0`, `1`, and so on. A checkpoint goes by paths, so the list needs the same
-/// order in each run. `VarMap::all_vars` has another one each time: pass the `VarMap` itself, which has
-/// names.
+/// In a list the paths are the indices: `0`, `1`, and so on. A checkpoint finds parameters by path, so the
+/// list must have the same order in each run. `VarMap::all_vars` returns another order each time: pass the
+/// `VarMap` itself, which has names.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
     label = "not a model",
@@ -44,24 +48,24 @@ pub trait Model {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>);
 }
 
-/// Receives a model's tensors, and knows the path where it is.
+/// Receives a model's tensors, and has the path of the part that is being visited.
 ///
-/// `'m` is how long the model is borrowed: what is [lent](Visitor::lend) is lent for that time.
+/// `'m` is the borrow of the model, and of the memory that the model [lends](Visitor::lend).
 pub struct Visitor<'m, 'v> {
     path: String,
     see: &'v mut dyn See<'m>,
 }
 
-/// What a visitor does with what it is shown.
+/// The receiver of what a model shows to a [`Visitor`].
 pub(crate) trait See<'m> {
-    /// A tensor of candle's, and its path.
+    /// Takes a tensor of candle's and its path.
     fn tensor(&mut self, path: &str, tensor: &Tensor);
 
-    /// Other memory, and its path.
+    /// Takes other memory and its path.
     fn lent(&mut self, path: &str, lender: &'m dyn Lend);
 }
 
-/// A function sees candle's tensors alone.
+/// A function receives only candle's tensors, because [`Visitor::new`] is public with this signature.
 impl<'m, F: FnMut(&str, &Tensor)> See<'m> for F {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         self(path, tensor);
@@ -102,9 +106,9 @@ impl<'m, 'v> Visitor<'m, 'v> {
         self.below(name, |visitor| part.visit(visitor));
     }
 
-    /// Runs a function with the visitor one name further down.
+    /// Runs a function with `name` appended to the visitor's path.
     ///
-    /// For tensors that do not live as long as the model, such as those behind a lock.
+    /// For tensors that can be borrowed only for a moment, such as those in a `Mutex`.
     ///
     /// ```
     /// use std::sync::Mutex;
@@ -134,12 +138,13 @@ impl<'m, 'v> Visitor<'m, 'v> {
         self.path.truncate(length);
     }
 
-    /// Shows the tensor at this place.
+    /// Shows a tensor at the visitor's path.
     pub fn tensor(&mut self, tensor: &Tensor) {
         self.see.tensor(&self.path, tensor);
     }
 
-    /// Shows memory of another kind than candle's tensors, which is trained.
+    /// Shows memory that the model lends, at the visitor's path. Such memory is trained, unless it is a
+    /// tensor of candle's that is not a variable.
     pub fn lend(&mut self, lender: &'m dyn Lend) {
         match lender.tensor() {
             Some(tensor) => self.see.tensor(&self.path, tensor),
@@ -162,9 +167,9 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 
 /// Implements [`Model`](crate::Model) for a struct by the names of its fields.
 ///
-/// A raw identifier `r#type` is `type` in paths. A field that is not named is not trained, so a list without
-/// it does not compile. `..` at the end says that the others are left out on purpose: those that hold no
-/// variables, or variables that are not to be trained.
+/// A raw identifier `r#type` is `type` in paths. Only the listed fields are trained. A list that lacks a
+/// field does not compile, so that no field is forgotten. To leave fields out on purpose, because they have
+/// no variables or none that are to be trained, end the list with `..`.
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};
@@ -188,7 +193,8 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 /// ```
 #[macro_export]
 macro_rules! model {
-    // The pattern is the caller's own: an error about a forgotten field then points there.
+    // `let` with the pattern `$all` makes the compiler check that no field is forgotten. The pattern consists
+    // of the caller's own tokens, so that the error points at the call.
     (@visits [$($generics:tt)*] [$Model:ty] [$($field:ident)*] $made:expr, $all:pat) => {
         impl<$($generics)*> $crate::Model for $Model {
             fn visit<'m>(&'m self, visitor: &mut $crate::Visitor<'m, '_>) {
@@ -207,6 +213,8 @@ macro_rules! model {
     (@ $($other:tt)*) => {
         compile_error!("expected a struct with its fields: `model!(Net { hidden, output })`, or `model!(Net { hidden, .. })`");
     };
+    // A type with parameters cannot be a pattern. A closure that is never called constructs the struct
+    // instead, which does not compile either if a field is forgotten.
     ([$($generics:tt)*] $Model:ty { $($field:ident),* $(,)? }) => {
         $crate::model!(@visits [$($generics)*] [$Model] [$($field)*] || -> Self { Self { $($field: unreachable!()),* } }, _);
     };

@@ -1,4 +1,4 @@
-//! Which of several path patterns decides for a parameter: the first that matches.
+//! Path patterns in an order: the first that matches a parameter decides for it.
 
 #[cfg(any(feature = "candle", feature = "config"))]
 mod choice;
@@ -7,8 +7,8 @@ use wildmatch::WildMatch;
 
 use crate::error::{Error, ErrorKind, Result, listed, one_of};
 
-/// Patterns in their order. `*` stands for any text, dots included, `?` for one character, and the whole path
-/// must match.
+/// Path patterns in an order. `*` matches any text, dots included, and `?` one character. A pattern must
+/// match the whole path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Patterns {
     texts: Vec<String>,
@@ -29,19 +29,20 @@ impl Patterns {
         paths.iter().any(|path| self.compiled[pattern].matches(path.as_ref()))
     }
 
-    /// The index of the first pattern that matches one of a parameter's paths.
+    /// The index of the first pattern that matches any of a parameter's paths.
     pub(crate) fn first(&self, paths: &[impl AsRef<str>]) -> Option<usize> {
         (0..self.texts.len()).find(|&pattern| self.matches(pattern, paths))
     }
 
-    /// Refuses a pattern that matches no path of these parameters, each with its paths.
+    /// Refuses a pattern that matches no parameter, because it is probably mistyped. Each element of
+    /// `parameters` has all paths of a parameter.
     pub(crate) fn check_matched(&self, parameters: &[Vec<&str>]) -> Result<()> {
         let is_idle = |&pattern: &usize| !parameters.iter().any(|paths| self.matches(pattern, paths));
         let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
         Err(self.unmatched(idle, parameters.iter().filter_map(|paths| paths.first().copied())))
     }
 
-    /// The error that a pattern matches none of these paths.
+    /// The error for a pattern that matches none of these paths.
     fn unmatched<'p>(&self, pattern: usize, paths: impl Iterator<Item = &'p str>) -> Error {
         let available = listed(paths);
         Error::new(ErrorKind::Argument, format!("the pattern {:?} matches no parameter", self.texts[pattern]))

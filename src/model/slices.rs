@@ -1,4 +1,4 @@
-//! Parameters and gradients in memory that the caller owns.
+//! Parameters and gradients in memory that the caller owns, for programs without candle's tensors.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,10 +15,10 @@ use crate::numbers::{DType, Shape, UNCOUNTED};
 /// `&mut [bf16]`.
 ///
 /// [`setup`](crate::setup), [`update`](crate::update), [`Update`](crate::Update) and
-/// [`LossScaler`](crate::LossScaler) take it like any model, with every rule and optimiser. An update works
-/// on the slices where they lie, without a copy. It has the engine, the speed and the bits of the same update
-/// of candle variables. Slices are borrowed for as long as this lives, so nothing can alias. A program makes
-/// one for each step, after it has computed its gradients.
+/// [`LossScaler`](crate::LossScaler) take slices like any model, with every rule and optimiser. An update
+/// writes the slices in place, with the engine, the speed and the bits of an update of candle variables. A
+/// `ParameterSlices` borrows its slices mutably, so nothing can alias them. A program makes a new one for
+/// each step, after it has computed its gradients.
 ///
 /// ```
 /// use half::bf16;
@@ -43,17 +43,17 @@ use crate::numbers::{DType, Shape, UNCOUNTED};
 /// ```
 ///
 /// # What is different
-/// - The state finds its parameters by path, in whatever slice they lie: shape and dtype have to be those
-///   that `setup` saw.
-/// - A parameter that is not there is an error, as with every model; a gradient that is not there leaves its
-///   parameter as it was.
-/// - `setup`, `add`, `replace` and `resize_rows` copy one parameter at a time where a rule keeps a copy of
-///   it. Rules of whole tensors work on copies of one gradient and parameter at a time.
-/// - It stands inside another model (a tuple, a `Vec`, a struct) as any model does.
+/// - The state finds its parameters by path, so a step may pass other slices than the step before. Shape and
+///   dtype must be those that `setup` found.
+/// - If a parameter is missing, the call returns an error, as with every model. If a gradient is missing, its
+///   parameter stays as it is.
+/// - If a rule keeps a copy of the parameter, `setup`, `add`, `replace` and `resize_rows` copy one parameter
+///   at a time. Rules of whole tensors work on copies of one gradient and one parameter at a time.
+/// - `ParameterSlices` can be a part of another model (a tuple, a `Vec`, a struct).
 ///
 /// # Cost
-/// About a microsecond for each parameter and step, most of it to make this and [`GradientSlices`]; half of
-/// that for a variable. Nothing for each element.
+/// About a microsecond for each parameter and step, most of it to make `ParameterSlices` and
+/// [`GradientSlices`]. A candle variable takes half of that. There is no cost for each element.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct ParameterSlices<'a> {
@@ -66,6 +66,7 @@ struct ParameterSlice<'a> {
     path: &'a str,
     shape: Shape,
     dtype: DType,
+    // `Lend::write` gets `&self`, and threads share the model, so a lock has to give out the `&mut` slice.
     memory: Mutex<MemoryMut<'a>>,
 }
 
@@ -75,10 +76,10 @@ impl<'a> ParameterSlices<'a> {
         Self::default()
     }
 
-    /// The same with one more parameter: its path, its shape and its elements in row-major order.
+    /// Adds a parameter: its path, its shape and its elements in row-major order.
     ///
     /// # Errors
-    /// If the slice has another number of elements than the shape, or the path is there already.
+    /// If the slice has another number of elements than the shape, or the path is already in use.
     pub fn with(
         mut self,
         path: &'a str,
@@ -94,7 +95,7 @@ impl<'a> ParameterSlices<'a> {
         Ok(self)
     }
 
-    /// Whether there is none.
+    /// Whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
     }
@@ -117,6 +118,7 @@ impl Lend for ParameterSlice<'_> {
         self.dtype
     }
 
+    /// `None`, because nobody else can access a `&mut` slice.
     fn memory(&self) -> Option<usize> {
         None
     }
@@ -132,16 +134,16 @@ impl Lend for ParameterSlice<'_> {
 
 /// Gradients in memory that the caller owns, of any float dtype, by path.
 ///
-/// They go with [`ParameterSlices`] or any other model. An update reads them where they lie. They have as
-/// many elements as their parameters, in row-major order. One slice under several paths of a tied parameter
-/// is one gradient, and counts once.
+/// For [`ParameterSlices`] or any other model. An update reads the slices in place. Each has the elements of
+/// its parameter in row-major order, without a shape. If one slice is given under several paths of a tied
+/// parameter, it is one gradient and counts once.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {
     by_path: HashMap<&'a str, GradientSlice<'a>>,
 }
 
-/// A gradient in a slice: a vector, of whatever shape the parameter is.
+/// A gradient in a slice: a vector, whatever the shape of its parameter.
 pub(crate) type GradientSlice<'a> = TensorSlice<'a, [usize; 1]>;
 
 impl<'a> GradientSlice<'a> {
@@ -156,10 +158,10 @@ impl<'a> GradientSlices<'a> {
         Self::default()
     }
 
-    /// The same with one more gradient.
+    /// Adds a gradient.
     ///
     /// # Errors
-    /// If there is one at this path already.
+    /// If the path already has a gradient.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
         if self.by_path.insert(path, GradientSlice::of(values.into())).is_some() {
             return Err(duplicate_gradient(path));
@@ -185,7 +187,7 @@ pub struct TensorSlice<'a, S = Shape> {
 }
 
 impl<'a> TensorSlice<'a> {
-    /// The tensor of this shape whose elements these are, in row-major order.
+    /// A tensor of this shape, whose elements are `values` in row-major order.
     ///
     /// # Errors
     /// If the slice has another number of elements than the shape.
@@ -219,7 +221,7 @@ impl<S: AsRef<[usize]> + Send + Sync> Lend for TensorSlice<'_, S> {
         self.values.dtype()
     }
 
-    /// Nobody writes it meanwhile.
+    /// `None`, because nobody can write a slice that is borrowed here.
     fn memory(&self) -> Option<usize> {
         None
     }

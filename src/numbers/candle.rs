@@ -2,7 +2,7 @@
 
 use super::{DType, OtherDType, Shape};
 
-/// Makes the conversions of dtypes for those that both name.
+/// Implements the conversions of dtypes. The list has the dtypes that both crates name; others are wrapped.
 macro_rules! dtypes {
     ($($Variant:ident)*) => {
         impl From<candle_core::DType> for DType {

@@ -1,23 +1,38 @@
-//! Numbers in 8 bits: small floats in blocks, each block with one f32 as its scale. State tensors in
-//! [`Q8`](crate::Q8) are made of them.
+//! Numbers in 8 bits, for state tensors in [`Q8`](crate::Q8): blocks of small floats with a common scale.
 //!
-//! A block is stored as a record of [`RECORD`] bytes: the scale, then a code for each of its [`BLOCK`]
-//! numbers. The scale is the largest size among them, a little-endian f32. A code is what is left of the f32
-//! `y = number / scale` when its exponent is cut to 4 bits (5 without a sign) and its fraction to 3: the bits
-//! 20 to 27 of y. 1.0 has the largest code, each octave below has eight, and 0 is 0. The bits are the same on
-//! every processor.
+//! A block of [`BLOCK`] numbers is stored as a record of [`RECORD`] bytes: the scale, a little-endian f32,
+//! and a code for each number. The scale is the largest size (absolute value) of the block. A code is a part
+//! of the bits of the f32 `y = number / scale`, so no table is needed:
 //!
-//! Numbers with a sign are rounded to nearest. Numbers without one are rounded up or down by a hash of y: to
-//! nearest, a mean that moves by a thousandth in a step would stand still. Among them 0 alone has the code 0,
-//! as a root of such a number is divided by.
+//! ```text
+//! bits of y       31    30 .. 23    22 .. 0
+//!                 sign  exponent    fraction
+//! Signed          31,   26 .. 23,   22 .. 20     sign, 4 bits of exponent, 3 of fraction
+//! NonNegative           27 .. 23,   22 .. 20           5 bits of exponent, 3 of fraction
+//! ```
 //!
-//! Infinity and NaN have codes of their own, the largest and the second largest, which no finite number has.
-//! The scale is that of the other numbers, which are stored as if infinity and NaN were not there.
+//! The upper bits of the exponent are the same for all y from 1.0 down to the smallest code, so they need not
+//! be stored. 1.0 has the largest code of all finite numbers, each octave below has eight, and 0 has code 0.
+//!
+//! Steps of encoding, each with the same bits on every processor (`engine/cpu/avx2.rs` and
+//! `engine/codegen/codes.cu` repeat them, so they change together):
+//!
+//! 1. The bits of the largest size give the scale and its reciprocal ([`BlockScale`]).
+//! 2. y = size · reciprocal.
+//! 3. Something is added to the bits of y, so that cutting the lowest bits off rounds y. For numbers with a
+//!    sign it is half a unit, which rounds to nearest. For numbers without a sign it is a hash of y, which
+//!    rounds up or down: rounded to nearest, a decayed mean that moves by a thousandth in a step would stand
+//!    still.
+//! 4. The sum is limited to the range of codes and shifted. Among numbers without a sign only 0 gets the code
+//!    0, because rules divide by the roots of such numbers.
+//!
+//! Infinity and NaN have the largest and the second largest code, which no finite number has. The scale is
+//! that of the finite numbers, so one number that is not finite changes no other in its block.
 
 /// How many numbers share a scale.
 pub(crate) const BLOCK: usize = 128;
 
-/// How many blocks are encoded together.
+/// How many blocks are encoded together, see `encode_all`.
 pub(crate) const TOGETHER: usize = 4;
 
 /// The bytes of a block.
@@ -29,44 +44,46 @@ const SCALE: usize = size_of::<f32>();
 /// How many of the lowest bits of an f32 a code lacks.
 pub(crate) const CUT: u32 = 20;
 
-/// The bits of 1.0 without these. The lowest eight, or seven beside a sign, are its code.
+/// The bits of 1.0 without the lowest [`CUT`]. The lowest eight of `ONE` are the code of 1.0 without a sign,
+/// the lowest seven with a sign.
 pub(crate) const ONE: u32 = 0x3f8;
 
-/// The bits of the smallest number that has a code of its own among those without a sign.
+/// The bits of the smallest y above 0 that has a code without a sign: code 1.
 pub(crate) const SMALLEST: u32 = ((ONE & !0xff) + 1) << CUT;
 
-/// An odd number, whose products with all others are a hash of these.
+/// The factor of the hash: the upper bits of `HASH * y` depend on all bits of y. Odd, so that different y
+/// have different products.
 pub(crate) const HASH: u32 = 0x9e37_79b1;
 
-/// The bits of an f32 that are its size.
+/// The bits of an f32 without the sign.
 pub(crate) const SIZE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 
 /// How far the code of NaN is below that of infinity, which has all bits of a size.
 pub(crate) const NAN: u32 = 1;
 
-/// The highest bit of the fraction of an f32, which makes an infinity a NaN.
+/// The place of the highest fraction bit of an f32. Set in an infinity, this bit makes a NaN.
 const QUIET: u32 = 22;
 
-/// The bits of a code that are a size, where it has a sign.
+/// The bits of a signed code without the sign.
 pub(crate) const SIGNED_SIZE: u32 = 0x7f;
 
 /// The format of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Code {
-    /// Sign, 4 bits of exponent, 3 of fraction.
+    /// Sign, 4 bits of exponent, 3 bits of fraction.
     Signed,
-    /// 5 bits of exponent, 3 of fraction.
+    /// 5 bits of exponent, 3 bits of fraction.
     NonNegative,
 }
 
-/// How many bytes the records of these numbers take.
+/// How many bytes the records of this many numbers take. The last record is whole.
 pub(crate) const fn stored_bytes(numbers: usize) -> usize {
     numbers.div_ceil(BLOCK) * RECORD
 }
 
 impl Code {
-    /// Encodes values as records: `read` makes a number of each.
+    /// Encodes values as records. `read` converts a value to a number.
     #[inline(always)]
     pub(crate) fn encode<T>(
         self,
@@ -80,7 +97,7 @@ impl Code {
         }
     }
 
-    /// Decodes the numbers of a record from `first` on: `make` makes a value of each.
+    /// Decodes the numbers of a record from `first` on. `make` converts a number to a value.
     #[inline(always)]
     pub(crate) fn decode<T>(
         self,
@@ -89,6 +106,7 @@ impl Code {
         values: &mut [T],
         make: impl Fn(f32) -> T,
     ) {
+        // A whole block is passed as an array, so that the loop has a known length.
         match (self, first, <&mut [T; BLOCK]>::try_from(&mut *values).ok()) {
             (Code::Signed, 0, Some(block)) => decode::<true, T>(record, 0, block, make),
             (Code::NonNegative, 0, Some(block)) => decode::<false, T>(record, 0, block, make),
@@ -120,8 +138,8 @@ pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
 }
 
 impl Code {
-    /// The first number of a record that is infinite or NaN, and its place. If the scale is infinite or NaN,
-    /// so is the first number.
+    /// The first number of a record that is infinite or NaN, with its place. An infinite or NaN scale, which
+    /// only a damaged record has, counts as the first number.
     pub(crate) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
         let scale = scale_of(record);
         if !scale.is_finite() {
@@ -137,7 +155,7 @@ impl Code {
         Some((place, number[0]))
     }
 
-    /// The bits of a code that are a size.
+    /// The bits of a code without the sign.
     fn sizes(self) -> u8 {
         if self == Code::Signed { SIGNED_SIZE as u8 } else { u8::MAX }
     }
@@ -148,7 +166,8 @@ fn scale_of(record: &[u8; RECORD]) -> f32 {
     record.first_chunk().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
-/// Blocks are encoded a few at a time, as each division waits for the end of a maximum.
+/// Encodes values, [`TOGETHER`] blocks at a time: the division of a block has to wait for its maximum, and
+/// the processor can work on the maxima of the other blocks meanwhile.
 #[inline(always)]
 fn encode_all<const SIGNED: bool, T>(
     values: &[T],
@@ -163,7 +182,7 @@ fn encode_all<const SIGNED: bool, T>(
             *scale = BlockScale::of(largest(block, read));
         }
         for ((scale, block), record) in scales.into_iter().zip(blocks).zip(records) {
-            // A loop of known length.
+            // `block` is an array, so that this is a loop of known length.
             encode::<SIGNED, T>(block, scale, read, record);
         }
     }
@@ -172,14 +191,14 @@ fn encode_all<const SIGNED: bool, T>(
     }
 }
 
-/// The size of the largest value. Sizes of floats are in the order of their bits, with infinity and NaN above
-/// all others.
+/// The bits of the largest size. Bits without the sign have the order of the sizes, with infinity and NaN
+/// above all others.
 #[inline(always)]
 fn largest<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
     values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE))
 }
 
-/// The record of values with this scale.
+/// Encodes at most a block with this scale. `None` means that a value is not finite.
 #[inline(always)]
 fn encode<const SIGNED: bool, T>(
     values: &[T],
@@ -201,15 +220,15 @@ fn encode<const SIGNED: bool, T>(
 /// The scale of a record.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockScale {
-    /// What is stored.
+    /// The scale as it is stored.
     pub(crate) unit: f32,
-    /// What numbers are multiplied by: slightly above the reciprocal, so that the largest of them is not
-    /// below 1.
+    /// The factor that numbers are multiplied by. It is slightly above the reciprocal of `unit`, because
+    /// otherwise the largest y could be below 1, and the largest number would not come back exactly.
     pub(crate) inverse: f32,
 }
 
 impl BlockScale {
-    /// The scale of numbers of which the largest has the size with these bits, if it is finite.
+    /// The scale of numbers whose largest size has these bits. `None` if it is infinite or NaN.
     #[inline(always)]
     pub(crate) fn of(largest: u32) -> Option<Self> {
         if largest >= INFINITY {
@@ -218,13 +237,13 @@ impl BlockScale {
         if largest == 0 {
             return Some(BlockScale { unit: 0.0, inverse: 0.0 });
         }
-        // The reciprocal of a subnormal number could be infinite.
+        // Not below the smallest normal number, because the reciprocal of a subnormal one could be infinite.
         let unit = f32::from_bits(largest).max(f32::MIN_POSITIVE);
         Some(BlockScale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
     }
 }
 
-/// [`encode`] for numbers among which one is infinite or NaN.
+/// Encodes values among which one is infinite or NaN.
 #[cold]
 fn encode_non_finite<const SIGNED: bool, T>(
     values: &[T],
@@ -232,7 +251,8 @@ fn encode_non_finite<const SIGNED: bool, T>(
     record: &mut [u8; RECORD],
 ) {
     let finite_or = |other: f32, number: f32| if number.is_finite() { number } else { other };
-    // The smallest number stands for these: with a scale of 0, infinity would become NaN.
+    // Infinity and NaN are replaced by the smallest number. With 0 instead the scale could be 0, and decoding
+    // would make NaN of infinity.
     let mut numbers = [f32::from_bits(1); BLOCK];
     numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
     let numbers = &numbers[..values.len()];
@@ -247,6 +267,7 @@ fn encode_non_finite<const SIGNED: bool, T>(
     }
 }
 
+/// Steps 2 to 4 of the head of the file.
 #[inline(always)]
 fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     let abs = f32::from_bits(number.to_bits() & SIZE);
@@ -255,10 +276,11 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
         let near = (y.to_bits() + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
         return (near >> CUT & SIGNED_SIZE | number.to_bits() >> 24 & !SIGNED_SIZE) as u8;
     }
-    // 0 for 0, and no less than the smallest code for anything else. 0 goes through the hash as well: to
-    // select it at the end would be a selection among bytes, which takes longer.
+    // 0 is selected before the hash, which leaves it 0: a selection among bytes at the end takes longer.
     let size = if abs.to_bits() == 0 { 0 } else { y.to_bits().max(SMALLEST) };
+    // 20 bits of hash, below the cut: the code goes up if they carry into it.
     let up = size.wrapping_mul(HASH) >> (32 - CUT);
+    // The largest y is slightly above 1, and must not be rounded up beyond the code of 1.
     ((size + up).min(((ONE + 1) << CUT) - 1) >> CUT) as u8
 }
 
@@ -282,14 +304,14 @@ fn decode<const SIGNED: bool, T>(
     }
 }
 
-/// Whether one of these codes is that of infinity or NaN. It looks at the largest code, which takes far less
-/// time than to ask at each.
+/// Whether one of these codes is that of infinity or NaN. A maximum and one comparison take far less time
+/// than a comparison for each code.
 #[inline(always)]
 fn has_non_finite(codes: &[u8], sizes: u8) -> bool {
     codes.iter().fold(0, |largest, code| u8::max(largest, code & sizes)) >= sizes - NAN as u8
 }
 
-/// [`decode`] for codes among which one is of infinity or NaN.
+/// Decodes codes among which one is of infinity or NaN.
 #[cold]
 fn decode_non_finite<T>(codes: &[u8], scale: f32, sizes: u32, values: &mut [T], make: impl Fn(f32) -> T) {
     for (value, code) in values.iter_mut().zip(codes) {
@@ -396,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_mean_of_squares_that_moves_by_a_thousandth_moves() {
-        // The mean starts ten times too low beside a number that does not move, and ten times too high.
+        // The means start ten times too low, and ten times too high. The first number keeps the scale fixed.
         for start in [0.1f32, 10.0] {
             let mut v = vec![100.0; BLOCK];
             v[1..].fill(start);

@@ -1,11 +1,11 @@
-//! The dtypes, and what the crate does with which of them.
+//! The dtypes, and which of them the crate computes in.
 
 use std::fmt;
 
 /// The type of a tensor's elements.
 ///
-/// The names are candle's. The two convert by `into` and compare, so what takes a dtype takes candle's as
-/// well. Parameters and gradients are in F16, BF16, F32 or F64.
+/// The names are those of candle's `DType`. The two types convert by `into` and can be compared, so functions
+/// that take a dtype take candle's as well. Parameters and gradients are in F16, BF16, F32 or F64.
 ///
 /// ```
 /// use optimisers::{AdamW, DType, MixedPrecision};
@@ -26,7 +26,7 @@ pub enum DType {
     I32,
     /// Integers of 64 bits.
     I64,
-    /// The upper half of an F32: its range, and 8 significant bits.
+    /// The upper half of an F32: the range of F32, and 8 significant bits.
     BF16,
     /// 11 significant bits, up to 65504.
     F16,
@@ -34,7 +34,7 @@ pub enum DType {
     F32,
     /// 53 significant bits.
     F64,
-    /// Another dtype of candle's, in which nothing is computed here.
+    /// Another dtype of candle's. This crate does not compute in it.
     #[cfg(feature = "candle")]
     Other(super::OtherDType),
 }
@@ -57,23 +57,23 @@ impl DType {
         }
     }
 
-    /// The name in lower case, as candle and files say it: `bf16`.
+    /// The name in lower case, as candle and files have it: `bf16`.
     pub fn as_str(self) -> &'static str {
         self.facts().0
     }
 
-    /// How many bytes an element takes; 0 if it takes less than one.
+    /// How many bytes an element takes; 0 if an element takes less than one.
     pub fn size_in_bytes(self) -> usize {
         self.facts().1
     }
 
-    /// Whether it is a floating-point type.
+    /// Whether the dtype is a floating-point type.
     pub fn is_float(self) -> bool {
         self.facts().2
     }
 }
 
-/// The name of the variant, for every dtype of candle's: `BF16`.
+/// The name of the variant as in candle, for candle's other dtypes as well: `BF16`.
 impl fmt::Debug for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.as_str().to_uppercase())
@@ -92,17 +92,17 @@ pub(crate) fn is_supported(dtype: impl Into<DType>) -> bool {
     matches!(dtype.into(), DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
 
-/// The dtype that state and arithmetic have for a parameter of `dtype`: F64 for F64, else F32.
+/// The dtype of state and arithmetic for a parameter of `dtype`: F64 for F64, otherwise F32.
 pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
     if dtype.into() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// The largest number of the dtype that [`compute_dtype`] gives.
+/// The largest number of [`compute_dtype`].
 pub(crate) fn largest(dtype: impl Into<DType>) -> f64 {
     if dtype.into() == DType::F64 { f64::MAX } else { f32::MAX.into() }
 }
 
-/// Whether the dtype of a master is wider than that of its parameter.
+/// Whether the dtype of a master has more bytes than the dtype of its parameter.
 pub(crate) fn is_wider(master: impl Into<DType>, parameter: impl Into<DType>) -> bool {
     parameter.into().size_in_bytes() < master.into().size_in_bytes()
 }

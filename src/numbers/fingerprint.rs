@@ -1,8 +1,8 @@
-//! Hashes that stand for values when ranks compare what they have.
+//! Hashes of values, which ranks compare instead of the values.
 
 use std::fmt;
 
-/// A hash of values: FNV-1a of 64 bits, so it is the same on every machine and for every compiler.
+/// A hash of values. FNV-1a of 64 bits, because ranks on different machines must have the same hashes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fingerprint(u64);
 
@@ -11,7 +11,8 @@ impl Fingerprint {
         Fingerprint(0xcbf2_9ce4_8422_2325)
     }
 
-    /// Adds bytes, and before them how many they are: different lists of texts then are different bytes.
+    /// Adds the number of bytes and the bytes. Without the number, `["ab", "c"]` and `["a", "bc"]` would be
+    /// equal.
     #[must_use]
     pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
         self.number(bytes.len() as u64).each(bytes)
@@ -39,7 +40,7 @@ impl Fingerprint {
     }
 }
 
-/// Adds what is formatted, without making the text.
+/// Adds formatted text without allocating it.
 impl fmt::Write for Fingerprint {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         *self = self.each(text.as_bytes());

@@ -1,82 +1,89 @@
-//! What a bf16 lacks of an f32: the low bits of [`SplitMaster`](crate::SplitMaster).
+//! Splits an f32 into the nearest bf16 and the low bits, for [`SplitMaster`](crate::SplitMaster).
 //!
-//! The bf16 is the nearest to the f32, ties to even. The f32 is at most half a unit of the bf16 away, 0x8000
-//! of its own units, in either direction: 17 bits. 16 of them are the lower half of the f32, a signed number.
-//! It is -0x8000 for both ties that round to one bf16, the one above it and the one below, and one more bit
-//! tells them apart: it is set for the one above.
+//! The bf16 is rounded to nearest, ties to even, so the f32 is at most half a unit of the bf16 away, upwards
+//! or downwards. The low bits are this distance, counted in units of the f32's last place:
 //!
-//! A block of [`BLOCK`] numbers is stored as a record of [`LOW_RECORD`] bytes: the 16 bits of each,
-//! little-endian, then the further bits, the first in the lowest bit of the first byte. Nearly all of these
-//! are 0, so loops over numbers leave them out and come back to the few that are set.
+//! ```text
+//! distance = bits of the f32 - bits of the bf16 << 16        -0x8000 ..= 0x8000, which needs 17 bits
+//! half     = lower 16 bits of the f32                        the distance as an i16, except 0x8000
+//! further  = 1 if the distance is 0x8000                     as an i16 it would be -0x8000
+//! ```
+//!
+//! Bits of floats are ordered by size, so for a negative number a positive distance goes away from 0.
+//!
+//! A block of [`BLOCK`] numbers is stored as a record of [`LOW_RECORD`] bytes: the halves, little-endian,
+//! then the further bits, the first in the lowest bit of the first byte. Only ties have a further bit, and
+//! ties are rare. Loops over a block therefore ignore the further bits, and a second loop corrects the block
+//! if one is set.
 
 use half::bf16;
 
 use super::codes::BLOCK;
 
-/// How much of an f32 is kept beside its bf16.
+/// How many low bits are kept in addition to the bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LowBits {
-    /// All of it, in records.
+    /// All, in records: the f32 comes back exactly.
     All,
-    /// What makes it a number of 24 bits: a byte.
+    /// 8 bits: bf16 and byte are a number of 24 bits.
     Byte,
 }
 
 /// The bytes of a block.
 pub(crate) const LOW_RECORD: usize = LOW_HALVES + BLOCK / 8;
 
-/// The bytes of the 16 bits of each number of a block.
+/// The bytes of the halves of a block.
 const LOW_HALVES: usize = BLOCK * size_of::<u16>();
 
-/// A distance of half a unit of the bf16, which the lower half of an f32 has no positive number for.
+/// Half a unit of the bf16, the distance that does not fit an i16.
 const HALF_UNIT: i32 = 0x8000;
 
-/// How many bytes the records of these numbers take.
+/// How many bytes the records of this many numbers take. The last record is whole.
 pub(crate) const fn stored_bytes(numbers: usize) -> usize {
     numbers.div_ceil(BLOCK) * LOW_RECORD
 }
 
-/// The bits of a number. NaN has one pattern, which is a bf16.
+/// The bits of a number. All NaNs get one pattern with lower half 0, because rounding could make an infinity
+/// or a number of another NaN.
 #[inline(always)]
 fn bits_of(value: f32) -> u32 {
     if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
 }
 
-/// The upper half of the nearest f32 whose lower half is 0, ties to even.
+/// The nearest bf16, ties to even.
 #[inline(always)]
 fn nearest(bits: u32) -> bf16 {
     bf16::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16)
 }
 
-/// Whether a number lies half a unit above its bf16.
+/// Whether a number is half a unit above its bf16: a tie whose upper half is even and is kept.
 #[inline(always)]
 fn is_tie_above(bits: u32) -> bool {
     bits & 0x1_ffff == 0x8000
 }
 
-/// The bf16 that is the nearest to a number, and what it lacks, in units of the number's last place. Of NaN
-/// only that it is NaN is kept.
+/// The nearest bf16, and the distance. A NaN loses its sign and payload.
 pub(crate) fn split(value: f32) -> (bf16, i32) {
     let bits = bits_of(value);
     let low = i32::from(bits as i16);
     (nearest(bits), if is_tie_above(bits) { -low } else { low })
 }
 
-/// The number of which a bf16 lacks this.
+/// The f32 at this distance from a bf16.
 #[inline(always)]
 pub(crate) fn joined(high: bf16, low: i32) -> f32 {
     f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add_signed(low))
 }
 
-/// What a bf16 lacks of a number near it, in units of the number's last place: at most half a unit of the
-/// bf16. Of a number that is not near it is 0.
+/// The distance of a number from a bf16 that need not be the nearest, limited to half a unit of the bf16. If
+/// the number is more than a unit away, 0.
 pub(crate) fn beside(high: bf16, value: f32) -> i32 {
     let distance = i64::from(bits_of(value)) - (i64::from(high.to_bits()) << 16);
     let is_near = distance.abs() <= 2 * i64::from(HALF_UNIT);
     if is_near { (distance as i32).clamp(-HALF_UNIT, HALF_UNIT) } else { 0 }
 }
 
-/// [`split`] for at most a block of numbers: `read` makes a number of each value.
+/// [`split`] for at most a block of numbers. `read` converts a value to a number.
 #[inline(always)]
 pub(crate) fn split_block<T>(
     values: &[T],
@@ -90,6 +97,7 @@ pub(crate) fn split_block<T>(
         let bits = bits_of(read(value));
         *high = nearest(bits);
         *half = (bits as u16).to_le_bytes();
+        // Without a branch, so that the loop can become vectors. Ties are found again after it.
         any |= u32::from(is_tie_above(bits));
     }
     further.fill(0);
@@ -99,7 +107,7 @@ pub(crate) fn split_block<T>(
     }
 }
 
-/// Sets the bits of the numbers for which it is so.
+/// Sets the further bits for which `is_set` is true.
 #[cold]
 fn set_further(further: &mut [u8], is_set: impl Iterator<Item = bool>) {
     for (place, _) in is_set.enumerate().filter(|(_, is_set)| *is_set) {
@@ -107,7 +115,7 @@ fn set_further(further: &mut [u8], is_set: impl Iterator<Item = bool>) {
     }
 }
 
-/// [`joined`] for numbers of a record from `first` on: `make` makes a value of each.
+/// [`joined`] for numbers of a record from `first` on. `make` converts a number to a value.
 #[inline(always)]
 pub(crate) fn join_block<T>(
     high: &[bf16],
@@ -121,6 +129,7 @@ pub(crate) fn join_block<T>(
     for ((value, high), half) in values.iter_mut().zip(high).zip(halves) {
         *value = make(joined(*high, i16::from_le_bytes(*half).into()));
     }
+    // The loop has read the distance of a number half a unit above its bf16 as -0x8000.
     if further.iter().fold(0, |any, byte| any | byte) != 0 {
         join_ties_above(high, further, first, values, make);
     }
@@ -131,7 +140,7 @@ fn is_set(further: &[u8], place: usize) -> bool {
     further[place / 8] >> (place % 8) & 1 == 1
 }
 
-/// Joins the numbers whose further bit is set.
+/// Joins again the numbers whose further bit is set.
 #[cold]
 fn join_ties_above<T>(
     high: &[bf16],
@@ -147,7 +156,7 @@ fn join_ties_above<T>(
     }
 }
 
-/// The records of what bf16s lack.
+/// The records of these distances.
 pub(crate) fn records_of(lows: &[f32]) -> Vec<u8> {
     let mut records = vec![0; stored_bytes(lows.len())];
     for (lows, record) in lows.chunks(BLOCK).zip(records.as_chunks_mut::<LOW_RECORD>().0) {
@@ -160,7 +169,7 @@ pub(crate) fn records_of(lows: &[f32]) -> Vec<u8> {
     records
 }
 
-/// What bf16s lack, of which these are the records.
+/// The first `length` distances of records.
 pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
     let mut lows = vec![0.0; length];
     for (lows, record) in lows.chunks_mut(BLOCK).zip(records.as_chunks::<LOW_RECORD>().0) {
@@ -175,8 +184,9 @@ pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
 
 /// [`split`] for a number that is rounded to 24 bits first, ties to even.
 ///
-/// The low bits are the 8 behind the bf16, with their sign. The bf16 is the nearest to the number of 24 bits,
-/// ties away from zero: the only rounding to nearest that 8 bits can undo.
+/// The byte is the distance in units of the number of 24 bits, an i8. The bf16 is rounded with ties away from
+/// zero, because a tie then always has the distance -0x80. With ties to even there would also be 0x80, which
+/// an i8 lacks.
 #[inline(always)]
 pub(crate) fn split_24(value: f32) -> (bf16, u8) {
     let bits = bits_of(value);
@@ -191,7 +201,7 @@ pub(crate) fn beside_24(high: bf16, value: f32) -> u8 {
     bytes.clamp(i8::MIN.into(), i8::MAX.into()) as u8
 }
 
-/// The number of 24 bits whose parts these are.
+/// The number of 24 bits with these parts.
 #[inline(always)]
 pub(crate) fn joined_24(high: bf16, low: u8) -> f32 {
     joined(high, i16::from_be_bytes([low, 0]).into())
@@ -254,7 +264,7 @@ mod tests {
         }
     }
 
-    /// Numbers beside the bf16s around them: what belongs to their own comes back, and no other is passed.
+    /// The distance from the nearest bf16 is the low bits; from its neighbours it is limited to half a unit.
     #[test]
     fn low_bits_beside_a_given_number_reach_half_a_unit() {
         for value in samples().into_iter().filter(|value| value.is_finite()) {

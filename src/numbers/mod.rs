@@ -1,5 +1,5 @@
-//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions; and
-//! [`value`], which arithmetic is written in.
+//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions. [`value`]
+//! has the types of a rule's arithmetic.
 
 #[cfg(feature = "candle")]
 mod candle;

@@ -13,7 +13,6 @@ impl OtherDType {
     }
 }
 
-/// candle's name of it.
 impl fmt::Debug for OtherDType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -1,9 +1,9 @@
-//! Random numbers for an element. They follow from seed, step, path and element alone.
+//! Random bits for an element. They depend only on seed, step, path and element, so they are the same with
+//! any number of threads or ranks, and after a restart.
 
-/// The key of random bits: two words made of a seed, a step and a path. With an element's index they decide
-/// its bits.
+/// The key of random bits: two words made of a seed, a step and a path. Key and index give an element's bits.
 ///
-/// The path is hashed by FNV-1a (Fowler, Noll, Vo) and everything mixed by SplitMix64 (Steele, Lea, Flood
+/// The path is hashed by FNV-1a (Fowler, Noll, Vo), and all parts are mixed by SplitMix64 (Steele, Lea, Flood
 /// 2014).
 pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
     let named = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -13,6 +13,7 @@ pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
     [mixed as u32, (mixed >> 32) as u32]
 }
 
+/// SplitMix64.
 pub(super) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,8 +21,8 @@ pub(super) fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018) between the two words of the
-/// key.
+/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018), with a word of the key before
+/// and after.
 #[inline(always)]
 pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
     let mut x = element ^ before;
@@ -33,7 +34,8 @@ pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
     x.wrapping_add(after)
 }
 
-/// The key for elements from `start` on: [`random_bits`] takes an element's index modulo 2³².
+/// The key for elements from `start` on. It has the upper half of `start`, because [`random_bits`] takes an
+/// element's index modulo 2³².
 #[inline(always)]
 pub(crate) fn key_at([before, after]: [u32; 2], start: usize) -> [u32; 2] {
     [before, after ^ ((start as u64) >> 32) as u32]

@@ -1,14 +1,14 @@
-//! How state is stored that is no array of numbers.
+//! State tensors that are stored as records of bytes instead of numbers of a dtype.
 
 use super::codes::{Code, RECORD};
 use super::low_bits::{LOW_RECORD, lows_of, records_of};
 
-/// What the records of a state tensor are: bytes, some for each [block](super::codes::BLOCK) of elements.
+/// The format of a state tensor's records. Each [block](super::codes::BLOCK) of elements has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Records {
     /// Numbers in 8 bits.
     Codes(Code),
-    /// What bf16s lack of f32s, in units of the last place of these.
+    /// The low bits of f32s that are split into a bf16 and a rest, as whole numbers.
     LowBits,
 }
 

@@ -1,18 +1,21 @@
-//! Roundings of one element.
+//! Stochastic rounding to 16 bits, and rounding to odd.
 
 use half::{bf16, f16};
 
-/// Random bits that round to nearest: half a unit.
+/// The value of `random` that rounds to nearest: half a unit.
 const HALF: u32 = 1 << 31;
 
-/// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean is the
-/// number. Beyond the largest bf16 it is the nearest, because infinity makes no mean.
+/// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean over all
+/// random bits is the number. Numbers beyond the largest bf16 are rounded to nearest, because no mean with
+/// infinity is a number.
 #[inline(always)]
 pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
     let bits = value.to_bits();
     let random = if value.abs() > LARGEST { HALF } else { random };
-    // Random bits are added below the cut. Infinity gets none, and NaN becomes quiet.
+    // Random bits are added to the bits that are cut off, so that these carry into the bf16 with the right
+    // probability. Infinity and NaN get no random bits, because a carry could make a number of a NaN. NaN
+    // gets its quiet bit, because its other bits may all be cut off.
     let more = if value.is_finite() { random >> 16 } else { 0 };
     let quiet = u32::from(value.is_nan()) << 22;
     bf16::from_bits(((bits | quiet).wrapping_add(more) >> 16) as u16)
@@ -28,17 +31,18 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     let bits = value.to_bits();
     let random = if value.abs() > LARGEST { HALF } else { random };
     let normal = f32::from_bits(bits.wrapping_add(random >> 19) & !0x1fff);
-    // In units, plus a number in [0, 1) of 11 bits, which an f32 below 1024 has room for.
+    // The number in units, plus a random number in [0, 1) of 11 bits, for which an f32 below 1024 has room.
     let part = (random >> 21) as f32 * (1.0 / 2048.0);
     let subnormal = ((value.abs() / UNIT + part).floor() * UNIT).copysign(value);
     let rounded = if value.abs() < SMALLEST_NORMAL { subnormal } else { normal };
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
 
-/// Rounds f64 to f32 so that a second rounding, to 16 bits, equals one rounding from f64.
+/// Rounds f64 to f32 so that a second rounding, to 16 bits, has the result of one rounding from f64.
 ///
-/// An inexact result gets an odd last bit, which no tie of a narrower type has (Boldo and Melquiond,
-/// "Emulation of FMA and correctly rounded sums", 2008).
+/// An inexact result gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+/// sums", 2008). No number halfway between two of a narrower type has an odd last bit, so the second rounding
+/// finds no tie that the f64 did not have.
 #[inline(always)]
 pub(crate) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -46,6 +50,7 @@ pub(crate) fn round_to_odd(value: f64) -> f32 {
     if back == value || value.is_nan() || nearest.to_bits() & 1 == 1 {
         return nearest;
     }
+    // The largest f32 is the odd neighbour of infinity.
     if nearest.is_infinite() {
         return f32::MAX.copysign(nearest);
     }

@@ -1,11 +1,11 @@
-//! The shape of a tensor, where a program gives one.
+//! The shape of a tensor, and the arithmetic of shapes and strides.
 
 use std::fmt;
 
 /// The sizes of all dimensions of a tensor.
 ///
-/// What takes a shape takes whatever converts to one: a number for a vector, a tuple, an array, a slice, a
-/// `Vec`, or candle's shape.
+/// A function that takes a shape takes whatever converts to one: a number for a vector, a tuple, an array, a
+/// slice, a `Vec`, or candle's shape.
 ///
 /// ```
 /// use optimisers::Shape;
@@ -28,24 +28,25 @@ impl Shape {
         self.0
     }
 
-    /// How many elements a tensor of it has.
+    /// How many elements a tensor of this shape has.
     pub(crate) fn elem_count(&self) -> usize {
         elem_count(&self.0)
     }
 }
 
-/// How many elements a tensor with these dimensions has; [`UNCOUNTED`] if these, or the strides of a tensor
-/// without elements, are more than can be counted.
+/// How many elements a tensor with these dimensions has. [`UNCOUNTED`] if their number overflows, or if a
+/// stride of a tensor without elements does, because other code computes strides without a check.
 pub(crate) fn elem_count(dims: &[usize]) -> usize {
     let others = dims.iter().fold(1usize, |count, dim| count.saturating_mul((*dim).max(1)));
     if others < UNCOUNTED && dims.contains(&0) { 0 } else { others }
 }
 
-/// More elements than any memory has.
+/// The count of a shape with too many elements. No memory has that many, so length checks refuse it.
 pub(crate) const UNCOUNTED: usize = usize::MAX;
 
-/// How far an element is from the first, if elements lie `strides` apart in each dimension.
+/// The offset in memory of an element, whose index is in row-major order, from the first element.
 pub(crate) fn place_of(element: usize, dims: &[usize], strides: &[usize]) -> usize {
+    // From the last dimension on, whose index changes fastest.
     let mut rest = element;
     let of_dim = |(dim, stride): (&usize, &usize)| {
         let place = rest % dim * stride;
@@ -61,14 +62,14 @@ impl AsRef<[usize]> for Shape {
     }
 }
 
-/// The dimensions alone: `[2, 3]`.
+/// Prints only the dimensions: `[2, 3]`.
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-/// Implements `From` by rows: a pattern, its type, and its dimensions as an array, a slice or a vector.
+/// Implements `From`. A row has a pattern, its type, and the dimensions as an array, a slice or a vector.
 macro_rules! from {
     ($($pattern:pat, $T:ty => $dims:expr;)*) => {
         $(

@@ -1,14 +1,19 @@
-//! Eigenvectors of symmetric matrices: reflections to tridiagonal form, then implicit QL steps with
-//! Wilkinson's shift (Wilkinson and Reinsch 1971, contributions II/2 and II/4).
+//! Eigenvectors of symmetric matrices (Wilkinson and Reinsch 1971, contributions II/2 and II/4):
 //!
-//! An off-diagonal is zero at 2⁻⁵² of the largest element, whatever stands beside it: what rounding has left
-//! of a lower rank then needs no steps. The eigenvectors are orthogonal to the last digits, however far apart
-//! the eigenvalues are.
+//! 1. Divide the matrix by its largest element.
+//! 2. Bring it to tridiagonal form by reflections.
+//! 3. For each row l: implicit QL steps with Wilkinson's shift, until the off-diagonal at l is zero.
+//! 4. Sort the eigenvalues, which are then on the diagonal.
+//!
+//! An off-diagonal counts as zero up to 2⁻⁵² of the largest element. Usually it is compared with its
+//! neighbours on the diagonal. But in a matrix of lower rank these neighbours can be rounding errors
+//! themselves, and the steps might never end. The eigenvectors are orthogonal to the last digits, however far
+//! apart the eigenvalues are.
 
 use super::reflectors::{Reflector, product};
 
-/// The most steps for one eigenvalue; two are usual. It is then taken as it is: the vectors are orthogonal
-/// all the same.
+/// The most steps for one eigenvalue; two are usual. After that many, the eigenvalue is taken as it is. The
+/// vectors are orthogonal in any case, because steps only rotate them.
 const MOST_STEPS: usize = 100;
 
 /// The eigenvalues of a symmetric matrix and its eigenvectors.
@@ -25,6 +30,8 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
         return None;
     }
     let largest = matrix.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+    // The largest element becomes 1, so that squares of elements neither overflow nor vanish, and one bound
+    // for zero fits all matrices.
     let unit = if largest == 0.0 { 1.0 } else { largest };
     matrix.iter_mut().for_each(|x| *x /= unit);
     let (mut diagonal, mut off, mut rows) = tridiagonal(matrix, n);
@@ -35,8 +42,8 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
     Some(Eigen { values: order.iter().map(|i| diagonal[*i] * unit).collect(), vectors })
 }
 
-/// The tridiagonal form of a symmetric matrix: diagonal, off-diagonal (with a 0 behind it) and basis, whose
-/// vectors are rows.
+/// The tridiagonal form of a symmetric matrix: diagonal, off-diagonal (with a 0 at its end) and basis. The
+/// vectors of the basis are rows, so that [`rotate`] runs along memory.
 fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let mut off = vec![0.0; n];
     let mut reflectors = Vec::with_capacity(n);
@@ -52,7 +59,7 @@ fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>)
     (matrix.into_iter().step_by(n + 1).collect(), off, rows)
 }
 
-/// Brings the off-diagonal at `l` to zero, so that an eigenvalue stands there.
+/// Brings the off-diagonal at `l` to zero, so that `diagonal[l]` is an eigenvalue.
 fn isolate(l: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
     for _ in 0..MOST_STEPS {
         let end =
@@ -67,6 +74,8 @@ fn isolate(l: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
 /// One implicit QL step on the diagonals from `l` to `end`.
 fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
     let n = diagonal.len();
+    // `g` is `diagonal[end]` minus Wilkinson's shift. The shift is an eigenvalue of the 2×2 block of rows l
+    // and l + 1: the one that is nearer to `diagonal[l]`.
     let half = (diagonal[l + 1] - diagonal[l]) / (2.0 * off[l]);
     let mut g = diagonal[end] - diagonal[l] + off[l] / (half + length(half, 1.0).copysign(half));
     let (mut sine, mut cosine, mut shift) = (1.0, 1.0, 0.0);
@@ -75,7 +84,7 @@ fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut 
         let r = length(f, g);
         off[i + 1] = r;
         if r == 0.0 {
-            // The matrix splits in two here.
+            // Otherwise `f / r` would be 0 / 0. The matrix splits in two here, and the next step begins anew.
             diagonal[i + 1] -= shift;
             off[end] = 0.0;
             return;
@@ -132,8 +141,8 @@ mod tests {
         (0..n * n).map(|at| matrix[at % n * n + at / n]).collect()
     }
 
-    /// Matrices of any rank and scale, also with eigenvalues far apart: there a tolerance relative to small
-    /// elements is never met.
+    /// Matrices of any rank and scale, also with eigenvalues far apart, where a tolerance relative to small
+    /// elements is never reached.
     #[test]
     fn bases_are_orthonormal_and_make_the_matrix_diagonal() {
         for n in [1, 2, 3, 5, 24] {

@@ -1,4 +1,4 @@
-//! A kernel and its arguments as data.
+//! A printed kernel, its arguments and the buffers of a parameter, as data.
 
 use crate::engine::CUDA_FLAGS;
 use crate::numbers::{DType, codes, low_bits};
@@ -6,8 +6,8 @@ use crate::rule::SlotFormat;
 
 /// The code of a step of one parameter, and the arguments of its function.
 ///
-/// One launch does a whole parameter: [`blocks`](PrintedKernel::blocks) blocks of
-/// [`threads`](PrintedKernel::threads) threads, each in one dimension, without dynamic shared memory. Equal
+/// One launch updates a whole parameter. It has [`blocks`](PrintedKernel::blocks) blocks of
+/// [`threads`](PrintedKernel::threads) threads, both in one dimension, and no dynamic shared memory. Equal
 /// kernels have equal sources, so compiled functions can be cached by source.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -19,15 +19,15 @@ pub struct PrintedKernel {
     /// The names of the [scalars](super::PrintedStep::scalars) in the source: `k`, the index, and what the
     /// scalar depends on.
     ///
-    /// These are real hyper-parameters, counters and numbers of the state. `k4_eta_beta1_t` depends on the
-    /// learning rate, on β₁ and on the number of the step, so that it is another in each step. `k6_epsilon`
-    /// stays.
+    /// A scalar depends on real hyper-parameters, and on counters and numbers of the state. `k4_eta_beta1_t`
+    /// depends on the learning rate, on β₁ and on the number of the step, so it differs in each step.
+    /// `k6_epsilon` stays the same.
     pub scalars: Vec<String>,
     /// The dtype of the arithmetic and of the scalars: F64 if parameter, master or gradient is F64, else F32.
     pub arithmetic: DType,
-    /// How many threads a block has.
+    /// The number of threads in a block.
     pub threads: u32,
-    /// How many elements a block works on.
+    /// The number of elements that a block works on.
     pub elements_per_block: usize,
     pub(super) source: String,
     pub(super) host_source: String,
@@ -49,21 +49,21 @@ pub enum KernelArgument {
     Scalar(usize),
 }
 
-/// An array that a kernel works on, with an element for each of the parameter's.
+/// An array that a kernel works on, with one element for each element of the parameter.
 ///
 /// Arrays are contiguous. No two arrays of a launch may overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelArray {
-    /// Its name in the source.
+    /// The name of the array in the source.
     pub name: String,
-    /// What it holds.
+    /// What the array holds.
     pub role: BufferRole,
-    /// How it is stored.
+    /// How the array is stored.
     pub format: SlotFormat,
-    /// Whether the kernel reads it.
+    /// Whether the kernel reads the array.
     pub reads: bool,
-    /// Whether the kernel writes it.
+    /// Whether the kernel writes the array.
     pub writes: bool,
 }
 
@@ -71,17 +71,18 @@ pub struct KernelArray {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BufferRole {
-    /// The parameter that the model is evaluated with. With low bits beside it, it is their upper part.
+    /// The parameter that the model is evaluated with. If there are low bits, it is the upper part of the
+    /// master.
     Parameter,
-    /// Its gradient, which no kernel writes.
+    /// The parameter's gradient, which no kernel writes.
     Gradient,
-    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision); the parameter is it, rounded.
+    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision). The parameter is this copy, rounded.
     Master,
     /// The low bits of [`SplitMaster`](crate::SplitMaster), which a bf16 lacks of an f32.
     ///
-    /// They are I16 in records of 272 bytes: those of 128 elements, then a bit for each, the first the lowest
-    /// of the first byte, which is set if the element's I16 is to be 32768. Of 24 bits they are U8, one for
-    /// each element.
+    /// The low bits are I16 in records of 272 bytes: the I16 of 128 elements, then one bit of each, which is
+    /// set for a low part of 32768. The first element has the lowest bit of the first byte. With 24 bits they
+    /// are U8, one for each element.
     LowBits,
     /// The compensation of [`Kahan`](crate::Kahan): what the last rounding lost.
     Compensation,
@@ -89,15 +90,15 @@ pub enum BufferRole {
     Slot(String),
 }
 
-/// A buffer that stays from step to step, beside the parameter.
+/// A buffer that a runtime keeps from step to step, in addition to the parameter.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StateBuffer {
-    /// What it holds.
+    /// What the buffer holds.
     pub role: BufferRole,
-    /// How it is stored.
+    /// How the buffer is stored.
     pub format: SlotFormat,
-    /// Its content before the first step.
+    /// The content of the buffer before the first step.
     pub start: BufferStart,
 }
 
@@ -114,7 +115,7 @@ pub enum BufferStart {
 impl PrintedKernel {
     /// The flags for NVRTC or nvcc with which a device computes the bits of [`update`](crate::update).
     ///
-    /// The architecture comes in addition.
+    /// Add the flag for the architecture.
     pub const CUDA_FLAGS: [&str; 5] = CUDA_FLAGS;
 
     /// The source in CUDA C++, complete: it includes nothing.
@@ -137,7 +138,7 @@ impl PrintedKernel {
         &self.host_source
     }
 
-    /// How many blocks a parameter of `length` elements takes; for 0 launch nothing.
+    /// The number of blocks for a parameter of `length` elements. If `length` is 0, launch nothing.
     pub fn blocks(&self, length: usize) -> u32 {
         length.div_ceil(self.elements_per_block) as u32
     }
@@ -151,14 +152,14 @@ impl PrintedKernel {
 }
 
 impl KernelArray {
-    /// How many bytes it takes for a parameter of `length` elements.
+    /// How many bytes the array takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
         bytes(&self.role, self.format, length)
     }
 }
 
 impl StateBuffer {
-    /// How many bytes it takes for a parameter of `length` elements.
+    /// How many bytes the buffer takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
         bytes(&self.role, self.format, length)
     }

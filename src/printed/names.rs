@@ -1,10 +1,15 @@
-//! What the scalars of a kernel are: the names of what each depends on.
+//! The names of a kernel's scalars, such as `k5_eta_beta1_t`: what each scalar depends on.
 //!
-//! Recorded arithmetic has numbers, which do not know what they were computed from. So every real
-//! hyper-parameter and every counter and number of the state is changed by itself, and the step is traced
-//! anew. The scalars that differ depend on what was changed. A rate of 0 or a step in which a bias correction
-//! has settled would hide a dependence, and the names would be others after a restart. So the step is a usual
-//! one, once late and once early in a training, as far as that is in range and gives the same kernel.
+//! Recorded arithmetic has numbers without their origin, so dependences are found by trials:
+//!
+//! 1. Choose a usual step. A rate of 0, or a bias correction that has settled at 1, would hide a dependence.
+//!    The present counters would give other names after a restart.
+//! 2. Change one cause (a real hyper-parameter, a counter or a number of the state), and trace the step
+//!    again.
+//! 3. Scalars that differ depend on this cause.
+//!
+//! This is done for a step late in a training and for an early one, as far as their values are in range and
+//! give the same kernel.
 
 use std::iter::once;
 
@@ -16,11 +21,11 @@ use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Optimiser};
 use crate::tree::{NumberPlace, fields_with};
 
-/// What the scalars of a step follow from.
+/// All that the scalars of a step follow from.
 type Causes = (Optimiser, PrintedProgress);
 
-/// The counters and numbers of usual steps, the best first: late, and early, where a part has not settled
-/// yet.
+/// Candidates for the counters and numbers of a usual step, the best first. Early, bias corrections have not
+/// settled yet.
 const LATE: [f64; 7] = [10.0, 11.0, 0.5, 3.0, 2.0, 1.0, 0.0];
 const EARLY: [f64; 7] = [1.0, 0.5, 2.0, 3.0, 10.0, 11.0, 0.0];
 
@@ -35,14 +40,14 @@ enum Cause {
 
 /// For each scalar of a kernel the names that it depends on, each after a `_`, such as `_eta_beta1_t`.
 ///
-/// `trace` returns what a step of an optimiser with this progress does.
+/// `trace` traces the step of an optimiser that follows this progress.
 pub(super) fn dependencies(
     kernel: &BoundKernel,
     optimiser: &Optimiser,
     progress: &PrintedProgress,
     trace: impl Fn(&Optimiser, &PrintedProgress) -> Result<BoundKernel>,
 ) -> Vec<String> {
-    // Another kernel has other scalars. NaN would be equal to NaN.
+    // Scalars of another kernel cannot be compared, nor can NaN, which would look unchanged.
     let scalars = |(optimiser, progress): &Causes| {
         let traced = trace(optimiser, progress).ok().filter(|traced| traced.kernel == kernel.kernel)?;
         (!traced.scalars.iter().any(|scalar| scalar.is_nan())).then_some(traced.scalars)
@@ -51,6 +56,8 @@ pub(super) fn dependencies(
     let mut changes = vec![vec![false; kernel.scalars.len()]; all.len()];
     for kept in [LATE, EARLY] {
         let mut usual = (optimiser.clone(), progress.clone());
+        // The usual step: each cause gets the first candidate that keeps the kernel. Zeros of
+        // hyper-parameters are replaced, because they would hide a dependence.
         for (_, cause) in &all {
             let next =
                 with(&usual, *cause, kept, |x| if x.is_normal() { [x; 4] } else { [0.5, 2.0, -0.5, x] });
@@ -58,6 +65,7 @@ pub(super) fn dependencies(
         }
         let before = scalars(&usual).unwrap_or_else(|| kernel.scalars.clone());
         for ((_, cause), changes) in all.iter().zip(&mut changes) {
+            // Several values, because some are out of range or change the kernel.
             let others = with(&usual, *cause, kept, |x| [0.75 * x, 1.25 * x, 0.99 * x, 1.01 * x]);
             for after in others.iter().filter_map(scalars) {
                 for ((change, before), after) in changes.iter_mut().zip(&before).zip(&after) {
@@ -92,8 +100,8 @@ fn causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cau
     all
 }
 
-/// The same with other values of one: of a hyper-parameter those that `field` makes of its own, as far as
-/// they are in range, of a counter or number those that are `kept`.
+/// Copies of the causes with other values of one of them: of a hyper-parameter those that `field` makes of
+/// its value and that are in range, of a counter or number those of `kept`.
 fn with(
     (optimiser, progress): &Causes,
     cause: Cause,
@@ -124,7 +132,7 @@ fn with(
     field(own).into_iter().filter_map(changed).collect()
 }
 
-/// A name such as `1.eta` as code has it: without its place if no other of `all` ends so.
+/// A name such as `1.eta` as an identifier: `eta` if no other name of `all` ends in `eta`, else `1_eta`.
 fn in_code<'n>(name: &str, all: impl Iterator<Item = &'n str>) -> String {
     fn last(name: &str) -> &str {
         name.rsplit('.').next().unwrap_or(name)

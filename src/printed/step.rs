@@ -20,7 +20,8 @@ pub struct PrintedStep {
     /// They are computed as in an update, and rounded to the kernel's [arithmetic](PrintedKernel::arithmetic)
     /// when they are passed.
     pub scalars: Vec<f64>,
-    /// The key of the random bits of [`StochasticRounding`](crate::StochasticRounding); else 0.
+    /// The key of the random bits of [`StochasticRounding`](crate::StochasticRounding); 0 for other
+    /// optimisers.
     pub key: u64,
     /// Whether the parameter moves; `false` if a gradient is only collected.
     pub moves: bool,
@@ -57,6 +58,7 @@ impl PrintedStep {
         let scalar = |value: f64| match self.kernel.arithmetic {
             DType::F64 => value.to_bits(),
             _ => {
+                // At the front, because a launch reads the first 4 bytes.
                 let [a, b, c, d] = (value as f32).to_ne_bytes();
                 u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
             }

@@ -1,4 +1,8 @@
-//! The text of a kernel: the engine's code for a leaf, behind a function of plain arguments.
+//! The text of a kernel: the engine's code for a leaf (one parameter), and a function of plain arguments that
+//! calls it.
+//!
+//! The engine's code reads pointers and scalars from a row, a struct. The function makes this row of its
+//! arguments, so that programs and the engine run the same code, with the same bits.
 
 use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
 use crate::engine::{ArrayRole, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, used, waits};
@@ -15,9 +19,10 @@ struct Declaration {
     name: String,
 }
 
-/// The kernel, and the indices of the traced scalars that it takes. `x` is the role of the array that the
-/// arithmetic works on, `slots` the names of the state tensors in the order of its arrays; `dependencies` are
-/// those of the traced scalars.
+/// Makes the kernel, and the indices of the traced scalars that it takes.
+///
+/// `x` is the role of the array that the arithmetic works on. `slots` has the names of state tensors in the
+/// order of their arrays, and `dependencies` those of the traced scalars.
 pub(super) fn kernel(
     traced: &TracedKernel,
     x: &BufferRole,
@@ -73,7 +78,7 @@ fn declared(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declara
                     |(index, name): (usize, &String)| new(KernelArgument::Scalar(index), "real", name);
                 all.extend(layout.names.iter().enumerate().map(scalar));
             }
-            // The other fields belong to reductions.
+            // `entry` computes `Aligned` itself; the other fields belong to reductions.
             RowField::Aligned | RowField::Chunk | RowField::Power | RowField::Unit => {}
         }
     }
@@ -90,6 +95,7 @@ fn role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String]) -> 
             ArrayRole::Gradient => BufferRole::Gradient,
             ArrayRole::Compensation => BufferRole::Compensation,
             ArrayRole::Slot(name) => {
+                // The array has the rule's own name for it, `slots` the name with the place in a chain.
                 let before =
                     arrays[..index].iter().filter(|array| matches!(array.role, ArrayRole::Slot(_))).count();
                 BufferRole::Slot(slots.get(before).map_or(name, |name| name).to_string())
@@ -106,7 +112,7 @@ pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) 
         optimiser.name()
     );
     for member in optimiser.description().all() {
-        // A rule of the program may have the name of one of this crate's.
+        // Fields are compared, because a rule of the program may have the name of one of this crate's.
         let names = member.rule.fields.iter().map(|field| field.name);
         let is_it = |listing: &&Listing| {
             let own = listing.rule.fields().into_iter().map(|(name, _)| name);
@@ -119,7 +125,7 @@ pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) 
     text
 }
 
-/// The function that a launch calls: it fills the row of the leaf.
+/// The function that a launch calls. It makes the row of its arguments and passes it to `run_block`.
 fn entry(layout: &RowLayout, declared: &[Declaration]) -> String {
     let parameters: Vec<String> =
         declared.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
@@ -153,6 +159,7 @@ fn host(body: &str, declared: &[Declaration]) -> String {
         .enumerate()
         .map(|(index, Declaration { kind, .. })| format!("*({kind}*)values_now[{index}]"))
         .collect();
+    // `values_now` is a static, because the shim calls `run_thread` without arguments.
     let launch = format!(
         "\nstatic thread_local void** values_now;\n\nstatic void run_thread() {{ {ENTRY}({}); }}\n\n\
          extern \"C\" void launch(unsigned int blocks, void** values) {{\n    \

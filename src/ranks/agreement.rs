@@ -1,4 +1,9 @@
-//! Aspects that have to be the same on all ranks of a call, and the error where one is not.
+//! Aspects of a call that have to be the same on all ranks, and the error if one differs.
+//!
+//! An aspect can be long, such as the list of all paths, and nearly always it is equal. So ranks send each
+//! other a fingerprint for each aspect. Only if fingerprints differ, a second agreement ([`Call::Differ`])
+//! sends the words of the first aspect that differs. All ranks compare the same fingerprints, so all find the
+//! same aspect and come to that agreement.
 
 use std::fmt::{Display, Write};
 
@@ -9,17 +14,14 @@ use super::opening::{Call, odd_rank};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::Fingerprint;
 
-/// An aspect that has to be the same on all ranks: its name, and its value, maybe a list of words.
+/// An aspect that has to be the same on all ranks. The value is one word, or a list of words.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Aspect {
     name: String,
     value: Vec<String>,
 }
 
-/// The aspects that have to be the same on all ranks of a call.
-///
-/// Ranks send each other a fingerprint for each aspect. Only if one differs they send its words, all of the
-/// same aspect.
+/// The aspects of a call that have to be the same on all ranks.
 pub(crate) struct Agreement<'a> {
     prints: Vec<u64>,
     aspect: Box<dyn Fn(usize) -> Aspect + 'a>,
@@ -30,7 +32,7 @@ impl Aspect {
         Aspect { name: name.into(), value: vec![value.to_string()] }
     }
 
-    /// An aspect whose value is a list of words; an error shows the first that differ.
+    /// An aspect whose value is a list of words. An error shows the first word that differs.
     pub(crate) fn of_words(name: impl Into<String>, value: Vec<String>) -> Self {
         Aspect { name: name.into(), value }
     }
@@ -42,10 +44,10 @@ impl Aspect {
 }
 
 impl<'a> Agreement<'a> {
-    /// An agreement on these aspects.
+    /// An agreement on aspects whose words exist already.
     pub(crate) fn on(mut aspects: Vec<Aspect>) -> Agreement<'static> {
         let prints = aspects.iter().map(Aspect::print).collect();
-        // Others may have more.
+        // For places at which only other ranks have an aspect.
         aspects.push(Aspect { name: String::new(), value: Vec::new() });
         let last = aspects.len() - 1;
         let told = move |place: usize| {
@@ -55,13 +57,13 @@ impl<'a> Agreement<'a> {
         Agreement { prints, aspect: Box::new(told) }
     }
 
-    /// An agreement on aspects whose words are made when they are needed; `prints` has a fingerprint for
-    /// each.
+    /// An agreement on aspects whose words `aspect` makes when an error needs them. `prints` has a
+    /// fingerprint of each.
     pub(crate) fn lazy(prints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
         Agreement { prints, aspect: Box::new(aspect) }
     }
 
-    /// A rank's message: the number of aspects, their fingerprints, and what else it brings.
+    /// The message of a rank: the number of aspects, their fingerprints, then the bytes in `brought`.
     fn message(&self, brought: &[u8]) -> Vec<u8> {
         let words = std::iter::once(self.prints.len() as u64).chain(self.prints.iter().copied());
         words.flat_map(u64::to_le_bytes).chain(brought.iter().copied()).collect()
@@ -69,10 +71,10 @@ impl<'a> Agreement<'a> {
 }
 
 impl StateWorld {
-    /// [`StateWorld::agree_with`], which also compares the aspects of an agreement.
+    /// [`StateWorld::agree_with`] that also compares the aspects of an agreement.
     ///
     /// # Errors
-    /// As there, and on all ranks if one differs.
+    /// As [`StateWorld::agree`]; if an aspect differs, on all ranks.
     pub(crate) fn agree_on<T>(
         &self,
         call: Call,
@@ -96,10 +98,10 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree_on`]; without a world the own bytes are those of all.
+    /// [`StateWorld::agree_on`]. Without a world this process is the only rank.
     ///
     /// # Errors
-    /// As there.
+    /// As [`StateWorld::agree_on`].
     pub(crate) fn all_agree_on<T>(
         world: Option<&StateWorld>,
         call: Call,
@@ -111,7 +113,7 @@ impl StateWorld {
         }
     }
 
-    /// The error with the words of all ranks for the aspect in which they differ.
+    /// The error for an aspect that differs, with the words of all ranks.
     fn difference(&self, own: Aspect) -> Result<Error> {
         let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
         let aspect = |(rank, said): (usize, &Vec<u8>)| {
@@ -124,7 +126,7 @@ impl StateWorld {
             .map(|aspect| &aspect.name)
             .find(|name| !name.is_empty())
             .unwrap_or(&aspects[0].name);
-        // The first word of the list that differs between ranks.
+        // The first word that differs. The end of a list counts as different, so that the search ends.
         let place = (0..).find(|i| {
             aspects
                 .iter()
@@ -164,7 +166,7 @@ pub(crate) fn differs(rank: usize, what: impl Display) -> Error {
         .with_remedy("all ranks need the same")
 }
 
-/// The error that a rank's message is unreadable: another build must have sent it.
+/// The error for a message that is unreadable, because another build must have sent it.
 pub(crate) fn unreadable(rank: usize) -> Error {
     let problem = format!("rank {rank} sent what this version of optimisers cannot read");
     Error::new(ErrorKind::Communication, problem).of_rank(rank).with_remedy("run one build on all ranks")
@@ -178,7 +180,7 @@ fn shortened(word: &str) -> String {
         .map_or_else(|| word.to_string(), |(end, _)| format!("{}...", &word[..end]))
 }
 
-/// The fingerprints of a message, and what else it brings.
+/// Splits a message into its fingerprints and the bytes after them.
 fn parted(said: &[u8]) -> Option<(&[[u8; 8]], &[u8])> {
     let (count, rest) = said.split_first_chunk::<8>()?;
     let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(8)?;

@@ -1,33 +1,33 @@
-//! What can go wrong between ranks.
+//! The error of a transport between ranks.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind};
 
-/// What went wrong between the ranks of a job, as their [`Communicator`](crate::Communicator) reports it.
+/// An error of a [`Communicator`](crate::Communicator), the transport between the ranks of a job.
 ///
-/// All ranks get the same error, and those still there are in step. It becomes an [`Error`] of the kind
+/// All ranks get the same error from the same call. It converts to an [`Error`] of the kind
 /// [`Communication`](ErrorKind::Communication).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommunicationError {
-    /// A rank has left. Every later call fails with this too.
+    /// A rank has left. Every later call fails with this error as well.
     Gone {
-        /// The rank, or the first of several.
+        /// The rank, or if several have left, the first.
         rank: usize,
     },
 
     /// A rank sent another number of bytes than the receiver waited for.
     Length {
-        /// The rank that sent them.
+        /// The rank that sent the bytes.
         rank: usize,
-        /// How many bytes the receiver had asked for.
+        /// The number of bytes that the receiver waited for.
         expected: usize,
-        /// How many were sent.
+        /// The number of bytes that were sent.
         got: usize,
     },
 
-    /// The transport failed at something else.
+    /// The transport failed for any other reason.
     Other {
         /// What went wrong, and the remedy.
         reason: String,
@@ -52,7 +52,7 @@ impl fmt::Display for CommunicationError {
     }
 }
 
-/// The text, as [`Error`] has it.
+/// Prints the text of `Display`, as [`Error`] does.
 impl fmt::Debug for CommunicationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

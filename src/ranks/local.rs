@@ -1,19 +1,26 @@
 //! Ranks that are threads of one process.
 //!
-//! The ranks meet at a board. Each puts up what it brings to a call, in memory of its own. The last one
-//! compares the lengths and hands everything out, so all ranks get the same verdict in the same call,
-//! whatever one of them does wrong. Bytes are copied twice, outside of the board's lock.
+//! The ranks meet at a board, which has one lock. In each call, every rank
+//!
+//! 1. copies the bytes that it sends into letters, before it locks the board,
+//! 2. puts the letters on the board, with the lengths that it expects from others. The last rank compares all
+//!    lengths, and puts up an answer for each rank: the letters to it, or the same error for all,
+//! 3. waits for its answer, unlocks the board, and copies the letters out of the answer.
+//!
+//! A rank with wrong arguments puts up its error instead of letters, so that all ranks get that error and
+//! nobody waits for it. A rank brings nothing to the next call before it has its answer, so no answer is ever
+//! overwritten.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::CommunicationError;
 use super::{Communicator, check_of_others, fill, length};
 
-/// Makes the `size` ranks of a job in one process, in order.
+/// Makes the `size` ranks of a job in one process, in rank order.
 ///
-/// Move each into its thread. A rank has left when its last handle is dropped, or when its thread panics and
-/// drops one: the others then get [`CommunicationError::Gone`] and do not wait. If a thread only borrows its
-/// handle, its end drops nothing: others wait for it as long as the handle lives.
+/// Move each rank into its thread. A rank leaves when its last handle is dropped, or when its thread panics
+/// and drops a handle. Calls of the other ranks then return [`CommunicationError::Gone`]. If a thread only
+/// borrows its handle, the end of the thread drops nothing, and others wait as long as the handle lives.
 ///
 /// ```
 /// use optimisers::{CommunicationError, Communicator, ranks};
@@ -56,7 +63,7 @@ pub struct LocalRank {
     seat: Arc<RankHandle>,
 }
 
-/// What the handles of a rank share. The rank leaves with the last of them.
+/// The data that all handles of a rank share. When this data is dropped, the rank leaves.
 struct RankHandle {
     rank: usize,
     size: usize,
@@ -72,25 +79,25 @@ struct MeetingPlace {
     changed: Condvar,
 }
 
-/// The call that is under way. A rank fetches its answer before it brings anything to the next call.
+/// The board: the call that is under way, and the answers of the last one.
 struct CallState {
-    /// What each rank has brought to the call, or why it cannot take part.
+    /// By rank: what it has brought to the call, or why it cannot take part.
     brought: Vec<Option<Result<RankMessages, CommunicationError>>>,
-    /// What each rank is to get from the last call that all took part in.
+    /// By rank: its answer of the last call in which all took part, until it is fetched.
     answers: Vec<Option<Result<Vec<Letter>, CommunicationError>>>,
     /// The first rank that has left.
     gone: Option<usize>,
 }
 
-/// The bytes from one rank to another. Those of a `gather` are the same for all receivers.
+/// The bytes from one rank to another. All receivers of a `gather` share one allocation.
 type Letter = Arc<Vec<u8>>;
 
-/// What a rank brings to a call.
+/// The letters that a rank brings to a call, and the lengths that it expects.
 struct RankMessages {
     function: &'static str,
-    /// For each rank what it is to get.
+    /// By receiver.
     letters: Vec<Letter>,
-    /// For each rank how many bytes it is to send.
+    /// By sender, the number of bytes that it has to send.
     expected: Vec<usize>,
 }
 
@@ -120,7 +127,8 @@ impl Communicator for LocalRank {
 }
 
 impl RankHandle {
-    /// Brings letters to a call, and distributes the answer. Wrong arguments are an error on all ranks.
+    /// Makes a call: brings letters, and fills `from` with the answer. Wrong arguments are an error on all
+    /// ranks.
     fn call(
         &self,
         function: &'static str,
@@ -144,7 +152,7 @@ impl MeetingPlace {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all ranks have brought something, or one has left.
+    /// Brings something to a call, and waits until all ranks have done so or one has left.
     fn answer(
         &self,
         rank: usize,
@@ -167,10 +175,11 @@ impl MeetingPlace {
         }
     }
 
-    /// Notes that a rank will take part in nothing more.
+    /// Notes that a rank will make no more calls.
     fn leave(&self, rank: usize) {
         let mut board = self.board();
         board.gone.get_or_insert(rank);
+        // Nobody will complete the call, so its letters are freed.
         board.brought.fill_with(|| None);
         self.changed.notify_all();
     }
@@ -181,9 +190,9 @@ impl CallState {
         self.gone.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
     }
 
-    /// Answers everyone, after the last has come.
+    /// Answers all ranks. All have brought something.
     fn hand_out(&mut self) {
-        // All are taken out before `collect` stops at the first error.
+        // Emptied for the next call before the second `collect` stops at the first error.
         let brought: Vec<_> = self.brought.iter_mut().filter_map(Option::take).collect();
         match brought.into_iter().collect::<Result<_, _>>().and_then(compared) {
             Ok(brought) => {
@@ -196,7 +205,7 @@ impl CallState {
     }
 }
 
-/// What the ranks have brought, if it fits together.
+/// Refuses messages that do not fit together: other functions, or other lengths than expected.
 fn compared(brought: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
     for (rank, one) in brought.iter().enumerate() {
         if one.function != brought[0].function {
@@ -224,7 +233,8 @@ impl Drop for RankHandle {
 
 impl Drop for LocalRank {
     fn drop(&mut self) {
-        // Other handles may exist outside of the thread, where nobody makes calls with them.
+        // The rank leaves although other handles may be alive: outside of its thread nobody makes calls, so
+        // the other ranks would wait for ever.
         if std::thread::panicking() {
             self.seat.meeting.leave(self.seat.rank);
         }

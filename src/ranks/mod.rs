@@ -1,4 +1,8 @@
-//! The ranks of a data-parallel job: how bytes get from one to another, and how all agree on each call.
+//! The ranks of a data-parallel job: transports between them, and how all ranks agree on each call.
+//!
+//! From the wire upwards: a [`Communicator`] carries bytes (`local`, `mpi`, `nccl`). A `StateWorld` makes
+//! agreements of a communicator, one before each call does anything (`agree`, `opening`, `agreement`).
+//! `parts` divides the state among ranks. Elements travel in `rounds`, and arrive in an `inbox`.
 
 use crate::tensors::{Device, Tensor};
 
@@ -28,38 +32,39 @@ pub(crate) use share::share;
 
 /// The transport between the ranks of a data-parallel job.
 ///
-/// All ranks call the same functions in the same order. A transport carries bytes and knows no dtypes: the
-/// receiver adds up. [`ranks`] makes ranks of the threads of one process.
+/// All ranks call the same functions in the same order. A transport carries bytes without a dtype, and never
+/// adds up numbers: the receiver does. [`ranks`] makes the ranks for threads of one process.
 ///
 /// # Implementing it
-/// - Both calls return when the own bytes are sent and those of the others have arrived, or with an error.
-/// - An error on one rank is an error on all, in the same call, so that nobody is left waiting. What `from`
-///   holds then is not defined.
-/// - After [`CommunicationError::Gone`] every call fails with it, at once.
-/// - Calls come from any thread, but never from a pool whose threads are needed to answer them. Calls that
-///   one rank makes at the same time run one after another.
+/// - `exchange` and `gather` return when the own bytes are sent and those of the others have arrived, or with
+///   an error.
+/// - An error on one rank has to be an error on all ranks, in the same call, so that none is left waiting.
+///   After an error the content of `from` is not defined.
+/// - After [`CommunicationError::Gone`] every call has to fail with that error, at once.
+/// - Calls come from any thread, but never from a pool whose threads are needed to answer them. If one rank
+///   makes several calls at the same time, they have to run one after another.
 pub trait Communicator: std::fmt::Debug + Send + Sync {
-    /// Which rank this is, below [`size`](Communicator::size).
+    /// The index of this rank, below [`size`](Communicator::size).
     fn rank(&self) -> usize;
 
-    /// How many ranks there are, at least 1.
+    /// The number of ranks, at least 1.
     fn size(&self) -> usize;
 
-    /// Sends the slices in `to[r]`, one after another, to rank r, and fills those in `from[r]` with what rank
-    /// r sends here.
+    /// Sends the slices in `to[r]`, one after another, to rank r, and fills the slices in `from[r]` with the
+    /// bytes that rank r sends here.
     ///
-    /// Both lists have an entry for each rank; that of the own rank is empty, as own data stays where it is.
-    /// For each pair of ranks, both sides name the same number of bytes in sum; each cuts it into slices as
-    /// it likes.
+    /// Both lists have an entry for each rank. The entry of the own rank is empty, because own data stays
+    /// where it is. Sender and receiver give the same number of bytes in total, but may cut them into
+    /// different slices.
     ///
     /// # Errors
     /// If a rank has left, or sends another number of bytes than the receiver waits for.
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError>;
 
-    /// Sends the slices in `own`, one after another, to all other ranks, and fills those in `from[r]` with
-    /// what rank r sends.
+    /// Sends the slices in `own`, one after another, to all other ranks, and fills the slices in `from[r]`
+    /// with the bytes that rank r sends.
     ///
-    /// `from` has an entry for each rank; that of the own rank is empty.
+    /// `from` has an entry for each rank. The entry of the own rank is empty.
     ///
     /// # Errors
     /// As [`exchange`](Communicator::exchange).
@@ -67,36 +72,36 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
 
     /// The device of this rank, if the transport moves tensors between the ranks' devices itself.
     ///
-    /// All parameters have to be on it. By default there is none, and what is on a device goes through the
-    /// host.
+    /// All parameters have to be on that device. By default `None`: tensors on a device go through the host.
     fn device(&self) -> Option<&Device> {
         None
     }
 
-    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what rank r sends, in order.
+    /// Sends the tensors in `to[r]` to rank r, and fills the tensors in `from[r]` with those that rank r
+    /// sends, in order.
     ///
-    /// All are contiguous and on the [`device`](Communicator::device). The tensors in `from` are views of
-    /// memory that nothing else uses; they may be filled later, in the order of the caller's stream. Those in
-    /// `to` may be dropped or written in that order, too.
+    /// All tensors are contiguous and on the [`device`](Communicator::device). The tensors in `from` are
+    /// views of memory that nothing else uses. The transport may fill them later, in the order of the
+    /// caller's stream. In that order the caller may also drop or write the tensors in `to`.
     ///
-    /// Both lists have an entry for each rank; that of the own rank is empty. Both sides of a pair name
-    /// tensors of the same dtypes and lengths, one by one. Those without elements need not be sent.
+    /// Both lists have an entry for each rank. The entry of the own rank is empty. Sender and receiver give
+    /// tensors of the same dtypes and lengths, one by one. Tensors without elements need not be sent.
     ///
     /// # Errors
-    /// As [`exchange`](Communicator::exchange); by default always.
+    /// As [`exchange`](Communicator::exchange). The default implementation always returns an error.
     fn exchange_tensors(&self, _to: &[Vec<Tensor>], _from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
         Err(CommunicationError::Other { reason: format!("{self:?} does not move tensors; give it bytes") })
     }
 }
 
-/// The slices that are not empty. The address of an empty one is made up, and some transports give it a
-/// meaning (`MPI_IN_PLACE`).
+/// The slices that are not empty. The address of an empty slice is arbitrary, and a transport may give that
+/// address a meaning (`MPI_IN_PLACE`).
 pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
     slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }
 
-/// Refuses a list, given by the lengths of its entries, that lacks an entry for a rank or has bytes from a
-/// rank to itself.
+/// Refuses a list that has not one entry for each rank, or has bytes from a rank to itself. `lengths` are
+/// those of the entries.
 pub(crate) fn check_of_others(
     list: &str,
     [rank, size]: [usize; 2],
@@ -118,12 +123,12 @@ pub(crate) fn check_of_others(
     Err(CommunicationError::Other { reason })
 }
 
-/// How many bytes there are in all slices.
+/// The number of bytes in all slices.
 pub(crate) fn length<S: AsRef<[u8]>>(slices: &[S]) -> usize {
     slices.iter().map(|slice| slice.as_ref().len()).sum()
 }
 
-/// Fills the slices, one after another, with as many bytes as they hold.
+/// Fills the slices, one after another. `bytes` has at least the length of all slices.
 pub(crate) fn fill(slices: &mut [&mut [u8]], bytes: &[u8]) {
     let mut rest = bytes;
     for slice in slices {

@@ -1,4 +1,15 @@
-//! Which rank of a job has the state of which elements.
+//! Parts: the elements whose state each rank of a job has.
+//!
+//! `divide` gives all ranks about equally many elements:
+//!
+//! 1. Each parameter that cannot be cut goes whole to the rank with the smallest load, the largest first.
+//! 2. All other parameters are one line of elements, in path order. Each rank takes from it what its load
+//!    lacks of the mean load. If a rank has more than the mean already, the others take less in proportion.
+//! 3. The end of a part moves to the nearest chunk of a norm (`chunk_length`). So the chunks of each rank are
+//!    chunks of the whole parameter, and norms have the bits of one process.
+//!
+//! Every rank computes the division by itself, without a message. So the division must depend on nothing that
+//! may differ between ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,18 +17,18 @@ use std::sync::Arc;
 use crate::engine::chunk_length;
 use crate::numbers::DType;
 
-/// The elements of a parameter whose state each rank has. The ranges follow each other in the order of ranks,
-/// and cover the parameter; those of most ranks are empty.
+/// For one parameter, the range of elements whose state each rank has. The ranges follow each other in rank
+/// order and cover the parameter. Most of them are empty.
 #[derive(Clone, Debug)]
 pub(crate) struct LeafParts {
     rank: usize,
     all: Arc<[Range<usize>]>,
-    /// The dtype in which gradients travel, if not their own.
+    /// The dtype in which gradients travel; `None` for their own.
     pub(crate) wire: Option<DType>,
 }
 
 impl LeafParts {
-    /// All of a parameter on rank 0, as rank `rank` of `size` sees it.
+    /// The parts if rank 0 of `size` ranks has all elements, for use on `rank`.
     pub(crate) fn of_first(length: usize, rank: usize, size: usize) -> Self {
         LeafParts {
             rank,
@@ -26,7 +37,7 @@ impl LeafParts {
         }
     }
 
-    /// The same with another dtype in which gradients travel.
+    /// Sets the dtype in which gradients travel.
     pub(crate) fn sent_as(self, wire: Option<DType>) -> Self {
         LeafParts { wire, ..self }
     }
@@ -47,7 +58,7 @@ impl LeafParts {
         }
     }
 
-    /// Whether any rank has a part of the parameter only.
+    /// Whether several ranks have elements.
     pub(crate) fn are_cut(&self) -> bool {
         self.all.iter().filter(|part| !part.is_empty()).count() > 1
     }
@@ -61,29 +72,24 @@ impl LeafParts {
 /// How much of a leaf's state a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// All of it; no other rank has any. A leaf without elements is rank 0's.
+    /// All of it; no other rank has any. Rank 0 has the state of a leaf without elements.
     All,
-    /// These elements of the parameter, maybe none. Every state tensor has one number for each.
+    /// A range of elements, maybe empty. Every state tensor has one number for each element of the range.
     Part(Range<usize>),
-    /// Another rank has all of it.
+    /// Nothing, because another rank has all of it.
     Nothing,
 }
 
 /// A parameter that is to be divided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Divisible {
-    /// How many elements it has.
+    /// The number of elements.
     pub(crate) length: usize,
-    /// Whether its rule can work on a part of it.
+    /// Whether the rule can work on a part of the elements.
     pub(crate) can_be_cut: bool,
 }
 
-/// Divides parameters, given in path order, among `size` ranks. All ranks compute the same division, without
-/// a message.
-///
-/// Parameters that cannot be cut come first, the largest first: each goes whole to the rank with the least.
-/// The others then fill the ranks in order until all have the same load. They are cut where the chunks of a
-/// norm begin, so that each rank's chunks are chunks of the whole.
+/// Divides parameters, given in path order, among `size` ranks, for use on `rank`.
 pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<LeafParts> {
     let mut whole_on = vec![0; parameters.len()];
     let mut loads = vec![0; size];
@@ -100,7 +106,8 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
     let cut: usize =
         parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
     let all_room: usize = room.iter().sum();
-    // Where each rank ends among all elements that can be divided.
+    // Where each rank ends in the line of all elements that can be cut. In u128, because the product of two
+    // counts of elements may not fit 64 bits. Divided by `all_room`, because the rooms may exceed the line.
     let ends = room.iter().scan(0, |filled, room| {
         *filled += room;
         Some((cut as u128 * *filled as u128 / all_room.max(1) as u128) as usize)
@@ -129,7 +136,7 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
     parameters.iter().enumerate().map(parts).collect()
 }
 
-/// The beginning of a chunk, or the end of the leaf, that is nearest to an element.
+/// The beginning of a chunk, or the end of the leaf, whichever is nearest to an element.
 fn nearest_chunk(element: usize, length: usize) -> usize {
     let chunk = chunk_length(length);
     if element == length { length } else { ((element + chunk / 2) / chunk * chunk).min(length) }

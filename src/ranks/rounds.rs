@@ -1,43 +1,54 @@
-//! How the elements of a divided state travel between ranks: in rounds, so that buffers stay small.
+//! Rounds: how the elements of a divided state travel between ranks, with small buffers and busy links.
+//!
+//! Elements belong to ranks in the order of leaves, so leaf after leaf would keep only the links of one rank
+//! busy. Instead each round takes the next elements of the parts of every rank:
+//!
+//! ```text
+//! for each rank:  room = at_once
+//!                 while room is left: the next run of the rank's parts, cut to fit
+//! until no rank has a run
+//! ```
+//!
+//! All ranks compute the same rounds without a message, because they have the same leaves and parts.
 
 use std::ops::Range;
 
 use super::parts::LeafParts;
 
-/// How many elements a round has, over the parts of all ranks.
+/// The number of elements in a round, over the parts of all ranks.
 const ROUND_ELEMENTS: usize = 1 << 19;
 
-/// The fewest elements of each rank's parts in a round: smaller messages cost latency, not bandwidth.
+/// The least room for a rank in a round, in elements. The time of smaller messages would be latency.
 const LEAST_PER_RANK: usize = 1 << 14;
 
-/// Large parts are cut at multiples of this, counted from their first element: parts of vectors would be
-/// slow.
+/// Parts are cut at multiples of this, counted from their first element. So runs begin where records of state
+/// do (128 elements in 8 bits), and cut no vector of the engine, which would be slow.
 const ALIGNED: usize = 1 << 10;
 
-/// Neighbouring elements of a leaf.
+/// Neighbouring elements of a leaf (a parameter of the state).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) leaf: usize,
     pub(crate) elements: Range<usize>,
 }
 
-/// What travels at once, by the rank whose parts it belongs to.
+/// The runs that travel at once, by the rank whose parts they belong to.
 pub(crate) type Round = Vec<Vec<Run>>;
 
-/// How many elements of each rank's parts a round has.
+/// The room for each rank in a round, in elements.
 fn at_once(ranks: usize) -> usize {
     ROUND_ELEMENTS.div_ceil(ranks).max(LEAST_PER_RANK).next_multiple_of(ALIGNED)
 }
 
-/// These leaves in rounds. In each round all ranks send equally many elements, as long as they have some, so
-/// every link is busy in both directions.
+/// The rounds of these leaves. In each round the parts of all ranks have equally many elements until they run
+/// out, up to cuts at `ALIGNED`, so every link is busy in both directions.
 pub(crate) fn rounds<'p>(
     leaves: &'p [usize],
     ranks: usize,
     parts: impl Fn(usize) -> &'p LeafParts,
 ) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
-    // For each rank: the leaves not begun, and what is left of the one before them.
+    // For each rank: the leaves that are not begun, and the rest of the leaf before them.
     let mut left: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
     std::iter::from_fn(move || {
         let runs = left.iter_mut().enumerate().map(|(rank, (leaves, run))| {

@@ -1,4 +1,4 @@
-//! Tensors that are shared: each rank has a part of each, and gets the others'.
+//! `share`: each rank has a part of each tensor, and gets the parts of the other ranks.
 
 use super::StateWorld;
 use super::inbox::{ExpectedTensors, Inbox};
@@ -8,8 +8,8 @@ use crate::engine::set_lent_part;
 use crate::error::Result;
 use crate::model::lent::Lent;
 
-/// Fills these tensors with the parts of the other ranks. They are contiguous and of the whole shape; this
-/// rank's part is right already.
+/// Fills tensors with the parts of the other ranks. The tensors are contiguous and of the whole shape. The
+/// own part of each must have its values already.
 pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
     let all: Vec<usize> = (0..tensors.len()).collect();
     let mut inbox = Inbox::default();
@@ -17,7 +17,9 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
         let own = &round[world.rank()];
         let values = own.iter().map(|Run { leaf, elements }| {
             let values = tensors[*leaf].1.part(elements.clone())?.tensor_or_copy()?;
-            // At most one lock is held here: a thread that computes with the model may hold several at once.
+            // Several runs are copied, because `gather` locks all that it sends. Of the model at most one
+            // tensor may be locked here: a thread that computes with the model may hold several locks at
+            // once.
             Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
         });
         let awaited = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {

@@ -1,4 +1,4 @@
-//! Where rules meet candle's types: dtypes, variables, and tensors to start with.
+//! Conversions from candle's types: dtypes, parameters, and initial values of state tensors.
 
 use candle_core::{DType, Tensor, Var};
 
@@ -31,10 +31,10 @@ impl<'a> From<&'a Var> for Parameter<'a> {
 }
 
 impl State {
-    /// Adds a tensor of any shape; its values are copied.
+    /// Adds a state tensor of any shape, with a copy of these values.
     ///
-    /// One that starts as the parameter is a [`Slot::parameter`](crate::Slot::parameter), added by
-    /// [`State::with_slot`]: only then does it follow new weights.
+    /// If the tensor is to start as the parameter, add a [`Slot::parameter`](crate::Slot::parameter) by
+    /// [`State::with_slot`] instead: only that follows new weights.
     ///
     /// # Errors
     /// If the device has no memory left.

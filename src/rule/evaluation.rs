@@ -9,12 +9,12 @@ use crate::numbers::DType;
 use crate::numbers::value::Arithmetic;
 use crate::tensors::Tensor;
 
-/// What to evaluate a model with in place of a parameter: a state tensor, or arithmetic on it.
+/// The weights to evaluate a model with, instead of a parameter: a state tensor, or arithmetic on it.
 ///
-/// [`Rule::evaluation`](crate::Rule::evaluation) returns it.
+/// [`Rule::evaluation`](crate::Rule::evaluation) returns this plan.
 /// [`StateTree::averages`](crate::StateTree::averages) and [`with_averages`](crate::StateTree::with_averages)
-/// compute the weights. Both refuse a state tensor whose shape is not the parameter's, or whose dtype is no
-/// float.
+/// compute the weights. Both refuse a state tensor of another shape than the parameter's, or of a dtype that
+/// is no float.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -71,15 +71,15 @@ pub struct Evaluation<'s> {
 }
 
 impl<'s> Evaluation<'s> {
-    /// The state tensor of this name; `None` if the state has none of its own.
+    /// The state tensor of this name. `None` if the rule itself has none; held rules are not searched.
     pub fn slot(state: &'s State, name: &str) -> Option<Self> {
         let (_, slot) = state.tensors.iter().find(|(own, _)| *own == name)?;
         Some(Evaluation { slot, steps: Vec::new() })
     }
 
-    /// Applies arithmetic: its dx are these weights, its x is the parameter in full precision.
+    /// Applies arithmetic: its dx is these weights, its x the parameter (or its master) in full precision.
     ///
-    /// The engine runs it. The result is F64 if the parameter, its master or the state tensor is, else F32.
+    /// The result is F64 if the parameter, its master or the state tensor is, otherwise F32.
     pub fn map<A: Arithmetic<Slots<f64> = [f64; 0]>>(mut self, arithmetic: A) -> Self {
         self.steps.push(Step::Map { kernel: erased(arithmetic), slots: &mut [] });
         self
@@ -94,10 +94,10 @@ impl<'s> Evaluation<'s> {
         self.slot.dtype()
     }
 
-    /// The weights as a tensor of their own; `x` returns the parameter in full precision, if arithmetic needs
-    /// it.
+    /// Computes the weights. `x` makes the parameter in full precision.
     pub(crate) fn tensor(self, x: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
         let slot = self.slot.tensor()?;
+        // Without arithmetic `x` is not called, because it may copy the parameter.
         if self.steps.is_empty() { Ok(slot) } else { elements(Engine::Fused, &x()?, slot, self.steps) }
     }
 }

@@ -1,15 +1,15 @@
-//! What a step depends on.
+//! How much of a model a step depends on.
 
 use std::fmt;
 
-/// What the step of one element of a parameter depends on, and so what a rule costs.
+/// What the step of one element of a parameter depends on, from the cheapest kind of rule to the dearest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// On that element alone: part of the one pass over memory.
+    /// That element alone. The rule is a part of the one pass over memory.
     Elementwise,
-    /// On the whole parameter, or on the element's place in it: one more read of the gradient at least.
+    /// The whole parameter, or the element's place in it. Costs at least one more read of the gradient.
     WholeTensor,
-    /// On other parameters, too.
+    /// Other parameters, too.
     WholeModel,
 }
 

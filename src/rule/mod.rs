@@ -1,4 +1,4 @@
-//! What a rule is: from a gradient to a gradient. And what an optimiser is: where the result goes.
+//! Rules turn a gradient into a step; optimisers decide how the step is stored in the parameter.
 
 #[cfg(feature = "candle")]
 mod candle;

@@ -2,8 +2,8 @@
 
 use crate::rule::Rule;
 
-/// A row of the [`catalogue`](crate::rules::catalogue), from which configurations and tests take the rules,
-/// and the table its rows.
+/// A row of the [`catalogue`](crate::rules::catalogue), from which configurations and tests take the rules. A
+/// test compares the documented table with the rows.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -20,6 +20,7 @@ pub struct Listing {
 
 /// The row of a rule.
 pub(super) fn listing<R: Rule + Default>(recurrence: &'static str, source: &'static str) -> Listing {
+    // The name of the type, so that no row can have another name than its rule.
     let path = std::any::type_name::<R>();
     let name = path.rsplit("::").next().unwrap_or(path);
     Listing { name, recurrence, source, rule: Box::new(R::default()) }

@@ -1,9 +1,9 @@
-//! What the rules of MARS share: the gradient that its change corrects.
+//! The gradient corrected by its change, which the rules of MARS share.
 
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Gradient, Norm, Slot, Slots};
 
-/// Where the gradient of the step before is kept. It starts at 0, as in the authors' code.
+/// The slot with the gradient of the step before. It starts at 0, as in the authors' code.
 pub(super) fn last_gradient() -> Slot {
     Slot::zeros("last_gradient")
 }
@@ -25,7 +25,7 @@ impl Arithmetic for Corrected {
     }
 }
 
-/// The gradient with γ·β / (1 - β) of its change, cut to a norm of at most 1.
+/// The gradient plus γ·β / (1 - β) of its change, scaled down to a 2-norm of at most 1.
 pub(super) fn corrected<'a>(dx: Gradient<'a>, gamma: f64, beta: f64, last: Slots<'a>) -> Gradient<'a> {
     let sum = dx.map(Corrected { weight: gamma * beta / (1.0 - beta) }, last);
     sum.scale_by_norm(

@@ -1,4 +1,4 @@
-//! Published algorithms and the steps that stand beside them in a chain, one per file.
+//! Published optimiser rules, and the steps that a chain has before or after them. One rule per file.
 //!
 #![doc = ""]
 #![doc = include_str!("table.md")]
@@ -21,7 +21,7 @@ pub use descent::*;
 pub use gradient::*;
 pub use listing::Listing;
 pub use schedule_free::*;
-// Named, so that the compiler says of each which feature it needs.
+// Named, because the compiler's error mentions a missing feature only for items that are named.
 #[cfg(feature = "candle")]
 pub use gradient::{AdaptiveClip, Centralise, GradNoise};
 #[cfg(feature = "candle")]

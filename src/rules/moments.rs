@@ -1,4 +1,4 @@
-//! What the rules of the Adam family share.
+//! Arithmetic that several rules share: decayed means, bias corrections, Nesterov's momentum.
 
 use crate::numbers::value::Value;
 
@@ -8,18 +8,18 @@ pub(super) fn decayed<V: Value>(mean: V, value: V, beta: f64) -> V {
     mean * beta + value * (1.0 - beta)
 }
 
-/// 1 - βᵗ: the part of a decayed mean that is not its start.
+/// 1 - βᵗ: the weight of all values in a decayed mean after `t` steps. The rest is the weight of its start.
 pub(super) fn correction(beta: f64, t: u64) -> f64 {
     1.0 - beta.powf(t as f64)
 }
 
-/// The step that corrections go by: without them one so late that each is 1, whatever its β.
+/// The `t` for [`correction`]. Without bias correction it is the largest, for which βᵗ is 0 and each
+/// correction 1.
 pub(super) fn step_of_correction(t: u64, is_corrected: bool) -> u64 {
     if is_corrected { t } else { u64::MAX }
 }
 
-/// Nesterov's momentum in a decayed mean of the gradient: the mean after the next gradient, for which this
-/// one stands.
+/// The weights of Nesterov's momentum: the corrected mean after one more gradient, if that equals this one.
 ///
 /// ```text
 /// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)
@@ -35,7 +35,7 @@ impl NesterovWeights {
         NesterovWeights::weighing(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
     }
 
-    /// With these weights of the mean and of the gradient.
+    /// The given weights of the mean and of the gradient, for a rule that computes them itself.
     pub(super) fn weighing(mean: f64, gradient: f64) -> Self {
         NesterovWeights { mean, gradient }
     }

@@ -1,4 +1,4 @@
-//! A call of an update: what the user chose, what the call found, and the gradients as the rules get them.
+//! A call of an update: its options, what it found in state and ranks, and the gradient that its rules get.
 
 use super::loss_scaler::{LossScaler, check_unscaled};
 use crate::engine::{Engine, Sources, check_gradient};
@@ -14,17 +14,18 @@ pub(crate) struct UpdateOptions {
     pub(crate) engine: Engine,
     /// Whether a gradient that is not finite skips the call.
     pub(crate) finite_only: bool,
-    /// Whether a gradient may become infinite in the dtype in which it travels between ranks.
+    /// Whether a gradient may become infinite in the dtype in which it travels between ranks. `Sam` allows
+    /// that and checks the norm instead.
     pub(crate) takes_overflow: bool,
-    /// How much this call counts in a weighted mean.
+    /// The weight of this call in a weighted mean.
     pub(crate) weight: u64,
-    /// Whether to go on from the masters if parameters were changed.
+    /// Whether masters overwrite parameters that were changed.
     pub(crate) keep_masters: bool,
     /// Whether a call without any gradient is accepted.
     pub(crate) allow_no_gradients: bool,
-    /// Whether the outcome has figures of every leaf that moves.
+    /// Whether the outcome has figures of each leaf that moves.
     pub(crate) figures: bool,
-    /// Whether the call brings no gradients, and ends the open windows instead.
+    /// Whether the call ends the open windows, and has no gradients.
     pub(crate) releases_windows: bool,
 }
 
@@ -43,19 +44,19 @@ impl Default for UpdateOptions {
     }
 }
 
-/// A call: its options, and what it found in scaler, state and ranks.
+/// The options of a call, with what it found in scaler, state and ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct UpdateCall {
     pub(crate) options: UpdateOptions,
     /// The loss scale that the gradients are divided by.
     pub(crate) loss_scale: f64,
-    /// How much the call counts in a weighted mean, over all ranks.
+    /// The weight of the call in a weighted mean: the sum over all ranks.
     pub(crate) weight: u64,
     /// The divisor of the sum of gradients: the weight of all ranks, or 1 without ranks.
     pub(crate) divisor: u64,
-    /// The calls that windows of accumulation have counted before this one.
+    /// The calls that windows of accumulation counted before this one.
     pub(crate) calls: u64,
-    /// A hash of the norms of earlier calls, which decide on outliers.
+    /// A hash of the norms of earlier calls, so that ranks can compare them; 0 without ranks.
     pub(crate) norms: u64,
     /// Whether the state requires all gradients.
     pub(crate) requires_all: bool,
@@ -66,8 +67,10 @@ pub(crate) struct UpdateCall {
 }
 
 impl UpdateCall {
-    /// A call, with the loss scale of the scaler, if there is one. `known` is the scale that the gradients
-    /// know.
+    /// A call with the loss scale of `scaler`. `known` is the scale that the gradients report for their loss.
+    ///
+    /// # Errors
+    /// If `scaler` is out of range or has scaled no loss, or if the update would not divide by `known`.
     pub(crate) fn new(
         options: UpdateOptions,
         scaler: Option<&LossScaler>,
@@ -77,6 +80,7 @@ impl UpdateCall {
             Some(scaler) => scaler.of_loss(known)?,
             None => check_unscaled(known).map(|()| None)?,
         };
+        // A scaler lowers its scale only for an overflow that a check has found.
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
         Ok(UpdateCall {
             options,
@@ -91,15 +95,15 @@ impl UpdateCall {
         })
     }
 
-    /// The call with what the state requires, and its counts and norms of earlier calls.
+    /// The call with the requirements, counts and norms of `state`.
     pub(crate) fn of_state(self, state: &StateTree) -> Self {
         let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
-        // An incomplete window may lack gradients that a complete one would have.
+        // A window that ends early may lack gradients that its missing calls would have brought.
         let requires_all = state.requires_all && !self.options.releases_windows;
         UpdateCall { calls: state.calls, norms, requires_all, ..self }
     }
 
-    /// The gradient that the rules get, and the norms to find of it.
+    /// The gradient that the rules get: the mean over ranks, without the loss scale.
     pub(crate) fn gradient<'a>(
         &self,
         sources: Sources<'a>,
@@ -110,7 +114,7 @@ impl UpdateCall {
         let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls, releases);
         let (divisor, mut scale) = (self.divisor as f64, self.loss_scale.recip());
         if self.divisor.is_power_of_two() {
-            // One factor has the same bits, and a norm that follows can absorb it.
+            // Exact, so one multiplication has the same bits as two, and a norm that follows can absorb it.
             scale /= divisor;
         } else {
             gradient = gradient.divide(divisor);
@@ -118,13 +122,14 @@ impl UpdateCall {
         if scale != 1.0 {
             gradient = gradient.scale(scale);
         }
+        // After the division, because the check also looks for numbers too large to be squared.
         let gradient = if self.options.finite_only { gradient.finite_only() } else { gradient };
         if let Some(norms) = norms { gradient.measured(norms) } else { gradient }
     }
 }
 
-/// The checked gradients of a parameter: one, or one for each of its paths that has one. The same gradient
-/// under several paths counts once.
+/// The checked gradients of a parameter: one for each of its paths that has one. A gradient that comes under
+/// several paths counts once, because a map made by visiting the model has a tied gradient under each.
 pub(crate) fn sources<'l, 'g>(
     paths: impl Iterator<Item = &'l str>,
     x: &'l dyn Lend,
@@ -141,7 +146,7 @@ pub(crate) fn sources<'l, 'g>(
     Ok(sources)
 }
 
-/// Whether this gradient is known already. If the owners do not say, slices are the same if their memory is.
+/// Whether `gradient` is in `known`. Handles that cannot be compared count as equal if they share memory.
 fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
     for known in known {
         if known.is(gradient).map_or_else(|| known.lies_with(gradient), Ok)? {

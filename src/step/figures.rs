@@ -36,17 +36,16 @@ pub struct LeafFigures {
     /// The parameter's path.
     pub path: String,
     /// ‖dx‖ of the gradient before the rules: without the loss scale, the mean of all ranks. With
-    /// [`AccumGrad`](crate::AccumGrad) it is the gradient that this hands on, the mean (or sum) over the
-    /// window.
+    /// [`AccumGrad`](crate::AccumGrad) the mean (or sum) over the window.
     pub gradient: f64,
-    /// ‖x‖ of the parameter before the step, or of its master, if it has one.
+    /// ‖x‖ of the parameter before the step, or of its master if it has one.
     pub parameter: f64,
-    /// ‖dx'‖ of the update that is subtracted from it, before rounding to the parameter's dtype.
+    /// ‖dx'‖ of the update that is subtracted from x, before rounding to the parameter's dtype.
     pub update: f64,
 }
 
 impl LeafFigures {
-    /// Those of a leaf, if its norms were found.
+    /// The figures of a leaf, if its norms were computed.
     pub(super) fn found(leaf: &Leaf, norms: &LeafNorms) -> Option<Self> {
         let (gradient, step) = norms.found()?;
         Some(LeafFigures {
@@ -59,12 +58,13 @@ impl LeafFigures {
 
     /// How far the step moved the parameter, relative to its size: update / parameter.
     ///
-    /// It is infinite for a parameter that is zero, such as a bias at first, and NaN if that does not move.
+    /// If the parameter is zero, such as a bias at first, the ratio is infinite, or NaN if the parameter does
+    /// not move.
     ///
-    /// With Adam and its kin about 1e-3 is usual for matrices. 1e-2 and more means a learning rate that is
-    /// too high, or a warm-up that is too short; 1e-5 and less a learning rate that is too low. A parameter
-    /// without a master loses the step of an element if it is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16
-    /// and 2⁻⁹ (0.002) in BF16.
+    /// With Adam and similar rules about 1e-3 is usual for matrices. At 1e-2 and more, the learning rate is
+    /// too high or the warm-up too short; at 1e-5 and less, the learning rate is too low. A parameter without
+    /// a master loses the step of an element if it is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16 and 2⁻⁹
+    /// (0.002) in BF16.
     pub fn ratio(&self) -> f64 {
         self.update / self.parameter
     }

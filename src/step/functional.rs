@@ -1,4 +1,4 @@
-//! The functional form of an update: it changes no argument.
+//! The functional form of an update, which changes no argument.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::tree::{Leaf, StateTree, not_in_state};
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` returns the new state and parameters.
     ///
-    /// It copies the state and the parameters. If that is too much, use [`update`](crate::update).
+    /// It copies the state and the parameters. If these copies are too large, use [`update`](crate::update).
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ impl<'s> Update<'s, &'s StateTree> {
         Update { state, options: UpdateOptions::default(), scaler: None }
     }
 
-    /// Returns the new state, the new parameters and what was done.
+    /// Returns the new state, the new parameters and the outcome.
     ///
     /// `parameters` has one tensor per leaf of the state, by path, as [`trainables`](crate::trainables)
     /// returns them. `grads` is a map by path, or candle's `GradStore` of a loss computed from these tensors.
@@ -49,9 +49,8 @@ impl<'s> Update<'s, &'s StateTree> {
     /// variables, and the new state belongs to them: both can go into the next call, or into `update`.
     ///
     /// # Errors
-    /// As [`update`](crate::update), if a parameter is missing or unknown, or if one has another shape or
-    /// dtype than its leaf. With a [scaler](Update::scaler) also as
-    /// [`Update::apply`](crate::Update::apply).
+    /// As [`update`](crate::update). Also if a parameter is missing or unknown, or has another shape or dtype
+    /// than its leaf. With a [scaler](Update::scaler) also as [`Update::apply`](crate::Update::apply).
     pub fn apply<G: Gradients + ?Sized>(
         self,
         parameters: &BTreeMap<String, Tensor>,
@@ -90,7 +89,7 @@ fn applied(
     let mut state = state.try_clone()?;
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
-    // A `GradStore` knows the tensors that it was computed from, and not their copies.
+    // By the original tensors, because a `GradStore` does not find gradients by their copies.
     let source = |(leaf, (_, x)): (&Leaf, (&String, &Tensor))| {
         Ok(GradientSource::found(sources(leaf.paths(), x, grads)?))
     };

@@ -1,6 +1,6 @@
 //! A step of the whole model, from `setup` to the outcome of an update.
 //!
-//! [`update`] has what the caller sees, [`pipeline`] the stages: call, plan, reduce, commit, outcome.
+//! [`update`] has the public functions, [`pipeline`] the stages: call, plan, reduce, commit, outcome.
 
 pub(crate) mod call;
 pub(crate) mod contribution;

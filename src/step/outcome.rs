@@ -8,18 +8,18 @@ use crate::error::warning::Warning;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// What became of the call as a whole.
+    /// Whether the call stepped, accumulated or was skipped.
     pub status: Status,
-    /// How many parameters moved.
+    /// The number of parameters that moved.
     pub applied: usize,
-    /// How many parameters had a gradient that went into an accumulator, also with weight 0.
+    /// The number of parameters whose gradient went into an accumulator, also with weight 0.
     pub accumulated: usize,
-    /// How many calls are in windows of [`AccumGrad`](crate::AccumGrad) that are open after this call.
+    /// The number of calls in windows of [`AccumGrad`](crate::AccumGrad) that are open after this call.
     ///
-    /// With several n it is the calls since all windows last ended together.
-    /// [`Update::release_windows`](crate::Update::release_windows) ends them early.
+    /// If windows differ in n, these are the calls since all windows last ended together.
+    /// [`Update::release_windows`](crate::Update::release_windows) ends windows early.
     pub open_calls: u64,
-    /// How many parameters are frozen.
+    /// The number of frozen parameters.
     pub frozen: usize,
     /// The paths of the parameters without a gradient, which stayed as they are.
     pub without_gradient: Paths,
@@ -27,20 +27,20 @@ pub struct Outcome {
     pub learning_rate: Option<f64>,
     /// The norm of [`ClipGlobalNorm`](crate::ClipGlobalNorm), before clipping and without the loss scale.
     ///
-    /// If nothing is clipped, it is that of [`SkipOutliers`](crate::SkipOutliers). With several groups it is
-    /// the norm of the lowest; all are in [`group_norms`](Outcome::group_norms).
+    /// Without clipping it is the norm of [`SkipOutliers`](crate::SkipOutliers). With several groups it is
+    /// the norm of the lowest group; [`group_norms`](Outcome::group_norms) has all of them.
     pub global_norm: Option<f64>,
-    /// The norms of all groups, in their order.
+    /// The norms of all groups, in the order of groups.
     pub group_norms: Vec<(u64, f64)>,
     /// The scale that the gradients were divided by, if a [`LossScaler`](crate::LossScaler) was used.
     pub loss_scale: Option<f64>,
-    /// Norms of every parameter that moved; empty without
+    /// Norms of each parameter that moved; empty without
     /// [`Update::with_figures`](crate::Update::with_figures).
     pub figures: Vec<LeafFigures>,
-    /// The warnings that the state met in this call.
+    /// The warnings that are new in this call.
     ///
-    /// Each kind comes once in the life of a state; [`StateTree::warnings`](crate::StateTree::warnings) has
-    /// them all.
+    /// A state gives each kind of warning once in its life;
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has all of them.
     pub warnings: Vec<Warning>,
 }
 
@@ -56,13 +56,13 @@ pub struct Outlier {
     pub limit: f64,
 }
 
-/// What became of a call of [`update`](crate::update) as a whole.
+/// The kind of outcome of a call of [`update`](crate::update).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Status {
     /// At least one parameter moved, and [`StateTree::steps`](crate::StateTree::steps) has counted the step.
     Stepped,
-    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on: it collected gradients,
-    /// or counted a call without any, where that is [allowed](crate::Update::allow_no_gradients).
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on. It collected gradients,
+    /// or counted a call without any, if that is [allowed](crate::Update::allow_no_gradients).
     Accumulated,
     /// No parameter moved, for this reason.
     Skipped(SkipReason),
@@ -72,7 +72,7 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// All parameters with a gradient are frozen, or none has one and that is
+    /// All parameters with a gradient are frozen, or no parameter has a gradient and that is
     /// [allowed](crate::Update::allow_no_gradients).
     NothingToMove,
     /// A gradient has a number that is infinite or NaN, or
@@ -81,11 +81,11 @@ pub enum SkipReason {
         /// The first such parameter, in path order.
         path: String,
     },
-    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; of several, that of the lowest
-    /// group.
+    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; if several are, this is the norm
+    /// of the lowest group.
     Outlier(Outlier),
     /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them. The
-    /// gradients of this call are finite, but the windows' sums are not, or are too large to be squared. The
+    /// gradients of this call are finite, but the sum of a window is not, or is too large to be squared. The
     /// next call is the first of new windows.
     WindowsGivenUp {
         /// The first such parameter, in path order.
@@ -110,7 +110,7 @@ impl Outcome {
         if let Status::Skipped(reason) = &self.status { Some(reason) } else { None }
     }
 
-    /// The parameter whose gradient is not finite, if the call was skipped for it.
+    /// The parameter whose gradient is not finite, if the call was skipped for this reason.
     pub(crate) fn overflow(&self) -> Option<&str> {
         if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status { Some(path) } else { None }
     }

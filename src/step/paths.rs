@@ -1,10 +1,10 @@
-//! The paths of some leaves, at little cost.
+//! The paths of some leaves (parameters with their state), at little cost.
 
 use std::sync::Arc;
 
-/// Paths of some parameters of a state, in its order.
+/// Paths of some parameters of a state, in the order of the state.
 ///
-/// The state owns the names and they are not copied, so thousands of them cost one small allocation.
+/// The names are shared with the state and not copied, so thousands of them cost one small allocation.
 #[derive(Clone, Default)]
 pub struct Paths {
     /// The path of every leaf.
@@ -18,7 +18,7 @@ impl Paths {
         Paths { all: all.clone(), chosen }
     }
 
-    /// How many paths there are.
+    /// The number of paths.
     pub fn len(&self) -> usize {
         self.chosen.len()
     }

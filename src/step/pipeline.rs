@@ -1,9 +1,20 @@
-//! One step in stages, each a value with a method that leads to the next: [`StepCall`] → plan →
-//! [`PlannedStep`] → reduce → [`ReducedStep`] → commit → [`EndedStep`] → outcome.
+//! One step in stages. Each stage is a value with a method that leads to the next:
 //!
-//! [`step`] takes all leaves of a state through them. A push (`step/streamed.rs`) takes one leaf as far as the
-//! commit. The step that ends the streamed one passes over such leaves, because their source is
-//! [`GradientSource::Pushed`]. Ranks other than this one are in [`Ranks`] alone.
+//! ```text
+//! stage         method        does                                                      writes
+//! StepCall      plan     ──>  each leaf's optimiser plans a Job; StepSummary of all     nothing
+//! PlannedStep   reduce   ──>  norms, sums and checks; decides the Ending                nothing
+//! ReducedStep   commit   ──>  runs the jobs, if the ending is Committed                 leaves
+//! EndedStep     outcome       counts, histories of norms, warnings, the Outcome         the tree
+//! ```
+//!
+//! All checks come before `commit`: an error in `plan` or `reduce` leaves model and state as they were. The
+//! [`Ending`] decides between commit, skip and refusal. All ranks find the same one, because it follows from
+//! agreed plans and shared norms.
+//!
+//! [`step`] takes all leaves of a state through the stages. A push (`step/streamed.rs`) takes one leaf as far
+//! as the commit. The step that ends a streamed step passes over such leaves, whose source is
+//! [`GradientSource::Pushed`].
 
 use std::slice;
 
@@ -20,7 +31,7 @@ use crate::ranks::{Call, KeptSums};
 use crate::rule::Progress;
 use crate::tree::{Leaf, LimitedNorms, NormHistories, NormOutlier, StateTree};
 
-/// Applies a step to these parameters. They and their gradients are in the order of the leaves.
+/// Applies a step. `parameters` and `gradients` are in the order of the leaves.
 pub(super) fn step(
     call: UpdateCall,
     state: &mut StateTree,
@@ -34,14 +45,17 @@ pub(super) fn step(
     let mut jobs = pool.take(leaves.len());
     let step = StepCall { call: &call, ranks: &ranks, leaves, parameters, gradients }.plan(&mut jobs);
     let step = step.and_then(|step| step.reduce(norms, sums)).and_then(ReducedStep::commit);
+    // Before `?`, so that the memory of the jobs is also kept after an error.
     pool.recycle(jobs);
     let step = step?;
+    // Before the outcome, which reads samples of whole parameters for warnings.
     ranks.share(leaves, parameters, step.moved())?;
     step.outcome(state, parameters)
 }
 
-/// Registers memory that has moved, before any call asks what others write: of two calls that begin at once,
-/// one sees the other. candle's variables do not move.
+/// Registers where parameters are now, so that two concurrent updates of one memory notice each other. Must
+/// come before any call of `UpdateTargets::all`. candle's variables are left out, because they stay where
+/// `setup` has registered them.
 pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
     let elsewhere = state
         .leaves
@@ -53,7 +67,7 @@ pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
     state.written_elsewhere.keep(elsewhere);
 }
 
-/// A call on which all ranks have agreed, of all leaves or of one that was pushed.
+/// A call on which all ranks have agreed, with all leaves or with one that was pushed.
 pub(super) struct StepCall<'a, G> {
     pub(super) call: &'a UpdateCall,
     pub(super) ranks: &'a Ranks<'a>,
@@ -65,7 +79,7 @@ pub(super) struct StepCall<'a, G> {
 }
 
 impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
-    /// Plans all leaves. There is room for a job of each.
+    /// Plans all leaves; `jobs` has a place for each.
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
         let StepCall { call, ranks, leaves, parameters, gradients } = self;
         let places = jobs.iter_mut().enumerate();
@@ -81,17 +95,18 @@ impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
         let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, &written);
         let planned =
             for_all(&mut updates, |update| if update.reads_device() { Ok(()) } else { make(update) })
-                // Plans that the caller's thread has to make.
+                // The remaining plans read a device, see `reads_device`.
                 .and_then(|()| updates.iter_mut().try_for_each(make));
         ranks.settle(Call::Plan, planned)?;
         let summary = StepSummary::of(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);
+        // Only a streamed step changes its plans later or keeps them; others save the allocation.
         let plans = if call.is_streamed { plans.collect() } else { Vec::new() };
         Ok(PlannedStep { call, ranks, jobs, plans, summary })
     }
 }
 
-/// A step that is planned: nothing was computed yet.
+/// A step that is planned. Nothing has been computed yet.
 pub(super) struct PlannedStep<'j, 'a> {
     call: &'a UpdateCall,
     ranks: &'a Ranks<'a>,
@@ -103,7 +118,7 @@ pub(super) struct PlannedStep<'j, 'a> {
 }
 
 impl<'j, 'a> PlannedStep<'j, 'a> {
-    /// Computes what the plans wait for, reading only, and decides how the step ends.
+    /// Computes what the plans wait for, writing nothing, and decides how the step ends.
     pub(super) fn reduce(
         mut self,
         norms: &NormHistories,
@@ -116,7 +131,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             return Ok(ReducedStep { step: self, ending, limited: LimitedNorms::new(), left: Vec::new() });
         }
         if !self.summary.collects() {
-            // Without a gradient no sums are taken, and rules that follow sums stay as they are.
+            // No gradient is used, so no sums are taken and rules that follow sums stay as they are.
             self.jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
         }
         let (ranks, engine) = (self.ranks, self.call.options.engine);
@@ -130,14 +145,14 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         Ok(ReducedStep { step: self, ending, limited, left })
     }
 
-    /// How the step ends, if the plans alone decide that.
+    /// The ending, if the plans alone decide it.
     fn ending(&self) -> Option<Ending> {
         match &self.call.overflow {
             Some(path) if !self.summary.has_gradient => {
                 Some(Ending::skipped(SkipReason::NotFinite { path: path.clone() }))
             }
             _ if self.summary.is_refused() => Some(Ending::Refused),
-            // The windows, if any are open, have counted calls without gradients, or their leaves are frozen.
+            // No window has collected: open ones have counted empty calls, or their leaves are frozen.
             _ if self.call.options.releases_windows && !self.summary.collects() => {
                 Some(Ending::Skipped { reason: SkipReason::NothingToMove, ends_windows: true })
             }
@@ -146,12 +161,12 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         }
     }
 
-    /// In a streamed step, gives up the windows of leaves that were not pushed, if their sums are not finite:
-    /// others have moved, so that the call cannot be skipped. Each leaf is reduced by itself, because what is
-    /// not finite in one would end the reduction of all.
+    /// Gives up the windows of leaves that were not pushed, if their sums are not finite. Only for a streamed
+    /// step: other leaves have moved, so the call cannot be skipped as a whole.
     fn give_up_windows(&mut self) -> Result<()> {
         let (engine, mut are_given_up) = (self.call.options.engine, false);
         for (job, plan) in self.jobs.iter_mut().zip(&mut self.plans).filter(|(_, plan)| !plan.has_gradient) {
+            // Each leaf by itself, because a reduction of all leaves ends at the first that is not finite.
             if self.ranks.reduce(engine, slice::from_mut(job))?.offender.is_some() {
                 *job = None;
                 (plan.progress, plan.gives_up_window) = (Some(Progress::WithoutGradient), true);
@@ -164,8 +179,8 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         Ok(())
     }
 
-    /// The ending for a gradient that is not finite, or whose window is not. If all gradients are finite no
-    /// call can end the windows, as the sums of the next call would not be finite either.
+    /// The ending for a gradient or a window that is not finite. If all gradients of the call are finite, the
+    /// sum of a window is not: no later call could end that window, so all windows are given up.
     fn not_finite(&mut self, path: String, sums: &mut KeptSums) -> Result<Ending> {
         let ends_windows = self.summary.windows.released && self.are_gradients_finite(sums)?;
         let reason =
@@ -173,7 +188,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         Ok(Ending::Skipped { reason, ends_windows })
     }
 
-    /// Replaces each job by a check of its gradients, and runs the checks.
+    /// Replaces each job by a check of its gradients, and runs the checks: the call is skipped in any case.
     fn are_gradients_finite(&mut self, sums: &mut KeptSums) -> Result<bool> {
         let mut call = self.call.clone();
         call.options.finite_only = true;
@@ -192,7 +207,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
 /// How a step ends.
 #[derive(PartialEq)]
 pub(super) enum Ending {
-    /// A gradient is missing that is required.
+    /// A required gradient is missing, or the call has none at all.
     Refused,
     Skipped {
         reason: SkipReason,
@@ -207,7 +222,7 @@ impl Ending {
         Ending::Skipped { reason, ends_windows: false }
     }
 
-    /// Windows that have collected an outlier are given up.
+    /// The ending for an outlier. If the norm is of gradients that windows have collected, they are given up.
     fn of_outlier(NormOutlier { group, norm, limit, is_collected }: NormOutlier) -> Self {
         let reason = SkipReason::Outlier(Outlier { group, norm, limit });
         Ending::Skipped { reason, ends_windows: is_collected }
@@ -224,24 +239,25 @@ pub(super) struct ReducedStep<'j, 'a> {
 }
 
 impl ReducedStep<'_, '_> {
-    /// Writes parameters and state, if the step ends so.
+    /// Writes parameters and state, if the ending is `Committed`.
     pub(super) fn commit(mut self) -> Result<EndedStep> {
         let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| {
             job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
         };
+        // Collected before the commit, which takes the numbers out of the jobs.
         let with_numbers = self.step.jobs.iter().enumerate().filter_map(sets_numbers).collect();
         self.write()?;
         let ReducedStep { step: PlannedStep { summary, .. }, ending, limited, .. } = self;
         Ok(EndedStep { summary, ending, limited, with_numbers })
     }
 
-    /// The commit alone, after which [`ReducedStep::may_have_moved`] can be asked.
+    /// The commit alone. Even after an error [`ReducedStep::may_have_moved`] can be called.
     pub(super) fn write(&mut self) -> Result<()> {
         let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, left, .. } = self;
         if *ending == Ending::Committed { ranks.commit(call.options.engine, jobs, left) } else { Ok(()) }
     }
 
-    /// Whether anything was written. On a device a part may have moved, whatever the error is.
+    /// Whether anything may have been written. On a device a part may have moved, whatever the error is.
     pub(super) fn may_have_moved(&self) -> bool {
         self.step.jobs.iter().flatten().any(|job| job.has_moved || !job.x.device().is_cpu())
     }
@@ -262,14 +278,14 @@ impl EndedStep {
         if self.ending == Ending::Committed { &self.summary.moved } else { &[] }
     }
 
-    /// What the step means for the state as a whole, and for the caller.
+    /// Updates the state as a whole, and makes the outcome for the caller.
     fn outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
         let EndedStep { summary, ending, limited, with_numbers } = self;
         match ending {
             Ending::Refused => Err(summary.refusal(state)),
             Ending::Skipped { reason, ends_windows } => {
                 if matches!(reason, SkipReason::Outlier(_)) {
-                    // The norm of an outlier counts, because norms that stay large are no longer outliers.
+                    // The norm of an outlier is recorded, so that norms that stay large stop being outliers.
                     state.norms.record(&limited);
                 }
                 if ends_windows {

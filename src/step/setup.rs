@@ -1,4 +1,7 @@
 //! `setup`: from a model to its state.
+//!
+//! All ways lead to `Setup::assemble`. The choices come to it as a `Result`, because a rank whose choices
+//! have failed must still take part in the agreement.
 
 mod broadcast;
 mod divided;
@@ -22,7 +25,7 @@ use crate::tree::{ChoiceCache, ChosenOptimisers, StateTree, check_patterns, chos
 ///
 /// # Errors
 /// If a hyper-parameter is out of range, the model has no trainable parameter, an owner of [lent
-/// memory](crate::Lend) lends something else than it says, or the device has no memory left.
+/// memory](crate::Lend) lends other memory than it has described, or the device has no memory left.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -40,19 +43,20 @@ pub fn setup<O: IntoOptimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Re
     Setup::default().build(optimiser, model)
 }
 
-/// Makes a state with an optimiser for each trainable parameter, or none, as `choose` says.
+/// Makes a state with the optimiser, or none, that `choose` returns for each trainable parameter.
 ///
 /// `choose` gets the path and the [`Parameter`](crate::Parameter): shape, dtype and device, not values.
 ///
-/// A parameter without optimiser has no state, and updates pass it over. That is right for the frozen base of
-/// a LoRA model, and for BatchNorm's running statistics in a `VarMap` (which never get a gradient, but would
-/// have state). To mix rules of different types return an [`Optimiser`](crate::Optimiser) of each.
+/// A parameter without an optimiser has no state, and updates pass it over. Use this for the frozen base of a
+/// LoRA model, and for BatchNorm's running statistics in a `VarMap` (which never get a gradient, but would
+/// have state). To mix rules of different types, return an [`Optimiser`](crate::Optimiser) for each.
 ///
-/// For a tied weight `choose` is asked for every path, and has to give the same answer for all: an optimiser
-/// of the same name with the same hyper-parameters, or none.
+/// For a tied weight `choose` is called with every path, and must return the same for all: an optimiser of
+/// the same name with the same hyper-parameters, or none.
 ///
 /// # Errors
-/// As [`setup`]. Also if everything was left out, or the answers for the paths of one parameter differ.
+/// As [`setup`]. Also if every parameter was left out, or if the results for the paths of one parameter
+/// differ.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -112,54 +116,54 @@ impl Setup {
     /// This is ZeRO, stages 1 and 2 (Rajbhandari et al. 2020, [arXiv
     /// 1910.02054](https://arxiv.org/abs/1910.02054)). Each rank keeps the masters, moments and accumulators
     /// of a part of the elements, updates that part, and gets the other parts of the parameters from the
-    /// others. The model and its gradients are whole on every rank.
+    /// other ranks. The model and its gradients are whole on every rank.
     ///
-    /// The state carries the world: use [`update`](crate::update), [`LossScaler`](crate::LossScaler) and
-    /// [schedules](crate::StateTree::schedule) as in one process, on all ranks in the same order. An error on
-    /// one rank is an error on all, before anything has moved, and the next call works. The rank that has the
-    /// state of an element notices if the parameter was changed outside of `update`; on other ranks the
-    /// change is overwritten.
+    /// The state keeps the world, so [`update`](crate::update), [`LossScaler`](crate::LossScaler) and
+    /// [schedules](crate::StateTree::schedule) are called as in one process, on all ranks in the same order.
+    /// An error on one rank is an error on all, before anything has moved, and the next call works. If a
+    /// parameter was changed outside of `update`, the rank that has the state of the changed element notices;
+    /// on other ranks the change is overwritten.
     ///
     /// # What is computed
-    /// The gradient is the mean over the ranks, `Σ w·g / Σ w`, with the [weight](crate::Update::weight) of
-    /// each rank's call. The weights are divided by their greatest common divisor, so equal weights are 1.
-    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. A gradient
-    /// that some ranks lack counts as zeros there; if all lack it, it is missing. Norms, checks and sums are
-    /// over all parts.
+    /// The gradient is the mean over the ranks, `Σ w·g / Σ w`, with the [weight](crate::Update::weight) w of
+    /// each rank's call. The weights are divided by their greatest common divisor, so equal weights become 1.
+    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. If some
+    /// ranks lack a gradient, it counts as zeros there; if all lack it, it is missing. Norms, checks and sums
+    /// are over all parts.
     ///
-    /// The bits depend only on the gradients in rank order: not on how the state is divided, on threads or
+    /// The bits depend only on the gradients in rank order: not on how the state is divided, on threads or on
     /// instruction sets. If the sum of the gradients is exact (equal gradients on a power of two of ranks),
-    /// they do not depend on the number of ranks either.
+    /// the bits do not depend on the number of ranks either.
     ///
     /// # What is divided
-    /// Parameters lie one after another, in the order of paths, and each rank has as many elements, give or
-    /// take 16,384 (or a 1024th of a parameter of more than 16 M elements): parameters are cut only where the
-    /// chunks of a norm begin. A model that is small beside that is divided unevenly, and a rank can have
-    /// nothing of it. A rule that is not [divisible](crate::Rule::is_divisible) keeps a parameter whole on
-    /// one rank: functions of whole tensors, your own rules by default, and
-    /// [`StochasticRounding`](crate::StochasticRounding). [`Leaf::part`](crate::Leaf::part) says which
-    /// elements are here.
+    /// The parameters, in the order of paths, are divided into one range for each rank. The ranges have
+    /// equally many elements, give or take 16,384 (or a 1024th of a parameter of more than 16 M elements),
+    /// because parameters are cut only where the chunks of a norm begin. So a small model is divided
+    /// unevenly, and a rank can have nothing of it. A rule that is not [divisible](crate::Rule::is_divisible)
+    /// keeps a parameter whole on one rank: functions of whole tensors, your own rules by default, and
+    /// [`StochasticRounding`](crate::StochasticRounding). [`Leaf::part`](crate::Leaf::part) returns the
+    /// elements of this rank.
     ///
     /// # Where gradients are collected
-    /// With [`AccumGrad`](crate::AccumGrad) in the chain each rank keeps a part of the sum, and gradients
+    /// With [`AccumGrad`](crate::AccumGrad) in the chain, each rank keeps a part of the sum, and gradients
     /// travel in every call (stage 2). With an [`Accumulator`](crate::Accumulator) each rank keeps its whole
-    /// sum, which travels once per step (stage 1). `Accumulator` has a table of what both cost, in either
-    /// dtype. [`Setup::wire`] makes gradients travel in a narrower dtype.
+    /// sum, which travels once per step (stage 1). `Accumulator` has a table of what both cost, with sums in
+    /// BF16 and in F32. [`Setup::wire`] makes gradients travel in a narrower dtype.
     ///
     /// # Checkpoints
     /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save),
-    /// [`CheckpointFile::restore`](crate::CheckpointFile::restore) and their kin, with one path. The file is
-    /// the same for any number of ranks: a run can go on with another number, or in one process, and a run of
-    /// one process over ranks.
+    /// [`CheckpointFile::restore`](crate::CheckpointFile::restore) and the like, with one path. The file is
+    /// the same for any number of ranks, so a run can resume with another number of ranks, one process
+    /// included.
     ///
     /// # Not over ranks yet
     /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional) and
     /// [`Offload`](crate::Offload) need the whole state, and are refused if there is more than one rank.
     ///
     /// # Errors of `setup`
-    /// On all ranks, if their models, initial values or rules differ: the error names the first parameter and
-    /// the rank. Also if a parameter is not on the [device](crate::Communicator::device) of a transport that
-    /// has one.
+    /// On all ranks, if their models, initial values or rules differ: the error names the first parameter
+    /// that differs, and the rank. Also if the transport has a [device](crate::Communicator::device), and a
+    /// parameter is on another one.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
         Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
     }
@@ -169,12 +173,13 @@ impl Setup {
     /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A dtype that
     /// is not narrower than the gradient's is ignored.
     ///
-    /// Every rank's gradient, also that of the owner, is rounded once to this dtype. The sum is still in the
-    /// dtype of the arithmetic. Rounding to BF16 is exact for a parameter in F32 that is used once, under
-    /// [`Autocast`](crate::Autocast) in BF16: its gradient has values of that dtype.
+    /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
+    /// The sum is still in the dtype of the arithmetic. Rounding to BF16 is exact for a parameter in F32 that
+    /// is used once, under [`Autocast`](crate::Autocast) in BF16, because its gradient already has values of
+    /// BF16.
     ///
-    /// An overflow in F16 skips the call under [`finite_only`](crate::Update::finite_only) or a
-    /// [`LossScaler`](crate::LossScaler), and is an error otherwise.
+    /// If a gradient overflows in F16, the call is skipped under [`finite_only`](crate::Update::finite_only)
+    /// or a [`LossScaler`](crate::LossScaler); otherwise it is an error.
     ///
     /// # Departures
     /// DeepSpeed's `communication_data_type` also widens. Here that would only send more bytes.
@@ -214,7 +219,7 @@ impl Setup {
         self.assemble(variables(model).and_then(|variables| chosen(variables, &mut choose)))
     }
 
-    /// The state of variables with their optimisers; those without one are left out.
+    /// Makes the state of variables with their optimisers, and leaves out those without.
     pub(crate) fn assemble(self, choices: Result<ChosenOptimisers<'_>>) -> Result<StateTree> {
         let choices =
             choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
@@ -229,6 +234,7 @@ impl Setup {
         state.world.clone_from(&self.world);
         let made =
             state.extend(choices).and_then(|_| if state.is_empty() { Err(empty_model()) } else { Ok(state) });
+        // Settled, because one rank alone may lack the memory for its state.
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
 }

@@ -1,4 +1,8 @@
 //! The public side of a step: [`update`] and [`Update`].
+//!
+//! `apply`, `apply_owned` and `release_windows` lead to `Update::run`. All that can fail there before `step`
+//! (`step/pipeline.rs`) is in one closure. An error of this closure goes through `settle`, because the other
+//! ranks may already wait for this rank.
 
 pub(crate) use super::call::UpdateOptions;
 use super::call::{UpdateCall, sources};
@@ -16,78 +20,83 @@ use crate::tree::{Leaf, StateTree};
 
 /// Applies one step to every parameter of `model`, in place.
 ///
-/// `model` is the one given to [`setup`](crate::setup); `grads` is candle's `GradStore`, or a map or list by
-/// path. All checks and all norms come before the first write: after an error about the arguments, model and
-/// state are as they were. For a device that fails later see [below](#what-is-left-in-the-middle).
+/// `model` is the model that was given to [`setup`](crate::setup). `grads` is candle's `GradStore`, or a map
+/// or list of gradients by path. All checks and norms come before the first write, so an error about the
+/// arguments leaves model and state as they were; [below](#what-is-left-in-the-middle) is what a failing
+/// device leaves.
 ///
-/// A parameter without a gradient stays untouched, its state and counters too (but a window of
-/// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step). The outcome names
-/// it in each call, a [warning](crate::Warning::WithoutGradient) once, and [`StateTree::require_all`] makes
-/// it an error. Some operations of candle cut gradients without an error, see [the
-/// list](crate::guide::cuts). A gradient of zeros is a gradient. Gradients may have any float dtype and any
-/// layout, and may be the parameter or a view of it.
+/// A parameter without a gradient keeps its value, its state and its counters. Only a window of
+/// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step. The outcome lists
+/// such parameters in each call, a [warning](crate::Warning::WithoutGradient) names them once, and
+/// [`StateTree::require_all`] makes them an error. Some operations of candle cut gradients without an error:
+/// see [the list](crate::guide::cuts).
 ///
-/// A gradient that is infinite or NaN is applied, with a [warning](crate::Warning::ParameterNotFinite),
-/// unless a clipping rule refuses it or [`Update::finite_only`] skips the call.
+/// A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be the
+/// parameter itself or a view of the parameter.
+///
+/// A gradient that is infinite or NaN is applied, and a [warning](crate::Warning::ParameterNotFinite) reports
+/// the parameter. A clipping rule can refuse such a gradient, and [`Update::finite_only`] skips the call.
 ///
 /// # Concurrency
-/// Another thread may evaluate the model meanwhile. Each parameter is replaced as a whole, one after another.
-/// So an evaluation can see some parameters before the step and some after it, but never one half-way; copy
-/// the model first if that matters. Under [`Offload`](crate::Offload) a parameter of more than about a
-/// million elements is written in parts, and can be seen half-way.
+/// Another thread may evaluate the model during an update. Each parameter is replaced as a whole, one after
+/// another, so an evaluation can see some parameters before the step and others after it, but no half-written
+/// one. If that matters, evaluate a copy of the model. Under [`Offload`](crate::Offload) a parameter of more
+/// than about a million elements is written in parts, and can be seen half-written.
 ///
-/// Do not hold a storage guard (`Tensor::storage_and_layout`) of a parameter across the call, which would
-/// wait for it for ever. Several models may be updated in several threads, even with gradients that are
-/// variables of one another. Threads that lock several parameters at once have to do so in one order, as
-/// evaluations of one model do. candle's locks let no reader pass a waiting writer, so two readers in two
-/// orders deadlock when anybody writes.
+/// Do not hold a storage guard (`Tensor::storage_and_layout`) of a parameter across the call: the call would
+/// wait for the guard for ever. Several threads may update several models, even if the gradients are
+/// variables of other models. Threads that lock several parameters at once must lock them in one order, as
+/// evaluations of one model do: candle's locks let no reader pass a waiting writer, so two readers with
+/// different orders deadlock as soon as a third thread writes.
 ///
-/// On a CUDA device candle has a stream for each thread of the host. The fused engine waits for all of them,
-/// and all of them wait for it. `Offload` and candle's tensor operations ([`Engine::Tensors`], devices
-/// without a fused engine) work on the stream of the calling thread: there a backward pass in another thread
-/// has to be finished (`Device::synchronize` in that thread) before its gradients are used, and an update
-/// before another thread evaluates the model. The page [`devices`](crate::guide::devices) says what has been
-/// run on a GPU.
+/// On a CUDA device candle has a stream for each thread of the host. The fused engine waits for all streams,
+/// and all streams wait for it. `Offload` and candle's tensor operations ([`Engine::Tensors`], devices
+/// without a fused engine) use only the stream of the calling thread. There, a thread that has run a backward
+/// pass must call `Device::synchronize` before another thread uses the gradients, and so must a thread that
+/// has updated the model before another thread evaluates it. The page [`devices`](crate::guide::devices)
+/// lists what has been run on a GPU.
 ///
 /// # Errors
 /// - The model is not the state's.
 /// - No parameter has a gradient, or not all that are [required](StateTree::require_all).
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
 /// - The storage of a parameter, master or gradient does not hold its elements, because an in-place operation
-///   has exchanged it, or the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
-/// - An owner of [lent memory](crate::Lend) refuses it, or lends something else than it says.
-/// - A parameter was changed that [follows a master](crate::MixedPrecision), or of which a rule [keeps a
-///   copy](crate::Slot::parameter); or the model has other weights in place of its parameters
-///   ([`Changed`](crate::ErrorKind::Changed)).
+///   has exchanged the storage, or because the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
+/// - An owner of [lent memory](crate::Lend) does not lend its memory, or lends other memory than it has
+///   described.
+/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision) or a
+///   rule [keeps a copy of it](crate::Slot::parameter); or the model holds other weights instead of its
+///   parameters ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
-/// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left, or
-///   makes another call or brings something that does not match.
+/// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left,
+///   makes another call, or brings data that does not match.
 ///
 /// # Panics
 /// If a rule outside of this crate, or an owner of [lent memory](crate::Lend), panics. Model and state are
-/// then as they were, unless parameters were being written: arithmetic, a [late
-/// function](crate::Gradient::with_tensors_late) or an owner can panic there. [`Rule`](crate::Rule#panics)
-/// says what that leaves.
+/// then as they were, unless the panic came while parameters were written: arithmetic, a [late
+/// function](crate::Gradient::with_tensors_late) and an owner can panic at that stage.
+/// [`Rule`](crate::Rule#panics) describes what that leaves.
 ///
 /// # What is left in the middle
-/// While parameters are written only four things can fail: a device, a rule's [late
+/// While parameters are written, only four things can fail: a device, a rule's [late
 /// function](crate::Gradient::with_tensors_late), a tensor whose storage is exchanged at that very time, and
 /// an owner of [lent memory](crate::Lend) that no longer lends what it lent in the plan. The error names the
-/// parameters that have moved: the owner's own is among them, if the owner failed after its memory was
-/// written. Such an error leaves
+/// parameters that have moved. If an owner failed after its memory was written, its parameter is among them.
+/// Such an error leaves
 ///
-/// - on the CPU, every parameter with its state and counters either as it was or moved as a whole. A
-///   parameter whose function failed is as it was;
-/// - on a device, parameters and state moved in part, without their counters, as launches are not taken back;
-/// - under [`Offload`](crate::Offload), also masters ahead of their parameters (in a large one, in part). The
-///   next update compares samples, which may miss it;
+/// - on the CPU, every parameter with its state and counters either as it was or moved as a whole. The
+///   parameter of a function that failed is as it was;
+/// - on a device, parameters and state that have moved in part, without their counters, because launched
+///   kernels cannot be undone;
+/// - under [`Offload`](crate::Offload), also masters that are ahead of their parameters (in a large
+///   parameter, partly). The next update compares samples, and may miss the difference;
 /// - the count of calls in windows of [`AccumGrad`](crate::AccumGrad) as it was;
-/// - over [ranks](crate::Setup::over), if one has left or an owner fails, state that has moved in part, and
-///   parameters that only some ranks have: start all ranks anew from a checkpoint.
+/// - over [ranks](crate::Setup::over), if a rank has left or an owner fails: state that has moved in part,
+///   and parameters that only some ranks have updated. Start all ranks anew from a checkpoint.
 ///
-/// Model and state are usable then, but no longer fit each other: take both from a checkpoint, or from a
-/// copy. With [`Update::functional`] the originals are intact.
+/// Model and state are usable after such an error, but no longer fit each other: restore both from a
+/// checkpoint, or from a copy. [`Update::functional`] leaves the originals intact.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -122,7 +131,7 @@ pub fn update<M: Model + ?Sized, G: Gradients + ?Sized>(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Over a shared reference to a state it is the [functional](Update::functional) form.
+/// [`Update::functional`] is the form over a shared reference to a state.
 #[must_use = "an update does nothing until `apply` is called"]
 #[derive(Debug)]
 pub struct Update<'s, S = &'s mut StateTree> {
@@ -132,13 +141,13 @@ pub struct Update<'s, S = &'s mut StateTree> {
 }
 
 impl<'s> Update<'s> {
-    /// An update of this state.
+    /// An update of `state`, with the default options.
     pub fn new(state: &'s mut StateTree) -> Self {
         Update { state, options: UpdateOptions::default(), scaler: None }
     }
 }
 
-/// An update of this state, with the default options.
+/// Options of an update.
 impl<'s, S> Update<'s, S> {
     /// Chooses the engine.
     pub fn engine(mut self, engine: Engine) -> Self {
@@ -146,10 +155,11 @@ impl<'s, S> Update<'s, S> {
         self
     }
 
-    /// Divides the gradients by the scale of their loss, which this scaler has scaled.
+    /// Divides the gradients by the scale that `scaler` has multiplied their loss by.
     ///
-    /// The call checks that all gradients are finite, divides them, and applies the step. If one is not
-    /// finite nothing moves; the outcome is skipped and names the parameter, and a dynamic scale falls.
+    /// The call checks that all gradients are finite, divides them, and applies the step. If a gradient is
+    /// not finite, no parameter moves: the outcome is skipped and names the parameter, and a dynamic scale
+    /// falls.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -174,44 +184,46 @@ impl<'s, S> Update<'s, S> {
 
     /// Skips the call if a gradient has a number that is infinite, NaN or too large to be squared.
     ///
-    /// Nothing moves then, and the outcome names the parameter. Too large matters only for rules that keep
-    /// squares.
+    /// In a skipped call no parameter moves, and the outcome names the parameter of this gradient. Numbers
+    /// that are too large matter only for rules that keep squares.
     ///
-    /// Open windows of [`AccumGrad`](crate::AccumGrad) keep their sums: the call does not count in them. If
+    /// Open windows of [`AccumGrad`](crate::AccumGrad) keep their sums and do not count a skipped call. If
     /// the gradients of the call are finite but the sum of a window is not, all windows are [given
     /// up](crate::SkipReason::WindowsGivenUp).
     ///
-    /// An infinite [second moment](crate::Slot::second_moment) stays infinite, and its parameter stands still
-    /// or is NaN from then on. So after loss scale and clipping no number may exceed a quarter of the root of
-    /// the largest number in the dtype of the second moment: 4.6e18 in F32, bf16 and 8 bits, 3.3e153 in F64.
-    /// For rules that add up squares of a whole tensor ([`Adafactor`](crate::Adafactor),
-    /// [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like) the limit is divided by the root of
-    /// the number of elements. Clipping in front of such a rule makes gradients small enough, and no call is
-    /// skipped.
+    /// Squares are checked because an infinite [second moment](crate::Slot::second_moment) stays infinite:
+    /// its parameter stands still or is NaN from then on. So after loss scale and clipping no number may
+    /// exceed a quarter of the root of the largest number in the dtype of the second moment: 4.6e18 in F32,
+    /// bf16 and 8 bits, 3.3e153 in F64. For rules that add up squares of a whole tensor
+    /// ([`Adafactor`](crate::Adafactor), [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like) the
+    /// limit is divided by the root of the number of elements. Clipping before such a rule makes gradients
+    /// small enough, so that no call is skipped for large numbers.
     ///
-    /// It costs one more read of the gradients. It costs nothing if
-    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm), which reads them anyway, is first in the chain; except in
-    /// f64, where the norm of finite numbers can be infinite. bf16 needs the check as f16 does: its range is
-    /// that of f32, but a loss that explodes gets there.
+    /// The check reads the gradients once more. It costs nothing if
+    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm), which reads them anyway, is first in the chain; f64 is the
+    /// exception, because there the norm of finite numbers can be infinite. bf16 needs the check as f16 does:
+    /// its range is that of f32, but an exploding loss leaves that range too.
     pub fn finite_only(mut self) -> Self {
         self.options.finite_only = true;
         self
     }
 
-    /// The weight of this call in the weighted mean of [`AccumGrad`](crate::AccumGrad) or over ranks; default
-    /// 1.
+    /// Sets the weight of this call in the weighted mean of [`AccumGrad`](crate::AccumGrad) or over ranks;
+    /// default 1.
     ///
-    /// For a loss that is a mean over tokens, pass the number of tokens. With 0 the gradients are not read.
+    /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
+    /// read.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self
     }
 
-    /// Goes on from the masters of parameters that were changed, and overwrites the change.
+    /// If a parameter was changed outside of `update`, goes on from its master and overwrites the change.
     ///
-    /// Without this such a parameter is an error, if the update notices it: on a device only until the
-    /// parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies that rules keep of the
-    /// parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), stay as well.
+    /// Without this option such a parameter is an error if the update notices the change; on a device it is
+    /// noticed only until the parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies
+    /// that rules keep of the parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), are
+    /// kept as well.
     pub fn keep_masters(mut self) -> Self {
         self.options.keep_masters = true;
         self
@@ -219,26 +231,26 @@ impl<'s, S> Update<'s, S> {
 
     /// Also computes the norms of gradient, parameter and update, for every parameter that moves.
     ///
-    /// [`Outcome::figures`](crate::Outcome::figures) has them. Plot them; their
-    /// [ratio](crate::LeafFigures::ratio) shows what does not learn, or explodes. Without this method they
-    /// cost nothing.
+    /// [`Outcome::figures`](crate::Outcome::figures) has the norms. Their [ratio](crate::LeafFigures::ratio),
+    /// plotted over time, shows which parameters do not learn, and which explode. Without this option the
+    /// norms cost nothing.
     ///
-    /// They change no bit of the step, and are the same on any number of threads and ranks. All norms are
-    /// computed before anything is written. So gradients and state are read twice, the arithmetic is done
-    /// twice, and results of functions of whole tensors (such as [`Muon`](crate::Muon)'s) are kept for all
-    /// parameters until then. On a device the step waits for its norms, and over ranks no gradient comes
-    /// piece by piece. So ask for them in every tenth step, say.
+    /// The norms change no bit of the step, and are the same on any number of threads and ranks. Because all
+    /// of them are computed before anything is written, gradients and state are read twice, the arithmetic is
+    /// done twice, and results of functions of whole tensors (such as [`Muon`](crate::Muon)'s) are kept for
+    /// all parameters until then. On a device the step waits for its norms, and over ranks no gradient comes
+    /// piece by piece. So use this option in every tenth step, for example.
     pub fn with_figures(mut self) -> Self {
         self.options.figures = true;
         self
     }
 
-    /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch; else it is an
-    /// error.
+    /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch.
     ///
-    /// Windows of [`AccumGrad`](crate::AccumGrad) count it; as the last call of a window it makes the step
-    /// from what the others have collected. The outcome is [`Accumulated`](crate::Status::Accumulated) if a
-    /// window counted it, and [`Skipped`](crate::Status::Skipped) without one.
+    /// Without this option such a call is an error. Windows of [`AccumGrad`](crate::AccumGrad) count the
+    /// call. If it is the last call of a window, it makes the step from what the other calls have collected.
+    /// Otherwise the outcome is [`Accumulated`](crate::Status::Accumulated), or
+    /// [`Skipped`](crate::Status::Skipped) if no window counted the call.
     pub fn allow_no_gradients(mut self) -> Self {
         self.options.allow_no_gradients = true;
         self
@@ -249,21 +261,21 @@ impl<'s> Update<'s> {
     /// Applies the step.
     ///
     /// # Errors
-    /// As [`update`]; with a [scaler](Update::scaler) also if no loss was scaled since the last update, or
+    /// As [`update`]. With a [scaler](Update::scaler) also if no loss was scaled since the last update, or if
     /// the scale would fall below its floor.
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
         self.apply_scaled(model, grads, loss_scale)
     }
 
-    /// Applies the step to gradients that it takes: the memory of each is free once its parameter is written.
+    /// Applies the step to gradients that the call owns, and frees each once its parameter is written.
     ///
-    /// The bits and the outcome are those of [`apply`](Update::apply). What goes on in the step then has the
-    /// memory: results of functions of whole tensors (as of [`Muon`](crate::Muon)), what an allocator gives
-    /// back, and other threads. What the collection has beside the gradients of this state's parameters, such
-    /// as other entries of a `GradStore`, is free before the first parameter is written.
+    /// The bits and the outcome are those of [`apply`](Update::apply). The freed memory is available to the
+    /// rest of the step (results of functions of whole tensors, as of [`Muon`](crate::Muon)), to the
+    /// allocator and to other threads. Other entries of the collection, such as those of a `GradStore` for
+    /// other tensors, are freed before the first parameter is written.
     ///
-    /// All gradients are there when the call begins. To free each before the next one is computed, see
+    /// All gradients exist when the call begins. To free each before the next is computed, see
     /// [`begin`](Update::begin).
     ///
     /// ```
@@ -278,19 +290,22 @@ impl<'s> Update<'s> {
     /// ```
     ///
     /// # What is not freed
-    /// - A tensor of which the program has another handle, and memory that the collection only borrows:
+    /// - A tensor to which the program has another handle, and memory that the collection only borrows:
     ///   [`GradientSlices`](crate::GradientSlices), or a list of `&Tensor`.
-    /// - Over [ranks](crate::Setup::over), and of parameters with one chain of rules on a device, gradients
-    ///   are freed together.
+    /// - Gradients over [ranks](crate::Setup::over), and those of parameters on a device that have one chain
+    ///   of rules: these are freed together.
     ///
     /// # Errors
-    /// As [`apply`](Update::apply). The gradients are gone then, too.
+    /// As [`apply`](Update::apply). The gradients are freed after an error, too.
     pub fn apply_owned<M: Model + ?Sized, G: Gradients>(self, model: &M, grads: G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
-        // They keep the collection until the step ends, if its gradients are only lent.
+        // If gradients are only lent, these must own the collection, because the sources borrow from it until
+        // the step ends.
         let (mut kept, mut collection, mut map) = (None, None, None);
         self.run(model, loss_scale, |state, parameters| {
             check_known(state, &grads)?;
+            // For all leaves at once, because the collection has handles too, and must be dropped before the
+            // step.
             if let Some(owned) = looked_up(&grads, |grads| owned(state, parameters, grads))? {
                 drop(grads);
                 return Ok(owned);
@@ -300,11 +315,11 @@ impl<'s> Update<'s> {
         })
     }
 
-    /// Ends the open windows of [`AccumGrad`](crate::AccumGrad) by a step of what they have collected.
+    /// Ends the open windows of [`AccumGrad`](crate::AccumGrad) by a step with what they have collected.
     ///
-    /// For the last window of an epoch, if too few calls are left to fill it. Its mean is over the calls that
-    /// there were, and the next call is the first of new windows. If nothing was collected, no step is made,
-    /// and the outcome is [`NothingToMove`](crate::SkipReason::NothingToMove).
+    /// For the last window of an epoch, if too few calls are left to fill it. The mean is over the calls that
+    /// the window has counted, and the next call is the first of new windows. If nothing was collected, no
+    /// step is made, and the outcome is [`NothingToMove`](crate::SkipReason::NothingToMove).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -322,16 +337,19 @@ impl<'s> Update<'s> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Parameters without a window stay as they are, and [`require_all`](crate::StateTree::require_all) asks
-    /// for nothing. Over [ranks](crate::Setup::over) all call this. Each gradient was divided by its loss
-    /// scale when it was collected. So a [scaler](Update::scaler) needs no new loss, and keeps its scale; a
-    /// sum that is not finite is [given up](crate::SkipReason::WindowsGivenUp).
+    /// Parameters without a window stay as they are, and [`require_all`](crate::StateTree::require_all) has
+    /// no effect. Over [ranks](crate::Setup::over) all ranks have to make this call. A
+    /// [scaler](Update::scaler) needs no new loss and keeps its scale, because each gradient was divided by
+    /// its loss scale when it was collected. If the sum of a window is not finite and a scaler or
+    /// [`finite_only`](Update::finite_only) checks it, all windows are [given
+    /// up](crate::SkipReason::WindowsGivenUp).
     ///
     /// # Errors
     /// As [`update`].
     pub fn release_windows<M: Model + ?Sized>(self, model: &M) -> Result<Outcome> {
         let Update { state, options, scaler } = self;
         let options = UpdateOptions {
+            // The scaler's check for finite numbers stays, because a sum of finite gradients can overflow.
             finite_only: options.finite_only || scaler.is_some(),
             allow_no_gradients: true,
             releases_windows: true,
@@ -342,8 +360,8 @@ impl<'s> Update<'s> {
             .run(model, None, |state, _| Ok(state.leaves.iter().map(|_| GradientSource::found([])).collect()))
     }
 
-    /// Applies the step to gradients that know this scale of their loss; with `None` their scale does not
-    /// matter.
+    /// Applies the step. `loss_scale` is the scale that the gradients report for their loss; with `None`
+    /// their scale is not checked.
     pub(crate) fn apply_scaled<M, G>(self, model: &M, grads: &G, loss_scale: Option<f64>) -> Result<Outcome>
     where
         M: Model + ?Sized,
@@ -356,7 +374,7 @@ impl<'s> Update<'s> {
         })
     }
 
-    /// Applies the step to the gradients that `find` finds for the leaves of the state and their parameters.
+    /// Applies the step to the gradient sources that `find` returns, one for each leaf.
     fn run<'g, M: Model + ?Sized>(
         self,
         model: &M,
@@ -366,15 +384,15 @@ impl<'s> Update<'s> {
         let Update { state, options, mut scaler } = self;
         let found = || {
             let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
-            // The model first: a parameter that the state lacks was added after `setup`, and that error is
-            // more useful than the one about its gradient.
+            // The model before the gradients: if a parameter was added after `setup`, the error about the
+            // parameter is more useful than the one about its gradient.
             let parameters = state.parameters(model)?;
             let gradients = find(state, &parameters)?;
             Ok((call, parameters, gradients))
         };
         let (call, parameters, gradients) = match found() {
             Ok(found) => found,
-            // The other ranks wait for this one's refusal.
+            // The other ranks wait in their agreement on the call.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         let scale = call.loss_scale;
@@ -388,7 +406,7 @@ impl<'s> Update<'s> {
     }
 }
 
-/// Handles of the gradients of all leaves; `None` if any is memory that is only lent.
+/// Handles of the gradients of all leaves; `None` if any gradient is memory that the collection only lends.
 fn owned(
     state: &StateTree,
     parameters: &[Lent<'_>],
@@ -401,7 +419,7 @@ fn owned(
     state.leaves.iter().zip(parameters).map(of_leaf).collect()
 }
 
-/// Refuses a gradient for a name that the state does not know.
+/// Refuses a gradient for a path that the state neither has nor left out.
 pub(super) fn check_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
     match grads.paths().find(|path| !state.knows(path)) {
         Some(path) => Err(Error::unknown("parameter for the gradient of", path, &state.listed())),

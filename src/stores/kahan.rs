@@ -2,8 +2,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
 ///
-/// What the rounding of a step loses is kept in a second number of the parameter's dtype, and goes into the
-/// next step.
+/// What a step loses by rounding is kept in a second number of the parameter's dtype, and added to the next
+/// step.
 ///
 /// ```text
 /// y = c - rule(x, dx)
@@ -15,8 +15,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// 2020, "Revisiting BFloat16 Training", [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in
 /// F32 or F64 are stored as without this wrapper.
 ///
-/// State per parameter: `compensation` (2 bytes) and the rule's, which is in f32 if not
-/// [said otherwise](crate::StoreAs).
+/// State per parameter: `compensation` (2 bytes) and the rule's, in f32 unless [`StoreAs`](crate::StoreAs)
+/// changes it.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -39,7 +39,7 @@ pub struct Kahan<R> {
 }
 
 impl<R: Rule + Clone> Kahan<R> {
-    /// Runs `inner`, and keeps what its steps lose.
+    /// Runs `inner`, and keeps what its steps lose by rounding.
     pub fn new(inner: R) -> Self {
         Kahan { store: Store::Compensated, inner }
     }

@@ -9,33 +9,34 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// x   = x̂ rounded to nearest even
 /// ```
 ///
-/// all in one pass. The rule's own state is in the master's precision, too. A parameter that is already at
-/// least as precise as `dtype` gets no master, and the rule runs on it as if bare. So one optimiser serves a
-/// model with f16 matrices and f32 norms.
+/// All of this is one pass over memory. The rule's own state has the master's precision, too. A parameter
+/// that is at least as precise as `dtype` gets no master, and its rule runs without this wrapper. So one
+/// optimiser serves a model with f16 matrices and f32 norms.
 ///
-/// `dtype` is F32 or F64; anything else is an error at [`setup`](crate::setup). State per parameter: the
-/// master (4 bytes in F32) and the inner rule's. Beside a bf16, [`SplitMaster`](crate::SplitMaster) keeps the
-/// same master in 2.125 bytes, with the same bits in every step.
+/// `dtype` is F32 or F64; [`setup`](crate::setup) refuses any other. State per parameter: the master (4 bytes
+/// in F32) and the inner rule's. For bf16 parameters [`SplitMaster`](crate::SplitMaster) keeps the same
+/// master in 2.125 bytes, with the same bits in every step.
 ///
 /// The parameter follows its master, so the next step overwrites new weights that are put into the model.
-/// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) makes the masters follow for once, and
+/// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) copies such weights to the masters, and
 /// [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses a
-/// parameter that was changed, as far as it notices:
+/// parameter that was changed, as far as it compares:
 ///
-/// | | before the first step (also after a restore or [`rebind`](crate::StateTree::rebind)) | before the others |
-/// | --- | --- | --- |
-/// | on the CPU | every element is compared | a sample: runs of 64 elements, 16 at least and two for each million |
-/// | on a device | the sample, which is brought to the CPU | nothing, because each step would wait for the device |
+/// - On the CPU: every element before the first step, which is also the first after a restore or
+///   [`rebind`](crate::StateTree::rebind). Before other steps a sample: runs of 64 elements, 16 at least and
+///   two for each million.
+/// - On a device: the same sample before the first step, brought to the CPU. Before other steps nothing,
+///   because each step would wait for the device.
 ///
-/// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. Weights
-/// that are loaded on a device in the middle of a training need one of the three, or are lost.
+/// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. If weights
+/// are loaded on a device in the middle of a training, call one of these three methods; otherwise the new
+/// weights are lost.
 ///
-/// A parameter without a gradient is not compared. One that has had none so far may move: its master follows
-/// before its first gradient. BatchNorm's running statistics do so, and need not be
-/// [left out](crate::setup_with).
+/// A parameter without a gradient is not compared. Before its first gradient a parameter may change, and its
+/// master follows. So BatchNorm's running statistics need not be [left out](crate::setup_with).
 ///
-/// It stores the parameter, so it goes outermost. Any rule or chain can be inside, but it cannot be inside a
-/// chain or itself; that does not compile.
+/// This wrapper stores the parameter, so it is the outermost one. Any rule or chain can be inside. It does
+/// not compile inside a chain or itself.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -54,8 +55,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// ```
 ///
 /// # Departures
-/// Optimisers.jl copies Float32 parameters as well, and hands the low-precision gradient to the rule as it
-/// is.
+/// Optimisers.jl copies Float32 parameters as well, and passes the low-precision gradient to the rule without
+/// widening it.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedPrecision<R> {

@@ -4,9 +4,9 @@ use crate::error::Result;
 use crate::rule::field::FieldValue;
 use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 
-/// Keeps the state of parameters on another device in the CPU's memory, and updates them there.
+/// Keeps the state of parameters of other devices in the CPU's memory, and updates them on the CPU.
 ///
-/// Gradients come down, parameters go up.
+/// A step brings gradients to the CPU and parameters back to their device:
 ///
 /// ```text
 /// dx = the gradient, brought to the CPU
@@ -14,18 +14,20 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// x  = x̂, brought to the device in the parameter's dtype
 /// ```
 ///
-/// So a device needs memory for parameters and gradients only, at the price of two transfers per step. The
-/// numbers are those of `optimiser` on the CPU, bit for bit. A parameter on the CPU is treated as without
-/// this wrapper.
+/// The device needs memory for parameters and gradients only, at the price of two transfers per step. The
+/// numbers are those of `optimiser` on the CPU, bit for bit. For a parameter on the CPU this wrapper changes
+/// nothing.
 ///
-/// It goes around any optimiser, and may be chosen per parameter (with
-/// [`setup_with`](crate::setup_with)). Norms over several parameters are over all of them, wherever they are.
-/// Source: Ren et al. 2021, "ZeRO-Offload", [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
+/// `Offload` wraps any optimiser, and can be chosen per parameter (with [`setup_with`](crate::setup_with)). A
+/// norm over several parameters includes those of all devices. Source: Ren et al. 2021, "ZeRO-Offload",
+/// [arXiv 2101.06840](https://arxiv.org/abs/2101.06840).
 ///
 /// # State
-/// x̂ is `master`, in CPU memory: with [`MixedPrecision`](crate::MixedPrecision) its master (4 bytes in F32),
-/// else a copy in the parameter's dtype (2 or 4 bytes; 8 in F64). To that comes the state of the optimiser.
-/// For bf16 parameters, in bytes each:
+/// x̂ is the state tensor `master`, in CPU memory. If `optimiser` is a
+/// [`MixedPrecision`](crate::MixedPrecision), x̂ is the master of that wrapper (4 bytes in F32). Otherwise x̂
+/// is a copy of the parameter in the parameter's dtype (2 or 4 bytes; 8 in F64). The optimiser's own state
+/// comes in addition: 8 bytes for the moments of AdamW, and 2.125 for what
+/// [`SplitMaster`](crate::SplitMaster) keeps of a master. In bytes per element of a bf16 parameter:
 ///
 /// | | on the device | on the CPU |
 /// | --- | --- | --- |
@@ -33,40 +35,43 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// | `Offload(MixedPrecision(F32, AdamW))` | 2 | 12 |
 /// | `Offload(SplitMaster(AdamW))` | 2 | 2 + 10.125 |
 ///
-/// Not state, and not in [`bytes`](crate::StateTree::bytes), is
+/// Three kinds of memory are not state, and [`bytes`](crate::StateTree::bytes) does not count them:
 ///
-/// - on the CPU the *staging* buffer for the way up, of the parameter's size, if the master has another
-///   dtype;
-/// - on the CPU during a step, gradients of three batches (see below), or of all parameters if a norm or the
-///   finite check reads them first;
-/// - on the device, a second copy of what comes or goes in one transfer, at most of one parameter.
+/// - on the CPU, if the master has another dtype than the parameter, a *staging* buffer of the parameter's
+///   size: it has the rounded parameter for the upload;
+/// - on the CPU during a step, the gradients of three batches (see below): one is downloaded, one waits and
+///   one is computed. If a norm, or the check that gradients are finite, comes first, the gradients of all
+///   parameters are there;
+/// - on the device, the copy that one transfer needs, at most as large as one parameter.
 ///
-/// The parameter follows x̂, as with any master. In every step [`update`](crate::update) brings a sample of
-/// each parameter down (runs of 64 elements, 16 at least and two for each million) and refuses one that was
-/// changed there. It notices new weights in the model, but perhaps not a change of a few elements.
-/// [`check_masters`](crate::StateTree::check_masters) compares all, and
-/// [`refresh_masters`](crate::StateTree::refresh_masters) takes them over.
+/// The parameter follows x̂, as with any master. In every step [`update`](crate::update) downloads a sample
+/// of each parameter: runs of 64 elements, two runs for each million elements, but at least 16. If the sample
+/// shows that the parameter was changed on its device, `update` refuses it. A sample shows that a parameter
+/// has new weights, but can miss a change of a few elements.
+/// [`check_masters`](crate::StateTree::check_masters) compares all elements.
+/// [`refresh_masters`](crate::StateTree::refresh_masters) sets x̂ to the parameters that were changed.
 /// [`set_masters`](crate::StateTree::set_masters), [`masters`](crate::StateTree::masters) and checkpoints
 /// treat x̂ as a master.
 ///
-/// A checkpoint of one device is restored on any other, and without this wrapper by
-/// [`converting`](crate::CheckpointFile::converting). [`rebind`](crate::StateTree::rebind) to a model on
-/// another device moves no state; only the copy of a parameter is made or dropped, as it is needed.
+/// A checkpoint can be restored on any other device. With [`converting`](crate::CheckpointFile::converting)
+/// it can also be restored into a state without this wrapper. [`rebind`](crate::StateTree::rebind) to a model
+/// on another device moves no state. It only makes or drops what this wrapper adds: the staging buffer, or x̂
+/// if it is a copy of the parameter.
 ///
 /// # Speed
-/// A transfer waits for the ones before it, but another thread goes on. Leaves are taken in batches of about
-/// a million elements, larger ones in parts of as many. While one batch is computed, the gradients of the
-/// next come down and the parameters of the last go up. A leaf is not divided if its rule needs the whole
-/// tensor or its gradient is not contiguous. If a norm or the finite check is taken first, all gradients come
-/// down before it, and only the way up overlaps.
+/// Parameters are updated in batches of about a million elements: several parameters, or a part of a large
+/// one. Transfers have threads of their own: while one batch is computed, the gradients of the next are
+/// downloaded and the parameters of the last are uploaded. A parameter is not divided if its rule needs the
+/// whole tensor or its gradient is not contiguous. If a norm, or the check that gradients are finite, comes
+/// first, all gradients are downloaded before it, and only uploads overlap.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses an `Offload` in an `Offload`.
 ///
 /// # Departures
-/// DeepSpeed sends gradients down during the backward pass, through pinned memory, and can delay an update by
-/// a step. candle has gradients after the backward pass, and transfers through ordinary memory. No step is
-/// delayed here, and nothing is divided among several devices.
+/// DeepSpeed downloads gradients during the backward pass, through pinned memory, and can delay an update by
+/// a step. candle returns gradients only after the backward pass, and transfers through ordinary memory. Here
+/// no step is delayed, and nothing is divided among several devices.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -146,7 +151,7 @@ mod tests {
         state.tensors().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A state that moves to another device and back, as `rebind` asks for it.
+    /// Moves a state to another device and back, as `rebind` does.
     #[test]
     fn the_copy_of_a_parameter_is_where_it_is_needed() {
         for (mixed, dtype, here, there) in [

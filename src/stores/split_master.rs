@@ -4,7 +4,7 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// Keeps an f32 master of each bf16 parameter in the parameter itself and 17 more bits.
 ///
 /// Masters and parameters are those of [`MixedPrecision(F32, rule)`](crate::MixedPrecision), bit for bit,
-/// with 2.125 bytes of state in place of 4.
+/// with 2.125 bytes of state instead of 4.
 ///
 /// ```text
 /// x̂ = x and rest                     the exact f32 that was split
@@ -12,25 +12,25 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// x = x̂ rounded to nearest, rest = x̂ - x in units of the last place
 /// ```
 ///
-/// Rounding goes to nearest, ties to even. The parameter is then at most half of its unit away from the
-/// master, in either direction. 16 bits have all distances but one: half a unit above. One more bit says so.
+/// Rounding is to nearest, ties to even. The parameter is then at most half of its unit away from the master,
+/// in either direction. 16 bits have room for all distances but one, half a unit above. One more bit marks
+/// that one.
 ///
-/// Parameters in F32 or F64 need no master, and the rule runs as if bare. An F16 parameter is refused: it is
-/// no part of an f32.
+/// Parameters in F32 or F64 need no master, and the rule runs without this wrapper. An F16 parameter is
+/// refused, because it is no part of an f32.
 ///
-/// State per parameter: `rest` and the rule's. A tensor `rest` has the distances, in units of the master's
-/// last place: whole numbers from -32768 to 32768. It is stored in records of 272 bytes, each of 128
-/// elements: their lower 16 bits, little-endian, then a bit for each, the first the lowest of the first byte,
-/// which is set for 32768. The last record of a parameter is whole, so that a parameter of 3 elements takes
-/// one.
+/// State per parameter: `rest` and the rule's. `rest` has the distances in units of the master's last place,
+/// whole numbers from -32768 to 32768. 128 elements share a record of 272 bytes: the lower 16 bits of each,
+/// little-endian, then one bit of each, which is set for 32768. The first element has the lowest bit of the
+/// first byte. The last record of a parameter is whole, so that a parameter of 3 elements takes 272 bytes.
 ///
 /// # 24 bits
-/// [`SplitMaster::of_24_bits`] keeps 8 bits of rest (1 byte, U8, with a sign) beside a bf16 that is rounded
-/// to nearest, ties away from zero: 8 bits can undo no other rounding to nearest. The master then has 16
-/// significant bits, where an f32 has 24. Each step rounds it to nearest, ties to even, by at most half a
-/// unit, 2⁻¹⁶ of its size. A smaller step is lost, so it suits learning rates for which steps are well above
-/// 1e-5 of the weights. What is lost of larger steps has the mean 0. AdamW with [`Q8`](crate::Q8) moments
-/// then takes 2 + 1 + 1.03 + 1.03 bytes, where `MixedPrecision` takes 14.
+/// [`SplitMaster::of_24_bits`] keeps 8 bits of rest (1 byte, U8, with a sign) for each bf16. The bf16 is
+/// rounded to nearest, ties away from zero, because 8 bits can undo no other rounding to nearest. The master
+/// has 16 significant bits, where an f32 has 24. Each step rounds the master to nearest, ties to even, by at
+/// most half a unit, 2⁻¹⁶ of its size. A smaller step is lost, so this form suits learning rates whose steps
+/// are well above 1e-5 of the weights. What larger steps lose has the mean 0. AdamW with [`Q8`](crate::Q8)
+/// moments then takes 2 + 1 + 1.03 + 1.03 bytes, where `MixedPrecision` takes 14.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -55,7 +55,7 @@ pub struct SplitMaster<R> {
 }
 
 impl<R: Rule + Clone> SplitMaster<R> {
-    /// Runs `inner` on masters that are split.
+    /// Runs `inner` on f32 masters that are split.
     pub fn new(inner: R) -> Self {
         SplitMaster { store: Store::Split(LowBits::All), inner }
     }

@@ -2,8 +2,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Trains f16 and bf16 parameters without a master, by stochastic rounding.
 ///
-/// A step goes to one of the two neighbouring numbers, to the nearer with the greater probability, so that on
-/// average nothing is lost.
+/// The result of a step is rounded to one of its two neighbours in the dtype, more probably to the nearer
+/// one, so that on average nothing is lost.
 ///
 /// ```text
 /// x = x - rule(x, dx), rounded up or down at random
@@ -17,7 +17,7 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// without this wrapper. Source: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision",
 /// [arXiv 1502.02551](https://arxiv.org/abs/1502.02551).
 ///
-/// State per parameter: the rule's, which is in f32 if not [said otherwise](crate::StoreAs).
+/// State per parameter: the rule's, in f32 unless [`StoreAs`](crate::StoreAs) changes it.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};

@@ -1,4 +1,4 @@
-//! The values of tensors as bytes: where they lie, and in little-endian order for files.
+//! The values of tensors as bytes, in memory and in files.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::numbers::DType;
 /// Makes a function that lends the bytes of a storage.
 macro_rules! lend {
     ($name:ident, $storage:ty, $bytes:ty, $cast:ident) => {
-        /// The values where they lie, in the processor's order of bytes.
+        /// The bytes of the values in place, in the processor's byte order.
         pub(crate) fn $name(storage: $storage) -> super::Result<$bytes> {
             Ok(match storage {
                 CpuStorage::U8(values) => values,
@@ -32,13 +32,13 @@ macro_rules! lend {
 lend!(bytes, &CpuStorage, &[u8], cast_slice);
 lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
-/// The dtype of numbers, and how many bytes they have. A dtype without bytes here may have any length: nobody
-/// makes a pointer to it.
+/// The dtype of numbers and their size in bytes. If [`bytes`] refuses the dtype, the largest size: any length
+/// check may pass, because nobody makes a pointer to such numbers.
 pub(crate) fn held_on_cpu(numbers: &CpuStorage) -> (DType, usize) {
     (dtype_of_numbers(numbers), bytes(numbers).map_or(usize::MAX, <[u8]>::len))
 }
 
-/// The values of a contiguous tensor on the CPU where they lie.
+/// The bytes of a contiguous tensor on the CPU, in place.
 pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Result<&'s [u8]> {
     let (Some(numbers), Some((start, end))) = (on_cpu(storage), layout.contiguous_offsets()) else {
         return Err(failure("the values of a tensor do not lie in order on the CPU"));
@@ -49,7 +49,7 @@ pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Resu
         .ok_or_else(|| failure("the storage of a tensor is too short"))
 }
 
-/// Writes values of `size` bytes each.
+/// Writes values of `size` bytes each, in little-endian order.
 pub(crate) fn write_values(values: &[u8], size: usize, out: &mut dyn Write) -> io::Result<()> {
     if cfg!(target_endian = "little") {
         return out.write_all(values);

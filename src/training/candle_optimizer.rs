@@ -1,4 +1,4 @@
-//! This crate's optimisers behind candle-nn's `Optimizer` trait.
+//! An adaptor that gives this crate's optimisers candle-nn's `Optimizer` trait.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -17,9 +17,9 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 
 /// Any optimiser of this crate as a [`candle_nn::Optimizer`], for training loops that use that trait.
 ///
-/// It owns the variables and their [`StateTree`]; a step is [`update`](crate::update). One line of an
-/// existing loop changes. λ is 0.01 by default, like candle-nn's weight decay, so
-/// `candle_nn::AdamW::new_lr(variables.all_vars(), lr)` becomes:
+/// The adaptor owns the variables and their [`StateTree`], and a step is an [`update`](crate::update). In an
+/// existing loop one line changes: instead of `candle_nn::AdamW::new_lr(variables.all_vars(), lr)` write the
+/// line with `for_model` below. The weight decay λ is 0.01 by default, as in candle-nn.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -38,32 +38,33 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`for_model`](CandleOptimizer::for_model) keeps the names of the model. `new`, which the trait has, names
-/// the leaves by their places in the list: `0`, `1`, and so on. `VarMap::all_vars` has another order in each
-/// run of the program, so such a state is refused where leaves are found by name: it is neither saved nor
-/// [restored](crate::CheckpointFile::restore), and not [bound](StateTree::rebind) to another model. For a
-/// list that has the same order in each run write `for_model(&list, rule)`. A restore compares shapes, and
-/// [warns](crate::Warning::OrderUnseen) if all are equal.
+/// [`for_model`](CandleOptimizer::for_model) keeps the names of the model. The trait's `new` names parameters
+/// by their places in the list: `0`, `1`, and so on. `VarMap::all_vars` has another order in each run of the
+/// program. So a state from `new` is refused wherever parameters are found by name: it cannot be saved,
+/// [restored](crate::CheckpointFile::restore), or [bound](StateTree::rebind) to another model. If your list
+/// has the same order in each run, write `for_model(&list, rule)`. A restore then compares shapes, and
+/// [warns](crate::Warning::OrderUnseen) if all shapes are equal.
 ///
-/// With equal settings its steps are candle-nn's up to rounding. `Descent` has those of `SGD` bit for bit.
-/// `AdamW` rounds in other places: over 100 steps of an MLP the losses agree to 1e-13 in f64 and to 1e-5 in
-/// f32. Models that let roundings grow, such as deep convolutional networks, go further apart in f32.
+/// With equal settings the steps are candle-nn's up to rounding. `Descent` has the steps of `SGD` bit for
+/// bit. `AdamW` rounds in other places: over 100 steps of an MLP the losses agree to 1e-13 in f64 and to 1e-5
+/// in f32. In models that amplify roundings, such as deep convolutional networks, f32 losses differ more.
 ///
 /// # Departures
 /// From candle-nn's optimisers:
-/// - A variable that is listed twice moves once in a step. Integer variables are passed over, as there.
-/// - A step without a gradient for any variable is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
+/// - A variable that is listed twice moves once in a step. Integer variables are passed over, as in
+///   candle-nn.
+/// - If no variable has a gradient, a step is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
 ///   candle-nn does nothing. An empty list is accepted by both, and steps do nothing.
 /// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate)
-///   refuses a rate that is negative or not finite, and any rate if no rule has one or a
-///   [schedule](crate::StateTree::schedule) alone decides it. It cannot fail, so the next step returns the
-///   error and applies nothing; the learning rate stays as it was.
+///   refuses a rate that is negative or not finite. It refuses any rate if no rule has one, or if a
+///   [schedule](crate::StateTree::schedule) alone decides the rate. The method cannot return an error, so the
+///   next step returns the error and applies nothing. The learning rate stays as it was.
 /// - [`learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.learning_rate)
-///   is that of the first leaf: NaN if there is none.
-/// - If several members of a chain have a rate, both mean [their product](crate::Adjust::adjust), as in
-///   torch's RMSprop with momentum.
+///   is the rate of the first parameter, or NaN without one.
+/// - If several members of a chain have a rate, both methods mean [their product](crate::Adjust::adjust), as
+///   in torch's RMSprop with momentum.
 ///
-/// Errors of this crate arrive as candle's, with their message.
+/// Errors of this crate are converted to candle's, with the same message.
 #[must_use = "it trains nothing until `backward_step` or `step` is called"]
 #[derive(Debug)]
 pub struct CandleOptimizer<O: IntoOptimiser> {
@@ -112,11 +113,11 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
         &self.state
     }
 
-    /// The state, to adjust it or freeze parts, to [require all](StateTree::require_all) gradients, or to
-    /// [restore](crate::CheckpointFile::restore) a saved one.
+    /// The state of all variables, for changes: to adjust or freeze parts, to [require
+    /// all](StateTree::require_all) gradients, or to [restore](crate::CheckpointFile::restore).
     ///
-    /// With the model it also goes into an [`Update`](crate::Update) or a [`LossScaler`](crate::LossScaler),
-    /// for steps that candle's trait cannot express.
+    /// For steps that candle's trait cannot express, give the state to an [`Update`](crate::Update), also
+    /// with a [`LossScaler`](crate::LossScaler).
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -132,7 +133,7 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
         &mut self.state
     }
 
-    /// What the last step did; `None` before the first step and after one that failed.
+    /// The outcome of the last step; `None` before the first step and after a step that failed.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -149,7 +150,7 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
         self.outcome.as_ref()
     }
 
-    /// The state alone, to go on with [`update`](crate::update) and the model.
+    /// Returns the state, to continue with [`update`](crate::update) and the model.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -174,6 +175,7 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
 
     fn new(vars: Vec<Var>, optimiser: O) -> candle_core::Result<Self> {
         let mut state = match setup(optimiser, &vars) {
+            // `setup` refuses a model without parameters, and candle-nn accepts an empty list.
             Err(error) if error.kind() == ErrorKind::Model && !vars.iter().any(|x| is_trainable(x)) => {
                 StateTree::new(Vec::new(), Vec::new())
             }

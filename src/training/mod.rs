@@ -1,4 +1,4 @@
-//! Parts of a training loop beside the update: schedules, sharpness-aware steps, mixed precision, audits.
+//! Parts of a training loop around the update: plateaus, segments, sharpness-aware steps, mixed precision.
 
 pub(crate) mod accumulator;
 #[cfg(feature = "candle")]

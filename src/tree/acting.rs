@@ -1,8 +1,9 @@
 //! What acts in a leaf: its own optimiser, or a copy with the values of its schedules.
 //!
-//! A schedule never writes the own optimiser. A step of thousands of leaves has to stay fast all the same. So
-//! leaves with the same own optimiser and the same schedules share one copy, which is made only if a value
-//! has changed. If a leaf shares its schedules with no other, its copy is written in place.
+//! A schedule never writes the own optimiser, because edits and files need the own values. Still a step of
+//! thousands of leaves has to be fast. So leaves with the same own optimiser and the same schedules share one
+//! copy, and a new one is made only if a value has changed. If a leaf shares its schedules with no other, its
+//! copy is written in place.
 
 use std::sync::Arc;
 
@@ -12,8 +13,9 @@ use super::once::Once;
 use crate::error::Result;
 use crate::rule::Optimiser;
 
-/// Lets the values of a step act in leaves. `before` is the step whose values act so far, if the leaves'
-/// optimisers and schedules have not changed since.
+/// Gives leaves acting optimisers with the values of a step.
+///
+/// `before` is the step of the values that they have so far; `None` if optimisers or schedules have changed.
 pub(crate) fn act<'l>(leaves: impl Iterator<Item = &'l mut Leaf>, step: u64, before: Option<u64>) {
     let mut made = Once::default();
     for leaf in leaves {
@@ -25,6 +27,7 @@ pub(crate) fn act<'l>(leaves: impl Iterator<Item = &'l mut Leaf>, step: u64, bef
             && Arc::strong_count(drives) == 1
             && let Some(acting) = leaf.acting.as_mut().and_then(Arc::get_mut)
         {
+            // Nobody shares the copy, so a new one would only take time.
             drives.set(acting, step);
             continue;
         }
@@ -45,7 +48,7 @@ pub(crate) fn act<'l>(leaves: impl Iterator<Item = &'l mut Leaf>, step: u64, bef
 }
 
 impl Leaf {
-    /// The optimiser with the values that schedules give the next step: what acts in it.
+    /// The optimiser that acts in the next step, with the values that schedules give it.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -68,10 +71,10 @@ impl Leaf {
         self.drives.iter().flat_map(|drives| drives.given())
     }
 
-    /// Its schedules in another optimiser.
+    /// The leaf's schedules resolved in another optimiser.
     ///
     /// # Errors
-    /// As [`ScheduleResolver::of`]; if a value would change that a schedule alone decides.
+    /// As [`ScheduleResolver::of`]; if an own value differs under a schedule that is not relative.
     pub(super) fn drives_in(
         &self,
         optimiser: &Arc<Optimiser>,

@@ -1,4 +1,11 @@
-//! Weights to evaluate a model with, in place of its parameters.
+//! Weights to evaluate a model with, instead of its parameters.
+//!
+//! The parameters must come back bit for bit, whatever fails. So `with_averages` works in this order:
+//! 1. Compute the averages and copy the parameters: all that can be refused, before anything is written.
+//! 2. Put the copies aside in the leaves (`ParameterExchange::new`), before the first average is written.
+//! 3. Write the averages, each rank its parts, and share them among ranks.
+//! 4. Run `evaluate`, and write the copies back. After an error or a panic the drop of the
+//!    `ParameterExchange` writes them.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +22,15 @@ use crate::tensors::Tensor;
 impl StateTree {
     /// The weights to evaluate with, by path, in the precision of the average, or of the arithmetic.
     ///
-    /// They are those of every parameter that has taken a step and whose rule keeps an average:
+    /// A parameter has such weights if it has taken a step and its rule keeps an average:
     /// [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree),
     /// or a rule of your own with a [`Slot::average`](crate::Slot::average).
     ///
-    /// A parameter without a step has no average: for example BatchNorm's running statistics, which are
+    /// A parameter without a step has no average. Examples are BatchNorm's running statistics, which are
     /// variables in a `VarMap` and move without gradients.
     ///
-    /// Over [ranks](crate::Setup::over) all call this, and each gets the whole. Without candle their numbers
-    /// are read as those of [`Leaf::tensor`].
+    /// Over [ranks](crate::Setup::over) all call this, and each gets whole tensors. Without candle the
+    /// numbers are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
     /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the
@@ -46,24 +53,25 @@ impl StateTree {
 
     /// Puts the [averages](StateTree::averages), rounded, into the model while `evaluate` runs.
     ///
-    /// Before the first step there are none, and `evaluate` runs with the parameters.
+    /// Before the first step there are no averages, and `evaluate` runs with the parameters.
     ///
-    /// The parameters come back on every way out, bit for bit: after an error or a panic of `evaluate`, and
-    /// where a device or another rank fails. Masters and state stay as they are. Do not write to the model
-    /// meanwhile: what you write is lost. To keep the averages, save the model in `evaluate`, as by
-    /// `VarMap::save`. The exchange takes memory for a copy of the parameters.
+    /// The parameters always come back, bit for bit: also after an error or a panic of `evaluate`, and if a
+    /// device or another rank fails. Masters and state stay as they are. Do not write to the model meanwhile:
+    /// what you write is lost. To keep the averages, save the model in `evaluate`, as by `VarMap::save`. The
+    /// exchange takes memory for a copy of the parameters.
     ///
     /// Variables that are no parameters, such as BatchNorm's running statistics, stay as they were in the
     /// training. The example
     /// [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs) estimates
-    /// it anew for the averages. Over [ranks](crate::Setup::over) all call this; each gets its parameters
+    /// them anew for the averages. Over [ranks](crate::Setup::over) all call this; each gets its parameters
     /// back when its own `evaluate` ends.
     ///
     /// # Errors
     /// Those of `evaluate`, in a type that an [`Error`] can become, such as candle's or `Box<dyn Error>`. If
     /// no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
-    /// fails to write the parameters back: the state keeps them, and the next call of this tries again. Until
-    /// then calls that need the parameters fail with an error of the kind [`Changed`](ErrorKind::Changed).
+    /// fails to write the parameters back; the state then keeps them, and the next call of this method tries
+    /// again. Until then calls that need the parameters fail with an error of the kind
+    /// [`Changed`](ErrorKind::Changed).
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -87,11 +95,12 @@ impl StateTree {
     {
         let mut exchanged = self.exchanged(model)?;
         let evaluated = evaluate()?;
+        // Not left to `drop`, which can only log an error.
         exchanged.put_back()?;
         Ok(evaluated)
     }
 
-    /// The model with averages in place of its parameters.
+    /// The model with averages instead of its parameters.
     fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<ParameterExchange<'s, 'm>> {
         let prepared = self.prepared_averages(model);
         let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
@@ -120,7 +129,7 @@ impl StateTree {
         Ok(AverageExchange { averages, parameters, copies })
     }
 
-    /// Refuses to go on while the model has averages in place of its parameters, or without leaves.
+    /// Refuses a state whose leaves are lost, or whose model has averages instead of its parameters.
     pub(crate) fn check_parameters(&self) -> Result<()> {
         self.check_leaves()?;
         self.leaves.iter().try_for_each(Leaf::check_parameter)

@@ -13,16 +13,15 @@ use crate::tensors::Tensor;
 impl StateTree {
     /// Copies of the most precise value of each parameter, by path.
     ///
-    /// That is its master, the number that a split or compensated parameter stands for, or the parameter
-    /// itself.
+    /// That is its master, the sum of a split or compensated parameter and what the parameter lacks, or the
+    /// parameter itself.
     ///
-    /// A parameter that has never taken a step, such as BatchNorm's running statistics, is taken as it is if
-    /// it is no longer its master rounded.
+    /// If a parameter has never taken a step and is not its master rounded, the parameter itself is taken.
+    /// BatchNorm's running statistics are an example.
     ///
-    /// [`StateTree::save_masters`] writes them to a file for other tools. Over [ranks](crate::Setup::over)
-    /// all call this, and each gets the whole; into a file each writes only its parts.
-    ///
-    /// Without candle their numbers are read as those of [`Leaf::tensor`].
+    /// [`StateTree::save_masters`] writes these values to a file for other tools. Over
+    /// [ranks](crate::Setup::over) all call this, and each gets whole tensors; into a file each writes only
+    /// its parts. Without candle the numbers are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -53,18 +52,17 @@ impl StateTree {
 
     /// Sets the most precise copy of each parameter to `values`, and the parameter to it, rounded.
     ///
-    /// So a model starts from an f32 checkpoint without losing what its own dtype cannot hold.
+    /// With this a model starts from an f32 checkpoint and keeps what its own dtype cannot hold.
     ///
     /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files. Every parameter needs
     /// a value, in any float dtype. The model's other variables are set as well: those that a map has, and
-    /// all of them from files. A name that the model does not have is refused in a map. In files it is
-    /// allowed, and the answer has these names.
-    /// Over [ranks](crate::Setup::over) all call this with the same values.
+    /// all of them from files. A name that the model does not have is refused in a map. Files may have such
+    /// names, which are returned. Over [ranks](crate::Setup::over) all call this with the same values.
     ///
     /// # What follows
-    /// State that started as the parameter becomes the new weights as well, at any step. The rest of the
-    /// state stays, such as moments and step counts. Right after [`setup`](crate::setup) the state is
-    /// therefore that of a set-up with these weights. Later on:
+    /// State that started as the parameter is set to the new weights, too, at any step. The rest of the state
+    /// stays, such as moments and step counts. So right after [`setup`](crate::setup) the state is that of a
+    /// set-up with these weights. Later on:
     ///
     /// | | |
     /// | --- | --- |
@@ -78,8 +76,9 @@ impl StateTree {
     /// # Errors
     /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files
     /// are [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
-    /// read; if averages are in the model in place of its parameters; if `model` is not the state's. Nothing
-    /// changes then. If another rank fails after all have agreed; this rank has all of the new weights then.
+    /// read; if the model has averages instead of its parameters; if `model` is not the state's. Nothing
+    /// changes then. There is one more error: if another rank fails after all have agreed, this rank has all
+    /// of the new weights.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -113,15 +112,15 @@ impl StateTree {
     ///
     /// Call it even if there are no masters, because a rule that keeps a copy of the parameter
     /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD))
-    /// would lead it back to where it was. An [`update`](crate::update) notices that on the CPU, by a
-    /// [sample](crate::Slot::parameter).
+    /// would lead it back to the old weights. On the CPU an [`update`](crate::update) notices new weights by
+    /// a [sample](crate::Slot::parameter).
     ///
-    /// State that started as the parameter follows, as with [`set_masters`](StateTree::set_masters). The rest
-    /// of the state stays.
+    /// State that started as the parameter is set to it again, as by [`set_masters`](StateTree::set_masters).
+    /// The rest of the state stays.
     ///
     /// # Errors
-    /// If averages are in the model in place of its parameters, `model` is not the state's, or ranks have
-    /// other weights. Nothing changes then.
+    /// If the model has averages instead of its parameters, `model` is not the state's, or ranks have
+    /// different weights. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -163,9 +162,9 @@ impl StateTree {
     /// Before the first step it also compares the state that started as the parameter. On a device this is
     /// the only way to notice a change after the first step, see [`MixedPrecision`](crate::MixedPrecision).
     ///
-    /// Parameters that have had no gradient in any call of [`update`](crate::update), such as BatchNorm's
-    /// running statistics, are passed over. Over [ranks](crate::Setup::over) all call this, and each looks at
-    /// its parts.
+    /// A parameter without a gradient in any call of [`update`](crate::update), such as BatchNorm's running
+    /// statistics, is passed over. Over [ranks](crate::Setup::over) all call this, and each compares its
+    /// parts.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.

@@ -1,4 +1,12 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
+//!
+//! `leaves` is sorted by path, because sums over leaves and agreements of ranks need one order, whatever the
+//! model visits first. `by_id`, `by_path` and `aliases` have indices into `leaves`. So leaves come and go
+//! only by `put_in` and `take_out`, which correct these indices, or by `with_leaves`, which makes the tree
+//! anew. An edit by the first two ends with `leaves_have_changed`, which drops the caches.
+//!
+//! A streamed step takes the leaves out of `leaves` and puts them back when it ends. If it is leaked, they
+//! are lost: `check_leaves` refuses such a state.
 
 mod acting;
 mod averages;
@@ -53,9 +61,9 @@ use crate::tensors::{Tensor, TensorId};
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
-/// [`setup`](crate::setup) makes it, [`update`](crate::update) moves it. Adjusting, freezing and reading need
-/// only this tree; [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them to a
-/// part of it.
+/// [`setup`](crate::setup) makes it, [`update`](crate::update) applies a step. Adjusting, freezing and
+/// reading need no model; [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them
+/// to some leaves.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -74,37 +82,37 @@ use crate::tensors::{Tensor, TensorId};
 ///
 /// `Display` is a table of all parameters, `Debug` the tree without the numbers of its tensors.
 ///
-/// A clone has storage of its own. It belongs to the same model; [`rebind`](StateTree::rebind) gives it to
-/// another.
+/// A [clone](StateTree::try_clone) has storage of its own. It belongs to the same model until
+/// [`rebind`](StateTree::rebind) gives it to another.
 #[must_use = "a state trains nothing by itself: pass it to `update`"]
 #[derive(Debug)]
 pub struct StateTree {
-    /// In the order of paths.
+    /// Sorted by path.
     pub(crate) leaves: Vec<Leaf>,
     /// Variables that updates pass over.
     pub(crate) left_out: Vec<LeftOut>,
-    /// The leaf of each variable; `None` for one that was left out.
+    /// The index of each variable's leaf; `None` for a variable that was left out.
     by_id: HashMap<TensorId, Option<usize>>,
-    /// All paths, including further names of one variable and names of variables that were left out.
+    /// The same for all paths of all variables.
     by_path: HashMap<String, Option<usize>>,
-    /// The further names of leaves that have several. With the order of the leaves they find what is below a
-    /// path, so that a loop over all parameters does not read all leaves for each.
+    /// The further paths of tied variables, sorted. `leaves` is sorted by first paths only, and a loop over
+    /// parameters must find what is below a path without reading all leaves each time.
     aliases: BTreeMap<String, usize>,
-    /// The storages that updates write.
+    /// The storages that updates write, registered for all updates of the process.
     written: UpdateTargets,
-    /// Storages of parameters that have since come in other memory.
+    /// The same for parameters whose owner lends other memory than in `setup`; renewed in each call.
     pub(crate) written_elsewhere: UpdateTargets,
-    /// The steps that were applied, from which schedules go on.
+    /// The count of applied steps, at which schedules are read.
     pub(crate) steps: u64,
-    /// The schedules that were given to all leaves, in their order: those that are added get them too.
+    /// The schedules that were given to all leaves, in that order. Leaves that are added get them too.
     pub(crate) schedules: Vec<GivenSchedule>,
-    /// The calls that windows of accumulation have counted since they last began together.
+    /// The calls that open windows of accumulation have counted; 0 if no window is open.
     pub(crate) calls: u64,
-    /// The norms that decide on outliers.
+    /// The norms of earlier calls, which decide on outliers.
     pub(crate) norms: NormHistories,
-    /// The variables in the order in which the model visits them, each with its leaf.
+    /// A cache: the variables in the order in which the model visits them, each with the index of its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
-    /// The paths of the leaves, collected when first asked for.
+    /// A cache of the paths of the leaves.
     names: OnceLock<Arc<[String]>>,
     /// Whether it is an error if a leaf gets no gradient.
     pub(crate) requires_all: bool,
@@ -155,11 +163,12 @@ impl StateTree {
         tree
     }
 
-    /// Puts leaves at their places in the order of paths.
+    /// Inserts leaves where their paths belong, and enters them into the indices.
     fn put_in(&mut self, mut leaves: Vec<Leaf>) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
         let before: Vec<usize> =
             leaves.iter().map(|leaf| self.leaves.partition_point(|other| other.path < leaf.path)).collect();
+        // Must come before the new leaves are in the indices, because it changes all places there.
         self.move_places(|place| place + before.partition_point(|&new| new <= place));
         let (mut others, mut done) = (std::mem::take(&mut self.leaves).into_iter(), 0);
         for (leaf, before) in leaves.into_iter().zip(before) {
@@ -174,7 +183,7 @@ impl StateTree {
         self.leaves.extend(others);
     }
 
-    /// Takes the leaves at these places out, which are in order, and forgets their names.
+    /// Removes the leaves at `places`, which are sorted, from the tree and from the indices.
     fn take_out(&mut self, places: &[usize]) -> Vec<Leaf> {
         let mut taken = Vec::with_capacity(places.len());
         let mut next = places.iter().peekable();
@@ -204,13 +213,13 @@ impl StateTree {
         }
     }
 
-    /// Changes the places of all leaves in the indices.
+    /// Replaces each place in the indices by what `to` makes of it.
     fn move_places(&mut self, to: impl Fn(usize) -> usize) {
         let known = self.by_id.values_mut().chain(self.by_path.values_mut()).flatten();
         known.chain(self.aliases.values_mut()).for_each(|place| *place = to(*place));
     }
 
-    /// Forgets what follows from the leaves, after some were taken out or put in.
+    /// Drops all caches that depend on which leaves there are, after some were taken out or put in.
     fn leaves_have_changed(&mut self) {
         self.warnings = self.warnings.of_other_leaves();
         (self.visited, self.names) = (OnceLock::new(), OnceLock::new());
@@ -222,6 +231,8 @@ impl StateTree {
         if path.is_empty() {
             return (0..self.leaves.len()).collect();
         }
+        // What is below `path` is contiguous, so bisection finds it. The leaf at `path` itself is looked up,
+        // because others can be between: `a`, `a-b`, `a.b`.
         let from = format!("{path}.");
         let first = self.leaves.partition_point(|leaf| leaf.path < from);
         let below = self.leaves[first..].iter().take_while(|leaf| leaf.path.starts_with(&from)).count();
@@ -230,11 +241,12 @@ impl StateTree {
         let mut places: Vec<usize> =
             at.into_iter().chain(first..first + below).chain(aliases.map(|(_, place)| *place)).collect();
         places.sort_unstable();
+        // Several paths of a tied variable may be below `path`.
         places.dedup();
         places
     }
 
-    /// This tree with other leaves.
+    /// This tree with other leaves and empty caches.
     fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
         let StateTree { steps, calls, requires_all, .. } = *self;
         StateTree {
@@ -249,14 +261,16 @@ impl StateTree {
         }
     }
 
-    /// Ends the open windows of all leaves that are not frozen: their rules forget what they have collected.
+    /// Ends the open windows of all leaves that are not frozen: their rules drop what they have collected.
     pub(crate) fn end_windows(&mut self) -> Result<()> {
         self.calls = 0;
         let mut leaves = self.leaves.iter_mut().filter(|leaf| !leaf.frozen);
         leaves.try_for_each(|leaf| leaf.end_window().map_err(|error| error.at(&leaf.path)))
     }
 
-    /// Counts a step in the averages of all leaves but those that have `moved`, in their order.
+    /// Counts a step in the averages of all leaves except those with the sorted indices `moved`.
+    ///
+    /// Otherwise a model would be evaluated with averages of different times.
     pub(crate) fn count_missed(&mut self, moved: &[usize]) {
         if moved.len() == self.leaves.len() {
             return;
@@ -269,8 +283,8 @@ impl StateTree {
         }
     }
 
-    /// Gives all leaves the numbers of the whole model, which a step has `set` in the leaves with these
-    /// indices: others are frozen, wait in a window, or are new and know none yet.
+    /// Copies the numbers of the whole model to all leaves. A step has set them only in the leaves with the
+    /// sorted indices `set`: others are frozen, wait in a window, or are new.
     pub(crate) fn share_numbers(&mut self, set: &[usize]) {
         let (mut all, mut set) = (Vec::new(), set.iter().peekable());
         if set.peek().is_none() {
@@ -290,12 +304,12 @@ impl StateTree {
         self.leaves.iter()
     }
 
-    /// The leaf of the parameter with this path, or any of its paths.
+    /// The leaf of the parameter with this path, which may be any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
         self.by_path.get(path).copied().flatten().and_then(|i| self.leaves.get(i))
     }
 
-    /// Refuses a state without the leaves that it knows: they are with a streamed step that was leaked.
+    /// Refuses a state whose leaves were lost with a streamed step that was leaked.
     pub(crate) fn check_leaves(&self) -> Result<()> {
         let is_leaked = self.leaves.is_empty() && self.by_path.values().any(Option::is_some);
         if is_leaked { Err(leaked()) } else { Ok(()) }
@@ -321,7 +335,7 @@ impl StateTree {
         self.leaves.iter().map(Leaf::bytes).sum()
     }
 
-    /// Sets the learning rate of every leaf: in a chain with several, [their product](crate::Adjust::adjust).
+    /// Sets the learning rate of every leaf; in a chain with several, [their product](crate::Adjust::adjust).
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -329,14 +343,14 @@ impl StateTree {
         self.all().adjust(eta)
     }
 
-    /// Makes a parameter without a gradient an error of every update from now on.
+    /// From now on refuses every update in which a parameter has no gradient.
     ///
     /// The error names the parameter, and nothing moves.
     ///
     /// Some operations of candle pass no gradient on, without an error: among them the usual `LayerNorm` and
     /// `RmsNorm` ([a page](crate::guide::cuts) has them all). Layers before them do not train, and the loss
-    /// still falls. Without this method a [warning](crate::Warning::WithoutGradient) says so once, and
-    /// [`Outcome::without_gradient`](crate::Outcome::without_gradient) in each call.
+    /// still falls. Without this method a [warning](crate::Warning::WithoutGradient) names such parameters
+    /// once, and [`Outcome::without_gradient`](crate::Outcome::without_gradient) in each call.
     ///
     /// These parameters need no gradient:
     /// - those that are [frozen](Selection::freeze);
@@ -349,13 +363,14 @@ impl StateTree {
     /// with the call that would end the window.
     ///
     /// # What it cannot see
-    /// A gradient that lacks a part, because the loss reaches the parameter on another way too. An example is
-    /// one matrix `qkv` for queries, keys and values before `ops::softmax_last_dim`, which cuts off queries
-    /// and keys: the rows of the values have a gradient, the others zeros, and attention never learns.
-    /// [`audit`](crate::audit) finds that, see [cuts](crate::guide::cuts).
+    /// If a gradient lacks a part, because the loss reaches the parameter by another way too, this setting
+    /// does not notice. An example is one matrix `qkv` for queries, keys and values before
+    /// `ops::softmax_last_dim`, which cuts off queries and keys. The rows of the values have a gradient, the
+    /// others have zeros, and attention never learns. [`audit`](crate::audit) finds that, see
+    /// [cuts](crate::guide::cuts).
     ///
-    /// A clone requires it too, and so do leaves that are added later. A checkpoint does not keep it: it
-    /// belongs to the program and its model.
+    /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have it,
+    /// because it belongs to the program and its model.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -396,18 +411,20 @@ impl StateTree {
 
     /// All leaves.
     pub fn all(&mut self) -> Selection<'_> {
+        // The caller may change leaves through the selection, and some warnings depend on them.
         self.warnings.look_again();
         let is_leaked = self.check_leaves().is_err();
         let (leaves, for_all) = (self.leaves.iter_mut().collect(), Some(&mut self.schedules));
         Selection { leaves, steps: self.steps, for_all, is_leaked }
     }
 
-    /// The leaf at `path` and those below it: `encoder` selects `encoder.0.weight`, but not
-    /// `encoder2.weight`. It is a path, not a pattern; for `*.bias` use
+    /// The leaf at `path` and all leaves below it.
+    ///
+    /// `encoder` selects `encoder.0.weight`, but not `encoder2.weight`. For a pattern such as `*.bias` use
     /// [`select_where`](StateTree::select_where).
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such leaf.
     pub fn at(&mut self, path: &str) -> Result<Selection<'_>> {
         self.check_leaves()?;
         let places = self.places_below(path);
@@ -415,6 +432,7 @@ impl StateTree {
             return Err(self.no_leaf(&selected_path(path)));
         }
         self.warnings.look_again();
+        // Split off one by one, so that a selection of few leaves does not read all of them.
         let (mut rest, mut done) = (&mut self.leaves[..], 0);
         let mut leaves = Vec::with_capacity(places.len());
         for place in places {
@@ -429,7 +447,7 @@ impl StateTree {
     /// The leaves for which `choose` holds.
     ///
     /// # Errors
-    /// If there is none.
+    /// If it holds for no leaf.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
@@ -452,8 +470,9 @@ impl StateTree {
         })
     }
 
-    /// Refuses to save, restore or rebind leaves whose paths are places in a list: with another order of the
-    /// list each parameter would get what belongs to another one of its shape.
+    /// Refuses leaves whose paths are only places in a list; for calls that save, restore or rebind.
+    ///
+    /// With another order of the list a parameter would get the state of another one of its shape.
     pub(crate) fn check_names(&self) -> Result<()> {
         let Some(leaf) = self.leaves.iter().find(|leaf| leaf.is_place) else { return Ok(()) };
         let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and \
@@ -484,12 +503,12 @@ impl StateTree {
         listed(self.leaves.iter().map(Leaf::path))
     }
 
-    /// The index of the leaf with this path, if the state knows the path; `Some(None)` if it was left out.
+    /// The index of the leaf with this path; `Some(None)` for a path that was left out.
     pub(crate) fn place(&self, path: &str) -> Option<Option<usize>> {
         self.by_path.get(path).copied()
     }
 
-    /// Some of all paths, for errors.
+    /// Some paths, also of variables that were left out, for errors.
     pub(crate) fn known_paths(&self) -> Vec<String> {
         let mut paths: Vec<&str> = self.by_path.keys().map(String::as_str).collect();
         paths.sort_unstable();
@@ -502,8 +521,8 @@ impl StateTree {
     }
 }
 
-/// The rest of `name` after `path`, if it is at that path or below: empty, or beginning with a dot. For the
-/// empty path it is all of `name`.
+/// The rest of `name` after `path`, if `name` is that path or below it. It is empty or begins with a dot, or
+/// is all of `name` for the empty path.
 pub(crate) fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }

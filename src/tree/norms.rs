@@ -25,7 +25,8 @@ pub(crate) struct NormOutlier {
 }
 
 impl NormHistories {
-    /// The fewest norms that decide, if the window is not shorter; at least half a window is needed, too.
+    /// The fewest norms, the current one included, that decide on an outlier. Half a window is needed as
+    /// well, if that is more, but never more than a window.
     const FEWEST: usize = 20;
 
     /// The least standard deviation, as a part of the mean: less is rounding.
@@ -55,7 +56,7 @@ impl NormHistories {
         }
         let mean = norms.iter().sum::<f64>() / count;
         let variance = norms.iter().map(|norm| (norm - mean).powi(2)).sum::<f64>() / (count - 1.0);
-        // If all norms were zero, every other norm would be an outlier.
+        // No limit if all norms are zero, because then every other norm would be an outlier.
         (mean > 0.0).then_some(mean + sigma * variance.sqrt().max(Self::ROUNDING * mean))
     }
 

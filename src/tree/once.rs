@@ -9,7 +9,7 @@ use crate::error::Result;
 /// Values by the key that they were made from.
 pub(super) struct Once<K, T> {
     made: HashMap<K, T>,
-    /// The last answer, which is often asked for again.
+    /// The last value, because leaves in a row often have one key.
     last: Option<(K, T)>,
 }
 

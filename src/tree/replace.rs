@@ -1,4 +1,10 @@
 //! Replacing the optimiser of parameters that have a state.
+//!
+//! All new states are made before the first leaf gets one, so that an error changes nothing. For each leaf:
+//! 1. Make fresh state, and take over the tensors with the same name and shape (`State::take_over`).
+//! 2. If the new store keeps the precise value in another form, convert it (`convert_master`).
+//! 3. Set the copies of the parameter that were not taken over (`renew_fresh`). This comes last, because a
+//!    rule copies the master, which step 2 has set.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,46 +29,45 @@ use crate::tensors::TensorId;
 pub struct StateChange {
     /// The parameter.
     pub path: String,
-    /// What goes on; of a tensor with other rows, the rows that stay.
+    /// What was taken over; of a tensor with other rows, the rows that stay.
     pub kept: Vec<String>,
     /// What starts anew.
     pub fresh: Vec<String>,
-    /// What the new optimiser has no use for; a schedule as `schedule of lambda`.
+    /// What the new optimiser does not have. A schedule is listed as `schedule of lambda`.
     pub dropped: Vec<String>,
 }
 
 impl Selection<'_> {
-    /// Gives these parameters another optimiser, which goes on with what fits of their state.
+    /// Gives these parameters another optimiser, which takes over the state that fits.
     ///
-    /// The answer says what was kept and what was not.
+    /// Returns what was kept of each parameter's state, and what was not.
     ///
-    /// State tensors fit if they have the same name and shape, wherever the rule stands in a chain. A rule
+    /// A state tensor fits if it has the same name and shape, wherever the rule stands in a chain. A rule
     /// that finds all its tensors keeps them and its counters, such as Adam's step count for the bias
-    /// correction; one that lacks any starts anew. So `Adam` can become `AdamW` or move into a chain, and
+    /// correction; a rule that lacks any starts anew. So `Adam` can become `AdamW` or move into a chain, and
     /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken off
     /// again. Values are converted to the dtype of the new state.
     ///
     /// Between [`MixedPrecision`](crate::MixedPrecision), [`SplitMaster`](crate::SplitMaster) and
-    /// [`Kahan`](crate::Kahan) the precise value of each parameter goes on, and the parameter stays as it is.
-    /// From F32 masters to split ones and back no bit changes. Any other store keeps the nearest value that
-    /// it can hold beside the parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit in
-    /// their last place away, and `Kahan` rounds the difference to the parameter's dtype. A value of 24 bits,
-    /// or of `Kahan`, that is exactly between two numbers of the parameter's dtype belongs to either. Other
-    /// masters are rounded to the even one, so beside the odd one they go one unit in their last place
-    /// towards that.
+    /// [`Kahan`](crate::Kahan) the precise value of each parameter is converted, and the parameter stays as
+    /// it is. From F32 masters to split ones and back no bit changes. Any other store keeps the nearest value
+    /// that it can hold with this parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit
+    /// in their last place away, and `Kahan` rounds the difference to the parameter's dtype. If a value of 24
+    /// bits or of `Kahan` is exactly between two numbers of the parameter's dtype, the parameter can be
+    /// either. Other masters are rounded to the even number; if the parameter is the odd one, the new master
+    /// is one unit in its last place nearer to it.
     ///
-    /// [Schedules](crate::StateTree::schedule) go on in the new optimiser, so the next step has their values.
-    /// One whose field the new optimiser lacks is dropped, and the answer names it. Under a schedule that is
-    /// not relative, the new optimiser needs the rate of the old one by itself, because another rate would
-    /// have no effect.
+    /// [Schedules](crate::StateTree::schedule) go on in the new optimiser. If it lacks a schedule's field,
+    /// the schedule is dropped, and the answer names it. Under a schedule that is not relative, the new
+    /// optimiser must be made with the own rate of the old one, because another rate would have no effect.
     ///
-    /// Over [ranks](crate::Setup::over) each has to do the same; the next update finds one that did not. A
-    /// parameter that is cut stays so, and needs a [divisible](crate::Rule::is_divisible) rule.
+    /// Over [ranks](crate::Setup::over) all have to do the same, otherwise the next update fails. A parameter
+    /// that is cut among ranks stays so, and needs a [divisible](crate::Rule::is_divisible) rule.
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, a schedule does not go with the optimiser, `model` is not the
-    /// state's or has averages in place of these parameters, a parameter was changed outside of updates and a
-    /// master is to go on in another form, or a device has no memory left. Nothing changes then.
+    /// state's or has averages instead of these parameters, a master has to be converted although its
+    /// parameter was changed outside of updates, or a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -99,6 +104,7 @@ impl Selection<'_> {
         let mut answer = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             leaf.check_parameter()?;
+            // A tensor with another id is another variable, even under the same path.
             let of_path = || {
                 leaf.paths()
                     .find_map(|path| by_path.get(path))
@@ -118,7 +124,7 @@ impl Selection<'_> {
             leaf.convert_master(&optimiser, &mut state, x, &mut transfer).map_err(with_path)?;
             let Transfer { kept, fresh, mut dropped } = transfer;
             dropped.extend(missing.into_iter().map(|field| format!("schedule of {field}")));
-            // Copies are made anew from the master, which may be more precise than the parameter.
+            // From the master, which may be more precise than the parameter.
             optimiser
                 .seen_by_rule(&state, x)
                 .and_then(|seen| state.renew_fresh(&seen, &kept))
@@ -138,8 +144,7 @@ impl Selection<'_> {
 }
 
 impl Leaf {
-    /// Lets another store go on from the precise value of the parameter `x`, if it keeps that in another
-    /// form.
+    /// Converts the precise value of the parameter `x`, if the new store keeps it in another form.
     fn convert_master(
         &self,
         optimiser: &Optimiser,
@@ -156,6 +161,7 @@ impl Leaf {
         {
             return Ok(());
         }
+        // Before the first step a changed parameter is no error, because `master` then returns the parameter.
         if self.steps > 0 {
             self.check_unchanged(x, Extent::Whole).map_err(|error| error.counted_from(self.part().start))?;
         }

@@ -1,4 +1,4 @@
-//! Giving schedules to a state, and the count of steps from which they go on.
+//! Giving schedules to a state, and the count of steps at which they are read.
 
 use smallvec::SmallVec;
 
@@ -46,9 +46,8 @@ impl Selection<'_> {
 impl StateTree {
     /// Lets a hyper-parameter of all leaves, by default the learning rate, follow a [`Schedule`].
     ///
-    /// From now on the state has the schedule's value in each step. The schedule takes the place of an earlier
-    /// one of the same hyper-parameter. For a part of the model call this on a
-    /// [selection](Selection::schedule).
+    /// From now on the state has the schedule's value in each step. The schedule replaces an earlier one of
+    /// the same hyper-parameter. For a part of the model call this on a [selection](Selection::schedule).
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -65,29 +64,30 @@ impl StateTree {
     /// ```
     ///
     /// # The step
-    /// The schedule is read at the [count](StateTree::steps) of applied steps. This method leaves the count
-    /// as it is, so a call before or after a restore gives the same run.
+    /// The schedule is read at the [count](StateTree::steps) of applied steps. This method does not change
+    /// the count, so a call before or after a restore gives the same run.
     ///
     /// # Own values
     /// A leaf keeps the values that it was set up with. A [relative](Schedule::relative) schedule multiplies
     /// them, and [`adjust`](StateTree::adjust) sets them while the schedule runs. Any other schedule would
-    /// make different values equal, so it is refused where they differ. While such a schedule runs, another
-    /// own value would have no effect and is refused. To end it, give `Schedule::constant(1.0).relative()`.
-    /// Files and configurations have the own values, [`Leaf::learning_rate`] and [`Leaf::acting`] those of
-    /// the next step.
+    /// make different own values equal, so it is refused if they differ. While such a schedule runs, another
+    /// own value would have no effect and is refused. To end a schedule, give
+    /// `Schedule::constant(1.0).relative()`. Files and configurations have the own values;
+    /// [`Leaf::learning_rate`] and [`Leaf::acting`] have those of the next step.
     ///
     /// # Which leaves
-    /// Leaves without the field are passed over, also if they get another optimiser that has it. Frozen ones
+    /// A leaf without the field is passed over, even if it later gets an optimiser that has it. Frozen leaves
     /// are driven like the others. A leaf that gets [another optimiser](Selection::replace) keeps the
     /// schedules that it has. A leaf that is [added](StateTree::add) gets those that were given to all.
     ///
     /// # In a chain
-    /// The learning rate of a chain with several is their product, and the schedule sets the last one. A
-    /// relative schedule multiplies the last one.
+    /// If a chain has several learning rates, its rate is their product, and the schedule sets the last one.
+    /// A relative schedule multiplies the last one.
     ///
     /// # Checkpoints
-    /// A [checkpoint](crate::Checkpoint) has the count and the schedules. Where the program has given a field
-    /// a schedule, that counts, and a [warning](Warning::ScheduleDiffers) tells of another one in the file.
+    /// A [checkpoint](crate::Checkpoint) has the count and the schedules. If program and file have different
+    /// schedules for a field, the program's is used, and a [warning](Warning::ScheduleDiffers) reports the
+    /// other one.
     ///
     /// # Errors
     /// If no leaf has the field; if the field is no real number, or several members of a chain have it and it
@@ -107,8 +107,8 @@ impl StateTree {
 
     /// Sets the count of applied steps, from which [schedules](StateTree::schedule) go on.
     ///
-    /// It is 0 for a second phase with schedules of its own, and torch's `last_epoch` for a run that goes on
-    /// from [torch](crate::guide::coming_from).
+    /// Set it to 0 for a second phase with schedules of its own, and to torch's `last_epoch` for a run that
+    /// goes on from [torch](crate::guide::coming_from).
     ///
     /// ```
     /// use candle_core::{Device, Var};

@@ -1,4 +1,4 @@
-//! A step beside the training, by other optimisers; the parameters come back after it.
+//! A step outside the training, by other optimisers; the parameters come back after it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::rule::{Optimiser, State};
 use crate::tensors::Tensor;
 
 impl StateTree {
-    /// A tree for the same parameters, over the same ranks, with other optimisers and states. Windows and
-    /// missing gradients are left to the training.
+    /// A tree for the same parameters, over the same ranks, with other optimisers and states. It counts no
+    /// windows, keeps no norms and warnings, and requires no gradients, because these belong to the training.
     pub(crate) fn scratch_tree(
         &self,
         make: impl Fn(usize, &Leaf) -> Result<(Arc<Optimiser>, State)>,
@@ -27,16 +27,16 @@ impl StateTree {
             .without_warnings())
     }
 
-    /// The variables of the model, in the order of the leaves, with the parameters in them. After an exchange
-    /// that failed to end, the copies aside come back first.
+    /// The variables of the model, in the order of the leaves, with the parameters in them. If an exchange
+    /// was leaked or a device failed at its end, the copies aside come back first.
     pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M) -> Result<Vec<Lent<'m>>> {
         let parameters = self.parameters(model)?;
         self.put_back(&parameters)?;
         Ok(parameters)
     }
 
-    /// Writes the copies aside back to the variables of the model, given in the order of the leaves. A copy
-    /// that a device fails to write stays aside.
+    /// Writes the copies aside back to the model's variables, which are in the order of the leaves. If a
+    /// device fails to write a copy, it stays aside for another try.
     fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
         let mut outcome = Ok(());
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
@@ -49,7 +49,7 @@ impl StateTree {
     }
 }
 
-/// A model with something else in place of its parameters, which come back when this is dropped.
+/// A model with other values instead of its parameters, which come back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ParameterExchange<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
@@ -58,8 +58,8 @@ pub(crate) struct ParameterExchange<'s, 'm> {
 }
 
 impl<'s, 'm> ParameterExchange<'s, 'm> {
-    /// Puts whole copies of parameters aside, by the index of their leaf, before anything else takes their
-    /// place: no failure loses them. Until they are back, calls that need the parameters are refused.
+    /// Puts whole copies of parameters aside, each with the index of its leaf. This comes before the first
+    /// write, so that no failure loses one. Until they are back, calls that need the parameters are refused.
     pub(crate) fn new(
         state: &'s mut StateTree,
         parameters: Vec<Lent<'m>>,
@@ -71,7 +71,7 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
         ParameterExchange { state, parameters }
     }
 
-    /// Lets go of the copies of leaves that were not exchanged.
+    /// Drops the copies of leaves that were not exchanged.
     pub(crate) fn keep(&mut self, is_exchanged: impl Fn(usize, &Leaf) -> bool) {
         let leaves = self.state.leaves.iter_mut().enumerate();
         leaves

@@ -1,3 +1,13 @@
+//! Selected leaves of a state, and setting their hyper-parameters, all or none.
+//!
+//! An `Adjustment` is made in three steps for each leaf, in copies, so that an error changes nothing:
+//! 1. Set the fields in a copy of the leaf's own optimiser, and check ranges.
+//! 2. For fields that are no real numbers, check that the state would have the same layout.
+//! 3. Resolve the leaf's schedules in the copy, because a relative one may leave the range.
+//!
+//! Thousands of leaves may share an optimiser, so steps 1 and 2 are cached by its address. `commit` then only
+//! assigns.
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -13,11 +23,12 @@ use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, has_no};
 #[derive(Debug)]
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
-    /// The steps that the state has applied.
+    /// The count of applied steps of the state.
     pub(super) steps: u64,
-    /// If these are all leaves, the state's schedules for them and for those that are added later.
+    /// The state's schedules for all leaves, also for those that are added later. Only if `all` or `at("")`
+    /// has made the selection.
     pub(super) for_all: Option<&'t mut Vec<GivenSchedule>>,
-    /// Whether these are none because the state has lost its leaves.
+    /// Whether the selection is empty because the state has lost its leaves.
     pub(super) is_leaked: bool,
 }
 
@@ -36,17 +47,17 @@ impl Selection<'_> {
         self.leaves.iter_mut().map(|leaf| &mut **leaf)
     }
 
-    /// Updates pass these leaves over from now on: no state, no counter and no parameter moves.
+    /// From now on updates pass these leaves over: no state, no counter and no parameter changes.
     ///
-    /// Only numbers of the whole model follow it, as the estimate of [`Prodigy`](crate::Prodigy), and an
-    /// [average](crate::Ema) counts the steps that it misses.
+    /// Two things still change: numbers of the whole model, such as the estimate of
+    /// [`Prodigy`](crate::Prodigy), and the count of the steps that an [average](crate::Ema) misses.
     pub fn freeze(self) {
         for leaf in self.leaves {
             leaf.frozen = true;
         }
     }
 
-    /// Updates move these leaves again, from the state they were frozen with.
+    /// From now on updates move these leaves again. Each goes on with the state that it was frozen with.
     pub fn thaw(self) {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
             leaf.frozen = false;
@@ -79,8 +90,8 @@ impl Selection<'_> {
 
     /// Declares that these leaves are meant to be in 16 bits without a master.
     ///
-    /// The warning about steps that are lost there, [`Warning::LowPrecision`](crate::Warning::LowPrecision),
-    /// does not speak of them then. If you call this before the first update, nothing is printed.
+    /// [`Warning::LowPrecision`](crate::Warning::LowPrecision), which is about steps lost by rounding, then
+    /// leaves them out. If you call this before the first update, nothing is printed.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -99,9 +110,9 @@ impl Selection<'_> {
         }
     }
 
-    /// Sets the learning rate: in a chain with several, [their product](crate::Adjust::adjust).
+    /// Sets the learning rate; in a chain with several, [their product](crate::Adjust::adjust).
     ///
-    /// The rate is the leaves' own: a [relative](crate::Schedule::relative) schedule multiplies it.
+    /// It is the leaves' own rate, which a [relative](crate::Schedule::relative) schedule multiplies.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -111,14 +122,15 @@ impl Selection<'_> {
 
     /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
     ///
-    /// A name that several members have is set in all; only `eta` sets [their
-    /// product](crate::Adjust::adjust). With a place before it (`1.lambda`) a name is set in that member. A
-    /// whole number is accepted for a real one.
+    /// If several members of a chain have the field, it is set in all; only `eta` sets [their
+    /// product](crate::Adjust::adjust). A place before the name (`1.lambda`) chooses a member. A whole number
+    /// is accepted for a real one.
     ///
-    /// Whether a field decides the layout of the state depends on the parameter: `rank` of
-    /// [`GaLore`](crate::GaLore) does for a matrix that is larger. Fields that are no real numbers are tried
-    /// on states of the rule, on the CPU. Those of a rule that is not [divisible](crate::Rule::is_divisible)
-    /// have the sizes of the parameters, and one exists at a time.
+    /// A field that decides the layout of the state cannot be adjusted. That may depend on the parameter:
+    /// `rank` of [`GaLore`](crate::GaLore) decides it only for a matrix with more than `rank` rows and
+    /// columns. So a field that is no real number is tried on states that are made for this on the CPU, one
+    /// at a time. If the rule is not [divisible](crate::Rule::is_divisible), such a state has the size of the
+    /// real one.
     ///
     /// # Errors
     /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
@@ -129,7 +141,7 @@ impl Selection<'_> {
         self.adjust_fields([(field, value.into())])
     }
 
-    /// Sets several hyper-parameters in their order, all or none. Ranges are checked when all are set.
+    /// Sets several hyper-parameters in this order, all or none. Ranges are checked after all are set.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`], for any of them.
@@ -162,7 +174,7 @@ impl Selection<'_> {
         Ok(())
     }
 
-    /// Sets the fields in these leaves, for which the adjustment was made.
+    /// Commits an adjustment that was made for these leaves.
     pub(crate) fn commit(&mut self, adjustment: Adjustment<'_>) {
         let steps = self.steps;
         adjustment.commit(self.leaves_mut(), steps);
@@ -176,7 +188,7 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
     }
 }
 
-/// The hyper-parameters in reach, for the error that this name is missing.
+/// The names of the fields that these leaves have, for the error that `name` is not among them.
 pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
     let mut seen = HashSet::new();
     let mut all: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
@@ -184,12 +196,12 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
     all
 }
 
-/// What is to be set in an optimiser.
+/// Which fields of an optimiser to set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SetField<'f> {
     /// All fields that a name reaches.
     Named(&'f str),
-    /// The real field with this index, or a number of it.
+    /// A real field, or one number of a pair or of three.
     Number(NumberPlace),
 }
 
@@ -215,21 +227,20 @@ impl<'f> SetField<'f> {
 /// Fields that are set together.
 type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
 
-/// An own optimiser, and the schedules in it.
+/// A leaf's own optimiser, and the leaf's schedules resolved in it.
 type AdjustedOptimiser = (Arc<Optimiser>, Option<Arc<Drives>>);
 
-/// Leaves' own optimisers with other values, and their schedules in these. All is checked, and nothing is
-/// written.
+/// New values of fields for some leaves, checked and not written yet.
 pub(crate) struct Adjustment<'f> {
     settings: Vec<FieldSetting<'f>>,
-    /// By leaf; `None` for one that keeps what it has.
+    /// By leaf; `None` for a leaf that stays as it is.
     changes: Vec<Option<AdjustedOptimiser>>,
-    /// Which fields of each setting a leaf has.
+    /// By setting and field, whether any leaf has the field.
     reached: Vec<Vec<bool>>,
 }
 
 impl<'f> Adjustment<'f> {
-    /// Sets, in a copy for each leaf, the fields of the setting that `which` returns for the leaf.
+    /// Sets, in a copy of each leaf's optimiser, the fields of the setting whose index `which` returns.
     ///
     /// # Errors
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state; if a
@@ -250,7 +261,8 @@ impl<'f> Adjustment<'f> {
                 with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::new).map_err(with_path)
             })?;
             if settings[setting].iter().any(|(_, value)| !value.is_real()) {
-                // Whether a field decides on the state depends on the parameter, too.
+                // Real numbers never decide the layout. Others may, and shape and dtype are in the key
+                // because it depends on the parameter, too.
                 let check_layout = || check_layout(leaf, &optimiser, &settings[setting]).map_err(with_path);
                 fitting.get((own, setting, leaf.shape(), leaf.dtype()), check_layout)?;
             }
@@ -261,8 +273,7 @@ impl<'f> Adjustment<'f> {
         Ok(Adjustment { settings, changes, reached })
     }
 
-    /// [`Adjustment::new`] by keys: leaves with one key get its setting, leaves without one keep what they
-    /// have.
+    /// [`Adjustment::new`] with a setting for each key. A leaf without a key stays as it is.
     ///
     /// # Errors
     /// As [`Adjustment::new`].
@@ -288,7 +299,9 @@ impl<'f> Adjustment<'f> {
         fields.find_map(|((field, _), is_reached)| field.name().filter(|_| !is_reached))
     }
 
-    /// Sets the fields in the leaves for which it was made, and lets the schedules of this step act there.
+    /// Gives each leaf its new optimiser and schedules, and an acting optimiser with the values of `step`.
+    ///
+    /// `leaves` are those that the adjustment was made for.
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>, step: u64) {
         let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| {
             (leaf.optimiser, leaf.drives) = change?;
@@ -302,7 +315,7 @@ fn address(optimiser: &Arc<Optimiser>) -> *const () {
     Arc::as_ptr(optimiser).cast()
 }
 
-/// The leaf's optimiser with these values; marks which were found.
+/// A copy of the leaf's optimiser with these values. Marks in `reached` the fields that it has.
 fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) -> Result<Optimiser> {
     let mut optimiser = Optimiser::clone(&leaf.optimiser);
     for ((field, value), reached) in setting.iter().zip(reached) {
@@ -312,18 +325,20 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
     Ok(optimiser)
 }
 
-/// Refuses fields with which the rule, `adjusted` now, would have made another state for this leaf.
+/// Refuses fields if the `adjusted` optimiser would make state of another layout for this leaf.
 fn check_layout(leaf: &Leaf, adjusted: &Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
     if leaf.fits(adjusted)? {
         return Ok(());
     }
+    // The error names the first field that changes the layout by itself. If only several fields together
+    // change it, the error names the first field of the setting.
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
         let mut alone = Optimiser::clone(&leaf.optimiser);
         let is_set = field.set(&mut alone, *value);
         is_set.is_ok_and(|is_set| is_set) && !leaf.fits(&alone).is_ok_and(|fits| fits)
     };
     let Some((field, _)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
-    // Numbers decide no layout.
+    // Only a `SetField::Number` has no name, and numbers decide no layout.
     let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
     let available: Vec<String> =
         adjusted.description().available(field).into_iter().filter(|name| *name != field).collect();

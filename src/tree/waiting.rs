@@ -8,15 +8,15 @@ use crate::rule::Progress;
 pub(crate) struct Waiting {
     /// Calls since the last gradient.
     pub(crate) calls: u64,
-    /// 1 once a gradient went into an accumulator. A leaf with steps has had one anyway.
+    /// 1 once a gradient went into an accumulator. A leaf with steps has had a gradient even if this is 0.
     pub(crate) received: u64,
     /// Whether the leaf may lack a gradient under `require_all`.
     pub(crate) is_allowed: bool,
 }
 
 impl Waiting {
-    /// Counts a call when it is committed. A leaf with a gradient in every call counts nothing: with
-    /// thousands of leaves that would cost time.
+    /// Counts a call when it is committed. A leaf with a gradient in every call writes no counter, because
+    /// that would cost time with thousands of leaves.
     pub(crate) fn count<'a>(
         &'a mut self,
         has_gradient: bool,

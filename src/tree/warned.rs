@@ -1,9 +1,8 @@
 //! The warnings of a state: what is no error and still hurts a training.
 //!
-//! Parameters are looked at here after a commit, a sample in each call. The order of rules and lost steps are
-//! looked at when leaves are new or adjusted, and so are schedules that differ from a file's. Rates of 0 are
-//! looked at in `tree/scheduled.rs`, missing gradients in `step/missing.rs`, the order of a list after a
-//! restore.
+//! Numbers of parameters are checked after a commit, a sample in each call. The order of rules, lost steps
+//! and schedules that differ from a file's are checked when leaves are new or changed; the order of a list
+//! after a restore. Rates of 0 are checked in `tree/scheduled.rs`, missing gradients in `step/missing.rs`.
 
 use std::sync::Arc;
 
@@ -17,22 +16,22 @@ use crate::numbers::DType;
 use crate::rule::misplaced;
 use crate::rule::not_finite;
 
-/// The most parameters that are looked at in a call.
+/// The most parameters that are checked in a call.
 const PARAMETERS: usize = 16;
 
 impl StateTree {
-    /// The [warnings](Warning) that this state has met, one of each kind, in the order in which it met them.
+    /// The [warnings](Warning) of this state, one of each kind, in the order in which they were raised.
     ///
     /// Those about parameters and optimisers are here at once, after [`setup`](crate::setup),
     /// [`add`](StateTree::add) or [`replace`](crate::Selection::replace). The log and the outcome have them
     /// only from the first [`update`](crate::update) on, so that a program can allow them before.
     ///
-    /// A clone has met them too. A checkpoint does not keep them, so a resumed program meets them again.
+    /// A clone has the same warnings. A checkpoint does not have them, so a resumed program gets them again.
     pub fn warnings(&self) -> &[Warning] {
         self.warnings.with(|| shown(&self.leaves))
     }
 
-    /// This state without warnings of its own, for one beside the training.
+    /// This state without warnings of its own: the training has them.
     pub(crate) fn without_warnings(self) -> Self {
         StateTree { warnings: Warnings::none(), ..self }
     }
@@ -42,7 +41,7 @@ impl StateTree {
         self.warnings.meet_shown(|| shown(&self.leaves))
     }
 
-    /// Warns once, after a restore, of parameters that nothing but numbers tell apart.
+    /// Warns once, after a restore, of parameters of one shape that are told apart only by places in a list.
     pub(crate) fn warn_of_order(&mut self) {
         let [first, _, ..] = &self.leaves[..] else { return };
         let is_like = |leaf: &Leaf| leaf.shape() == first.shape() && leaf.dtype == first.dtype;
@@ -52,8 +51,10 @@ impl StateTree {
         }
     }
 
-    /// Warns once of a number in a parameter that is not finite after a step. Each step looks at a sample of
-    /// other parameters, which its number chooses; such numbers stay and spread, so a later step finds them.
+    /// Warns once of a number in a parameter that is not finite after a step.
+    ///
+    /// Each step reads samples of other parameters, chosen by the count of steps. That is enough, because
+    /// such numbers stay and spread, so that a later step finds them.
     pub(crate) fn warn_of_numbers(&mut self, parameters: &[Lent<'_>]) -> Option<Warning> {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
             return None;
@@ -78,7 +79,7 @@ fn shown(leaves: &[Leaf]) -> Vec<Warning> {
 fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
     let mut last = None;
     leaves.iter().find_map(|leaf| {
-        // Neighbours often share an optimiser.
+        // Leaves in a row often share an optimiser, which is then checked once.
         if last.replace(Arc::as_ptr(&leaf.optimiser).cast::<()>())
             == Some(Arc::as_ptr(&leaf.optimiser).cast())
         {

@@ -4,9 +4,9 @@ use crate::rule::{
     Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State,
 };
 
-/// Lets through only what agrees with the gradient in sign, and scales the rest of the step up.
+/// Sets a step to 0 where its sign is not that of the gradient, and scales up the rest.
 ///
-/// The step gets larger by as much as is missing. Source: Liang et al. 2024, "Cautious Optimizers",
+/// The rest is divided by the part of elements that agree. Source: Liang et al. 2024, "Cautious Optimizers",
 /// [arXiv 2411.16085](https://arxiv.org/abs/2411.16085).
 ///
 /// ```text
@@ -15,11 +15,11 @@ use crate::rule::{
 /// dx' = u·φ / (mean of φ)
 /// ```
 ///
-/// It wraps an elementwise rule. The gradient is what comes to this rule, so in a chain it has been
-/// accumulated and clipped. A weight decay inside is masked with the rest. The paper's authors keep it apart,
-/// which is [`DecoupledDecay`](crate::DecoupledDecay) around this rule. The mean costs one more read of
-/// gradient and state. [`unscaled`](Cautious::unscaled) has none: the mask is part of the one pass of the
-/// rule inside. What is not finite stays so.
+/// The wrapped rule is elementwise. Its step is compared with the gradient that reaches this wrapper, in a
+/// chain after accumulation and clipping. A weight decay of the wrapped rule is masked too. The paper's
+/// authors keep the decay apart, which is [`DecoupledDecay`](crate::DecoupledDecay) around this wrapper. The
+/// mean costs one more read of gradient and state. [`unscaled`](Cautious::unscaled) has no mean, so its mask
+/// is part of the wrapped rule's one pass over memory. NaN stays NaN.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -38,10 +38,10 @@ use crate::rule::{
 /// ```
 ///
 /// # Departures
-/// The mean is as it is. In the paper and in pytorch_optimizer 4.1.0 the number of elements that agree is
-/// larger by 1, so steps are n / (n + 1) as long if n agree. The authors' code and timm 1.0.31 take 1e-3 for
-/// a smaller mean, which matters only if fewer than one element in a thousand agrees. If none agrees the step
-/// is 0.
+/// In the paper and in pytorch_optimizer 4.1.0 the number of elements that agree is larger by 1, so their
+/// steps are n / (n + 1) as long if n elements agree. The authors' code and timm 1.0.31 raise a mean below
+/// 1e-3 to 1e-3, which matters only if fewer than one element in a thousand agrees. Here the mean is exact.
+/// If no element agrees, the step is 0.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cautious<R> {
@@ -50,7 +50,7 @@ pub struct Cautious<R> {
 }
 
 impl<R: Elementwise> Cautious<R> {
-    /// Runs `inner`, and masks its steps.
+    /// Masks the steps of `inner`, and scales up what is left.
     pub fn new(inner: R) -> Self {
         Cautious { inner, is_scaled: true }
     }
@@ -76,7 +76,7 @@ impl<R: Elementwise> Describe for Cautious<R> {
     }
 }
 
-/// A rule's step where it agrees with the gradient, 0 elsewhere.
+/// A rule's step if its sign is that of the gradient, otherwise 0.
 struct Masked<R: Elementwise>(R::Scalars);
 
 impl<R: Elementwise> Clone for Masked<R> {
@@ -94,6 +94,7 @@ impl<R: Elementwise> Arithmetic for Masked<R> {
     fn step<V: Value>(self, x: V, dx: V, slots: &mut R::Slots<V>) -> V {
         let step = R::step(self.0, x, dx, slots);
         let zero = step.constant(0.0);
+        // Multiplies by the sign, because the product of two small numbers can be 0.
         V::select((step * dx.sign()).le(zero), zero, step)
     }
 }
@@ -107,6 +108,8 @@ impl<R: Elementwise> Rule for Cautious<R> {
             return Ok(Flow::Step(masked));
         }
         Ok(Flow::Step(
+            // The 0-norm counts the elements that are not 0. The count is raised to 1, so that a step of
+            // zeros is not multiplied by infinity.
             masked.scale_by_norm(Norm::new(0.0), |agreeing| {
                 agreeing.elements as f64 / agreeing.gradient.max(1.0)
             }),
@@ -114,7 +117,7 @@ impl<R: Elementwise> Rule for Cautious<R> {
     }
 
     fn kind(&self) -> Kind {
-        // The norm makes it a rule of the whole tensor.
+        // `WholeTensor`, because the mean is over all elements.
         if self.is_scaled { Kind::WholeTensor } else { Kind::Elementwise }
     }
 

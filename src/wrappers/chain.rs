@@ -1,19 +1,19 @@
 use crate::error::Result;
 use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, State, state_of_another_rule};
 
-/// Rules one after another: each takes the gradient as the one before left it.
+/// Rules one after another: each gets the gradient that the rule before it returns.
 ///
 /// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and `Option` and `Box<dyn Rule>` are
-/// rules), or a `Vec<Box<dyn Rule>>` where they are chosen at run time. The empty chain is the identity.
-/// However long, a chain of elementwise rules is one pass over memory.
+/// rules), or a `Vec<Box<dyn Rule>>` if they are chosen at run time. The empty chain is the identity. However
+/// long, a chain of elementwise rules is one pass over memory.
 ///
-/// Its learning rate is the product of its members' `eta`, as its steps are multiplied by each. Reading gives
-/// the product, and [setting](crate::Adjust::adjust) sets the last member that has an `eta`.
+/// The learning rate of a chain is the product of its members' `eta`, because its steps are multiplied by
+/// each of them. [Setting](crate::Adjust::adjust) it sets the last member that has an `eta`.
 ///
 /// The order matters. [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation;
 /// after it, decoupled decay (not multiplied by the learning rate). A clipping rule limits what comes before
-/// it. The [roles](crate::Role) of members say which orders are certainly mistakes: they are
-/// [warned of](crate::Warning::WrongOrder).
+/// it. If the [roles](crate::Role) of members show that their order is certainly a mistake, the state has a
+/// [warning](crate::Warning::WrongOrder).
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -35,7 +35,7 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, St
 /// ```
 ///
 /// # Departures
-/// Optimisers.jl sets every `eta` of a chain, which multiplies its steps by each.
+/// Optimisers.jl sets every `eta` of a chain, which multiplies steps by the new rate several times.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimiserChain<M>(pub(super) M);
@@ -47,7 +47,7 @@ impl<M: Members> OptimiserChain<M> {
     }
 }
 
-/// The members of an [`OptimiserChain`]. Nobody else can name the trait, so there are no other
+/// The members of an [`OptimiserChain`]. Code of other crates cannot name the trait, so this crate has all
 /// implementations.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of up to 8 rules",
@@ -56,7 +56,7 @@ impl<M: Members> OptimiserChain<M> {
 pub trait Members: Clone + std::fmt::Debug + Send + Sync + 'static {
     /// The rules in order.
     fn rules(&self) -> impl Iterator<Item = &dyn Rule>;
-    /// The rules in order, to be changed.
+    /// The rules in order, mutable.
     fn rules_mut(&mut self) -> impl Iterator<Item = &mut dyn Rule>;
 }
 
@@ -64,6 +64,7 @@ macro_rules! tuples {
     ($(($($Member:ident $index:tt),*))*) => {$(
         impl<$($Member: Rule + Clone),*> Members for ($($Member,)*) {
             fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
+                // The length is a sum of ones, because a macro cannot count its repetitions otherwise.
                 let rules: [&dyn Rule; 0 $(+ { let _ = $index; 1 })*] = [$(&self.$index),*];
                 rules.into_iter()
             }
@@ -114,6 +115,7 @@ impl<M: Members> OptimiserChain<M> {
 
 impl<M: Members> Rule for OptimiserChain<M> {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        // `zip` below would pass over members without a state.
         self.check_own(state)?;
         let mut flow = Flow::Step(dx);
         for (rule, member) in self.0.rules().zip(&mut state.children) {

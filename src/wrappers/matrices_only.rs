@@ -1,4 +1,4 @@
-//! The short way to a [`Fallback`] for rules that take matrices alone.
+//! The method `with_fallback` of rules that take only matrices, which makes a [`Fallback`].
 
 use super::Fallback;
 use crate::rule::Rule;
@@ -7,8 +7,8 @@ use crate::rules::{AdaMuon, Muon, NorMuon};
 macro_rules! matrices_only {
     ($($Rule:ident)*) => {$(
         impl $Rule {
-            /// Gives parameters that are no matrices, and those that [`Fallback::except`] names, to another
-            /// rule.
+            /// Makes a [`Fallback`]: parameters that are not matrices, and those that [`Fallback::except`]
+            /// names, get another rule.
             pub fn with_fallback<F: Rule + Clone>(self, fallback: F) -> Fallback<Self, F> {
                 Fallback::new(self, fallback)
             }

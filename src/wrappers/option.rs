@@ -1,4 +1,4 @@
-//! A rule that may be left out.
+//! `Option` of a rule as a rule: `None` is the identity.
 
 use super::OptimiserChain;
 use crate::error::Result;

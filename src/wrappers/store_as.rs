@@ -6,10 +6,9 @@ use crate::rule::{
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
 ///
-/// Each is chosen by its name, or all of them are.
-///
-/// The arithmetic is the same, in f32 or f64; a tensor is widened before a step and rounded after it, in the
-/// same pass. So a moment takes 1 or 2 bytes instead of 4:
+/// [`StoreAs::new`] chooses tensors by their names, [`StoreAs::all`] takes all. The arithmetic is still in
+/// f32 or f64: a tensor is widened before a step and rounded after it, in the same pass over memory. A moment
+/// then takes 1 or 2 bytes instead of 4:
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -31,17 +30,18 @@ use crate::rule::{
 /// ```
 ///
 /// # What is lost
-/// - BF16 has the range of F32 and 8 significant bits. A step of a second moment with β₂ = 0.999 is a
-///   thousandth of it. That is lost: the moment stands still and does not work. A first moment with β₁ = 0.9
-///   works.
+/// - BF16 has the range of F32 and 8 significant bits. With β₂ = 0.999 a second moment changes by a
+///   thousandth of itself in a step. BF16 loses such a change, so the moment stands still and does not work.
+///   A first moment with β₁ = 0.9 works.
 /// - F16 has 11 significant bits, and numbers below 3e-8 are 0. The squares of gradients are that small, so a
 ///   second moment in F16 is refused ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients
-///   (`acc`) lose what a loss scale has saved, and above 65504 they are infinite:
-///   [`AccumGrad`](crate::AccumGrad) says what becomes of that.
+///   (`acc`) lose the small numbers that a loss scale has saved, and are infinite above 65504, see
+///   [`AccumGrad`](crate::AccumGrad).
 /// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A
-///   sum of many numbers with a sign, each far below it, stands still (`acc` of a long window). So does what
-///   moves by little beside a larger neighbour in its block. A copy of the parameter (an average, the `z` of
-///   [`ScheduleFree`](crate::ScheduleFree)) cannot be stored so, and [`StoreAs::all`] leaves it as it is.
+///   sum of numbers with a sign stands still once each number is far below the sum (`acc` of a long window).
+///   A number in a block with a much larger one stands still if it changes by little. A copy of the parameter
+///   (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) cannot be stored in 8 bits, and
+///   [`StoreAs::all`] leaves it as it is.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
@@ -49,7 +49,7 @@ pub struct StoreAs<R> {
     inner: R,
 }
 
-/// Which tensors are stored how.
+/// The formats of the tensors: of some by name, or one of all.
 #[derive(Clone, Debug, PartialEq)]
 enum StoreAsFormat {
     Named(Vec<(String, SlotFormat)>),
@@ -57,9 +57,9 @@ enum StoreAsFormat {
 }
 
 impl<R: Rule + Clone> StoreAs<R> {
-    /// Keeps the tensors of these names so, wherever they are in `inner`.
+    /// Stores the tensors of these names in these formats, wherever they are in `inner`.
     ///
-    /// Each is in a dtype or in [`Q8`](SlotFormat::Q8).
+    /// A format is a dtype or [`Q8`](SlotFormat::Q8).
     pub fn new<N: Into<String>, F: Into<SlotFormat>>(
         formats: impl IntoIterator<Item = (N, F)>,
         inner: R,
@@ -68,7 +68,7 @@ impl<R: Rule + Clone> StoreAs<R> {
         StoreAs { stored: StoreAsFormat::Named(named.collect()), inner }
     }
 
-    /// Keeps every tensor in this format that [can have it](crate::Slot::stored_as).
+    /// Stores every tensor in this format that [can have it](crate::Slot::stored_as).
     pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
         StoreAs { stored: StoreAsFormat::All(format.into()), inner }
     }
@@ -84,6 +84,7 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
             }
             StoreAsFormat::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
         }
+        // The tensors are not known before `init`, so only formats that no tensor can have are refused here.
         rule.require(|| match &self.stored {
             StoreAsFormat::Named(named) => {
                 named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other))
@@ -106,7 +107,7 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
         };
         for (name, format) in named {
             if state.store_as(Some(name), *format)? == 0 {
-                // A name stands without the place of its member.
+                // Names reach into chains, so they are listed without the place of a member.
                 let tensors = state.tensors();
                 let available = each_once(tensors.iter().filter_map(|(name, _)| name.rsplit('.').next()));
                 return Err(has_no(&self.inner.name(), "state tensor", name, &available));

@@ -1,9 +1,9 @@
-//! The helpers of printed code, without those that it does not use.
+//! Removes from printed code the helpers (functions and types of the `.cu` files) that it does not use.
 //!
-//! A helper is kept if the code has its name. An overload shares its name with others, so the code has to
-//! have the types of its parameters, too: a kernel of F32 has no use for the roundings of F16. A helper calls
-//! only those above it. So they are looked at from the last to the first, and what is kept is code that those
-//! above may serve.
+//! A helper is kept if the code contains its name. Overloads share a name, so the code must also contain the
+//! types of an overload's parameters: a kernel of F32 has no use for the roundings of F16. A helper calls
+//! only helpers above it. So helpers are visited from the last to the first, and a helper that is kept counts
+//! as code for those above it.
 
 use std::collections::HashSet;
 
@@ -17,12 +17,13 @@ struct Helper<'t> {
     parameters: &'t str,
 }
 
-/// The helpers that `code` uses, in their order. An empty line in `helpers` begins a group, whose comment
-/// stays if one of its helpers does.
+/// The helpers that `code` uses, in their order. Empty lines divide `helpers` into groups. The comment of a
+/// group is kept if one of its helpers is kept.
 pub(crate) fn used(helpers: &str, code: &str) -> String {
     let groups: Vec<(&str, Vec<Helper<'_>>)> = helpers.trim_end().split("\n\n").map(group).collect();
     let names: Vec<&str> = groups.iter().flat_map(|(_, all)| all).map(|helper| helper.name).collect();
     let mut known: HashSet<&str> =
+        // Comments are left out, because a word there may be the name of a helper.
         code.lines().filter(|line| !line.starts_with("//")).flat_map(words).collect();
     let mut kept = Vec::new();
     for (comment, helpers) in groups.iter().rev() {
@@ -43,7 +44,7 @@ pub(crate) fn used(helpers: &str, code: &str) -> String {
     kept.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-/// The comment of a group and its helpers. A helper ends where its braces do.
+/// Splits a group into its comment and its helpers. A helper ends where its braces are balanced.
 fn group(text: &str) -> (&str, Vec<Helper<'_>>) {
     let comment = text.split_inclusive('\n').take_while(|line| line.starts_with("//")).map(str::len).sum();
     let (comment, text) = text.split_at(comment);
@@ -63,14 +64,14 @@ fn group(text: &str) -> (&str, Vec<Helper<'_>>) {
 
 fn helper(text: &str) -> Helper<'_> {
     let head = text.split('{').next().unwrap_or(text).trim_end();
-    // A type has no parameters, and `__align__(..)` stands before its name. Of a specialised type this finds
-    // the last argument, which every kernel has.
+    // A type has no parameters, and its name is the last word, after `__align__(..)`. The last word of a
+    // specialised type is its argument `N`, which every kernel contains.
     let (named, parameters) =
         head.strip_suffix(')').and_then(|head| head.split_once('(')).unwrap_or((head, ""));
     Helper { text, name: words(named).last().unwrap_or_default(), parameters }
 }
 
-/// The names of a text.
+/// The identifiers in a text.
 fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').filter(|word| !word.is_empty())
 }

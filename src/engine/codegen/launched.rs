@@ -1,4 +1,5 @@
-//! What only launches over many leaves need: kernels that read, and a function for the host to call.
+//! Printed code for launches over many leaves (parameters with their state): kernels that read, and the
+//! function that the host launches.
 
 use super::layout::RowLayout;
 use super::print::code;
@@ -7,8 +8,8 @@ use crate::engine::kernel::Reducer;
 use crate::engine::memory::Buffer;
 use crate::engine::plan::{GradientView, Sink};
 
-/// Traces elements that are reduced, or copied to a tensor of the compute dtype. `false`, if a dtype is not
-/// printed.
+/// Traces a kernel that reduces elements, or copies them if there is no reducer. Returns `false` if a dtype
+/// cannot be printed.
 pub(in crate::engine) fn trace_read(
     view: GradientView<'_, '_>,
     reducer: Option<Reducer>,
@@ -26,16 +27,16 @@ pub(in crate::engine) fn trace_read(
     })
 }
 
-/// The source of a launch, whose function `optimiser` runs the traced kernel on all leaves of a table. Its
+/// The source of a launch. Its function `optimiser` runs the traced kernel on all leaves of a table. The
 /// arguments are, in this order: the rows of the table, the index of each leaf's first block, the number of
-/// leaves, and, if it reduces, where each block writes its result.
+/// leaves, and, if the kernel reduces, the results, one for each block.
 pub(in crate::engine) fn source(layout: &RowLayout) -> String {
     let function = if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") };
     format!("{}\n\n{}\n{function}", code(layout).trim_end(), include_str!("leaf_of.cu"))
 }
 
 impl TracedKernel {
-    /// Whether the kernel reduces: each block finds a number.
+    /// Whether the kernel reduces: each block has one number as its result.
     pub(in crate::engine) fn reduces(&self) -> bool {
         matches!(self.sink, Sink::Reduce(_))
     }

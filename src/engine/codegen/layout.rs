@@ -1,4 +1,4 @@
-//! The fields of a row, from which the printed code declares them and the launch fills them.
+//! The fields of a row: a list from which the printed code declares them and the launch fills them.
 
 use super::THREADS;
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
@@ -9,26 +9,25 @@ use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::Node;
 use crate::numbers::{Code, DType};
 
-/// What the printed code and its table need to agree on.
+/// What the printed code and the table have in common.
 pub(crate) struct RowLayout {
     /// The kernel, with equal expressions merged.
     pub(crate) kernel: TracedKernel,
-    /// Which of its nodes are needed.
+    /// Which nodes of the kernel the results depend on.
     pub(super) live: Vec<bool>,
-    /// The row of a leaf, field by field.
     pub(crate) fields: Vec<RowField>,
     /// Which scalars of the kernel the code uses, in the order of the field [`RowField::Scalars`].
     pub(crate) scalars: Vec<usize>,
-    /// The names of these scalars. Without names they are an array.
+    /// The names of these scalars. If there are none, the scalars are an array.
     pub(crate) names: Vec<String>,
     /// The comment above the arithmetic.
     pub(crate) comment: String,
-    /// How many neighbouring elements a thread has: 128 bits of the widest, or its share of a record of
-    /// codes.
+    /// How many neighbouring elements a thread has: those that 16 bytes of the widest array hold, or the
+    /// thread's share of a record of codes.
     pub(in crate::engine) lanes: usize,
 }
 
-/// A field of a row: a word of 8 bytes, but for the scalars.
+/// A field of a row: a word of 8 bytes, except for the scalars.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RowField {
     /// How many elements the leaf has.
@@ -39,38 +38,34 @@ pub(crate) enum RowField {
     Chunk,
     /// The exponent of a sum of powers.
     Power,
-    /// The unit in which powers are taken.
+    /// The number that elements are divided by before their powers are taken.
     Unit,
-    /// What decides random bits.
+    /// The key of the random bits.
     Key,
     Pointer(Pointer),
     /// The scalars, in the type of the arithmetic: two in a word, if it is F32.
     Scalars,
 }
 
-/// A field that points to elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pointer {
     pub(crate) to: PointerTo,
-    /// Of what is read and written, one for each element.
+    /// The dtype of what is read and written for each element.
     pub(crate) dtype: DType,
-    /// What its bytes mean, if they are codes.
+    /// The code, if the bytes are codes of numbers.
     pub(crate) code: Option<Code>,
     pub(crate) name: String,
     pub(crate) reads: bool,
     pub(crate) writes: bool,
 }
 
-/// What a pointer points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PointerTo {
-    /// The array of this index.
     Array(usize),
-    /// The low bits of a split parameter.
     LowBits(LowBits),
-    /// The parameter, beside its master.
+    /// The parameter that follows a master.
     Parameter,
-    /// A new tensor.
+    /// A new tensor for the elements.
     Copy,
 }
 
@@ -83,12 +78,12 @@ impl RowLayout {
         };
         let scalars: Vec<usize> = kernel.nodes.iter().zip(&live).filter_map(used).collect();
         let pointers = pointers(&kernel, &live);
-        // The low bits come with their upper part.
+        // Without the parameter that follows a master, because it is narrower than the master.
         let wide = pointers
             .iter()
             .filter(|pointer| pointer.to != PointerTo::Parameter)
             .map(|pointer| pointer.dtype.size_in_bytes());
-        // The 32 threads of a warp have a record of codes, because they find its scale together.
+        // The 32 threads of a warp share a record of codes, because they find its scale together.
         let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
         let lanes = if has_codes { BLOCK / 32 } else { 16 / wide.max().unwrap_or(4) };
         let mut fields = vec![RowField::Length, RowField::Aligned];
@@ -117,7 +112,7 @@ impl RowLayout {
             .filter_map(|field| if let RowField::Pointer(pointer) = field { Some(pointer) } else { None })
     }
 
-    /// The name of an array that is read or written.
+    /// The name of an array that is read or written, in the printed code.
     pub(super) fn name_of(&self, array: usize) -> &str {
         self.pointers()
             .find(|pointer| pointer.to == PointerTo::Array(array))
@@ -143,7 +138,8 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
             writes,
         });
         if let ArrayRole::SplitX(low_bits) = role {
-            // An access to records is to neighbours among the 16 bits of each.
+            // An access to records of low bits reads or writes the 16 bits of neighbours. So `aligned`
+            // depends on 16-bit values.
             let dtype = if low_bits == LowBits::All { DType::I16 } else { DType::U8 };
             pointers.push(Pointer {
                 to: PointerTo::LowBits(low_bits),
@@ -173,7 +169,7 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
     pointers
 }
 
-/// The name of an array. That of a state tensor ends with its index, so that it is no other name.
+/// The name of an array. A state tensor's name ends with its index, so that no other array has it.
 fn name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
         ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),

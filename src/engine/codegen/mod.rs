@@ -1,8 +1,8 @@
-//! A chain printed as CUDA C. The room knows no device.
+//! Prints a chain as CUDA C, for no device in particular.
 //!
 //! A **trace** is the straight-line code of a chain, without its data and the values of its scalars. Leaves
-//! with equal traces are one launch. Each launch has a **table**: a **row** for each leaf, with its length,
-//! addresses and scalars. The **layout** of a trace says which fields a row has.
+//! (parameters with their state) with equal traces are one launch. Each launch has a **table**: a **row** for
+//! each leaf, with its length, addresses and scalars. The **layout** of a trace lists the fields of a row.
 
 mod helpers;
 #[cfg(any(feature = "cuda", feature = "emulate"))]
@@ -16,10 +16,10 @@ pub(crate) use layout::{PointerTo, RowField, RowLayout};
 pub(crate) use print::code;
 pub(crate) use trace::{ArrayRole, BoundKernel, TracedKernel, traced};
 
-/// How many threads a block has.
+/// How many threads a block has: a power of two, because a block adds up its sums in halves.
 pub(crate) const THREADS: usize = 256;
 
-/// Compiler flags for the arithmetic of the CPU. Products are not contracted into sums, subnormal numbers are
+/// Compiler flags that give the bits of the CPU: products are not contracted into sums, subnormal numbers are
 /// kept, and quotients and roots are rounded correctly.
 pub(crate) const CUDA_FLAGS: [&str; 5] =
     ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];

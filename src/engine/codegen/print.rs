@@ -1,4 +1,12 @@
-//! A traced kernel as CUDA C: straight-line code with a name for every number.
+//! Prints a traced kernel as CUDA C: straight-line code with a name for every number.
+//!
+//! ```text
+//! constants    real, THREADS, LANES, CHUNK
+//! helpers      the functions of prelude.cu, codes.cu and low_bits.cu that are used
+//! struct Leaf  a row of the table
+//! run<N>       loads N neighbouring elements, computes each, stores them
+//! run_block    in kernels that write, the elements of a block of threads: run<LANES> if aligned, else run<1>
+//! ```
 
 use super::THREADS;
 use super::helpers::used;
@@ -11,7 +19,7 @@ use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Binary, Comparison, Node, Unary};
 use crate::numbers::{Code, DType};
 
-/// The source without a function for the host to call. If the kernel writes, `run_block` runs it on a leaf.
+/// The source without a function for the host. If the kernel writes, `run_block` runs a block of one leaf.
 pub(crate) fn code(layout: &RowLayout) -> String {
     let mut head = format!(
         "typedef {} real;\n\n\
@@ -38,6 +46,7 @@ pub(crate) fn code(layout: &RowLayout) -> String {
         Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", ""),
         _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
         _ => {
+            // Codes are stored after `run`, because the threads of a warp find their scale together.
             let all = "static __device__ __forceinline__ \
                        void encode_all(const Leaf& leaf, u64 i, unsigned int count, const real* next)";
             (format!("{all} {{\n{encoded}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
@@ -80,7 +89,7 @@ impl Pointer {
         format!("{}{}*", if self.writes { "" } else { "const " }, self.pointee())
     }
 
-    /// The C type of what it points to.
+    /// The C type of one value that the pointer points to.
     fn pointee(&self) -> &'static str {
         if self.to == PointerTo::LowBits(LowBits::All) { "low_record" } else { c_type(self.dtype) }
     }
@@ -113,7 +122,7 @@ fn stores(layout: &RowLayout) -> impl Iterator<Item = String> {
     written.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
 }
 
-/// What happens to element j.
+/// The statements for element j.
 fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
     let TracedKernel { arrays, slots, out, sink, .. } = &layout.kernel;
     let mut lines = Vec::new();
@@ -154,6 +163,7 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
                 Epilogue::Subtract => lines.push(format!("narrow({out}, x_now.at[j])")),
                 Epilogue::Master(_) => {
                     lines.push(format!("narrow({out}, x_now.at[j])"));
+                    // The parameter is the stored master rounded, hence not `out`, which may be more precise.
                     lines.push("narrow(widen(x_now.at[j]), parameter_now.at[j])".into());
                 }
                 Epilogue::Stochastic(()) => {
@@ -163,7 +173,8 @@ fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
                     lines.push(format!("const real carry = compensation - {out}"));
                     lines.push("narrow(x + carry, x_now.at[j])".into());
                     lines.push("const real stored = widen(x_now.at[j])".into());
-                    // An infinite sum has lost nothing that could be made up for.
+                    // `stored - stored` is 0 for finite numbers only. If the sum is infinite, nothing is
+                    // carried over: the loss would be infinite, and the next sum NaN.
                     lines.push(
                         "narrow(stored - stored == 0 ? carry - (stored - x) : 0, compensation_now.at[j])"
                             .into(),
@@ -183,7 +194,7 @@ fn computed(layout: &RowLayout) -> impl Iterator<Item = String> {
     })
 }
 
-/// The type and the code of a number that is computed.
+/// The type and the code of a number that is computed; `None` for what has a name already.
 fn number(layout: &RowLayout, node: Node) -> Option<(&'static str, String)> {
     let double = layout.kernel.compute == DType::F64;
     let function = |float, real| if double { real } else { float };
@@ -224,7 +235,7 @@ fn indented(lines: impl Iterator<Item = String>, by: &str) -> String {
     lines.map(|line| format!("{by}{line};\n")).collect()
 }
 
-/// How two totals become one.
+/// The C function that joins two totals.
 fn joined(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::AbsMax => {

@@ -1,4 +1,5 @@
-//! What a job does, apart from its data and its scalars: jobs with equal traces run in one launch.
+//! Traces: what a job (the plan for one leaf) does, without its data and scalars. Jobs with equal traces run
+//! in one launch.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -14,7 +15,7 @@ use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Expr, Graph, Node, Value};
 use crate::numbers::{Code, DType, is_supported};
 
-/// Where the result of printed code goes: dtypes in place of data.
+/// Where the result of printed code goes, with dtypes instead of data.
 pub(in crate::engine) type KernelSink = Sink<Epilogue<DType, (), ()>, ReduceOp, ()>;
 
 /// The straight-line code of a chain, the arrays it works on and where its result goes.
@@ -22,18 +23,18 @@ pub(in crate::engine) type KernelSink = Sink<Epilogue<DType, (), ()>, ReduceOp, 
 pub(crate) struct TracedKernel {
     /// The dtype of the arithmetic, F32 or F64.
     pub(crate) compute: DType,
-    /// The arrays that the inputs of the code stand for, in their order.
+    /// The arrays that the inputs of the code read, in the order of the inputs.
     pub(crate) arrays: Vec<TracedArray>,
-    /// The code.
+    /// The code. A node comes after its operands.
     pub(in crate::engine) nodes: Vec<Node>,
     /// The array and the node of each state tensor's next value.
     pub(in crate::engine) slots: Vec<(usize, usize)>,
-    /// The node of the new parameter, or of the gradient, where that is asked for.
+    /// The node of the new x. For a reduction, a copy, a Kahan sum and `StateOnly`: the node of the gradient.
     pub(in crate::engine) out: usize,
     pub(in crate::engine) sink: KernelSink,
 }
 
-/// An array that the code reads.
+/// An array that the code works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TracedArray {
     pub(crate) role: ArrayRole,
@@ -60,7 +61,6 @@ pub(crate) struct BoundKernel {
 }
 
 impl BoundKernel {
-    /// An empty one to be filled by a trace.
     pub(in crate::engine) fn new() -> Self {
         let (arrays, nodes, slots) = (Vec::new(), Vec::new(), Vec::new());
         let kernel = TracedKernel { compute: DType::F32, arrays, nodes, slots, out: 0, sink: Sink::Copy(()) };
@@ -68,14 +68,15 @@ impl BoundKernel {
     }
 }
 
-/// Traces a job whose steps are all arithmetic. `None` also, if it has nothing to write.
+/// Traces a job whose steps are all arithmetic. Returns `None` if a dtype cannot be printed, or the job
+/// writes nothing.
 pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
     let mut traced = BoundKernel::new();
     let segments = job.segments();
     trace_write(segments.all.last()?, &mut traced).then_some(traced)
 }
 
-/// Traces a segment of a commit. `false`, if a dtype is not printed.
+/// Traces a segment of a commit. Returns `false` if a dtype cannot be printed.
 pub(in crate::engine) fn trace_write(segment: &Segment<'_, '_>, into: &mut BoundKernel) -> bool {
     let Segment { compute, x, low_bits, sources, steps, epilogue, .. } = segment;
     trace(into, *compute, |graph, arrays, slots| {
@@ -95,11 +96,11 @@ pub(in crate::engine) fn trace_write(segment: &Segment<'_, '_>, into: &mut Bound
     })
 }
 
-/// Traces what `record` writes into the graph, arrays and slots. It returns the node of the result and where
-/// that goes.
+/// Fills `into` with what `record` writes into the graph, arrays and slots. `record` returns the node of the
+/// result and where the result goes. Returns `false` if a dtype cannot be printed.
 ///
-/// `into` is filled anew, and its memory is used again, because a step traces each of its leaves: new memory
-/// for each was half of the time that a leaf took on the host.
+/// The memory of `into` is used again, because a step traces each of its leaves: new memory would take half
+/// of the host's time for a leaf.
 pub(super) fn trace(
     into: &mut BoundKernel,
     compute: DType,
@@ -112,8 +113,8 @@ pub(super) fn trace(
     let (out, sink) = record(&graph, &mut kernel.arrays, &mut kernel.slots);
     (kernel.compute, kernel.out, kernel.sink) = (compute, out, sink);
     (kernel.nodes, *scalars) = graph.into_parts();
-    // The tracer has noted the nodes of each slot before and after. Of a slot that is written, the kernel has
-    // the array and the node after.
+    // `Tracer` has recorded the nodes of each slot before and after the steps. The kernel keeps the slots
+    // that are written, each as its array and the node after: slots that change, if the sink writes state.
     let nodes = &kernel.nodes;
     kernel.slots.retain_mut(|(first, after)| match nodes[*first] {
         Node::Input(array) if first != after && sink.writes_state() => {
@@ -131,7 +132,7 @@ pub(super) struct Tracer<'g, 'k> {
     arrays: &'k mut Vec<TracedArray>,
     pub(super) x: Expr<'g>,
     pub(super) dx: Expr<'g>,
-    /// The nodes of each slot before and after.
+    /// The nodes of each slot, before and after the steps.
     slots: &'k mut Vec<(usize, usize)>,
 }
 
@@ -173,7 +174,7 @@ impl<'g, 'k> Tracer<'g, 'k> {
 }
 
 impl TracedKernel {
-    /// The same kernel with equal expressions merged.
+    /// The same kernel with equal expressions merged. Indices of nodes stay.
     pub(super) fn shared(&self) -> Self {
         let mut first = HashMap::new();
         let mut same: Vec<usize> = Vec::with_capacity(self.nodes.len());
@@ -208,7 +209,7 @@ impl TracedKernel {
     /// Whether the array of this index is read.
     pub(super) fn reads(&self, live: &[bool], array: usize) -> bool {
         let is_used = || self.nodes.iter().zip(live).any(|(node, live)| *live && *node == Node::Input(array));
-        // A Kahan sum needs x and the compensation whatever the code makes of them.
+        // A Kahan sum reads x and the compensation outside of `nodes`.
         let is_summed = self.sink == Sink::Write(Epilogue::Kahan(()));
         is_used() || is_summed && !matches!(self.arrays[array].role, ArrayRole::Gradient | ArrayRole::Slot(_))
     }
@@ -224,7 +225,7 @@ impl TracedKernel {
     }
 }
 
-/// The same node with other operands.
+/// The node with each operand replaced.
 fn with_operands(node: Node, mut other: impl FnMut(usize) -> usize) -> Node {
     match node {
         Node::Input(_) | Node::Scalar(_) => node,

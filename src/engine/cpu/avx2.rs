@@ -1,5 +1,13 @@
 //! Conversions of numbers in 8, 16 and 24 bits by AVX2 and F16C instructions that the compiler does not find.
 //! `unsafe`: loads and stores of vectors.
+//!
+//! All bits are those of the portable loops. Three tricks:
+//!
+//! 1. If NaN or infinity needs other code, a loop only detects such numbers. If there are any, portable code
+//!    converts all numbers of the call.
+//! 2. Rounding adds a number from a table, which `permutevar` indexes by the last kept bit.
+//! 3. Pack and unpack instructions work on each half of a vector by itself. One permutation, after packing or
+//!    before unpacking, brings all numbers in order.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -44,10 +52,11 @@ pub(super) fn narrow_f16(src: &[f32], dst: &mut [f16]) {
     by_rows(src, dst, row, f16::from_f32_const);
 }
 
-/// Rounds sixteen numbers in sixteen instructions, as if none were NaN. If one is, all are done once more.
+/// Rounds sixteen numbers at once, in sixteen instructions. `one` rounds the rest, and all numbers if any is
+/// NaN.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf16) {
-    // What rounding to nearest adds if the last kept bit is even, and if it is odd.
+    // What rounding to nearest adds: less than half if the last kept bit is even, half if it is odd.
     let halves = _mm256_castsi256_ps(_mm256_set1_epi64x(0x8000_0000_7fff));
     let rounded = |values| {
         let bits = _mm256_castps_si256(values);
@@ -59,7 +68,7 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
         // SAFETY: the array holds sixteen elements, and the instruction allows any alignment.
         let [low, high] = [0, 8].map(|first| unsafe { _mm256_loadu_ps(src.as_ptr().add(first)) });
         is_nan = _mm256_or_ps(is_nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(low, high));
-        // Both halves of a register are packed by themselves.
+        // The permutation undoes the order of the halves.
         let packed =
             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(rounded(low), rounded(high)));
         // SAFETY: the array holds sixteen elements, and the instruction allows any alignment.
@@ -71,11 +80,11 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], one: impl Fn(f32) -> bf
     }
 }
 
-/// Splits numbers into the two parts of their 24 bits, 32 at once, as if none were NaN. If one is, all are
-/// done once more.
+/// Rounds numbers to 24 bits and splits them into two parts, 32 at once. `one` does the rest, and all numbers
+/// if any is NaN.
 #[target_feature(enable = "avx2")]
 pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl Fn(f32) -> (bf16, u8)) {
-    // What rounding to nearest adds if the last kept bit is even, and if it is odd.
+    // As in `narrow_bf16`.
     let halves = _mm256_castsi256_ps(_mm256_set1_epi64x(0x80_0000_007f));
     let rounded = |values| {
         let bits = _mm256_castps_si256(values);
@@ -94,7 +103,6 @@ pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], one: impl
         let unordered = |a, b| _mm256_cmp_ps::<_CMP_UNORD_Q>(values[a], values[b]);
         is_nan = _mm256_or_ps(is_nan, _mm256_or_ps(unordered(0, 1), unordered(2, 3)));
         let rounded = values.map(rounded);
-        // Both halves of a register are packed by themselves.
         let [a, b, c, d] = rounded.map(upper);
         let packed = [_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)]
             .map(|both| _mm256_permute4x64_epi64::<0b11_01_10_00>(both));
@@ -133,11 +141,11 @@ pub(super) fn join_24(high: &[bf16], low: &[u8], dst: &mut [f32], one: impl Fn(b
         let low = unsafe { _mm256_loadu_si256(low.as_ptr().cast()) };
         // SAFETY: the array holds twice sixteen elements, and the instruction allows any alignment.
         let high = [0, 16].map(|first| unsafe { _mm256_loadu_si256(high.as_ptr().add(first).cast()) });
-        // Both halves of a register are unpacked by themselves.
         let low = _mm256_permute4x64_epi64::<0b11_01_10_00>(low);
         let lower = [_mm256_unpacklo_epi8(zero, low), _mm256_unpackhi_epi8(zero, low)];
         for ((high, lower), row) in high.into_iter().zip(lower).zip(row.as_chunks_mut::<16>().0) {
-            // The low bits have a sign: where it is set, one is taken from the bf16.
+            // The low bits are signed, because the bf16 is rounded. Where the low bits are negative, the bits
+            // of the bf16 are one too large.
             let upper = _mm256_add_epi16(high, _mm256_srai_epi16::<15>(lower));
             let (a, b) = (_mm256_unpacklo_epi16(lower, upper), _mm256_unpackhi_epi16(lower, upper));
             // SAFETY: the array holds sixteen elements, and the instructions allow any alignment.
@@ -150,13 +158,13 @@ pub(super) fn join_24(high: &[bf16], low: &[u8], dst: &mut [f32], one: impl Fn(b
     rest.iter_mut().zip(high_rest).zip(low_rest).for_each(|((dst, high), low)| *dst = one(*high, *low));
 }
 
-/// How many codes a vector has.
+/// The codes in a vector.
 const CODES: usize = 32;
 
-/// How many numbers a vector has.
+/// The numbers in a vector.
 const NUMBERS: usize = 8;
 
-/// The numbers of a record with a finite scale and none that is infinite or NaN; otherwise `false`.
+/// Decodes a record. If its scale or a number is infinite or NaN, returns `false` and writes nothing.
 #[target_feature(enable = "avx2")]
 pub(super) fn decode(code: Code, record: &[u8; RECORD], numbers: &mut [f32; BLOCK]) -> bool {
     match code {
@@ -167,7 +175,8 @@ pub(super) fn decode(code: Code, record: &[u8; RECORD], numbers: &mut [f32; BLOC
 
 /// [`decode`] for codes with or without a sign.
 ///
-/// The upper half of a number, before it is multiplied by the scale, is its code with a few bits around it.
+/// Before it is multiplied by the scale, the upper half of a number is its code moved by 4 bits, with the
+/// sign on top and the bits of the exponent that all codes share.
 #[target_feature(enable = "avx2")]
 fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; BLOCK]) -> bool {
     let Some((scale, codes)) = record.split_first_chunk() else { return false };
@@ -188,7 +197,8 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
     let (kept, one) =
         if SIGNED { (0x87f0u16, (ONE & !SIGNED_SIZE) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
     let (kept, one) = (_mm256_set1_epi16(kept as i16), _mm256_set1_epi16(one as i16));
-    // Both halves of a vector are unpacked by themselves, each into four times four.
+    // Codes are unpacked twice, within each half of the vector. So they are brought into the halves four at a
+    // time, in turn.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     for (codes, numbers) in codes.iter().zip(numbers.as_chunks_mut::<CODES>().0) {
         let codes = _mm256_permutevar8x32_epi32(loaded(codes), order);
@@ -215,10 +225,10 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
     true
 }
 
-/// The records of at most [`TOGETHER`] blocks of numbers that are all finite; otherwise `false`.
+/// Encodes at most [`TOGETHER`] blocks. If a number is infinite or NaN, returns `false` and writes nothing.
 #[target_feature(enable = "avx2")]
 pub(super) fn encode(code: Code, blocks: &[[f32; BLOCK]], records: &mut [[u8; RECORD]]) -> bool {
-    // A division waits for the end of each maximum.
+    // All scales first, because each is a division that waits for the end of a maximum.
     let mut scales = [BlockScale { unit: 0.0, inverse: 0.0 }; TOGETHER];
     for (scale, block) in scales.iter_mut().zip(blocks) {
         let Some(of_block) = BlockScale::of(largest(block)) else { return false };
@@ -230,7 +240,7 @@ pub(super) fn encode(code: Code, blocks: &[[f32; BLOCK]], records: &mut [[u8; RE
     true
 }
 
-/// As many numbers as a vector has.
+/// The bits of a vector of numbers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn loaded(numbers: &[f32; NUMBERS]) -> __m256i {
@@ -238,7 +248,7 @@ fn loaded(numbers: &[f32; NUMBERS]) -> __m256i {
     unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) }
 }
 
-/// The bits of the largest size.
+/// The bits of the largest size. Sizes are in the order of their bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn largest(numbers: &[f32; BLOCK]) -> u32 {
@@ -269,7 +279,6 @@ fn encode_block(code: Code, numbers: &[f32; BLOCK], scale: &BlockScale, record: 
             Code::Signed => signed_codes(vectors, inverse),
             Code::NonNegative => codes_of_sizes(vectors, inverse),
         };
-        // Both halves of a vector are packed by themselves.
         let packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         // SAFETY: the array holds as many codes as the vector, and the instruction allows any alignment.
         unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), packed) };
@@ -284,7 +293,7 @@ fn divided(numbers: __m256i, inverse: __m256) -> __m256i {
     _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(size), inverse))
 }
 
-/// As `code_of::<true>` in `numbers/codes.rs`; in each half of the vector the codes of the halves in turn.
+/// `code_of::<true>` in `numbers/codes.rs` for 32 numbers. [`encode_block`] brings the codes in order.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
@@ -296,13 +305,13 @@ fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
             zero,
         ))
     };
-    // To be packed leaves the sign of a number as it is.
+    // Packing saturates, so it keeps the sign of a number. Of `packed(numbers)` only the sign is used.
     let packed =
         |[a, b, c, d]: [__m256i; 4]| _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     _mm256_or_si256(packed(numbers.map(near)), _mm256_and_si256(packed(numbers), _mm256_set1_epi8(-0x80)))
 }
 
-/// As `code_of::<false>`, in the order of [`signed_codes`].
+/// `code_of::<false>`, with codes in the order of [`signed_codes`].
 #[inline]
 #[target_feature(enable = "avx2")]
 fn codes_of_sizes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {

@@ -1,8 +1,18 @@
 //! Between storage types and compute types, a block at a time. `unsafe`: raw storage pointers, and
 //! instructions of some processors.
 //!
-//! Widening is exact. Narrowing rounds to nearest, ties to even, in one rounding from the compute type, with
-//! the same bits on every instruction set.
+//! Widening is exact. Narrowing to 16 bits rounds to nearest, ties to even, in one rounding from the compute
+//! type, with the same bits on every instruction set:
+//!
+//! 1. To round to bf16, just under half of the last kept bit is added to the bits, or exactly half if that
+//!    bit is odd. A carry goes into the exponent, up to infinity. NaN is handled separately, because the
+//!    carry could make -0 of a NaN.
+//! 2. f64 goes through f32, rounded to odd, so that two roundings have the bits of one.
+//! 3. f32 is converted by `avx2` with 256-bit vectors, from and to f16 also with 512-bit vectors, because the
+//!    compiler does not find the instructions for it. In all other cases the loops of this file run.
+//!
+//! Records (codes, and low bits of a split master) can be read in parts, but are written whole: [`store`]
+//! must begin where a record does, and end there or with the leaf.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -41,28 +51,25 @@ pub(super) trait Storable: LaneFloat {
         each(isa, src, dst, Self::to_bf16);
     }
     fn to_bf16(self) -> bf16;
-    /// As [`Storable::to_bf16`], for any number but NaN.
+    /// [`Storable::to_bf16`] for any number but NaN, in fewer instructions.
     fn nearest_bf16(self) -> bf16;
     fn widened(value: f32) -> Self;
     fn narrowed(self) -> f32;
-    /// The numbers of a record from `first` on.
+    /// Decodes the numbers of a record from `first` on.
     fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [Self]) {
         decoded(isa, code, record, first, dst);
     }
-    /// The records of numbers.
     fn encode(isa: Isa, code: Code, src: &[Self], records: &mut [[u8; RECORD]]) {
         encoded(isa, code, src, records);
     }
-    /// Numbers of 24 bits, in two parts.
     fn from_24(isa: Isa, high: &[bf16], low: &[u8], dst: &mut [Self]) {
         joined_from_24(isa, high, low, dst);
     }
     fn to_24(isa: Isa, src: &[Self], high: &mut [bf16], low: &mut [u8]) {
         split_to_24(isa, src, high, low);
     }
-    /// The data as elements of this very type, if that is what they are.
+    /// The data, if its elements are of this very type.
     fn same(data: DataPtr) -> Option<Elements<Self>>;
-    /// Numbers of this type as data.
     fn elements(numbers: &mut [Self]) -> DataPtr;
 }
 
@@ -108,8 +115,6 @@ impl Storable for f32 {
     #[inline(always)]
     fn nearest_bf16(self) -> bf16 {
         let bits = self.to_bits();
-        // Adding just under half of the last kept bit, or exactly half if that bit is odd, carries when it
-        // must.
         bf16::from_bits((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
     }
 
@@ -220,7 +225,7 @@ impl Storable for f64 {
 }
 
 per_isa! {
-    /// The sum of two gradients, widened and added in one loop.
+    /// Widens two gradients and adds them.
     pub(super) fn sum_bf16<T: Storable>(isa, a: &[bf16], b: &[bf16], dst: &mut [T]) {
         for ((dst, a), b) in dst.iter_mut().zip(a).zip(b) {
             *dst = T::from_bf16(*a) + T::from_bf16(*b);
@@ -229,7 +234,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Numbers in two parts, whose low bits are those of a record from `first` on.
+    /// Joins numbers whose low bits are those of a record from `first` on.
     fn joined<T: Storable>(isa, high: &[bf16], record: &[u8; LOW_RECORD], first: usize, dst: &mut [T]) {
         join_block(high, record, first, dst, T::widened);
     }
@@ -242,7 +247,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Numbers of 24 bits, whose upper 16 are rounded.
+    /// Joins numbers of 24 bits, whose upper 16 are rounded.
     fn joined_from_24<T: Storable>(isa, high: &[bf16], low: &[u8], dst: &mut [T]) {
         for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
             *dst = T::widened(joined_24(*high, *low));
@@ -265,8 +270,8 @@ per_isa! {
             let carry = T::from_bf16(*compensation) - *dx;
             *sum = (*x + carry).to_bf16();
             let stored = T::from_bf16(*sum);
-            // An infinite sum has lost nothing that could be made up for, and what a finite one has lost is a
-            // number.
+            // 0 after an infinite sum, as in `Pass::compensated`. What a finite sum has lost is never NaN, so
+            // `nearest_bf16` can round it.
             let lost = if stored.is_finite() { carry - (stored - *x) } else { T::zero() };
             *compensation = lost.nearest_bf16();
         }
@@ -296,7 +301,7 @@ fn cast<S: Compute, T: Compute>(value: S) -> T {
     T::rounded(value.as_())
 }
 
-/// The parts of a range from `offset` on that are each of one record.
+/// Cuts `offset..offset + length` where records begin. The parts are counted from `offset`.
 fn parts_of_records(offset: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
@@ -344,11 +349,11 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on. Records are written whole, with all elements that
-/// they have.
+/// Writes `src` to the elements of `data` from `offset` on. Records are written whole.
 ///
 /// # Safety
-/// The data must hold that many elements there, and nothing else may access them meanwhile.
+/// The data must hold that many elements there, and nothing else may access them meanwhile. If the data is in
+/// records, they must be all elements of their records.
 pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offset: usize) {
     let length = src.len();
     macro_rules! target {
@@ -384,8 +389,7 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
     }
 }
 
-/// Writes `src` to the elements of `data` from `offset` on, each rounded up or down at random. Only 16-bit
-/// types have something to round.
+/// [`store`], but if the data has 16 bits, numbers are rounded up or down at random.
 ///
 /// # Safety
 /// As [`store`].
@@ -626,7 +630,7 @@ mod tests {
         }
     }
 
-    /// Parts of what is in records, which begin and end anywhere, and records that are written behind others.
+    /// Reads parts of records that begin and end anywhere, and writes records after others.
     #[test]
     fn any_part_of_records_is_read() {
         const LENGTH: usize = (TOGETHER + 1) * BLOCK + 37;

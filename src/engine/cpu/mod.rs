@@ -1,5 +1,21 @@
-//! The fused CPU engine: which leaf runs where. `unsafe`: it vouches for the locks and ranges of
+//! The fused CPU engine: which leaf (a parameter with its state) runs on which threads, and how jobs (plans
+//! for one leaf each) and requests become passes. `unsafe`: it vouches for the locks and ranges of
 //! [`pass::Pass`].
+//!
+//! ```text
+//! all leaves together below 65536 elements   on the caller's thread, unless it is one of rayon's
+//! a leaf below 65536 elements                in a row of neighbours, on a thread of the engine's pool
+//! a larger leaf                              in chunks, which all threads of that pool share
+//! ```
+//!
+//! What `write` must keep:
+//!
+//! 1. All memory of a leaf is lent once, around all its segments, so that an owner who refuses does so before
+//!    the first write. At most one piece of this memory is lent for writing.
+//! 2. `has_moved` is set before the first write, `is_written` after the last. If `is_written` is set, the
+//!    counters move, even if the owner fails afterwards, because counters must fit the state.
+//! 3. The chunks of a sum follow from the length of the whole leaf alone ([`chunk_length`]), so that no
+//!    number of threads or ranks changes it.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -40,11 +56,10 @@ use storage::{
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE_LEAF: usize = 1 << 16;
 
-/// How many smaller leaves a thread takes at once, if there are many. Within such a row the next leaves are
-/// fetched ahead.
+/// How many small leaves a thread takes at once, at most. In such a row the next leaves are fetched ahead.
 const ROW: usize = 32;
 
-/// Writes the parameters and state of all jobs, and moves their counters.
+/// Writes the parameters and state of all jobs, and sets their counters.
 pub(super) fn commit(isa: Isa, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let leaf = |job: &mut &mut Job<'_>, parallel| {
         let all = 0..job.length;
@@ -53,16 +68,16 @@ pub(super) fn commit(isa: Isa, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
     for_each_leaf(&mut jobs, |job| job.length, |job, stage| prefetch::prefetch_job(job, stage), leaf)
 }
 
-/// Writes a part of the parameter and state of a job, whose gradients are of that part. The last part
-/// finishes the job.
+/// Writes a part of the parameter and state of a job, whose gradients have the elements of that part. The
+/// last part finishes the job.
 pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, is_last: bool) -> Result<()> {
     threads::run(|| write_part(isa, job, part, true, is_last))?
 }
 
 fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_last: bool) -> Result<()> {
     let mut is_written = false;
-    // An owner of lent memory may return an error or panic when all is written already. Counters belong to
-    // what is written, so they move all the same.
+    // The panic is held back: an owner of lent memory may panic after everything is written, and then the
+    // counters have to move as well.
     let written = catch_unwind(AssertUnwindSafe(|| write(isa, job, part, parallel, &mut is_written)));
     if is_written && is_last {
         job.finish()?;
@@ -70,7 +85,7 @@ fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, i
     written.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.at(job.path))
 }
 
-/// The totals of the chunks of elements of leaves.
+/// The totals of the chunks of each request's elements.
 pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Result<Vec<ChunkTotals>> {
     let mut answers: Vec<_> = requests.into_iter().map(|request| (request, ChunkTotals::new())).collect();
     let leaf =
@@ -87,15 +102,15 @@ pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Resul
     Ok(answers.into_iter().map(|(_, totals)| totals).collect())
 }
 
-/// The elements as a tensor of the compute dtype.
+/// The elements of a view as a tensor of the compute dtype.
 pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor> {
     let elements = zeros(view.job.x.shape(), view.job.compute, &Device::Cpu)?;
     copy_to(isa, view, &elements)?;
     Ok(elements)
 }
 
-/// Writes the elements to a contiguous tensor of the compute dtype and of as many elements, which nothing
-/// else uses.
+/// Writes the elements of a view to `target`, which nothing else may use. `target` must be contiguous, of the
+/// compute dtype, and have the view's number of elements.
 pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
     let length = view.job.length;
     if target.elem_count() != length {
@@ -106,27 +121,28 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
         // SAFETY: `with_written` has locked the target and checked its length. Nothing else uses it:
         // `materialise`, or the caller of `sum_to`, has made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) }.map(drop);
-        // As in `for_each_leaf`.
+        // Here or in the pool, for the reasons of `for_each_leaf`.
         let is_small = length < LARGE_LEAF && rayon::current_thread_index().is_none();
         if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
     })
 }
 
-/// Calls `run` on every item, on all threads if there are many. It may wait for locks, as a commit does.
+/// Calls `run` on every item, on all threads if there are 256 or more. `run` may wait for locks.
 ///
 /// # Errors
 /// The first in the order of the items.
 pub(crate) fn for_all<I: Send>(items: &mut [I], run: impl Fn(&mut I) -> Result<()> + Sync) -> Result<()> {
     const MANY: usize = 256;
-    // As in `for_each_leaf`.
+    // Never on a thread of rayon, for the reason of `for_each_leaf`.
     if items.len() < MANY && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(run);
     }
     threads::run(|| rows::in_rows(items, ROW, |_, _| (), &run))?
 }
 
-/// Calls `run` for each item: small ones in rows, each fetched ahead in stages; then large ones one by one,
-/// each with leave to use all threads.
+/// Calls `run` for each item: small ones first, in rows, then large ones one after another.
+///
+/// In a row `fetch` prepares the next items. With `true`, `run` may use all threads.
 fn for_each_leaf<I: Send>(
     items: &mut [I],
     length: impl Fn(&I) -> usize + Sync,
@@ -134,23 +150,21 @@ fn for_each_leaf<I: Send>(
     run: impl Fn(&mut I, bool) -> Result<()> + Sync,
 ) -> Result<()> {
     let total: usize = items.iter().map(&length).sum();
-    // A thread of a pool that candle computes in must not wait for a lock, see `threads`.
+    // A thread of rayon may be one that candle computes in, which must not wait for a lock (see `threads`).
     if total < LARGE_LEAF && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(|item| run(item, false));
     }
     threads::run(|| {
         let is_large = |item: &I| length(item) >= LARGE_LEAF;
+        // About eight rows for each thread, so that threads end at about the same time.
         let row = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
         rows::in_rows(items, row, fetch, |item| if is_large(item) { Ok(()) } else { run(item, false) })?;
         items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))
     })?
 }
 
-/// Runs all segments of a job to their ends: writes slots and parameter of a part of the leaf, of which the
-/// gradients are, and notes when that is done.
-///
-/// All that the segments need is lent once, around all of them: what its owner refuses is refused before the
-/// first is written.
+/// Writes slots and parameter of a part of a leaf, segment by segment. The gradients are those of the part.
+/// `is_written` is set at the end.
 fn write(
     isa: Isa,
     job: &mut Job<'_>,
@@ -172,7 +186,8 @@ fn write(
         sources.iter().for_each(|source| read.push((("gradient", &**source), part.len())));
     }
     let gradients = read.len();
-    // Of what others can see a job writes one memory at most: its x, or what its master is rounded to.
+    // The only memory that others can see: x, or the parameter of a master. So two are never locked for
+    // writing.
     let (own, written) = match (x, epilogue) {
         (Operand::Own(master), Epilogue::Master(parameter)) => (Some(slot_mut(master)?), Some(parameter)),
         (Operand::Own(master), _) => (Some(slot_mut(master)?), None),
@@ -194,6 +209,7 @@ fn write(
             };
             let x = x.with_low_bits(low_bits)?;
             let epilogue = epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
+            // Before the first write, so that an owner that fails later cannot hide that the leaf has moved.
             *has_moved = true;
             let mut slots = &slots[..];
             for (index, &Segment { length, compute, sources, ref steps, .. }) in all.iter().enumerate() {
@@ -209,7 +225,7 @@ fn write(
                 };
                 // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
                 // `with_read` have checked that the gradients have the elements of the part, the others those
-                // of the leaf. The state is this job's own and has as many (`Job::check`).
+                // of the leaf. The state is this job's own and has the elements of the leaf (`Job::check`).
                 unsafe { over(&pass, length, compute, part.clone(), parallel) };
             }
             *is_written = true;
@@ -218,11 +234,11 @@ fn write(
     })
 }
 
-/// Runs over the elements of a view, reading only. The result is the totals of their chunks, if they are
-/// reduced.
+/// Runs over the elements of a view, and writes nothing of the leaf. Returns the totals of their chunks if
+/// the sink reduces.
 ///
 /// # Safety
-/// A target that they are copied to must have room for all of them, and nothing else may access it meanwhile.
+/// If the sink copies, its target must have room for all elements, and nothing else may access it meanwhile.
 unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
@@ -255,13 +271,13 @@ unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: b
     Ok(totals)
 }
 
-/// Gradients whose first element is the leaf's element `first`.
+/// The gradients as sources. Each begins with the leaf's element `first`.
 fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
     list(views.iter().map(|view| StridedSource::new(*view, first)))
 }
 
-/// Runs a pass over a part of a leaf of this length, in chunks; the result is their totals in order, if it
-/// reduces.
+/// Runs a pass over a part of a leaf of `length` elements, chunk by chunk. Returns the totals of the chunks
+/// in order if the pass reduces.
 ///
 /// # Safety
 /// All data of the pass must be locked and hold the part.
@@ -281,7 +297,7 @@ unsafe fn over(
     }
 }
 
-/// [`over`] in this type.
+/// [`over`] in the compute type `T`.
 ///
 /// # Safety
 /// As [`over`].
@@ -294,7 +310,8 @@ unsafe fn over_in<T: HasScratch>(
     let chunk = chunk_length(length);
     let count = part.len().div_ceil(chunk);
     let reduced = if matches!(pass.sink, Sink::Reduce(_)) { count } else { 0 };
-    // At most 1024 of them, see `chunk_length`.
+    // One total for each chunk, so that threads may end in any order, and the totals are still joined in the
+    // order of chunks. There are at most 1024, see `chunk_length`.
     let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
     let run = |pass: &Pass<'_>, i: usize| {
         let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
@@ -305,7 +322,8 @@ unsafe fn over_in<T: HasScratch>(
             place.store(total.to_bits(), Ordering::Release);
         }
     };
-    // A gradient that lies by columns is brought in order for several chunks at once.
+    // A gradient that lies by columns is copied in order for several chunks at once, because a single chunk
+    // would use only a part of each cache line. But not for more chunks than one thread's share.
     let band = pass.sources.iter().filter_map(StridedSource::band).max();
     let shares = if parallel { rayon::current_num_threads() } else { 1 };
     let together = band.map_or(1, |band| (band / chunk).clamp(1, count.div_ceil(shares).max(1)));

@@ -1,5 +1,26 @@
-//! One pass over one leaf: block by block, read gradient, parameter and state, run the chain, write back.
-//! `unsafe`: raw storage pointers.
+//! One pass over one leaf (a parameter with its state): reads gradient, parameter and state, runs the chain
+//! of steps, and writes the result. `unsafe`: raw storage pointers.
+//!
+//! Every array should come from memory only once, although each step is a loop of its own over the compute
+//! type. So a pass works on blocks that stay in the first-level cache:
+//!
+//! ```text
+//! x, slots and one gradient are contiguous, of the compute type, and the sink is Subtract:
+//!     run the steps on the memory itself, a single step as one loop        (run_in_place)
+//! otherwise, for each block:
+//!     fetch what the fourth block after this one reads                     (Ahead)
+//!     dx ← the gradient where it lies, or the widened sum of all gradients
+//!     x  ← x where it lies, or widened
+//!     for each step:  slots ← where they lie, or widened copies
+//!                     dx ← step(x, dx, slots), or in the last step x ← x - step(x, dx, slots)
+//!                     copies are rounded and stored
+//!     sink: store x and what the epilogue keeps, or reduce dx, or copy dx  (block)
+//! ```
+//!
+//! 1. A sum starts with a full block, because the place of an element in its chunk selects the accumulator.
+//! 2. If something is in records of 128 elements, a block has whole records, because a record is written
+//!    whole, and by one thread.
+//! 3. With Kahan's sum the last step does not subtract from x, because the sum needs the old x and dx.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -20,10 +41,10 @@ use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::codes;
 use crate::numbers::value::Prologue;
 
-// Blocks begin where records do.
+// So that blocks of f32 begin where records do.
 const _: () = assert!(BLOCK == codes::BLOCK);
 
-/// A leaf's work with everything resolved to locked data.
+/// The work on one leaf, with pointers into locked memory.
 pub(super) struct Pass<'p> {
     pub(super) isa: Isa,
     pub(super) x: DataPtr,
@@ -32,7 +53,7 @@ pub(super) struct Pass<'p> {
     pub(super) sink: PassSink,
 }
 
-/// One step of the chain with its slots, and with the steps in front of it that its loop does besides.
+/// One step of the chain with its slots. Its loop also does the steps before it that became `prologue`.
 #[derive(Clone, Copy)]
 pub(super) struct PassStep<'p> {
     kernel: &'p dyn Kernel,
@@ -40,17 +61,20 @@ pub(super) struct PassStep<'p> {
     prologue: Option<Prologue>,
 }
 
-/// The steps of a chain. Most have one, with the others as its prologue.
+/// The steps of a chain. Most chains become a single step, with all others in its prologue.
 pub(super) type PassSteps<'p> = SmallVec<[PassStep<'p>; 1]>;
 
 impl<'p> PassStep<'p> {
-    /// The steps of a chain with their slots. Each goes into the loop of the one behind it, where it can.
+    /// The steps of a chain. A scale, limit or decay becomes part of the next step's loop, if that takes it.
+    /// `slots` are those of all steps, one step after another.
     pub(super) fn chain(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr]) -> PassSteps<'p> {
         let mut steps = PassSteps::new();
         for Link { kernel, slots: own } in links {
             let (own, rest) = slots.split_at(own.len());
             slots = rest;
             let mut prologue = None;
+            // From the nearest step backwards. A loop scales, then limits, then decays. So the first step
+            // that breaks this order, or does something else, keeps a loop of its own.
             while kernel.takes_prologue()
                 && let Some(before) = steps.last().and_then(PassStep::as_prologue)
                 && let Some(longer) = before.then(prologue.unwrap_or_default())
@@ -63,7 +87,7 @@ impl<'p> PassStep<'p> {
         steps
     }
 
-    /// The step as a prologue of the one behind it, if it is no more than that.
+    /// This step as part of the next step's loop, if it only scales, limits or decays.
     fn as_prologue(&self) -> Option<Prologue> {
         self.prologue.unwrap_or_default().then(self.kernel.as_prologue()?)
     }
@@ -74,21 +98,22 @@ impl<'p> PassStep<'p> {
     }
 }
 
-/// Where the gradient goes at the end of the chain.
+/// Where the result of the chain goes.
 pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
-/// From this length on a range in blocks begins with a short one, so that the others start on a cache line,
-/// and fetches ahead.
+/// From this length on a range in blocks fetches ahead, and starts with a short block (`Pass::blocks`).
 const LONG: usize = 1 << 10;
 
-/// How many blocks of the usual length ahead memory is fetched in such a range. The hardware stops at the end
-/// of a page, and while a loop works on what is in the first-level cache. This way memory is never idle.
+/// How many blocks of [`BLOCK`] elements ahead a long range fetches. The hardware reads ahead only to the end
+/// of a page, and not while a loop works in the first-level cache. Without these fetches, memory would be
+/// idle in the meantime.
 const AHEAD: usize = 4;
 
-/// How many elements are fetched at once. With all of a long block a step takes up to a quarter longer.
+/// The most elements that are fetched at once. If a long block is fetched at once, a step takes up to a
+/// quarter longer.
 const PIECE: usize = 2 * BLOCK;
 
-/// The state of a pass that is in records, which a block has whole.
+/// What a pass has in records, which a block has to cover whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InRecords {
     Nothing,
@@ -98,11 +123,10 @@ enum InRecords {
     Codes,
 }
 
-/// The arrays that a pass goes through, see [`Pass::streams`].
+/// Arrays, each with the bytes of [`BLOCK`] elements, see [`Pass::streams`].
 type Streams = SmallVec<[(*const u8, usize); 8]>;
 
-/// What is fetched for later blocks before one is computed. Of a long block, a piece before each piece of its
-/// last step.
+/// Fetches memory for a later block. A long block fetches in pieces, one before each piece of its last step.
 #[derive(Clone, Copy)]
 struct Ahead<'s> {
     streams: &'s Streams,
@@ -116,7 +140,8 @@ impl<'s> Ahead<'s> {
         Ahead { streams, start: start + AHEAD * at_once.min(BLOCK), piece: at_once.min(PIECE) }
     }
 
-    /// Fetches the piece at `done`. The range may end before it.
+    /// Fetches the piece that is `done` elements further on. It may lie after the end of the range, because a
+    /// fetch is a hint and accesses nothing.
     #[inline(always)]
     fn fetch(self, done: usize) {
         for &(first, size) in self.streams {
@@ -124,7 +149,7 @@ impl<'s> Ahead<'s> {
         }
     }
 
-    /// Runs the last step of a block.
+    /// Runs the last step of a block piece by piece, and fetches before each piece.
     fn run<T: Storable>(&self, step: &PassStep<'_>, isa: Isa, arrays: LaneArrays<'_, T>) {
         let LaneArrays { x, dx, out, slots } = arrays;
         let mut slots: List<*mut T> = list(slots.iter().copied());
@@ -142,14 +167,14 @@ impl<'s> Ahead<'s> {
 pub(super) struct PassScratch<T> {
     x: CacheLines<T>,
     dx: [CacheLines<T>; 2],
-    /// For sums of several gradients: one for each level of pairs.
+    /// For the sum of several gradients: one for each level of pairs. Kahan's sum uses the first.
     more: Vec<CacheLines<T>>,
     stage: Stage<T>,
-    /// Gradients that lie by columns, brought in order.
+    /// Row-major copies of gradients that lie by columns.
     bands: Vec<Vec<T>>,
 }
 
-/// Slots of a step, and copies of those that cannot be used in place.
+/// The slots of one step, and copies of the slots that cannot be used in place.
 struct Stage<T> {
     copies: Vec<CacheLines<T>>,
     slots: Vec<*mut T>,
@@ -180,13 +205,12 @@ macro_rules! scratched {
 scratched!(f32, f64);
 
 impl Pass<'_> {
-    /// Calls `run` with this pass over the elements of `range`, whose gradients that lie by columns were
-    /// brought in order.
+    /// Calls `run` with a pass over `range` in which gradients that lie by columns are row-major copies.
     ///
     /// # Safety
     /// All data must be locked and hold `range`, and `run` must not keep the pass.
     pub(super) unsafe fn by_rows<T: HasScratch>(&self, range: &Range<usize>, run: impl FnOnce(&Pass<'_>)) {
-        // Taken out, as the pass uses the thread's scratch, too.
+        // Taken out, because `run` borrows the thread's scratch again and a second borrow panics.
         let mut bands = T::with_scratch(|scratch| std::mem::take(&mut scratch.bands));
         bands.resize_with(bands.len().max(self.sources.len()), Vec::new);
         let sources = self.sources.iter().zip(&mut bands);
@@ -197,11 +221,11 @@ impl Pass<'_> {
         T::with_scratch(|scratch| scratch.bands = bands);
     }
 
-    /// Runs over the elements of `range`; the result is their total, if this pass reduces.
+    /// Runs over the elements of `range`. Returns their total if the pass reduces, otherwise 0.
     ///
     /// # Safety
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
-    /// `over` in `engine/cpu/mod.rs`, the only caller, says who checks it.
+    /// The only caller is `over_in` in `engine/cpu/mod.rs`. There, `write` and `read` name the checks.
     pub(super) unsafe fn run<T: HasScratch>(&self, range: Range<usize>) -> f64 {
         #[cfg(test)]
         super::traffic::note_pass(range.len());
@@ -211,13 +235,14 @@ impl Pass<'_> {
             return 0.0;
         }
         T::with_scratch(|scratch| {
-            // At least one, which a Kahan sum needs.
+            // At least one level, because Kahan's sum keeps its carry there.
             let levels = self.sources.len().next_power_of_two().ilog2().max(1) as usize;
             if scratch.more.len() < levels {
                 scratch.more.resize(levels, CacheLines([T::zero(); LONGEST]));
             }
             let mut sums = [0.0; ACCUMULATORS];
-            // Records are written whole.
+            // If there are records, a block has whole records, because a record is written whole. If there
+            // are codes, a block has all records that are encoded together.
             let at_once = match self.records() {
                 InRecords::Nothing => T::BLOCK,
                 InRecords::LowBits => BLOCK,
@@ -226,6 +251,7 @@ impl Pass<'_> {
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
                 let ahead = Ahead::new(&streams, start, at_once);
+                // A long block fetches while its last step runs.
                 let later = at_once > PIECE && !streams.is_empty();
                 if !later {
                     ahead.fetch(0);
@@ -240,8 +266,8 @@ impl Pass<'_> {
         })
     }
 
-    /// Runs over the range, if all that the chain needs is in place and of its type: one step at once,
-    /// several block by block. Otherwise it does nothing.
+    /// Runs over the range if x, the slots and the only gradient are contiguous and of the compute type.
+    /// Otherwise returns `None` and has done nothing.
     ///
     /// # Safety
     /// As [`Pass::run`].
@@ -255,7 +281,7 @@ impl Pass<'_> {
         let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::same(slot));
         let mut slots =
             slots.map(|slot| Some(slot?.range(range.start, range.len()))).collect::<Option<List<_>>>()?;
-        // One step by itself is one long loop, which the hardware reads ahead for.
+        // A single step is one long loop, for which the hardware reads ahead.
         let (at_once, streams) =
             if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
@@ -271,7 +297,8 @@ impl Pass<'_> {
         Some(())
     }
 
-    /// Runs all steps. The last subtracts its result from x. The slots are those of one step after another.
+    /// Runs all steps over the same elements. The last one subtracts its result from x. `slots` are those of
+    /// all steps, one step after another.
     fn steps_in_place<T: Storable>(
         &self,
         x: &mut [T],
@@ -280,6 +307,7 @@ impl Pass<'_> {
         buffers: &mut [CacheLines<T>; 2],
     ) {
         let Some((last, others)) = self.steps.split_last() else { return };
+        // Two buffers take turns, because a step must not write the array that it reads.
         let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
         let mut gradient = Some(dx);
         for step in others {
@@ -293,8 +321,8 @@ impl Pass<'_> {
         last.run(self.isa, LaneArrays { x, dx, out: None, slots });
     }
 
-    /// The range in blocks of `at_once` elements. The first is shorter, if it pays that the others then start
-    /// on a cache line.
+    /// Cuts the range into blocks of `at_once` elements. The first block of a long range may be shorter, so
+    /// that the others start on a cache line.
     fn blocks<T: Storable>(
         &self,
         range: &Range<usize>,
@@ -311,7 +339,8 @@ impl Pass<'_> {
         })
     }
 
-    /// What is in records.
+    /// What is in records. If there are codes and low bits, the answer is codes, because a block for codes
+    /// has whole records of both.
     fn records(&self) -> InRecords {
         if self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)))) {
             InRecords::Codes
@@ -322,7 +351,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The arrays that blocks of a long range go through, each with the bytes of a block of elements.
+    /// The arrays that a long range fetches ahead: where the leaf's element 0 lies, and the bytes of
+    /// [`BLOCK`] elements. A short range fetches none. Strided gradients are left out.
     fn streams(&self, range: &Range<usize>) -> Streams {
         if range.len() < LONG {
             return Streams::new();
@@ -343,14 +373,15 @@ impl Pass<'_> {
         all.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
     }
 
-    /// How many elements lie before the first on a cache-line boundary in x. It usually is one in the other
-    /// large arrays, too, as allocators place them alike. A vector across two lines is two accesses, which
-    /// costs up to a quarter of the speed.
+    /// How many elements from `start` on come before the first one of x that begins a cache line.
+    ///
+    /// A vector across two lines is two accesses, which costs up to a quarter of the speed. Only x is looked
+    /// at, because allocators usually place other large arrays alike.
     fn to_cache_line<T: Storable>(&self, start: usize) -> usize {
         match (T::same(self.x), self.sink) {
-            // The position in a chunk decides about the accumulator, so a reduction starts with a full block.
+            // A sum starts with a full block, because the place in a chunk selects the accumulator.
             (_, Sink::Reduce(_)) | (None, _) => 0,
-            // Records are of whole blocks.
+            // Otherwise a block would end inside a record.
             _ if self.records() != InRecords::Nothing => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
@@ -379,7 +410,7 @@ impl Pass<'_> {
         }
 
         let writes_x = self.sink.writes_x();
-        // Whether the last step of the chain subtracts its result from x.
+        // The last step subtracts its result from x, except for Kahan's sum, which needs that result.
         let subtracts = writes_x && !matches!(self.sink, Sink::Write(Epilogue::Kahan(_)));
         let direct = if subtracts { T::same(self.x) } else { None };
         let x: &mut [T] = match direct {
@@ -407,7 +438,8 @@ impl Pass<'_> {
         if subtracts && self.steps.is_empty() {
             subtract(self.isa, x, dx);
         }
-        // By reference: a copy of the whole sink, made from parts just written, would stall every block.
+        // By reference. A copy in every block would wait for parts of the sink that were just written and are
+        // still on their way to the cache.
         let epilogue = match &self.sink {
             Sink::Reduce(reducer) => return reduce_block(self.isa, *reducer, dx, sums),
             // SAFETY: `copy_to` in `engine/cpu/mod.rs` has checked that the target has room for all elements,
@@ -422,12 +454,12 @@ impl Pass<'_> {
                 Epilogue::StateOnly => {}
                 Epilogue::Subtract if direct.is_some() => {}
                 Epilogue::Subtract => store(self.isa, x, self.x, start),
-                // x has 16 bits here, so that it is never used directly.
+                // x has 16 bits here, so it is never in place.
                 Epilogue::Stochastic(key) => store_at_random(self.isa, x, self.x, start, key),
                 Epilogue::Master(parameter) => {
                     if direct.is_none() {
-                        // The parameter is to be the stored master rounded, not the wider number that the
-                        // master was rounded from.
+                        // Read back, because the parameter must be the stored master rounded, not the wider
+                        // number that the master was rounded from.
                         store(self.isa, x, self.x, start);
                         load(self.isa, self.x, start, x);
                     }
@@ -440,8 +472,11 @@ impl Pass<'_> {
         }
     }
 
-    /// Kahan's summation of x - dx: what the stored sum lacks is kept in `compensation`, and goes into the
-    /// next one.
+    /// Kahan's summation of x - dx, with what the last stored sum lacks.
+    ///
+    /// ```text
+    /// carry = compensation - dx;  x' = round(x + carry);  compensation' = round(carry - (x' - x))
+    /// ```
     ///
     /// # Safety
     /// As [`Pass::block`].
@@ -472,7 +507,8 @@ impl Pass<'_> {
             load(self.isa, self.x, start, sum);
         }
         for ((carry, stored), x) in carry.iter_mut().zip(&*sum).zip(x) {
-            // An infinite sum has lost nothing that could be made up for.
+            // 0 after an infinite sum, because the difference would be infinite as well, and the next sum
+            // NaN.
             *carry = if stored.is_finite() { *carry - (*stored - *x) } else { T::zero() };
         }
         // SAFETY: the caller promises that the compensation holds the block and that this thread alone runs
@@ -482,8 +518,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The block's gradient where it lies, if no other has to be added and nothing has to be converted or
-    /// gathered.
+    /// The block's gradient where it lies, if it is the only one, contiguous and of the compute type.
     ///
     /// # Safety
     /// As [`Pass::block`].
@@ -495,7 +530,8 @@ impl Pass<'_> {
         Some(unsafe { elements.read(start, length) })
     }
 
-    /// Runs one step, with copies of the slots that cannot be used in place. The last fetches what is ahead.
+    /// Runs one step. Slots that cannot be used in place are copied, and stored if the pass writes state.
+    /// `ahead` is given for the last step of a long block.
     ///
     /// # Safety
     /// As [`Pass::block`].
@@ -509,7 +545,7 @@ impl Pass<'_> {
     ) {
         let length = arrays.dx.len();
         let read_only = !self.sink.writes_state();
-        // Slots of another dtype, and all slots of a pass that must not write, go through a copy.
+        // All slots of a pass that only reads go through copies, because the loop of a step writes its slots.
         let in_place = |data: DataPtr| if read_only { None } else { T::same(data) };
         if copies.len() < step.slots.len() {
             copies.resize(step.slots.len(), CacheLines([T::zero(); LONGEST]));

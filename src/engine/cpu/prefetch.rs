@@ -1,22 +1,24 @@
 //! Fetches into the cache what is needed next, while something else is computed. `unsafe`: the processor's
 //! prefetch.
 //!
-//! A leaf is a dozen small allocations, each found through the one before. With thousands of leaves none is
-//! in the cache when its turn comes. To wait for them one after another takes as long as to compute a leaf of
-//! a few thousand elements.
+//! A leaf (a parameter with its state) is a dozen small allocations, each found through the one before. With
+//! thousands of leaves none is in the cache when its turn comes. To wait for them one after another takes as
+//! long as to compute a leaf of a few thousand elements.
+//!
+//! A prefetch itself waits for nothing, but its address has to be read from memory. So each stage only
+//! follows pointers that the stage before has fetched: the job; then headers of tensors and slots; then
+//! dimensions and elements.
 #![allow(unsafe_code)]
 
 use crate::engine::memory::{Addresses, Buffer, Memory};
 use crate::engine::plan::{Job, Operand, Step};
 use crate::tensors::bytes;
 
-/// The bytes of each array that are fetched; the processor reads ahead from there.
+/// The bytes of each array that are fetched. From there the processor reads ahead.
 const FIRST: usize = 512;
 
-/// Fetches a part of what the job needs, into the cache. Every part is found through the one that was fetched
-/// a stage earlier: job, headers, elements.
-///
-/// The caller must hold no lock.
+/// Fetches the part of a job's memory that belongs to `stage`. The caller must hold no lock, because the last
+/// stage may lock x.
 pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
     if cfg!(not(target_arch = "x86_64")) {
         return;
@@ -43,7 +45,8 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
             job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
-                // Other owners are not asked, just for a prefetch.
+                // Only for tensors: for other memory the code of its owner would have to run, which a
+                // prefetch is not worth.
                 Operand::Lent(x) if x.tensor().is_some() && job.addresses.is_empty() => {
                     Addresses::of("parameter", x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
                 }
@@ -61,7 +64,7 @@ fn prefetch_state(buffer: &Buffer) {
     }
 }
 
-/// Fetches what may be at an address into the cache.
+/// Fetches what is at an address into the cache, if anything is.
 fn prefetch_at(address: usize, bytes: usize) {
     lines(std::ptr::without_provenance(address), bytes);
 }

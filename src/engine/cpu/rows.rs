@@ -1,17 +1,22 @@
 //! Many items with little work each, a row of neighbours at a time.
+//!
+//! Right before item i runs, items i + 1 to i + 3 are prepared: the nearest has its last stage, the farthest
+//! its first. So each stage finds in the cache what the stage before it has fetched.
 
 use rayon::prelude::*;
 
 use crate::error::Result;
 
-/// How many items before its turn an item is prepared, stage by stage.
+/// For each stage, how many items before its turn an item is prepared.
 const DISTANCES: [usize; 3] = [3, 2, 1];
 
-/// Calls `run` on every item, in rows of neighbours. An item is prepared in stages before its turn, so that
-/// what it needs comes to the cache meanwhile: for little work, memory takes longer than the work.
+/// Calls `run` on every item, in rows of neighbours, and before that `prepare` in stages.
+///
+/// `prepare` fetches an item's memory into the cache, because waiting for memory takes longer than little
+/// work.
 ///
 /// # Errors
-/// The first in the order of the items. A row ends with its first error, others go on.
+/// The first in the order of the items. A row ends with its first error; other rows go on.
 pub(super) fn in_rows<I: Send>(
     items: &mut [I],
     row: usize,
@@ -24,6 +29,7 @@ pub(super) fn in_rows<I: Send>(
 
 /// [`in_rows`] for one row.
 fn in_a_row<I>(row: &mut [I], prepare: impl Fn(&I, usize), run: impl Fn(&mut I) -> Result<()>) -> Result<()> {
+    // The first items are prepared here, because no items before them do it.
     for (stage, &distance) in DISTANCES.iter().enumerate() {
         row.iter().take(distance).for_each(|item| prepare(item, stage));
     }

@@ -1,17 +1,17 @@
-//! Element pointers into what is lent, and the locks that make them sound. `unsafe`: the pointers are shared
+//! Element pointers into lent memory, and the locks that make them sound. `unsafe`: the pointers are shared
 //! between threads.
 //!
-//! Only the memory of one leaf is locked together: a concurrent forward pass reads several parameters in one
-//! operation, so holding two of them could deadlock.
+//! Only the memory of one leaf is locked at a time. A concurrent forward pass reads several parameters in one
+//! operation, so an update that held two parameters and the pass could wait for each other for ever.
 //!
-//! What the pointers assume, and who checks it:
+//! What the pointers assume, and what checks it:
 //!
-//! - Memory has the dtype and the elements that were planned with: `lent::read` and `lent::write` compare
-//!   them, while it is lent. Its owner is asked once what they are (`model/lent/known.rs`). It has as many as
-//!   the leaf: [`with_read`] and [`with_written`].
-//! - What is written is nobody else's: it is lent by `&mut`, and no gradient shares it, see
+//! - Memory has the planned dtype and length: `lent::read` and `lent::write` compare both while the memory is
+//!   lent. The planned values are read from the owner once per call (`model/lent/known.rs`). Memory has the
+//!   elements of the leaf: [`with_read`] and [`with_written`].
+//! - Nothing else uses memory that is written: it is lent by `&mut`, and no gradient shares it, see
 //!   `Job::copy_shared`, `unshared` and their callers.
-//! - State has as many elements as x: `Job::check`. `Buffer` keeps its storage to itself, and its length.
+//! - State has as many elements as x: `Job::check`. Nothing but `Buffer` can exchange the storage of state.
 //! - A range of elements lies within the array: `over` (`engine/cpu/mod.rs`) cuts the leaf, and
 //!   `Pass::blocks` the range. [`Elements`] asserts it in debug builds.
 #![allow(unsafe_code)]
@@ -29,10 +29,10 @@ use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
 use crate::tensors::CpuStorage;
 
-/// A list that is short for most leaves and then needs no allocation.
+/// A list that needs no allocation for most leaves.
 pub(super) type List<T> = SmallVec<[T; 4]>;
 
-/// The items as a list. For the few that there are, collecting takes several times as long as this.
+/// The items as a list. Pushes, because `collect` takes several times as long for a few items.
 pub(super) fn list<T>(items: impl IntoIterator<Item = T>) -> List<T> {
     let mut list = List::new();
     for item in items {
@@ -50,7 +50,7 @@ pub(super) fn try_list<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<
     Ok(list)
 }
 
-/// A pointer to elements of an array. With debug assertions it knows where the array begins and ends.
+/// A pointer to elements of an array. With debug assertions it has the bounds of the array, too.
 #[derive(Debug)]
 pub(super) struct Elements<T> {
     first: *mut T,
@@ -75,7 +75,6 @@ impl<T> Clone for Elements<T> {
 }
 
 impl<T> Elements<T> {
-    /// The elements of an array that begins at `first`.
     fn new(first: *mut T, _length: usize) -> Self {
         Elements {
             first,
@@ -84,17 +83,16 @@ impl<T> Elements<T> {
         }
     }
 
-    /// All elements of a slice.
     pub(super) fn of(slice: &mut [T]) -> Self {
         Elements::new(slice.as_mut_ptr(), slice.len())
     }
 
-    /// The elements from `offset` further on.
+    /// The elements from `offset` on. `offset` may wrap around, because a source of a part of a leaf points
+    /// to where element 0 of the leaf would be, which is before its array.
     pub(super) fn skip(self, offset: usize) -> Self {
         Elements { first: self.first.wrapping_add(offset), ..self }
     }
 
-    /// The first of them.
     pub(super) fn first(self) -> *const T {
         self.first
     }
@@ -154,7 +152,7 @@ impl<T> Elements<T> {
     }
 }
 
-/// The elements of a tensor's data, by dtype.
+/// The elements of a parameter, gradient or state tensor, by dtype.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DataPtr {
     F16(Elements<f16>),
@@ -167,12 +165,12 @@ pub(super) enum DataPtr {
     Coded(Elements<u8>, Code),
 }
 
-/// The lower part of numbers in two parts.
+/// The low bits of numbers whose upper part is a bf16.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LowPtr {
     /// All low bits, as records.
     Records(Elements<u8>),
-    /// Those of numbers of 24 bits.
+    /// The lowest byte of numbers of 24 bits.
     U8(Elements<u8>),
 }
 
@@ -195,7 +193,7 @@ impl DataPtr {
         }
     }
 
-    /// Its arrays, each with the bytes of a block of elements.
+    /// Its one or two arrays, each with the bytes of [`BLOCK`] elements.
     pub(super) fn arrays(self) -> [(*const u8, usize); 2] {
         fn bytes<T>(elements: Elements<T>) -> (*const u8, usize) {
             (elements.first().cast(), size_of::<T>() * BLOCK)
@@ -212,7 +210,7 @@ impl DataPtr {
         }
     }
 
-    /// The numbers whose upper part this is, if there are low bits.
+    /// These upper parts joined with their low bits. Without low bits, the data as it is.
     pub(super) fn with_low_bits(self, low: Option<LowPtr>) -> Result<DataPtr> {
         match (self, low) {
             (data, None) => Ok(data),
@@ -222,8 +220,7 @@ impl DataPtr {
     }
 }
 
-/// Makes the functions that find where data starts, to be read or written: a state tensor's, and that of low
-/// bits.
+/// Makes `slot` and `low_bits`, which point into a `&Buffer`, and their twins for a `&mut Buffer`.
 macro_rules! start_of {
     ($lent:ident of $Memory:ident, $slot:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
         pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
@@ -249,7 +246,7 @@ macro_rules! start_of {
 start_of!(lent of MemoryRef, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
 start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::of(values));
 
-/// The elements that are lent to be read.
+/// The elements of memory that is lent to be read. Nothing may be written through them.
 pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
     match memory.0 {
         TypedSlice::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
@@ -268,13 +265,13 @@ fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
     }
 }
 
-/// What is lent, and what it is to the program.
+/// A lender with its name in errors.
 pub(super) type NamedLender<'t> = (&'static str, &'t dyn Lend);
 
-/// Calls `run` with all `length` elements of `lender` lent to be written, or with nothing.
+/// Lends all `length` elements of `lender` to `run`, to be written. Without a lender `run` gets `None`.
 ///
 /// # Errors
-/// If it is not what its owner says; or those of `run`.
+/// If the memory has another dtype or length than its owner promised; or those of `run`.
 pub(super) fn with_written(
     lender: Option<NamedLender<'_>>,
     length: usize,
@@ -287,14 +284,15 @@ pub(super) fn with_written(
     })
 }
 
-/// Calls `run` with views of all `lenders` lent to be read, each with its number of elements.
+/// Lends views of all `lenders` to `run`, to be read. Each comes with its number of elements.
 ///
 /// # Errors
-/// If something is not what its owner says; or those of `run`.
+/// As [`with_written`].
 pub(super) fn with_read(
     lenders: &[(NamedLender<'_>, usize)],
     run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
 ) -> Result<()> {
+    // Recursive, because memory is lent for the length of a function only.
     fn lock(
         lenders: &[(NamedLender<'_>, usize)],
         held: &[View<'_>],

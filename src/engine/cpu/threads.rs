@@ -3,11 +3,18 @@
 //!
 //! Two rules keep updates free of deadlock, if the caller holds no lock of a storage itself:
 //!
-//! - The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool. If
-//!   the engine ran there, all threads could wait for these locks, and none would be left to compute.
-//! - A thread that holds a leaf's locks never waits inside rayon: there it would pick up other work, which
-//!   may need locks in turn. It offers the leaf's chunks to the others, works on them itself, and waits only
-//!   for chunks that another thread has begun.
+//! 1. The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool. If
+//!    the engine ran there, all threads could wait for these locks, and none would be left to compute.
+//! 2. A thread that holds a leaf's locks never waits inside rayon: there it would pick up other work, which
+//!    may need locks in turn.
+//!
+//! So [`for_each_chunk`] is no rayon loop:
+//!
+//! ```text
+//! offer the chunks to the other threads of the pool (spawn)
+//! while a chunk is unclaimed:  claim some neighbours, run them, count them as finished
+//! yield until all chunks are finished: what is left was begun by other threads
+//! ```
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -26,8 +33,6 @@ pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
 }
 
 /// Calls `chunk` with each index below `count`, on the current pool's threads.
-///
-/// It takes up no other work while it waits.
 ///
 /// # Panics
 /// If `chunk` panics, in whatever thread.
@@ -50,6 +55,7 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
         rayon::spawn(move || chunks.work());
     }
     chunks.work();
+    // `Acquire` pairs with the `Release` in `work`, so that the caller sees what all chunks have written.
     while chunks.finished.load(Ordering::Acquire) < count {
         std::thread::yield_now();
     }
@@ -63,17 +69,17 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
 struct Chunks {
     chunk: &'static (dyn Fn(usize) + Sync),
     count: usize,
-    /// How many neighbouring chunks are claimed at once: memory is fastest in long runs.
+    /// How many neighbouring chunks are claimed at once, because memory is fastest in long runs.
     stride: usize,
     claimed: AtomicUsize,
     finished: AtomicUsize,
-    /// What a chunk panicked with, the first that did.
+    /// The first panic of a chunk.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Chunks {
-    /// Works on chunks until none is left to claim. Does not unwind: the chunk's owner has to hear of a
-    /// panic.
+    /// Works on chunks until none is left to claim. Does not unwind: [`for_each_chunk`] rethrows the first
+    /// panic on the thread of its caller.
     fn work(&self) {
         loop {
             let first = self.claimed.fetch_add(self.stride, Ordering::Relaxed);
@@ -85,6 +91,7 @@ impl Chunks {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claimed.for_each(self.chunk))) {
                 lock(&self.panic).get_or_insert(panic);
             }
+            // Counted after a panic as well, because otherwise the caller would wait for ever.
             self.finished.fetch_add(length, Ordering::Release);
         }
     }
@@ -103,7 +110,7 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
         .build()
         .map_err(Error::other)?;
     let pool = Arc::new(pool);
-    // Pools of other sizes are kept only while somebody uses them.
+    // A pool of another size is dropped if nobody uses it, because its threads would otherwise stay.
     pools.retain(|_, other| Arc::strong_count(other) > 1);
     pools.insert(threads, pool.clone());
     Ok(pool)

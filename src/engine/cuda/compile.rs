@@ -1,4 +1,4 @@
-//! From printed code to functions of a device.
+//! Compiles printed code to functions of a CUDA device.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use crate::engine::codegen::CUDA_FLAGS;
 use crate::engine::route::warn_once;
 use crate::error::{Error, Result};
 
-/// What the printed sources expect of a device.
+/// Functions that the printed sources call. NVRTC has most of them only with headers.
 const INTRINSICS: &str = include_str!("intrinsics.cu");
 
-/// Keyed by context address (the `Arc` keeps it from being reused) and source; `None` caches a failed
-/// compilation.
+/// The functions by address of their context and by source. The `Arc` keeps the address from being used
+/// again. `None` is a failed compilation.
 type Functions = HashMap<usize, (Arc<CudaContext>, HashMap<Box<str>, Option<CudaFunction>>)>;
 
 fn functions() -> MutexGuard<'static, Functions> {
@@ -23,21 +23,22 @@ fn functions() -> MutexGuard<'static, Functions> {
     FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets go of the contexts that nobody else uses, with their functions.
+/// Drops the contexts that nobody else uses, with their functions.
 pub(super) fn forget_unused() {
+    // Each function holds its context through its module, and the map holds it once more.
     functions()
         .retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
 }
 
-/// The function of a source in a context, made on first use and kept as long as the context is used. `None`
-/// if the compiler or the device refuses it, as when one of them is much older than the other. That is kept
-/// too.
+/// The function of a source in a context, kept as long as the context is used. `None` if the compiler or the
+/// device refuses the source, for example because one of them is much older than the other.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();
     if let Some(known) = functions().get(&key).and_then(|(_, known)| known.get(source)) {
         return Ok(known.clone());
     }
-    // Two threads may make the same function at once, which costs time and nothing else.
+    // Compiled without the lock, because that takes long. Two threads may compile the same function, which
+    // only costs time.
     let capability = context.compute_capability().w()?;
     let load = |ptx| context.load_module(ptx)?.load_function("optimiser");
     let made = compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
@@ -55,9 +56,9 @@ pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
     compile(source, capability).map(|ptx| ptx.to_src()).map_err(Error::other)
 }
 
-/// Compiles with the arithmetic of the CPU. The error is the compiler's message.
+/// Compiles with flags that give the bits of the CPU. The error is the compiler's message.
 fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
-    // Warning 177 is of unused functions: each source uses a part of its prelude.
+    // Warning 177 is about unused functions: a source uses a part of `INTRINSICS`.
     let own = [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
     let options = CompileOptions {
         options: CUDA_FLAGS.map(str::to_string).into_iter().chain(own).collect(),

@@ -1,17 +1,20 @@
-//! The device engine on NVIDIA devices: NVRTC compiles what is printed, and it runs in order with candle's
+//! The device engine on NVIDIA devices. NVRTC compiles the printed code, which runs in order with candle's
 //! work.
 //!
-//! candle has one stream of a device for each thread of the host, and nothing orders them against each other.
-//! The engine launches on the legacy default stream instead, which waits for all of them and for which all of
-//! them wait. So gradients may come from a backward pass in any thread, and an evaluation in another thread
-//! sees each parameter as it was before the launch or after it. On a device that was made with a stream of
-//! its own (`new_with_stream`) the launches go to that stream, and cudarc's events keep the order.
+//! **Order.** candle has one stream of a device for each thread of the host, and nothing orders these streams
+//! against each other. The engine launches on the legacy default stream instead, which waits for all of them
+//! and for which all of them wait. So gradients may come from a backward pass in any thread, and an
+//! evaluation in another thread sees each parameter as it was before the launch or after it. If a device was
+//! made with a stream of its own (`new_with_stream`), the launches go to that stream, and cudarc's events
+//! keep the order.
 //!
-//! A call is one use of the back-end: a turn of reductions, or a commit. An update makes several. A call
-//! copies its tables to the device and enqueues its launches. It waits for its results at the end, if it has
-//! some, and otherwise only until the device has read the tables of the call before the last. After the first
-//! call with a set of parameters it allocates nothing on the device but contiguous copies of gradients with
-//! another layout, copies of those that lie in variables, inputs of tensor functions, and larger tables.
+//! **Waiting.** A call is one use of the back-end: a turn of reductions, or a commit. It copies its tables to
+//! the device and enqueues its launches. If it has results, it waits for them at the end, otherwise only
+//! until the device has read the tables of the call before the last.
+//!
+//! **Memory.** After the first call with a set of parameters, only these are allocated on the device:
+//! contiguous copies of gradients with another layout, copies of gradients that lie in variables, inputs of
+//! tensor functions, and larger tables.
 
 mod compile;
 mod scratch;
@@ -32,10 +35,10 @@ use crate::error::Result;
 use crate::model::lent::defect;
 use scratch::DeviceScratch;
 
-/// The handle of the default stream that each thread of the host has.
+/// The handle of the default stream of each thread of the host, the same in all threads.
 const PER_THREAD: usize = 2;
 
-/// The stream in order with all of candle's work on a device, from whichever threads.
+/// The stream that is in order with candle's work of all threads on a device.
 pub(crate) fn ordered_stream(device: &CudaDevice) -> Arc<CudaStream> {
     let owner = device.cuda_stream();
     if owner.cu_stream().addr() == PER_THREAD { owner.context().default_stream() } else { owner }
@@ -48,11 +51,11 @@ pub(super) struct Cuda<'a> {
     owner: Arc<CudaStream>,
     /// Where launches go.
     stream: Arc<CudaStream>,
-    /// Set by the launch. It stands before the other data of the call: after an error it is dropped first,
-    /// and waits for the device.
+    /// Set by the launch. Declared before the data of the call, so that it is dropped first after an error:
+    /// its drop waits until the device has finished with the data.
     scratch: Option<DeviceScratch>,
-    /// What is read. Copies that were made for this call live until what reads them has been enqueued; after
-    /// that the stream keeps the order.
+    /// The tensors that are read. Some are copies for this call, which live until the work that reads them
+    /// has been enqueued. After that the stream keeps the order.
     read: Vec<Tensor>,
     written: Vec<&'a Tensor>,
     /// New variables, which are only written.
@@ -73,8 +76,9 @@ impl Cuda<'_> {
         }
     }
 
-    /// Lets go of the tensors of this call, whose readers and writers are enqueued now. Where cudarc keeps
-    /// streams in order by events, it first notes that this stream uses them.
+    /// Drops the tensors of this call, whose readers and writers have been enqueued. If cudarc keeps streams
+    /// in order by events, their addresses are taken once more before that, so that cudarc notes that this
+    /// stream uses them (`storage.rs`).
     fn note(&mut self) -> Result<()> {
         let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
         if self.stream.context().is_managing_stream_synchronization() {
@@ -92,7 +96,6 @@ impl Cuda<'_> {
     }
 }
 
-/// The variable of a state tensor.
 fn variable(state: &Buffer) -> Result<&Var> {
     match state.memory() {
         Memory::Variable(variable) => Ok(variable),

@@ -1,5 +1,13 @@
-//! What a device keeps from one call to the next, and the launches that use it. `unsafe`: page-locked memory
-//! and launches.
+//! The memory of a device that is kept from call to call, and the launches that use it.
+//!
+//! 1. `take` hands out memory that no other call uses, so that no lock is held during a call.
+//! 2. `write` waits until the device has read the tables of the call before the last, and overwrites them.
+//! 3. `enqueue` adds the copy of the tables and all launches to the stream. Then `launch` records the event
+//!    `done`.
+//! 4. `give_back` keeps the memory. After an error the memory is dropped instead, and the drop waits for
+//!    `done`.
+//!
+//! `unsafe`: page-locked memory and launches.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -16,31 +24,31 @@ use super::compile::forget_unused;
 use crate::engine::codegen::THREADS;
 use crate::engine::device::Launch;
 
-/// How many words each memory has at first.
+/// How many words or results each memory has room for at first.
 const WORDS: usize = 1 << 12;
 
-/// The memory of a call. It grows to what the largest call needs, and is used again and again. It goes when
-/// another device is first used after its own has been dropped, or with the process.
+/// The memory of a call. It grows to what the largest call needs. It is freed with the process, or when
+/// another device is first used after its own device was dropped.
 pub(super) struct DeviceScratch {
-    /// candle's stream. Its references show whether the device is still there.
+    /// candle's stream. Its reference count shows whether the device is still used.
     owner: Arc<CudaStream>,
     stream: Arc<CudaStream>,
-    /// Two, so that the tables of a call can be written while the device reads those of the last one.
+    /// Two, so that the tables of a call can be written while the device reads those of the call before.
     uploads: [TableUpload; 2],
-    /// Which of them is this call's.
+    /// The index of this call's upload.
     turn: usize,
     tables: CudaSlice<u64>,
     results: CudaSlice<f64>,
     /// How many results there are in this call.
     count: usize,
-    /// The event that the last call is done with tables and results, which are not freed before.
+    /// The event after the last use of `tables` and `results`, which are not freed before it.
     done: CudaEvent,
 }
 
 /// Page-locked memory of the host. It is write-combined: reading it is slow.
 struct TableUpload {
     memory: PinnedHostSlice<u64>,
-    /// When the device has read it. cudarc has an event of its own for this, but only records it where there
+    /// The event that the device has read the memory. cudarc has one of its own, but only records it if there
     /// are several streams.
     read: CudaEvent,
 }
@@ -53,7 +61,6 @@ fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The memory for one call.
 pub(super) fn take(
     device: DeviceId,
     owner: &Arc<CudaStream>,
@@ -70,7 +77,7 @@ pub(super) fn take(
             (None, gone)
         }
     };
-    // Making and dropping memory takes long, so the lock goes first.
+    // The lock is released first, because making and dropping memory takes long.
     drop(pool);
     if !gone.is_empty() {
         drop(gone);
@@ -79,7 +86,7 @@ pub(super) fn take(
     unused.map_or_else(|| DeviceScratch::new(owner, stream), Ok)
 }
 
-/// Takes the memory of a call back.
+/// Returns the memory of a call to the pool.
 pub(super) fn give_back(device: DeviceId, mut scratch: DeviceScratch) {
     (scratch.turn, scratch.count) = (1 - scratch.turn, 0);
     pool().entry(device).or_default().push(scratch);
@@ -100,28 +107,29 @@ impl DeviceScratch {
         })
     }
 
-    /// Whether anything but this memory uses its device.
+    /// Whether anything but unused memory holds the device of this memory.
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
-        // A device with a stream of its own has its memories on that stream: then `owner`, `stream`, `tables`
-        // and `results` hold it.
+        // If a device has a stream of its own, that stream is also `stream`, and `tables` and `results` hold
+        // it.
         let handles =
             |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
         let known = unused.iter().filter(|other| Arc::ptr_eq(&other.owner, &self.owner)).map(handles).sum();
         Arc::strong_count(&self.owner) > known
     }
 
-    /// Enqueues the launches, which find `results` numbers.
+    /// Enqueues the launches, which have `results` results together.
     ///
     /// # Safety
-    /// The rows must fit the functions, and what is at their addresses must stay until the stream has done
-    /// this.
+    /// The rows must fit the functions, and what is at their addresses must stay until the stream has run the
+    /// launches.
     pub(super) unsafe fn launch(&mut self, launches: &[Launch<CudaFunction>], results: usize) -> Result<()> {
-        // SAFETY: the caller is `Cuda::launch`. It says why the rows fit, and why what is at their addresses
-        // stays.
+        // SAFETY: `Cuda::launch`, the only caller, gives the reasons why the rows fit and why what is at
+        // their addresses stays.
         let enqueued = unsafe { self.enqueue(launches, results) };
+        // `done` is recorded also after an error, because some launches may have been enqueued.
         self.done.record(&self.stream).w()?;
-        // `Device::synchronize` waits for candle's stream of the thread alone, so that stream waits for the
-        // launches.
+        // `Device::synchronize` waits for candle's stream of the thread alone, so that stream has to wait for
+        // the launches.
         if !Arc::ptr_eq(&self.owner, &self.stream) {
             self.owner.wait(&self.done).w()?;
         }
@@ -185,9 +193,9 @@ impl DeviceScratch {
 
 impl Drop for DeviceScratch {
     fn drop(&mut self) {
-        // Memory is freed in the order of this stream, maybe before a stream of the device's own is done with
-        // it, so this waits. An old error of the context would be returned in place of waiting, so it is
-        // taken first. Whether this fails does not matter.
+        // `tables` and `results` are freed in the order of their stream, perhaps before a stream of the
+        // device's own has finished with them, so this waits. An old error of the context is taken first,
+        // because `synchronize` would return it instead of waiting. Nothing depends on whether this fails.
         let _ = self.stream.context().check_err();
         let _ = self.done.synchronize();
     }
@@ -204,8 +212,8 @@ impl TableUpload {
         Ok(TableUpload { memory, read })
     }
 
-    /// Writes the tables of all launches, the rows of each before the offsets of its blocks. The result is
-    /// where each begins, in words.
+    /// Writes the tables of all launches: of each, the rows before the offsets of its blocks. Returns where
+    /// these two begin, in words.
     fn write(&mut self, launches: &[Launch<CudaFunction>], words: usize) -> Result<Vec<(u64, u64)>> {
         self.read.synchronize().w()?;
         if words > self.memory.len() {
@@ -229,7 +237,7 @@ impl TableUpload {
         Ok(places)
     }
 
-    /// Enqueues the copy of the first words. They are not written before it is done.
+    /// Enqueues the copy of the first words. `write` waits until it is done.
     fn send(&mut self, words: usize, to: &mut CudaSlice<u64>, stream: &Arc<CudaStream>) -> Result<()> {
         let from = &self.memory.as_slice().w()?[..words];
         stream.memcpy_htod(from, to).w()?;

@@ -1,17 +1,17 @@
-//! Addresses of tensors on a device, one tensor at a time: a concurrent forward pass holds several locks at
-//! once, so holding two could deadlock.
+//! Addresses of tensors on a device, one tensor at a time. A concurrent forward pass holds several locks at
+//! once, so that holding two here could deadlock.
 //!
-//! An address stays valid when the lock is given back, as candle never moves a storage while a tensor has it.
-//! If an in-place operation of the program has put another storage there, the address is made of that: each
-//! is compared with its tensor here, under the lock (`model/lent/stored.rs`). A program that exchanges the
-//! storage in another thread between here and the launch frees memory that the launch uses. Nothing can be
-//! checked against that, as several locks must not be held.
+//! **Validity.** An address stays valid after the lock is released, because candle never moves a storage
+//! while a tensor has it. An in-place operation of the program may have put another storage there. So each
+//! storage is compared with its tensor under the lock (`model/lent/stored.rs`), and the address is that of
+//! the storage found. If another thread exchanges the storage between here and the launch, the launch uses
+//! freed memory. No check can prevent that, because several locks must not be held.
 //!
-//! The legacy default stream is in order with candle's streams of all threads, so an address is all that is
-//! asked for. If the program has made streams of its own, cudarc manages them, which keeps the order: asked
-//! for an address, it lets the stream wait for earlier work on the data by other streams, and notes that the
-//! stream uses the data from now on. An address is then asked for a second time after the work has been
-//! enqueued, so that the note covers it.
+//! **Order.** The legacy default stream is in order with candle's streams of all threads, so only the address
+//! is needed. If the program has made streams of its own, cudarc keeps the order. Taking an address then
+//! makes the stream wait for earlier work of other streams on the data, and notes that the stream uses the
+//! data from then on. The address is taken a second time after the work has been enqueued, so that the note
+//! covers that work.
 
 use std::cell::Cell;
 
@@ -32,7 +32,7 @@ fn unsupported() -> candle_core::Error {
     )
 }
 
-/// Does the same to a storage's slice of whichever dtype it is.
+/// Runs an expression on the slice of a storage, for every dtype.
 macro_rules! on_slice {
     ($slices:expr, $slice:ident => $run:expr) => {
         on_slice!($slices, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64, $slice => $run)
@@ -56,9 +56,9 @@ pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> 
 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
 ///
-/// cudarc wants the storage by `&mut` to note who writes. Where it notes nothing, the lock for reading is
+/// cudarc wants the storage by `&mut` to note who writes. If it takes no notes, the lock for reading is
 /// enough, and takes a fraction of the time of candle's in-place operation. That operation refuses tensors
-/// with repeated elements; the lock need not, because a contiguous tensor has none.
+/// with repeated elements. The lock need not, because a contiguous tensor has none.
 pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     if !stream.context().is_managing_stream_synchronization() {
         return read_address(tensor, stream);
@@ -68,8 +68,7 @@ pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64>
     borrow.address.into_inner()
 }
 
-/// A copy on the CPU of a contiguous tensor, which takes no memory on the device. It is done when this
-/// returns.
+/// Copies a contiguous tensor to the CPU, without memory on the device. The copy is complete on return.
 pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     fn copy<T: DeviceRepr + WithDType>(
         slice: &CudaSlice<T>,
@@ -87,8 +86,8 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
 }
 
-/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on. It takes no memory
-/// on the device.
+/// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, without memory on
+/// the device.
 pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
     variable.inplace_op1(&WriteFromHost { values, variable, start })
 }
@@ -127,7 +126,7 @@ impl InplaceOp1 for WriteFromHost<'_> {
     }
 }
 
-/// An in-place operation that only looks where its storage is.
+/// An in-place operation that only finds the address of its storage.
 struct FindAddress<'s> {
     tensor: &'s Tensor,
     stream: &'s CudaStream,

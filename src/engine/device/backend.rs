@@ -1,4 +1,4 @@
-//! What the device engine needs of whatever runs its code.
+//! The interface between the device engine and what runs its code: `cuda` or `emulation`.
 
 use std::sync::Arc;
 
@@ -7,53 +7,49 @@ use candle_core::{Tensor, Var};
 use crate::engine::memory::Buffer;
 use crate::error::Result;
 
-/// A device during one call: hands out addresses, and runs launches.
+/// A device during one call (a commit, or a turn of reductions): hands out addresses, then runs launches.
 ///
 /// `'a` is how long the data of the call lives.
 pub(in crate::engine) trait Backend<'a> {
     /// A function that is ready to run.
     type Function: Clone;
 
-    /// Compiles a source, or finds it compiled. `None`, if that cannot be done and tensor operations are to
-    /// do the work instead.
+    /// Compiles a source, or finds it compiled. Returns `None` if that is impossible and tensor operations
+    /// have to do the work.
     fn function(&mut self, source: &str) -> Result<Option<Self::Function>>;
 
-    /// The address of the first element of a contiguous tensor that is read.
+    /// The address of the first element of a contiguous tensor that is read. Takes the tensor by value,
+    /// because it may be a copy that nothing else holds.
     fn read(&mut self, tensor: Tensor) -> Result<u64>;
 
     /// The address of the first element of a variable that is read and written.
     fn write(&mut self, tensor: &'a Tensor) -> Result<u64>;
 
-    /// The address of a state tensor that is read.
     fn read_state(&mut self, state: &'a Buffer) -> Result<u64>;
 
-    /// The address of a state tensor that is read and written.
     fn write_state(&mut self, state: &'a mut Buffer) -> Result<u64>;
 
     /// The address of the first element of a new variable, which is written.
     fn write_new(&mut self, variable: Var) -> Result<u64>;
 
-    /// Runs the launches one after another. It need not wait until they are done. `results` is how many
-    /// numbers they find.
+    /// Runs the launches one after another, and may return before they are done. `results` is the number of
+    /// their results.
     fn launch(&mut self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<()>;
 
-    /// Waits for the launches and returns their results. Returns at once if there are none.
+    /// If there are results, waits for the launches and returns them. Otherwise returns at once.
     fn read_results(self) -> Result<Vec<f64>>;
 }
 
-/// One function over all leaves that need it.
+/// One function, and the table of all leaves that it runs on.
 pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) function: F,
-    /// The source of the function.
     #[cfg_attr(not(feature = "emulate"), expect(dead_code, reason = "a device has it compiled"))]
     pub(in crate::engine) source: Arc<str>,
-    /// How many leaves there are.
     pub(in crate::engine) leaves: usize,
-    /// One row of equal length for each leaf, laid out as the source says.
+    /// One row of equal length for each leaf, with the fields that the source declares.
     pub(in crate::engine) rows: Vec<u64>,
     /// The index of the first block of each leaf.
     pub(in crate::engine) block_offsets: Vec<u32>,
-    /// How many blocks there are.
     pub(in crate::engine) blocks: u32,
     /// The index of the first block's result among all results, if the function reduces.
     pub(in crate::engine) results: Option<usize>,

@@ -1,5 +1,9 @@
 //! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all
-//! leaves at once.
+//! leaves (parameters with their state) at once. `README.md` of this folder describes rows and order.
+//!
+//! Each entry point has three steps: get a handle for each leaf (which compiles its kernel, if it is new),
+//! add the leaf's data (which takes addresses), run all launches. A leaf has no kernel if a dtype cannot be
+//! printed or the source does not compile. Such a leaf is left to tensor operations.
 
 mod backend;
 mod table;
@@ -18,16 +22,16 @@ use crate::model::lent::{Lend, Lent, defect};
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
-/// Writes the parameters and state of all jobs, but for what functions have returned.
-///
-/// The result says which of the jobs could be done.
+/// Writes the parameters and state of all jobs, except what functions of whole tensors have returned. The
+/// result has `false` for each job that has no kernel; nothing of it is written.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     backend: B,
     jobs: &'a mut [&mut Job<'j>],
 ) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
     let jobs: Vec<JobSegments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
-    // Segments before the last read the parameter, so their launches have to come before those that write it.
+    // Launches run in the order of handles. Segments before the last read the parameter that last segments
+    // write, so the handles of all segments before the last come first.
     let mut handles: Vec<Option<SmallVec<[RowHandle; 1]>>> =
         jobs.iter().map(|_| Some(SmallVec::new())).collect();
     for is_last in [false, true] {
@@ -37,6 +41,8 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
                 .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
             for segment in if is_last { last } else { before } {
                 let handle = tables.handle(|into| trace_write(segment, into))?;
+                // A job is written as a whole or not at all. So if one segment has no kernel, the job loses
+                // all its handles.
                 *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
                     handles.push(handle);
                     handles
@@ -60,7 +66,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     Ok(done)
 }
 
-/// The totals of the elements' chunks; `None` for what could not be done.
+/// The totals of the chunks of each request; `None` if it has no kernel.
 pub(super) fn reduce_with<'j, B: Backend<'j>>(
     backend: B,
     requests: &[ReductionRequest<'j, '_>],
@@ -74,9 +80,8 @@ pub(super) fn reduce_with<'j, B: Backend<'j>>(
     Ok(ranges.iter().map(totals).collect())
 }
 
-/// The elements as tensors of the compute dtype; `None` for what could not be done.
-///
-/// The tensors have their values once the launches are done.
+/// The elements of each view as a tensor of the compute dtype; `None` if it has no kernel. The tensors have
+/// their values once the launches are done.
 pub(super) fn copy_with<'j, B: Backend<'j>>(
     backend: B,
     views: &[GradientView<'j, '_>],
@@ -92,7 +97,7 @@ pub(super) fn copy_with<'j, B: Backend<'j>>(
     Ok(copies)
 }
 
-/// Adds what reads elements, and reduces or copies them. `None`, if it cannot be done.
+/// Adds a leaf whose elements are reduced or copied. Returns `None` if it has no kernel.
 fn read<'j, B: Backend<'j>>(
     tables: &mut Tables<'j, B>,
     view: GradientView<'j, '_>,
@@ -125,7 +130,6 @@ fn read<'j, B: Backend<'j>>(
     tables.add(&handle, data).map(Some)
 }
 
-/// The data of a segment.
 fn data_of<'a>(
     segment: Segment<'a, '_>,
     x: Option<LeafArray<'a>>,
@@ -156,12 +160,11 @@ fn data_of<'a>(
     })
 }
 
-/// The tensors of gradients, which all are candle's.
 fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {
     gradients.iter().map(|gradient| check_tensor(&**gradient)).collect()
 }
 
-/// The tensor of what is lent. Leaves with others are not given to devices.
+/// The tensor of lent memory. Leaves with other memory are not given to devices.
 fn check_tensor(lender: &dyn Lend) -> Result<&Tensor> {
     lender.tensor().ok_or_else(|| defect("memory that is no tensor was given to a device"))
 }

@@ -1,4 +1,5 @@
-//! The leaves of a call as tables, one for each kind of leaf.
+//! The leaves (parameters with their state) of a call as tables: one table for each traced kernel, with a row
+//! for each leaf.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,11 +17,11 @@ use crate::error::{Error, Result};
 use crate::model::lent::defect;
 use crate::numbers::DType;
 
-/// What a back-end is to do in one call.
+/// The launches of one call, while they are prepared.
 pub(super) struct Tables<'a, B: Backend<'a>> {
     pub(super) backend: B,
     groups: Vec<KernelGroup<B::Function>>,
-    /// The last trace. The next one takes its memory.
+    /// The last trace, whose memory the next trace uses again.
     traced: BoundKernel,
     /// The scalars of all leaves.
     scalars: Vec<f64>,
@@ -31,20 +32,19 @@ pub(super) struct Tables<'a, B: Backend<'a>> {
 struct KernelGroup<F> {
     kernel: TracedKernel,
     printed: Arc<PrintedSource>,
-    /// `None`, if it does not compile.
+    /// `None` if the source does not compile.
     function: Option<F>,
     rows: Vec<u64>,
     block_offsets: Vec<u32>,
     blocks: u32,
 }
 
-/// A kernel's source and what its table looks like.
 struct PrintedSource {
     layout: RowLayout,
     source: Arc<str>,
 }
 
-/// A place for one leaf: its group, and where its scalars are in [`Tables`].
+/// The place of one leaf: its group, and the range of its scalars in [`Tables`].
 pub(super) struct RowHandle {
     group: usize,
     scalars: Range<usize>,
@@ -53,10 +53,10 @@ pub(super) struct RowHandle {
 /// The data of a leaf, from which its row is made.
 pub(super) struct LeafData<'a> {
     pub(super) length: usize,
-    /// How many elements the leaf has, of which these may be a part.
+    /// How many elements the whole leaf has; this process may have a part of them.
     pub(super) whole: usize,
     pub(super) x: Option<LeafArray<'a>>,
-    /// The address of the low bits of x, if it is the upper part of a number.
+    /// The address of the low bits of x, if x has some.
     pub(super) low_bits: Option<u64>,
     pub(super) sources: SmallVec<[&'a Tensor; 1]>,
     /// In the order of the steps.
@@ -69,18 +69,18 @@ pub(super) struct LeafData<'a> {
     pub(super) reducer: Option<Reducer>,
 }
 
-/// An array that a kernel works on, until its address is asked for.
+/// An array that a kernel works on. Its address is taken when the row is filled.
 pub(super) enum LeafArray<'a> {
     Tensor(&'a Tensor),
     /// State that is only read.
     ReadState(&'a Buffer),
     State(&'a mut Buffer),
-    /// One whose address is known.
+    /// An array with a known address, which several segments use.
     Address(u64),
 }
 
 impl LeafArray<'_> {
-    /// The same array once more; `None` for state that is written.
+    /// The same array for one more segment; `None` for state that is written, which is borrowed once.
     pub(super) fn again(&self) -> Option<Self> {
         match *self {
             LeafArray::Tensor(tensor) => Some(LeafArray::Tensor(tensor)),
@@ -97,7 +97,7 @@ pub(super) struct BlockRange {
     blocks: Range<usize>,
 }
 
-/// The printed form of a kernel, made once.
+/// The printed form of a kernel, made once in the life of the process.
 fn printed(kernel: &TracedKernel) -> Arc<PrintedSource> {
     static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<PrintedSource>>>> =
         LazyLock::new(Mutex::default);
@@ -115,8 +115,8 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         Tables { backend, groups, traced: BoundKernel::new(), scalars, call }
     }
 
-    /// A place for a leaf with this trace. `None`, if a dtype is not printed, or the back-end has no
-    /// function.
+    /// The place for a leaf with this trace. Returns `None` if a dtype cannot be printed or the source does
+    /// not compile.
     pub(super) fn handle(
         &mut self,
         trace: impl FnOnce(&mut BoundKernel) -> bool,
@@ -148,10 +148,11 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         Ok(self.groups[group].function.is_some().then_some(RowHandle { group, scalars }))
     }
 
-    /// Puts a leaf into its place.
+    /// Fills the row of a leaf.
     pub(super) fn add(&mut self, handle: &RowHandle, mut data: LeafData<'a>) -> Result<BlockRange> {
         let group = &mut self.groups[handle.group];
         let (layout, scalars) = (&group.printed.layout, &self.scalars[handle.scalars.clone()]);
+        // Chunks of a sum follow from the whole leaf, so that dividing it among ranks changes no sum.
         let chunk = if data.reducer.is_some() { chunk_length(data.whole) } else { layout.chunk() };
         let count = data.length.div_ceil(chunk) as u32;
         let mut arrays = Arrays::of(&group.kernel, &mut data)?;
@@ -161,7 +162,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
             let reducer = data.reducer.unwrap_or(Reducer::sum());
             match field {
                 RowField::Length => group.rows.push(data.length as u64),
-                // Patched below, when the pointers are known.
+                // Set below, because it depends on all pointers.
                 RowField::Aligned => group.rows.push(0),
                 RowField::Chunk => group.rows.push(chunk as u64),
                 RowField::Power => group.rows.push(reducer.p.to_bits()),
@@ -194,12 +195,13 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         Ok(BlockRange { group: handle.group, blocks: first..first + count as usize })
     }
 
-    /// Runs everything.
+    /// Runs all launches, and waits for their results if there are any.
     pub(super) fn run(mut self) -> Result<Results> {
         let (mut launches, mut group_offsets, mut count) =
             (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
         for KernelGroup { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
             group_offsets.push(count);
+            // Leaves without elements have no blocks, and CUDA refuses a launch without blocks.
             let (Some(function), 1..) = (function, blocks) else { continue };
             let results = kernel.reduces().then_some(count);
             count += results.map_or(0, |_| blocks as usize);
@@ -213,7 +215,6 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     }
 }
 
-/// What the blocks have found.
 pub(super) struct Results {
     /// The index of the first result of each group.
     group_offsets: Vec<usize>,
@@ -232,7 +233,7 @@ fn lacking() -> Error {
     defect("a leaf lacks data that its kernel works on")
 }
 
-/// The scalars in the type of the arithmetic, two in a word where that is F32.
+/// Appends the scalars in the type of the arithmetic, two in a word if it is F32.
 fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<Item = f64>) {
     let bits = |scalar: f64| u64::from((scalar as f32).to_bits());
     match compute {
@@ -245,7 +246,7 @@ fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<
     }
 }
 
-/// The arrays of a kernel, without those whose address was asked for.
+/// The arrays of a kernel by index; `None` once an address has been taken.
 struct Arrays<'a>(SmallVec<[Option<LeafArray<'a>>; 4]>);
 
 impl<'a> Arrays<'a> {

@@ -10,10 +10,9 @@ use crate::engine::plan::Step;
 use crate::model::lent::Lent;
 use crate::numbers::value::ScaleBy;
 
-/// A device that knows what it was asked to run, and computes nothing.
+/// A device that records its launches and computes nothing.
 #[derive(Default)]
 struct Recorder {
-    /// Which sources it compiles.
     compiler: Option<fn(&str) -> bool>,
     addresses: u64,
     results: usize,

@@ -1,5 +1,5 @@
-//! Printed sources as functions of this process. `unsafe`: it loads and calls what the C++ compiler made of
-//! them.
+//! Compiles printed sources to functions of this process. `unsafe`: loads and calls what the C++ compiler has
+//! made.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -56,11 +56,12 @@ fn compile(source: &str) -> Result<CompiledSource> {
             "-shared",
             "-w",
         ])
-        // `_FORTIFY_SOURCE` rejects `longjmp` between our stacks.
+        // `_FORTIFY_SOURCE` rejects `longjmp` between the stacks of emulated threads.
         .arg("-U_FORTIFY_SOURCE")
         .arg("-o")
         .arg(&library);
     command.args(source.contains("double* results").then_some("-DFOLDS"));
+    // Only threads that wait for each other need stacks of their own.
     command.args(waits(source).then_some("-DWAITS"));
     let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut compiler = compiler
@@ -83,7 +84,7 @@ fn compile(source: &str) -> Result<CompiledSource> {
 }
 
 impl CompiledSource {
-    /// Runs all blocks over these tables, which hold the addresses of live data of the lengths they say.
+    /// Runs all blocks over these tables, whose addresses point to live arrays of the lengths in their rows.
     pub(super) fn launch(&self, blocks: u32, rows: &[u64], block_offsets: &[u32], results: &mut [f64]) {
         debug_assert!(results.is_empty() || results.len() == blocks as usize);
         debug_assert!(

@@ -8,14 +8,14 @@ use crate::error::{Error, Result};
 
 /// A copy of a tensor's data, with guards before and after it.
 pub(super) struct GuardedArray<'a> {
-    /// In words of 8 bytes: the data is as aligned as a device's could be.
+    /// In words of 8 bytes, so that the data can be aligned as on a device.
     words: Vec<[u64; 2]>,
     start: usize,
     length: usize,
     target: Option<WriteTarget<'a>>,
 }
 
-/// Where written data goes in the end.
+/// Where written data is copied in the end.
 pub(super) enum WriteTarget<'a> {
     Variable(&'a Tensor),
     New(Var),

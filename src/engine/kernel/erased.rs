@@ -1,24 +1,25 @@
-//! Arithmetic whose type is forgotten, with the loop that runs it.
+//! Arithmetic with an erased type, and the loop that runs it.
 
 use smallbox::{SmallBox, smallbox};
 
 use super::lanes::{LaneBlock, run_lanes};
 use crate::numbers::value::{self, Arithmetic, Array, Prologue, Value};
 
-/// [`Arithmetic`] behind a pointer. One call handles a block of elements, so the indirection costs nothing
-/// measurable.
+/// [`Arithmetic`] as a trait object. One call runs a whole block of elements, so the indirection costs
+/// nothing measurable.
 pub(crate) trait Kernel: Send + Sync {
-    /// Runs over a block on the CPU, with a prologue if there is one.
+    /// Runs over a block on the CPU. A prologue changes each gradient before the arithmetic.
     fn run(&self, prologue: Option<&Prologue>, block: &mut LaneBlock<'_>);
     /// See [`Arithmetic::TAKES_PROLOGUE`].
     fn takes_prologue(&self) -> bool;
     /// See [`Arithmetic::as_prologue`].
     fn as_prologue(&self) -> Option<Prologue>;
-    /// How many state slots it works on.
+    /// How many slots (state tensors) the arithmetic has.
     fn slots(&self) -> usize;
     /// See [`Arithmetic::KEEPS_NON_FINITE`].
     fn keeps_non_finite(&self) -> bool;
-    /// Records the arithmetic.
+    /// Records the arithmetic as a graph. The graph is printed as source code for devices, or evaluated by
+    /// the reference engine. Replaces `slots` by their next values.
     fn trace<'g>(
         &self,
         x: value::Expr<'g>,
@@ -27,10 +28,9 @@ pub(crate) trait Kernel: Send + Sync {
     ) -> value::Expr<'g>;
 }
 
-/// A kernel of any type. The scalars of most need no allocation.
+/// A kernel of any type. Up to six words of scalars are stored inline, so most kernels need no allocation.
 pub(crate) type ErasedKernel = SmallBox<dyn Kernel, [usize; 6]>;
 
-/// A kernel whose type is forgotten.
 pub(crate) fn erased(kernel: impl Kernel + 'static) -> ErasedKernel {
     smallbox!(kernel)
 }
@@ -39,6 +39,8 @@ impl<A: Arithmetic> Kernel for A {
     fn run(&self, prologue: Option<&Prologue>, block: &mut LaneBlock<'_>) {
         debug_assert!(A::TAKES_PROLOGUE || prologue.is_none());
         match prologue {
+            // `TAKES_PROLOGUE` is a constant. If it is false, the compiler drops this arm, and with it a
+            // second loop that would apply the prologue.
             Some(prologue) if A::TAKES_PROLOGUE => run_lanes(Behind(*prologue, *self), block),
             _ => run_lanes(*self, block),
         }
@@ -73,7 +75,7 @@ impl<A: Arithmetic> Kernel for A {
     }
 }
 
-/// Arithmetic behind a prologue.
+/// Arithmetic with a prologue before it.
 #[derive(Clone, Copy)]
 struct Behind<A>(Prologue, A);
 

@@ -1,4 +1,4 @@
-//! The instruction sets the fused CPU engine is compiled for.
+//! The instruction sets that the fused CPU engine is compiled for.
 
 use std::sync::OnceLock;
 
@@ -17,14 +17,14 @@ pub struct Isa(Vectors);
 /// The vectors of an instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::engine) enum Vectors {
-    /// Those that every processor of the target has.
+    /// The vectors that every processor of the target has.
     Portable,
     Bits256,
     Bits512,
 }
 
 impl Isa {
-    /// What every processor of the target has.
+    /// The instructions that every processor of the target has.
     pub const PORTABLE: Isa = Isa(Vectors::Portable);
 
     /// 256-bit vectors and half-precision conversion (AVX2, F16C), if this processor has them.
@@ -43,18 +43,19 @@ impl Isa {
         *BEST.get_or_init(|| Isa(detect()))
     }
 
-    /// The vectors, which exist only if they were detected. Whoever calls code compiled for vectors asks
-    /// here.
+    /// The vectors. Other vectors than `Portable` appear only after `detect` has found their instructions, so
+    /// code that is compiled for them may be called.
     #[inline(always)]
     pub(in crate::engine) fn vectors(self) -> Vectors {
         self.0
     }
 }
 
-/// Miri runs what Rust says, and no processor's instructions.
+/// Miri interprets Rust and has no vector instructions, so it gets the portable code.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn detect() -> Vectors {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+    // The 512-bit code is compiled with AVX2 and F16C as well, so the match below needs both.
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")

@@ -1,23 +1,27 @@
-//! The loops over elements, compiled once per instruction set. `unsafe`: slots are raw pointers and the
-//! vectorised twins may only run where the processor has their instructions.
+//! The loops over elements, compiled once per instruction set.
+//!
+//! `per_isa!` compiles a loop three times: with the target's instructions, with AVX2 and with AVX-512.
+//! Results have the same bits, because Rust neither reorders nor contracts floating-point operations.
+//! `unsafe`: slots are raw pointers, and a loop may only run where the processor has its instructions, which
+//! [`Isa`] proves.
 #![allow(unsafe_code)]
 
 use super::Isa;
 use crate::numbers::value::{Arithmetic, Array, Compute, Lane};
 
-/// How many elements pass through a chain of several steps at a time. That is 512 bytes of f32 per array, so
-/// all arrays stay in the first-level cache. Twice as many already cost a third of the speed from memory, as
-/// the hardware no longer reads ahead on all arrays.
+/// How many elements go through a chain of several steps at a time. That is 512 bytes of f32 per array, so
+/// that all arrays stay in the first-level cache. Blocks of twice this length lose a third of the speed from
+/// memory, because the hardware does not read ahead on all their arrays.
 pub(in crate::engine) const BLOCK: usize = 128;
 
-/// Some elements of one leaf, in the type of the arithmetic. At most [`BLOCK`], if there are several steps.
+/// Elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], if the chain has several steps.
 pub(crate) struct LaneBlock<'b> {
     pub(in crate::engine) isa: Isa,
     pub(in crate::engine) lanes: Lanes<'b>,
 }
 
-/// The arrays of a block, all of one length. Only `engine/cpu/pass.rs` makes them. The slots point to as many
-/// elements, which nothing else accesses meanwhile.
+/// The arrays of a block, all of one length. Each slot points to that many elements, which nothing else
+/// accesses meanwhile. Only `engine/cpu/pass.rs` makes such arrays, and it must ensure this.
 pub(in crate::engine) enum Lanes<'b> {
     F32(LaneArrays<'b, f32>),
     F64(LaneArrays<'b, f64>),
@@ -26,14 +30,14 @@ pub(in crate::engine) enum Lanes<'b> {
 pub(in crate::engine) struct LaneArrays<'b, T> {
     pub(in crate::engine) x: &'b mut [T],
     pub(in crate::engine) dx: &'b [T],
-    /// Where the new gradient goes; if nowhere, it is subtracted from x.
+    /// Where the new gradient is written. If `None`, it is subtracted from `x`.
     pub(in crate::engine) out: Option<&'b mut [T]>,
     pub(in crate::engine) slots: &'b [*mut T],
 }
 
 /// A compute type with its variant of [`Lanes`].
 pub(in crate::engine) trait LaneFloat: Compute {
-    /// The elements of this type in the bytes of [`BLOCK`] f32.
+    /// How many elements of this type take the bytes of [`BLOCK`] f32.
     const BLOCK: usize = BLOCK * size_of::<f32>() / size_of::<Self>();
     fn lanes(arrays: LaneArrays<'_, Self>) -> Lanes<'_>;
 }
@@ -50,11 +54,12 @@ impl LaneFloat for f64 {
     }
 }
 
-/// Calls a generic loop through its twin for an instruction set.
+/// Defines a generic loop, compiled for each instruction set. A call runs the version for `isa`.
 macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident<$($T:ident: $bound:path),*>($isa:ident, $($arg:ident: $ty:ty),+) $body:block) => {
         $(#[$doc])*
         $vis fn $name<$($T: $bound),*>($isa: Isa, $($arg: $ty),+) {
+            // Inlined, because otherwise the body would not be compiled with the instructions of its caller.
             #[inline(always)]
             fn body<$($T: $bound),*>($($arg: $ty),+) $body
 
@@ -103,8 +108,10 @@ fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut LaneArr
     }
 }
 
-/// How many of so many elements the vectorised loops take: a multiple of all vectors. With a loop of their
-/// own for the rest, they would keep its numbers in the registers, and those of the vectors in memory.
+/// How many of `length` elements the vectorised loops take: a multiple of the length of every vector.
+///
+/// The rest has a function of its own. With two loops in one function, the compiler keeps the scalars of the
+/// second in registers, and those of the vectorised loop in memory.
 #[inline(always)]
 fn whole(length: usize) -> usize {
     length & !15
@@ -126,7 +133,7 @@ unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut
     result
 }
 
-/// The elements behind the whole vectors.
+/// Runs the step on the elements after the whole vectors. Not inlined, see [`whole`].
 #[inline(never)]
 fn rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }: &mut LaneArrays<'_, T>) {
     for i in whole(x.len())..x.len() {
@@ -140,8 +147,8 @@ fn rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }: &m
     }
 }
 
-// `zip` leaves no bounds check in these loops; with one, the compiler computes the last elements of every
-// block one by one.
+// These loops use `zip`, because it leaves no bounds check. With one, the compiler computes the last elements
+// of every block one by one.
 
 per_isa! {
     /// `out = step(x, dx)`, for whole vectors.

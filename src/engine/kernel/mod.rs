@@ -1,5 +1,5 @@
-//! The arithmetic of a step and the loops that run it over elements. They are one room because a kernel
-//! behind a pointer carries its loop.
+//! The arithmetic of a step and the loops that run it over elements. They share a room, because a kernel
+//! whose type is erased carries its loop.
 
 mod erased;
 pub(super) mod isa;

@@ -1,15 +1,15 @@
 //! The order in which gradients are added up.
 
-/// Cuts a list where the last addition of its sum is. The first part is the largest power of two that leaves
-/// something for the second.
+/// Cuts a list into the two parts whose sums are added last. The length of the first part is the largest
+/// power of two that leaves something for the second.
 ///
-/// So pairs of neighbours are added first, then pairs of these. The order depends on the number of items and
-/// on nothing else, and the sum of 2ⁿ equal numbers is exact.
+/// Hence neighbours are added in pairs first, then their sums in pairs. The order depends only on the number
+/// of items, and the sum of 2ⁿ equal numbers is exact.
 pub(in crate::engine) fn halves<T>(items: &[T]) -> (&[T], &[T]) {
     items.split_at(items.len().next_power_of_two() / 2)
 }
 
-/// The sum of what the items stand for; `None` if there are no items.
+/// Adds the values of the items in the order of [`halves`]. Returns `None` if there are no items.
 pub(in crate::engine) fn pairwise<T, V, E>(
     items: &[T],
     value: &mut impl FnMut(&T) -> Result<V, E>,

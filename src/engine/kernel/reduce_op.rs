@@ -1,6 +1,15 @@
-//! How the elements of a leaf become one number, with an order of summation that no number of threads and no
-//! instruction set changes. `unsafe`: the vectorised twins of the loop may only run where the processor has
-//! their instructions.
+//! How the elements of a leaf (a parameter with its state) become one number, with the same bits for any
+//! number of threads and any instruction set. The length of the leaf alone decides the order, and all sums
+//! are in f64:
+//!
+//! ```text
+//! reduce_block        element i of a chunk goes to accumulator i mod 16
+//! join_accumulators   the 16 accumulators, in order, become the total of the chunk
+//! ReduceOp::total     the totals of the chunks, in order, become that of the leaf
+//! ```
+//!
+//! `unsafe` is in the macro `per_isa!`: it calls a loop that is compiled for vector instructions, which only
+//! some processors have. [`Isa`] proves that this processor has them.
 #![allow(unsafe_code)]
 
 use smallvec::SmallVec;
@@ -13,14 +22,14 @@ use crate::numbers::value::Compute;
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
-/// The length of the chunks that a leaf of `length` elements is cut into. Chunks have at least 16 Ki
-/// elements, and there are at most 1024. Nothing else decides it, so a norm has the same bits with any number
-/// of threads.
+/// The number of elements in a chunk of a leaf with `length` elements. A leaf has at most 1024 chunks, which
+/// bounds its list of totals. A chunk has at least 16 384 elements, so a leaf with fewer is a single chunk.
+/// Nothing else decides the length, so a norm has the same bits with any number of threads.
 pub(crate) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
 
-/// The totals of the chunks of some elements, in their order.
+/// The totals of chunks, in the order of the elements.
 pub(crate) type ChunkTotals = SmallVec<[f64; 2]>;
 
 /// How elements become one number, in f64.
@@ -34,7 +43,7 @@ pub(crate) enum ReduceOp {
     SquareSum,
     /// `max |g|`, NaN if any is NaN
     AbsMax,
-    /// How many are not 0
+    /// The number of elements that are not 0
     NonZeros,
     /// `Σ (|g| / unit)^p`
     PowerSum,
@@ -46,12 +55,12 @@ pub(crate) struct Reducer {
     pub(crate) op: ReduceOp,
     /// The exponent of the norm.
     pub(crate) p: f64,
-    /// A power of two that no element exceeds, so that powers neither over- nor underflow.
+    /// A power of two that is at least the largest element, so that powers neither over- nor underflow.
     pub(crate) unit: f64,
 }
 
 impl ReduceOp {
-    /// One number for two.
+    /// Joins two totals, or a total and an element.
     #[inline(always)]
     pub(in crate::engine) fn join(self, a: f64, b: f64) -> f64 {
         match self {
@@ -60,7 +69,6 @@ impl ReduceOp {
         }
     }
 
-    /// One number for those of all chunks.
     pub(in crate::engine) fn total(self, chunks: &[f64]) -> f64 {
         chunks.iter().fold(0.0, |total, chunk| self.join(total, *chunk))
     }
@@ -75,8 +83,9 @@ impl Reducer {
         Reducer { op: ReduceOp::AbsSum, ..Self::sum() }
     }
 
-    /// The reduction from which a p-norm follows. For an exponent without an operator of its own it finds the
-    /// largest element first, see [`Reducer::with_unit`].
+    /// The first reduction for a p-norm. If p is 0, 1, 2 or infinite, it is the only one. For any other p it
+    /// finds the largest element, from which [`Reducer::with_unit`] makes the second reduction: the sum of
+    /// powers.
     pub(crate) fn norm(p: f64) -> Self {
         let op = match p {
             0.0 => ReduceOp::NonZeros,
@@ -87,45 +96,50 @@ impl Reducer {
         Reducer { op, p, unit: 1.0 }
     }
 
-    /// The second reduction of a norm, once the largest element is known, if it needs one.
+    /// The second reduction for a norm, made from the result of the first, the largest element. `None` if the
+    /// first reduction is enough.
     pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
         let is_second =
             self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
-        // There is no power of two above the largest numbers, which are then less than twice the unit.
+        // The unit is a normal power of two, hence from 2^-1022 to 2^1023. An element above 2^1023 is less
+        // than twice the unit, so its power stays below 2^p. Elements far below 2^-1022 may have powers of 0.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
         is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
     }
 
-    /// Whether the reduction of finite numbers of a compute dtype can be infinite.
+    /// Whether a reduction of finite numbers of a compute dtype can be infinite.
     pub(in crate::engine) fn can_overflow(self, compute: DType) -> bool {
         match self.op {
             ReduceOp::AbsMax | ReduceOp::NonZeros | ReduceOp::PowerSum => false,
+            // Sums are in F64, where no sum of F32 or of their squares overflows.
             ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::SquareSum => compute == DType::F64,
         }
     }
 
-    /// Whether the reduction of numbers is not finite if one of them is not. A count is finite in any case.
+    /// Whether an infinite or NaN element makes the result infinite or NaN. A count is always finite.
     pub(in crate::engine) fn keeps_non_finite(self) -> bool {
         self.op != ReduceOp::NonZeros
     }
 
-    /// Whether the total of numbers gives that of multiples of them, see [`Reducer::scaled`]. Powers are in a
-    /// unit of their own.
+    /// Whether [`Reducer::scaled`] can compute the total of scaled elements. It cannot for a sum of powers,
+    /// because the unit of such a sum was chosen for the scaled elements, while the unscaled ones would be
+    /// reduced.
     pub(in crate::engine) fn can_be_scaled(self) -> bool {
         self.op != ReduceOp::PowerSum
     }
 
-    /// The total of numbers that are `scale` times as large.
+    /// Converts the total of some elements to the total of the same elements times `scale`.
     pub(in crate::engine) fn scaled(self, total: f64, scale: f64) -> f64 {
         match self.op {
             ReduceOp::Sum => total * scale,
+            // A scale does not change a count. A sum of powers is never scaled, see `can_be_scaled`.
             ReduceOp::NonZeros | ReduceOp::PowerSum => total,
             ReduceOp::AbsSum | ReduceOp::AbsMax => total * scale.abs(),
             ReduceOp::SquareSum => total * scale * scale,
         }
     }
 
-    /// The norm or sum from the total.
+    /// The norm or sum that follows from a total.
     pub(in crate::engine) fn finish(self, total: f64) -> f64 {
         match self.op {
             ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::AbsMax | ReduceOp::NonZeros => total,
@@ -135,6 +149,7 @@ impl Reducer {
     }
 }
 
+/// The larger number, or NaN if one of the two is NaN, which `f64::max` would drop.
 #[inline(always)]
 fn larger(a: f64, b: f64) -> f64 {
     let larger = if a >= b { a } else { b };
@@ -150,7 +165,8 @@ fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl F
             *sum = fold(*sum, g.as_());
         }
     }
-    // Before the rest, whose loop would keep the local sums in memory.
+    // Stored before the second loop. Otherwise the compiler would keep `local` in memory, not in registers,
+    // because of the second loop.
     *sums = local;
     for (sum, g) in sums.iter_mut().zip(rest) {
         *sum = fold(*sum, g.as_());
@@ -171,7 +187,6 @@ per_isa! {
     }
 }
 
-/// The accumulators of a chunk, joined in order.
 pub(in crate::engine) fn join_accumulators(op: ReduceOp, sums: &[f64; ACCUMULATORS]) -> f64 {
     sums.iter().fold(0.0, |total, &sum| op.join(total, sum))
 }

@@ -1,7 +1,8 @@
 //! State tensors.
 //!
-//! On the CPU state is plain memory without a lock. Only what [`Offload`](crate::Offload) sends from another
-//! thread is a variable there.
+//! On the CPU a state tensor is plain memory without a lock, because only its tree accesses it. The exception
+//! is the copy of a parameter that [`Offload`](crate::Offload) uploads from another thread: a variable, which
+//! has a lock.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -17,24 +18,24 @@ use crate::tensors::{
     failure, in_dtype, on_cpu, tensor_of, write_values, zeroed, zeros,
 };
 
-/// One tensor of a rule's state: on the CPU plain memory that nobody else can see, else a candle variable.
+/// One tensor of a rule's state: plain memory on the CPU, a candle variable elsewhere.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     shape: Shape,
     memory: Memory,
-    /// What its records are, if it is stored in records.
+    /// The kind of records (128 numbers each), if the numbers are stored in records.
     records: Option<Records>,
     /// Whether its numbers are squares of gradients.
     is_of_squares: bool,
 }
 
 pub(crate) enum Memory {
-    /// Of a supported dtype, U8 or I16, each value once and in row-major order.
+    /// A supported dtype, U8 or I16; each value once and in row-major order.
     Host(CpuStorage),
     Variable(Var),
 }
 
-/// Without the numbers.
+/// Shows the dtype without the numbers.
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -44,7 +45,7 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// The values in records, on their device.
+/// The values as records, on the device of the values.
 fn in_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
     let bytes = records.of(&on_host::<f32>(&in_dtype(values, DType::F32)?)?);
     Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?
@@ -56,7 +57,7 @@ fn other_length(length: usize, values: &Tensor) -> crate::tensors::TensorError {
 }
 
 impl Buffer {
-    /// A copy of a tensor's values.
+    /// Copies the values of a tensor.
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
         let (shape, dtype) = (values.shape().clone(), dtype_of(values));
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
@@ -73,19 +74,17 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A variable with these values, which nothing else holds. One thread can write it while another reads
-    /// it.
+    /// A variable with a copy of these values. One thread can write it while another reads it.
     pub(crate) fn shared(values: &Tensor) -> Result<Self> {
         let memory = Memory::Variable(Var::from_tensor(&values.detach())?);
         Ok(Buffer { shape: values.shape().clone(), memory, records: None, is_of_squares: false })
     }
 
-    /// The variable, if it is one.
     pub(crate) fn variable(&self) -> Option<&Var> {
         if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
     }
 
-    /// The variable, or the buffer itself if it is none.
+    /// The variable. If the buffer has none, the buffer itself.
     pub(in crate::engine) fn as_shared(&mut self) -> std::result::Result<&Var, &mut Self> {
         match self {
             Buffer { memory: Memory::Variable(variable), .. } => Ok(variable),
@@ -93,12 +92,12 @@ impl Buffer {
         }
     }
 
-    /// The address of what is locked to write it, if it has a lock.
+    /// The address of the storage that writers lock; `None` for plain memory, which has no lock.
     pub(crate) fn memory_of(&self) -> Option<usize> {
         self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
     }
 
-    /// A copy of a tensor's values in 8 bits.
+    /// Copies the values of a tensor as codes of 8 bits.
     pub(crate) fn coded(values: &Tensor, code: Code) -> Result<Self> {
         let records = Records::Codes(code);
         Ok(Buffer {
@@ -108,15 +107,15 @@ impl Buffer {
         })
     }
 
-    /// What bf16s of this shape lack of f32s: nothing yet.
+    /// The low bits of a split parameter of this shape, all 0: each f32 is equal to its bf16.
     pub(crate) fn low_bits(shape: &[usize], device: &Device) -> Result<Self> {
         Buffer::of_zeros(shape.into(), DType::U8, Some(Records::LowBits), device)
     }
 
-    /// Numbers that are 0, of this dtype or in records: all their bytes are.
+    /// Zeros, of this dtype or in records. In both all bytes are 0.
     ///
-    /// On the CPU they take memory when they are first written, so that a format that replaces another before
-    /// that costs nothing.
+    /// On the CPU they take memory when they are first written, so a format that is replaced before that
+    /// costs nothing.
     pub(crate) fn of_zeros(
         shape: Shape,
         dtype: DType,
@@ -138,17 +137,16 @@ impl Buffer {
         Ok(Buffer { shape, records, ..Buffer::new(&zeros(stored, dtype, device)?)? })
     }
 
-    /// Whether all bytes are 0, and the numbers on the CPU, where that can be seen.
+    /// Whether all bytes are 0. `false` for a variable, which would have to be read from its device.
     pub(crate) fn is_zero(&self) -> bool {
         matches!(&self.memory, Memory::Host(values) if bytes(values).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0)))
     }
 
-    /// The same, whose numbers are squares of gradients if that is so.
+    /// Sets whether the numbers are squares of gradients.
     pub(crate) fn of_squares(self, is_of_squares: bool) -> Self {
         Buffer { is_of_squares, ..self }
     }
 
-    /// Whether its numbers are squares of gradients.
     pub(crate) fn is_of_squares(&self) -> bool {
         self.is_of_squares
     }
@@ -160,7 +158,7 @@ impl Buffer {
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
-    /// A copy of what is stored. Records have another dtype and shape there: a row for each block.
+    /// A copy of what is stored. Records are bytes there, with a row for each block of numbers.
     pub(crate) fn stored(&self) -> crate::tensors::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(tensor_of(values.clone(), self.stored_shape())),
@@ -168,7 +166,7 @@ impl Buffer {
         }
     }
 
-    /// A copy on a device.
+    /// A copy on `device`.
     pub(crate) fn on(&self, device: &Device) -> Result<Self> {
         let memory = match &self.memory {
             Memory::Host(values) if device.is_cpu() => Memory::Host(values.clone()),
@@ -180,7 +178,7 @@ impl Buffer {
         Ok(Buffer { shape: self.shape.clone(), memory, ..*self })
     }
 
-    /// Writes the values as little-endian bytes.
+    /// Writes what is stored, as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
             Memory::Host(values) => write_values(
@@ -192,7 +190,7 @@ impl Buffer {
         }
     }
 
-    /// What is stored as little-endian bytes; bytes on the CPU where they lie.
+    /// What is stored, as little-endian bytes. Bytes in plain memory are borrowed.
     pub(crate) fn to_bytes(&self) -> io::Result<Cow<'_, [u8]>> {
         if let Memory::Host(CpuStorage::U8(values)) = &self.memory {
             return Ok(Cow::Borrowed(values));
@@ -201,17 +199,17 @@ impl Buffer {
         self.write_to(&mut bytes).map(|()| Cow::Owned(bytes))
     }
 
-    /// Whether what is stored are numbers, not records or bytes that complete other numbers.
+    /// Whether numbers are stored, not records or bytes that complete other numbers.
     pub(crate) fn has_numbers(&self) -> bool {
         self.records.is_none() && is_supported(self.stored_dtype())
     }
 
-    /// Overwrites the values with those of a tensor of the same shape, rounded to how this buffer stores
-    /// them.
+    /// Overwrites the values with those of a tensor of the same shape, rounded to the stored format.
     pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
         let values =
             &self.records.map_or_else(|| Ok(values.clone()), |records| in_records(records, values))?;
         match &self.memory {
+            // For no elements candle would launch a kernel without threads, which CUDA refuses.
             Memory::Variable(variable) if variable.elem_count() == 0 => Ok(()),
             Memory::Variable(variable) => {
                 variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
@@ -223,7 +221,7 @@ impl Buffer {
         }
     }
 
-    /// Overwrites what is stored with `values`, from element `start` on in row-major order, rounded to its
+    /// Overwrites stored elements from `start` on, in row-major order, with `values`, rounded to the stored
     /// dtype.
     pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> crate::tensors::Result<()> {
         let values = rounded(values, self.stored_dtype())?;
@@ -255,7 +253,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// The dtype of the values.
+    /// The dtype of the numbers, which is F32 for records.
     pub(crate) fn dtype(&self) -> DType {
         if self.records.is_some() { DType::F32 } else { self.stored_dtype() }
     }
@@ -271,7 +269,7 @@ impl Buffer {
         self.shape.dims()
     }
 
-    /// The shape in which a tensor of this shape is stored.
+    /// The shape in which numbers of the shape `whole` are stored.
     pub(crate) fn shape_of(&self, whole: &[usize]) -> Shape {
         self.records.map_or_else(
             || whole.into(),
@@ -283,22 +281,19 @@ impl Buffer {
         self.shape_of(self.shape.dims())
     }
 
-    /// The code of the values, if they are in 8 bits.
     pub(crate) fn code(&self) -> Option<Code> {
         if let Some(Records::Codes(code)) = self.records { Some(code) } else { None }
     }
 
-    /// What these are, if they are the low bits of numbers.
+    /// The kind of low bits, for a buffer of low bits.
     pub(in crate::engine) fn as_low_bits(&self) -> LowBits {
         if self.records == Some(Records::LowBits) { LowBits::All } else { LowBits::Byte }
     }
 
-    /// What its records are, if it is stored in records.
     pub(crate) fn records(&self) -> Option<Records> {
         self.records
     }
 
-    /// Where it is.
     pub(crate) fn device(&self) -> &Device {
         match &self.memory {
             Memory::Host(_) => &Device::Cpu,
@@ -315,7 +310,7 @@ impl Buffer {
     }
 }
 
-/// State is lent to be read only: engines write it where it lies.
+/// State is lent for reading only, because engines write state without a loan.
 impl Lend for Buffer {
     fn lent_shape(&self) -> &[usize] {
         self.shape.dims()

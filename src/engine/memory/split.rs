@@ -1,4 +1,5 @@
-//! Numbers that are kept in two parts.
+//! Precise numbers in two parts: a parameter, and what it lacks (low bits, or the compensation of a Kahan
+//! sum).
 
 use half::{bf16, f16};
 
@@ -10,7 +11,7 @@ use crate::numbers::low_bits::{
 use crate::numbers::{DType, round_to_odd};
 use crate::tensors::{Device, Tensor, WithDType, dtype_of, in_dtype};
 
-/// The f32 whose parts are a bf16 and its low bits: all of them in records, or the 8 of a number of 24 bits.
+/// Joins bf16s and their low bits to f32s.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
     let (highs, lows) = (on_host(high)?, low_bits.tensor()?);
     let numbers = match low_bits.as_low_bits() {
@@ -24,7 +25,7 @@ fn joined_as<L>(highs: Vec<bf16>, lows: Vec<L>, join: impl Fn(bf16, L) -> f32) -
     highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect()
 }
 
-/// The upper parts of f32s, and their low bits as this buffer stores them.
+/// Splits f32s into bf16s and low bits, in the format of `low_bits`.
 pub(crate) fn split(low_bits: &Buffer, next: &Tensor) -> crate::tensors::Result<(Tensor, Tensor)> {
     let exact = |number| {
         let (high, low) = split_number(number);
@@ -48,8 +49,8 @@ fn split_as<L: WithDType>(
     ))
 }
 
-/// Overwrites the low bits of f32s whose upper parts stay: with those of the nearest to `next` that have
-/// these upper parts.
+/// Overwrites low bits, while the bf16s in `high` stay. Each f32 becomes the nearest to `next` whose upper
+/// part is that bf16.
 pub(crate) fn keep_low_bits(
     low_bits: &mut Buffer,
     high: &Tensor,
@@ -66,8 +67,10 @@ pub(crate) fn keep_low_bits(
     low_bits.set(&lows?)
 }
 
-/// The numbers of a `dtype` that are the nearest to `next` of those that are rounded to `x`. `next` are a
-/// unit in the last place from such numbers at most; else they stay.
+/// Rounds `next` to `dtype`, if possible so that the result, rounded to the dtype of `x`, is `x`.
+///
+/// The nearest number of `dtype` may round to a neighbour of `x`. If the next number of `dtype` towards `x`
+/// rounds to `x`, that number is the result, otherwise the nearest number.
 pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tensors::Result<Tensor> {
     let low = |number: f64| match dtype_of(x) {
         DType::F16 => f16::from_f32(round_to_odd(number)).into(),
@@ -88,8 +91,11 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tens
     Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
 }
 
-/// Numbers of the dtype of `x`, and what they lack of `next`. Several pairs have one sum: an `x` that is as
-/// near as any number stays, and so does `lost` where that is the sum already.
+/// Splits `next` into numbers of the dtype of `x` and what these lack.
+///
+/// Several pairs have the same sum. If no number is nearer to `next` than `x`, then `x` stays, and `lost`
+/// stays if the sum is `next` already. Without this rule, a precise value that is read and set again would
+/// move a parameter at a tie to its neighbour.
 pub(crate) fn compensated(
     x: &Tensor,
     lost: &Buffer,

@@ -1,4 +1,4 @@
-//! Values of tensors: made, rounded, copied and written.
+//! Makes, rounds, copies and writes values of tensors.
 
 use super::variables::{UpdateTargets, unshared};
 use crate::error::Result;
@@ -6,8 +6,8 @@ use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
 use crate::tensors::{Device, Shape, Tensor, Var, WithDType, failure, in_dtype};
 
-/// A number as a tensor of a compute dtype. It is rounded on the host: Metal has no F64, not even to convert
-/// from.
+/// A number as a tensor of a compute dtype. It is rounded on the host, because Metal has no F64, not even to
+/// convert from.
 pub(in crate::engine) fn scalar(
     value: f64,
     compute: impl Into<DType>,
@@ -19,8 +19,7 @@ pub(in crate::engine) fn scalar(
     }
 }
 
-/// A tensor of one number throughout, in storage of its own. The number is rounded on the host, see
-/// [`scalar`].
+/// A tensor whose elements are all `value`, in storage of its own. Rounded on the host, see [`scalar`].
 pub(crate) fn filled(
     value: f64,
     shape: impl Into<Shape>,
@@ -32,8 +31,8 @@ pub(crate) fn filled(
     one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
 }
 
-/// The values on a device. A transfer takes the whole storage, however little of it a view shows, so the view
-/// is copied first.
+/// The values on a device. They are copied before a transfer, because a transfer takes the whole storage,
+/// however little of it a view shows.
 pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<Tensor> {
     if device.same_device(values.device()) {
         Ok(values.clone())
@@ -55,23 +54,25 @@ pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> crate::tensors::Re
         return Ok(());
     }
     let next = rounded(next, variable.dtype())?.to_device(variable.device())?;
-    // What another thread can see may be locked there together with the variable.
+    // `Var::set` locks both tensors. Another thread that can see `next` might wait for the variable while it
+    // holds `next`, so `next` is copied if it is shared.
     let next = unshared("new value", next, &UpdateTargets::all(), &[])?;
     match variable.is_variable() {
         true => Var::from_tensor(variable)?.set(&next),
-        // `Var::from_tensor` would make a copy of a view.
+        // A view of a variable. `Var::from_tensor` would make a copy of it.
         false => set_part(variable, 0, &next),
     }
 }
 
-/// Overwrites what is lent, rounded to its dtype.
+/// Overwrites lent memory, rounded to its dtype.
 pub(crate) fn set_lent(lender: &dyn Lend, next: &Tensor) -> Result<()> {
     set_lent_and(lender, next, &mut || Ok(()))
 }
 
-/// Overwrites what is lent, rounded to its dtype, and then runs a function. Memory that is no tensor is lent
-/// meanwhile: if its owner refuses, the function does not run, and what the owner does afterwards comes too
-/// late.
+/// Overwrites lent memory, rounded to its dtype, and then runs `then`.
+///
+/// Memory that is no tensor stays lent while `then` runs. If its owner refuses to lend it, `then` does not
+/// run. An error of the owner after the loan comes too late to stop `then`.
 pub(crate) fn set_lent_and(
     lender: &dyn Lend,
     next: &Tensor,
@@ -84,7 +85,7 @@ pub(crate) fn set_lent_and(
     set_memory(lender, 0, &rounded(next, lender.dtype())?.contiguous()?, then)
 }
 
-/// Overwrites elements of what is lent from `start` on, rounded to its dtype.
+/// Overwrites elements of lent memory from `start` on, rounded to its dtype.
 pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) -> Result<()> {
     if let Some(variable) = lender.tensor() {
         return Ok(set_part(variable, start, values)?);
@@ -92,7 +93,7 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     set_memory(lender, start, &rounded(values, lender.dtype())?, &mut || Ok(()))
 }
 
-/// Overwrites elements of memory that is no tensor, and then runs a function.
+/// Overwrites elements of memory that is no tensor, and runs `then` while the memory is lent.
 fn set_memory(
     lender: &dyn Lend,
     start: usize,
@@ -112,20 +113,22 @@ fn set_memory(
     })
 }
 
-/// Overwrites elements of a variable with `values`, from `start` on in row-major order, rounded to its dtype.
+/// Overwrites elements of a variable from `start` on, in row-major order, with `values`, rounded to its
+/// dtype.
 pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crate::tensors::Result<()> {
     if values.elem_count() == 0 {
         return Ok(());
     }
     if !variable.is_contiguous() {
+        // `flatten_all` would copy the variable, and the values would be written to the copy.
         return Err(failure("cannot set a part of a variable that is not contiguous"));
     }
     let values = moved(&rounded(values, variable.dtype())?, variable.device())?;
     variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 
-/// The values rounded once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or
-/// drops low bits.
+/// Rounds values once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops
+/// low bits.
 pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {

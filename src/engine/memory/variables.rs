@@ -1,14 +1,16 @@
 //! Storage that is shared with the program: which storages updates write, and copies of what lies in them.
 //!
-//! An update waits for the lock of a gradient while it holds that of a parameter. That is free of deadlock as
+//! An update waits for the lock of a gradient while it holds the lock of a parameter. That cannot deadlock as
 //! long as nobody writes the gradient meanwhile. So a gradient that lies in a variable, of whatever model, is
-//! copied before anything is locked.
+//! copied before anything is locked. For other memory there is a register:
 //!
-//! A state registers what its updates write, from `setup` on. If a call meets memory in another place, it
-//! registers that before it asks what all others write. Of calls that would wait for each other in a circle,
-//! one began last: it knows the others' storages and has copied what lies there. Storages stay registered
-//! between calls. Otherwise a program that reads two parameters at once could wait for the update that waits
-//! for it.
+//! 1. A state registers the storages that its updates write, from `setup` on.
+//! 2. If a call finds a parameter in other memory, it registers that memory before it reads the register.
+//! 3. The call copies gradients that lie in a registered storage.
+//!
+//! If calls would wait for each other in a circle, the one that read the register last has found the storages
+//! of all others, and has copied what lies there. Storages stay registered between calls. Otherwise a program
+//! that reads two parameters at once could wait for the update that waits for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -22,18 +24,19 @@ pub(crate) type WrittenStorages = HashMap<usize, usize>;
 
 static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::default);
 
-/// The addresses of a parameter's or gradient's memory and of its first element. Nothing is read through
-/// them.
+/// The addresses of a parameter's or gradient's memory and of its first element. They are compared and
+/// prefetched; nothing is read through them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
-    /// Two share it exactly if they share memory. `None` if nobody else can access that.
+    /// Equal exactly if two tensors share memory. `None` if nobody else can access the memory.
     pub(in crate::engine) memory: Option<usize>,
     /// 0, if the element is not on the CPU.
     pub(in crate::engine) first: usize,
 }
 
 impl Addresses {
-    /// Those of what is lent, if it is what its owner says. `name` is what it is to the program.
+    /// The addresses of lent memory. Refuses a storage that does not hold what its tensor declares. `name` is
+    /// the role of the memory in errors, such as "gradient".
     pub(crate) fn of(name: &'static str, lender: &dyn Lend) -> Result<Self> {
         let Some(tensor) = lender.tensor() else {
             let mut first = 0;
@@ -43,7 +46,7 @@ impl Addresses {
             })?;
             return Ok(Addresses { memory: lender.memory(), first });
         };
-        // Under one lock for both.
+        // One lock for both addresses, so that they belong to one storage.
         let (storage, layout) = storage_of(name, tensor)?;
         let first = on_cpu(&storage).map_or(0, |numbers| {
             let start = layout.start_offset() * tensor.dtype().size_in_bytes();
@@ -53,7 +56,7 @@ impl Addresses {
     }
 }
 
-/// Registered storages: all updates of the process know that they are written, as long as this lives.
+/// Storages that are registered while this value lives, so that all updates of the process find them.
 #[derive(Debug, Default)]
 pub(crate) struct UpdateTargets(Vec<usize>);
 
@@ -64,14 +67,15 @@ impl UpdateTargets {
         UpdateTargets(storages)
     }
 
-    /// Registers these in place of those before. If they are the same, as in most calls, nothing is locked.
+    /// Registers `storages` instead of the earlier ones. If both are the same, as in most calls, nothing is
+    /// locked.
     pub(crate) fn keep(&mut self, storages: Vec<usize>) {
         if self.0 != storages {
             *self = UpdateTargets::new(storages);
         }
     }
 
-    /// Forgets these, each once.
+    /// Takes each of `storages` off the register once.
     pub(crate) fn forget(&mut self, storages: impl IntoIterator<Item = usize>) {
         let mut forgotten = WrittenStorages::new();
         storages.into_iter().for_each(|storage| *forgotten.entry(storage).or_default() += 1);
@@ -81,7 +85,7 @@ impl UpdateTargets {
         drop(UpdateTargets(self.0.extract_if(.., is_forgotten).collect()));
     }
 
-    /// The storages of all states.
+    /// The storages that all states have registered.
     pub(crate) fn all() -> Arc<WrittenStorages> {
         WRITTEN.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -97,17 +101,17 @@ impl Drop for UpdateTargets {
     }
 }
 
-/// Changes the map. Readers have a copy of it and no lock, as they may run code of the program, which makes
-/// states.
+/// Changes the map. Readers share the map and hold no lock, because they may run code of the program, and
+/// that code may make states, which change the map.
 fn change(how: impl FnOnce(&mut WrittenStorages)) {
     how(Arc::make_mut(&mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner)));
 }
 
-/// The tensor, or a copy if it lies where somebody may write. That is in a variable, in what a state writes,
-/// or in a storage of the caller's `own`.
+/// The tensor, or a copy if somebody may write its memory: a variable, a storage that a state writes, or one
+/// of the caller's `own`.
 ///
 /// # Errors
-/// If its storage does not hold what it says.
+/// If the storage does not hold what the tensor declares.
 pub(crate) fn unshared(
     name: &'static str,
     tensor: Tensor,

@@ -1,4 +1,16 @@
-//! The plan for one leaf.
+//! The plan for one leaf (a parameter with its state): a [`Job`], which the stages of a call change in turn.
+//!
+//! ```text
+//! plan     gradients become sources, rules append steps, the store sets the epilogue; check; copy_shared
+//! reduce   steps that wait for numbers or functions are replaced in place, so that indices of steps stay
+//! commit   functions that have not run do so; the segments between results of functions are written
+//! finish   results of functions go to the state, counters and numbers are set, gradients dropped
+//! ```
+//!
+//! 1. `length` is the number of elements of this job, `whole` that of the leaf. The chunks of a sum follow
+//!    from `whole`, so that a sum does not depend on how the leaf is cut into parts.
+//! 2. A commit locks all gradients together with the job's own memory. If two gradients lay in one storage,
+//!    or one where somebody may write, the commit could wait for ever. `copy_shared` copies such gradients.
 
 use smallvec::SmallVec;
 
@@ -12,7 +24,7 @@ use crate::tensors::{Device, Tensor};
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 
-/// Gradients to be added up, each of the parameter's shape; none means zeros.
+/// Gradients to be added up, each of the parameter's shape. No gradient means zeros.
 pub(crate) type Sources<'a> = SmallVec<[Lent<'a>; 1]>;
 
 /// Counters with the values they take in the commit.
@@ -24,7 +36,6 @@ pub(crate) type NumberWrites<'a> = Vec<(&'a mut f64, f64)>;
 /// The addresses of the storages that a job writes.
 pub(crate) type OwnStorages = SmallVec<[usize; 2]>;
 
-/// The plan for one leaf.
 pub(crate) struct Job<'a> {
     /// The parameter's path, for errors.
     pub(crate) path: &'a str,
@@ -32,39 +43,35 @@ pub(crate) struct Job<'a> {
     pub(crate) x: Operand<'a>,
     /// The low bits of x, if x is a bf16 that is the upper part of an f32.
     pub(crate) low_bits: Option<&'a mut Buffer>,
-    /// How many elements there are.
     pub(crate) length: usize,
-    /// How many elements the whole leaf has; this job may have a part of them. Norms take their chunks from
-    /// it, so that parts do not change them.
+    /// How many elements the whole leaf has. This job may have a part of them.
     pub(crate) whole: usize,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
     /// The gradients that enter the first step as their sum.
     pub(crate) sources: Sources<'a>,
-    /// What happens to the gradient, in order.
     pub(crate) steps: Steps<'a>,
-    /// What becomes of the result.
     pub(crate) epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
-    /// The parameter, if it is on another device than x. The gradients are there, too.
+    /// The parameter, if it is on another device than x. The gradients are on that device until
+    /// `engine/offload.rs` downloads them.
     pub(crate) offloaded: Option<OffloadTarget<'a>>,
     pub(crate) counters: CounterWrites<'a>,
     pub(crate) numbers: NumberWrites<'a>,
-    /// Where the gradients that were not copied are, for prefetching.
+    /// Where the gradients are that `copy_shared` has not copied, so that a prefetch takes no lock.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
-    /// Whether parameter or state have been written, or have begun to be.
+    /// Whether a write to parameter or state has begun.
     pub(crate) has_moved: bool,
 }
 
 /// What the arithmetic calls x.
 pub(crate) enum Operand<'a> {
-    /// A parameter.
     Lent(&'a dyn Lend),
-    /// A master, which nobody else can see.
+    /// A master that nobody else can see.
     Own(&'a mut Buffer),
 }
 
 impl<'a> Operand<'a> {
-    /// A master: lent if it is a variable, else the job's own.
+    /// A master. A master that is a variable has a lock, so it is lent like a parameter.
     pub(crate) fn master(buffer: &'a mut Buffer) -> Self {
         match buffer.as_shared() {
             Ok(variable) => Operand::Lent(variable.as_tensor()),
@@ -72,7 +79,6 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// What is read.
     pub(crate) fn lender(&self) -> &dyn Lend {
         match self {
             Operand::Lent(lender) => *lender,
@@ -96,7 +102,7 @@ impl<'a> Operand<'a> {
 /// The parameter of a job on another device than its x.
 #[derive(Clone, Copy)]
 pub(crate) struct OffloadTarget<'a> {
-    /// What the parameter becomes once the job has run, on the CPU.
+    /// A tensor on the CPU. Once the job has run, it has what the parameter becomes.
     pub(in crate::engine) staging: &'a Tensor,
     pub(in crate::engine) parameter: &'a dyn Lend,
     /// Whether the gradients have been brought down.
@@ -111,8 +117,8 @@ impl<'a> OffloadTarget<'a> {
 
 /// How a parameter is stored, and so what the commit writes after the steps have run.
 ///
-/// `P` stands for a parameter in a precision of its own, `C` for what a rounding loses, and `K` for what
-/// decides random bits: tensors in a plan, pointers in a pass, dtypes in printed code.
+/// `P` is a parameter that has a master, `C` is what a rounding loses, and `K` is the key of random bits. `P`
+/// and `C` are tensors in a plan, pointers in a pass, and dtypes in printed code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
     /// The parameter stays; only state moves.
@@ -121,14 +127,14 @@ pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
     Subtract,
     /// `x -= dx` on the master x, and the parameter becomes x rounded to nearest even.
     Master(P),
-    /// `x -= dx`, rounded up or down at random.
+    /// `x -= dx`, rounded up or down at random to x's dtype.
     Stochastic(K),
-    /// `x -= dx`, rounded to x's dtype; what that loses is carried over to the next step.
+    /// `x -= dx`, rounded to x's dtype. What that loses is added in the next step.
     Kahan(C),
 }
 
 impl<P, C, K> Epilogue<P, C, K> {
-    /// The same with other data, if it can be had.
+    /// The same epilogue with other data, or the error of a function.
     pub(in crate::engine) fn try_map<Q, D, E>(
         self,
         parameter: impl FnOnce(P) -> std::result::Result<Q, E>,
@@ -143,45 +149,42 @@ impl<P, C, K> Epilogue<P, C, K> {
         })
     }
 
-    /// Whether x is written.
     pub(in crate::engine) fn writes_x(&self) -> bool {
         !matches!(self, Epilogue::StateOnly)
     }
 
-    /// What x is to the program.
+    /// What errors call x.
     pub(in crate::engine) fn x(&self) -> &'static str {
         if matches!(self, Epilogue::Master(_)) { "master" } else { "parameter" }
     }
 }
 
-/// Where the result of a chain goes: a commit writes it, or whoever asked for it gets it.
+/// Where the result of a chain goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::engine) enum Sink<W, R, C> {
+    /// To parameter and state.
     Write(W),
-    /// Elements are reduced to a number; nothing of the leaf is written.
+    /// To a number. Nothing of the leaf is written.
     Reduce(R),
-    /// Elements go to memory of their own; nothing of the leaf is written.
+    /// To memory of its own. Nothing of the leaf is written.
     Copy(C),
 }
 
 impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
-    /// Whether x is written.
     pub(in crate::engine) fn writes_x(&self) -> bool {
         matches!(self, Sink::Write(epilogue) if epilogue.writes_x())
     }
 
-    /// Whether state is written.
     pub(in crate::engine) fn writes_state(&self) -> bool {
         matches!(self, Sink::Write(_))
     }
 }
 
-/// A run of elementwise steps in a job, from the gradients or a function's result to a function or to the
-/// end.
+/// Elementwise steps of a job between functions: from the gradients, or the result of a function, to the next
+/// function or the end.
 pub(in crate::engine) struct Segment<'s, 'a> {
-    /// The dtype of x.
     pub(in crate::engine) x: DType,
-    /// What the low bits of x are, if it is the upper part of a number.
+    /// Which low bits x has, if it is the upper part of a number.
     pub(in crate::engine) low_bits: Option<LowBits>,
     pub(in crate::engine) length: usize,
     pub(in crate::engine) compute: DType,
@@ -190,12 +193,12 @@ pub(in crate::engine) struct Segment<'s, 'a> {
     pub(in crate::engine) epilogue: Epilogue<&'a dyn Lend, &'s mut Buffer>,
 }
 
-/// The segments of a job that write something, in order; and its x and low bits, which each of them needs.
+/// The segments of a job that write something, in order, with the x and low bits that all of them need.
 pub(in crate::engine) struct JobSegments<'s, 'a> {
     pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
     pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
-    /// That of the job.
+    /// [`Job::has_moved`].
     pub(in crate::engine) has_moved: &'s mut bool,
 }
 
@@ -222,9 +225,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Copies the gradients that lie where somebody may write, or where another gradient lies, and notes
-    /// where the others are. The commit locks all of them together with its `own` memory, and no lock may be
-    /// asked for twice.
+    /// Copies each gradient that lies where somebody may write, or where another gradient lies. Notes where
+    /// the others are. `own` is the memory that the commit locks for writing.
     ///
     /// # Errors
     /// If the storage of a gradient does not hold it.
@@ -248,7 +250,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Copies the gradients that are no tensors, for what works with tensors alone.
+    /// Copies the gradients that are no tensors, for code that works with tensors alone.
     pub(in crate::engine) fn copy_lent(&mut self) -> Result<()> {
         for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
             *gradient = Lent::Tensor(shaped(copied("gradient", &**gradient), self.x.shape())?);
@@ -256,7 +258,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// What the job writes and does not own, each with what it is to the program.
+    /// Each memory that the job writes and does not own, with its name in errors.
     pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
         let x = if let Operand::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
         let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
@@ -264,13 +266,13 @@ impl<'a> Job<'a> {
         x.into_iter().chain(parameter.into_iter().chain(elsewhere).map(|parameter| ("parameter", parameter)))
     }
 
-    /// Whether all that it reads and writes, but for state, is candle's tensors.
+    /// Whether all memory that the job reads or writes, except state, is that of candle's tensors.
     pub(in crate::engine) fn is_of_tensors(&self) -> bool {
         self.written().all(|(_, lender)| lender.tensor().is_some())
             && self.sources.iter().all(|source| source.tensor().is_some())
     }
 
-    /// The groups of leaves with which it shares numbers that are not known yet.
+    /// The groups of leaves with which the job shares pending numbers.
     pub(crate) fn groups(&self) -> impl Iterator<Item = Group> {
         self.steps
             .iter()
@@ -282,7 +284,7 @@ impl<'a> Job<'a> {
         self.length > 0 && self.steps.iter().any(|step| matches!(step, Step::Tensor(_)))
     }
 
-    /// What is left to do. All functions must have run.
+    /// What is left to write. All functions must have run.
     pub(in crate::engine) fn segments(&mut self) -> JobSegments<'_, 'a> {
         let (x, length, compute) = (self.x.dtype(), self.length, self.compute);
         let low_bits = self.low_bits.as_deref().map(Buffer::as_low_bits);
@@ -292,6 +294,7 @@ impl<'a> Job<'a> {
         let mut all = SmallVec::new();
         while let Some(end) = steps.iter().position(|step| matches!(step, Step::Output(_))) {
             let (before, rest) = std::mem::take(&mut steps).split_at_mut(end);
+            // Steps without state have nothing to write: the function has already read their result.
             if before.iter().any(|step| !step.slots().is_empty()) {
                 all.push(segment(sources, before, Epilogue::StateOnly));
             }
@@ -317,8 +320,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Ends a job whose segments are written: writes what functions have returned to the state, moves
-    /// counters and numbers, and drops everything else.
+    /// Ends a job whose segments are written: stores the state that functions have returned, and moves
+    /// counters and numbers. The gradients are dropped here, so that a call frees them leaf by leaf.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.has_moved |= self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         for step in &mut self.steps {
@@ -333,7 +336,6 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// The reduction at `index`.
     pub(in crate::engine) fn reduction(&self, index: usize) -> Result<&Reduction<'a>> {
         if let Step::Reduce(reduction) = &self.steps[index] {
             Ok(reduction)
@@ -342,19 +344,19 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The reduction at `index`, taken out: the step does nothing from now on.
+    /// Takes out the reduction at `index`. Its step does nothing from here on.
     pub(in crate::engine) fn take_reduction(&mut self, index: usize) -> Result<Reduction<'a>> {
         let step = std::mem::replace(&mut self.steps[index], Step::Identity);
         if let Step::Reduce(reduction) = step { Ok(*reduction) } else { Err(self.broken(NO_REDUCTION)) }
     }
 
-    /// The error for a state that the plan rules out.
+    /// The error for what a plan rules out, a defect of this crate.
     pub(in crate::engine) fn broken(&self, what: &'static str) -> Error {
         defect(what).at(self.path)
     }
 }
 
-/// A copy of a gradient in the parameter's shape, for which a vector may stand.
+/// A copy of a gradient in the parameter's shape, because lent memory may be a vector.
 fn shaped(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
     Ok(gradient?.reshape(shape)?)
 }
@@ -367,7 +369,7 @@ pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterat
     steps.iter_mut().flat_map(of_step).map(|(_, slot)| slot)
 }
 
-/// Memory for the jobs of a call, kept from one to the next.
+/// Memory for the list of jobs of a call. It is kept from call to call, so that the list is allocated once.
 #[derive(Default)]
 pub(crate) struct JobPool(Vec<Option<Job<'static>>>);
 
@@ -385,13 +387,12 @@ impl JobPool {
         jobs
     }
 
-    /// Takes the memory back.
     pub(crate) fn recycle(&mut self, jobs: Vec<Option<Job<'_>>>) {
         self.0 = emptied(jobs);
     }
 }
 
-/// The same memory for values of another lifetime: collecting in place keeps it.
+/// The same memory for jobs of another lifetime, because collecting in place reuses it.
 fn emptied<'b>(mut jobs: Vec<Option<Job<'_>>>) -> Vec<Option<Job<'b>>> {
     jobs.clear();
     jobs.into_iter().map(|_| None).collect()

@@ -1,9 +1,10 @@
-//! What one leaf has to do in one step, as data for the rooms that do it. Nothing is written yet.
+//! What one leaf (a parameter with its state) has to do in one step, as data for the engines. Nothing is
+//! written yet.
 //!
 //! A **link** is a step's arithmetic with its state. A **sink** is where the result of a chain goes. A
-//! **view** is what is read of a leaf: x, or the gradient after some steps. A **probe** is arithmetic on a
-//! view, for a number to which it is reduced. A **turn** of the reduce stage evaluates all that depends on
-//! nothing else that is pending.
+//! **view** is what is read of a leaf: x, or the gradient after some steps. A **probe** is arithmetic whose
+//! result is only reduced to a number. A **turn** of the reduce stage evaluates all steps that depend on no
+//! other pending step.
 
 mod check;
 mod job;

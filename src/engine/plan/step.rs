@@ -1,4 +1,10 @@
-//! The steps of a lazy gradient.
+//! The steps of a lazy gradient: what a rule appends in the plan, and the engine runs.
+//!
+//! ```text
+//! Check   → Identity              once the gradient is found finite (reduce stage)
+//! Reduce  → Map or Identity       once the numbers are there (reduce stage)
+//! Tensor  → Output                once the function has run (reduce stage or commit)
+//! ```
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -13,27 +19,26 @@ use crate::numbers::value::Arithmetic;
 use crate::numbers::{DType, compute_dtype};
 use crate::tensors::Tensor;
 
-/// The state tensors of one step, in the order its rule named them.
+/// The state tensors of one step, in the order in which its rule named them.
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
-/// The steps of a lazy gradient. One is inline and more are on the heap, so that jobs are small: thousands of
-/// them do not stay in the cache until they run.
+/// The steps of a lazy gradient. A single step is inline and more are on the heap. Jobs must be small,
+/// because thousands of them do not stay in the cache until they run.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
-/// A step of a lazy gradient. One whose arithmetic is not known yet is replaced in place once it is known, so
-/// that indices of steps stay.
+/// A step of a lazy gradient. A pending step is replaced in place once its arithmetic is known, so that
+/// indices of steps stay.
 pub(crate) enum Step<'a> {
     /// Elementwise arithmetic with its scalars bound.
     Map {
-        /// The arithmetic.
         kernel: ErasedKernel,
         /// The state it reads and writes.
         slots: StepSlots<'a>,
     },
-    /// A check. The whole call is skipped if the gradient here is infinite or NaN somewhere, or too large for
-    /// the square that is made of it.
+    /// A check. If the gradient here has an infinite or NaN element, or one too large for the square that a
+    /// later step makes of it, the whole call is skipped.
     Check,
-    /// Arithmetic that depends on numbers to which elements are reduced first.
+    /// Arithmetic that depends on sums or norms of elements.
     Reduce(Box<Reduction<'a>>),
     /// A function of the whole tensor.
     #[cfg_attr(
@@ -41,20 +46,19 @@ pub(crate) enum Step<'a> {
         expect(dead_code, reason = "functions are made of candle's operations")
     )]
     Tensor(Box<TensorStep<'a>>),
-    /// What a function of the whole tensor has returned.
+    /// The result of a function of the whole tensor.
     Output(Box<FunctionOutput<'a>>),
-    /// The gradient as it is: what is left of a check that was passed, or of a factor of 1.
+    /// No arithmetic: what is left of a check that was passed, or of a factor of 1.
     Identity,
 }
 
 impl Step<'_> {
-    /// The arithmetic, if it is known.
     pub(in crate::engine) fn link(&self) -> Option<Link<'_>> {
         if let Step::Map { kernel, slots } = self { Some(Link { kernel: &**kernel, slots }) } else { None }
     }
 
-    /// The narrowest dtype of the squares of gradients among its state, F32 or F64, if it squares the
-    /// gradient.
+    /// The narrowest dtype, F32 or F64, in which the state has squares of gradients. `None` if the state has
+    /// no squares.
     pub(in crate::engine) fn dtype_of_squares(&self) -> Option<DType> {
         let slots: &[(&'static str, Buffer)] = match self {
             Step::Map { slots, .. } => slots,
@@ -83,31 +87,28 @@ pub(in crate::engine) struct Link<'j> {
     pub(in crate::engine) slots: &'j [(&'static str, Buffer)],
 }
 
-/// Numbers to which elements are reduced before anything is written, and the arithmetic that follows from
-/// them.
+/// Sums or norms, taken before anything is written, and the arithmetic that follows from them.
 pub(crate) struct Reduction<'a> {
-    /// The leaves that share the numbers; `None` if each has its own. The norm of a parameter is never
+    /// The leaves that share the numbers. `None` if each has its own. The norm of a parameter is never
     /// shared.
     pub(crate) group: Option<Group>,
-    /// What is reduced.
     pub(crate) terms: SmallVec<[Term; 2]>,
-    /// Whether the leaf has a gradient. One without adds nothing and makes no step; it only hears of the
-    /// numbers.
+    /// Whether the leaf has a gradient. A leaf without one adds nothing and makes no step, but its rule gets
+    /// the numbers.
     pub(crate) contributes: bool,
     /// The state that terms read and the arithmetic works on.
     pub(crate) slots: StepSlots<'a>,
-    /// Whether the first number, a norm, stands for a [`Step::Check`] as well.
+    /// Whether the first number, a norm, also replaces a [`Step::Check`].
     pub(crate) stands_for_check: bool,
     /// How far the norm of a group may be above those of earlier calls.
     pub(crate) limit: Option<NormLimit>,
-    /// What follows.
     pub(crate) then: Then<'a>,
 }
 
-/// How far a norm may be above those of earlier calls, which the engine does not know.
+/// How far a norm may be above those of earlier calls. The state tree has these and decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NormLimit {
-    /// How many standard deviations above the mean.
+    /// How many standard deviations above their mean the norm may be.
     pub(crate) sigma: f64,
     /// The number of earlier norms that count.
     pub(crate) window: usize,
@@ -116,7 +117,7 @@ pub(crate) struct NormLimit {
 }
 
 impl Reduction<'_> {
-    /// The exponent of the norm that is taken of the gradient.
+    /// The exponent of the first term's norm.
     pub(in crate::engine) fn exponent(&self) -> f64 {
         self.terms.first().map_or(1.0, |term| term.reducer.p)
     }
@@ -136,9 +137,8 @@ pub(crate) enum Group {
     Limit(u64),
     /// Those with sums of this group, of rules of this type.
     Sums {
-        /// The type of the rule.
+        /// Keeps apart rules of different types that have the same group.
         rule: TypeId,
-        /// Its group.
         group: u64,
     },
 }
@@ -149,13 +149,12 @@ pub(crate) struct Term {
     pub(crate) reducer: Reducer,
 }
 
-/// What is reduced.
 pub(crate) enum TermOf {
-    /// The gradient as it is at this place.
+    /// The gradient at this place of the chain.
     Gradient,
     /// What the arithmetic calls x.
     Parameter,
-    /// What arithmetic makes of x, the gradient and some of the reduction's slots, which it only reads.
+    /// The result of arithmetic on x, the gradient and some slots of the reduction, which it only reads.
     Probe { kernel: ErasedKernel, slots: Range<usize> },
 }
 
@@ -167,7 +166,7 @@ pub(crate) enum Then<'a> {
         /// From the norms to the factor.
         factor: Box<dyn FnOnce(Norms) -> f64 + Send + Sync>,
     },
-    /// Arithmetic on some of the reduction's slots, and numbers that the state remembers.
+    /// Arithmetic on some slots of the reduction, and numbers that the state remembers.
     Map {
         /// From the sums to both.
         resolve: Resolver,
@@ -176,7 +175,7 @@ pub(crate) enum Then<'a> {
     },
 }
 
-/// What makes of sums what follows from them, or refuses the call.
+/// A rule's function from sums to arithmetic and numbers. Its error refuses the call.
 pub(crate) type Resolver = Box<dyn FnOnce(&[f64]) -> Result<Resolved> + Send + Sync>;
 
 /// What follows from sums: arithmetic, and numbers that the state remembers.
@@ -201,9 +200,9 @@ impl std::fmt::Debug for Resolved {
 /// What happens if the norm of a gradient is infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnNonFinite {
-    /// The factor follows from it as from any other.
+    /// The factor is computed from this norm as from any other.
     Compute,
-    /// The call is refused.
+    /// The call returns an error.
     Refuse,
     /// The call is skipped.
     Skip,
@@ -213,9 +212,9 @@ pub(crate) enum OnNonFinite {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Norms {
-    /// Of the gradient, or of all gradients of the group.
+    /// The norm of the gradient, or of all gradients of the group.
     pub gradient: f64,
-    /// Of the parameter (or its master); 0 if it was not asked for.
+    /// The norm of the parameter (or of its master); 0 if the rule requested none.
     pub parameter: f64,
     /// How many elements the parameter has.
     pub elements: usize,
@@ -231,12 +230,12 @@ pub(crate) struct TensorStep<'a> {
     pub(crate) function: Box<TensorFunction<'a>>,
     /// The state it reads and replaces.
     pub(crate) slots: StepSlots<'a>,
-    /// Whether it may refuse the call, and so has to run before anything is written. Its result is kept until
-    /// then.
+    /// Whether the function may refuse the call. Such a function runs before anything is written, and its
+    /// result is kept until then.
     pub(crate) may_refuse: bool,
 }
 
-/// What a function has returned.
+/// The result of a [`TensorStep`].
 pub(crate) struct FunctionOutput<'a> {
     pub(in crate::engine) gradient: Lent<'a>,
     pub(in crate::engine) slots: StepSlots<'a>,

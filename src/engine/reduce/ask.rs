@@ -1,4 +1,4 @@
-//! From pending steps to requests, and from totals to answers.
+//! Makes requests of pending steps, and answers of their totals.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -8,7 +8,7 @@ use crate::engine::plan::{GradientView, Job, ReductionRequest, Step, TermOf};
 use crate::engine::{Engine, dispatch};
 use crate::error::Result;
 
-/// A pending step, and the totals of its terms: of a check, the largest element.
+/// A pending step and the totals of its terms. A check has one: the largest element.
 pub(super) struct Answer {
     pub(super) step: PendingStep,
     pub(super) totals: SmallVec<[f64; 2]>,
@@ -18,13 +18,13 @@ pub(super) struct Answer {
 type Answers = SmallVec<[Answer; 1]>;
 
 impl Answer {
-    /// Whether the first total is finite.
     pub(super) fn is_finite(&self) -> bool {
         self.totals.first().is_none_or(|total| total.is_finite())
     }
 }
 
-/// The answers of leaves that share numbers together, each other one alone, in the order of the first of each.
+/// Groups answers: those of leaves that share numbers are together, each other one is alone. The first answer
+/// of a group decides the place of the group.
 pub(super) fn by_group(answers: Vec<Answer>) -> Vec<Answers> {
     let mut all: Vec<Answers> = Vec::new();
     let mut groups: Vec<(Pending, usize)> = Vec::new();
@@ -42,26 +42,25 @@ pub(super) fn by_group(answers: Vec<Answer>) -> Vec<Answers> {
     all
 }
 
-/// How the totals of this process become those of all ranks, each of which has a part of the leaves.
+/// Makes the totals of all ranks from those of this process, if each rank has a part of the elements.
 pub(crate) trait Gather {
-    /// The totals of the chunks of all ranks, in the order of elements, for those of this one. Every rank has
-    /// the same number of lists, maybe none. A list may be empty.
+    /// The totals of the chunks of all ranks, in the order of elements. Every rank passes the same number of
+    /// lists, maybe none. A list may be empty.
     ///
     /// # Errors
     /// If this or another rank has failed.
     fn gather(&self, own: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>>;
 }
 
-/// What is asked for a term of a step.
 struct TermRequest<'j, 'a> {
     /// `None`, if the leaf contributes nothing, or has no elements here.
     request: Option<ReductionRequest<'j, 'a>>,
     reducer: Reducer,
-    /// The power of two that makes the request's elements those that the number is about.
+    /// The total is that of the request's elements times this power of two.
     scale: f64,
 }
 
-/// Evaluates what these steps wait for, which are ready.
+/// Evaluates the numbers that `steps` wait for. All steps must be ready.
 pub(super) fn ask(
     engine: Engine,
     gather: &dyn Gather,
@@ -78,6 +77,7 @@ pub(super) fn ask(
                 .map(|asked| asked.request.and_then(|_| found.next()).unwrap_or_default())
                 .collect())
         });
+    // An error is gathered as well, because the other ranks wait for this one.
     let chunks = gather.gather(own)?;
     let mut totals = asked.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| {
         reducer.scaled(reducer.op.total(&chunks), *scale)
@@ -89,7 +89,8 @@ pub(super) fn ask(
     Ok(steps.iter().map(answer).collect())
 }
 
-/// Adds what is to be asked for each term of a step.
+/// Appends a request for each term of a step, even if the leaf has no elements here: all ranks need lists of
+/// one length.
 fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<'j, 'a>>) -> Result<()> {
     let is_here = job.length > 0;
     if matches!(job.steps[step], Step::Check) {
@@ -124,8 +125,8 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
     Ok(())
 }
 
-/// The factor before a step, if it is a power of two and nothing else comes before the step. The gradients
-/// are then reduced as they are, without arithmetic, and the total is scaled.
+/// The factor before a step, if it is a power of two and nothing else comes before the step. The gradient is
+/// then reduced as it is, without arithmetic, and the total is scaled.
 fn power_of_two_before(job: &Job<'_>, step: usize) -> Option<f64> {
     let mut before = job.steps[..step].iter().filter(|step| !matches!(step, Step::Check | Step::Identity));
     match (before.next(), before.next(), &job.sources[..]) {

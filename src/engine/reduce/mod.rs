@@ -1,12 +1,22 @@
-//! The reduce stage: evaluates, reading only, what steps wait for, and replaces them by the arithmetic that
-//! follows.
+//! The reduce stage: evaluates what steps wait for, and replaces these steps by the arithmetic that follows.
+//! It writes no parameter and no state.
 //!
-//! It goes in turns. A turn evaluates everything that depends on nothing else that is pending, in one request
-//! to each device. A chain takes two if its second norm is of what the first has scaled.
+//! ```text
+//! a norm takes over the check before it, if the norm shows all that the check finds (merge_check)
+//! until no step is pending or the call is skipped, a turn:
+//!     take the pending steps that depend on no other pending step                   (ready)
+//!     if there are functions among them, and no check: run these, end of turn
+//!     get the totals of all others, with one request to each device                 (ask)
+//!     skip the call for a check of a gradient that is not finite or too large;
+//!     replace other checks by Identity, and reductions by Map or Identity           (resolve)
+//! ```
 //!
-//! A check looks for numbers that are not finite and, if the gradient is squared behind it, for those whose
-//! square is not. If something stands between the two, such as clipping, and the gradient is too large before
-//! it, another check takes place right before the square.
+//! A chain takes two turns if its second norm is of what the first has scaled. Functions wait for checks,
+//! because a call that is skipped needs none.
+//!
+//! A check also finds elements that are finite but too large for the square that a later step makes. If a
+//! step in between, such as clipping, may still make them smaller, another check is inserted right before the
+//! square.
 
 mod ask;
 mod ready;
@@ -25,20 +35,20 @@ use ready::{Pending, PendingStep, ready};
 /// What the reduce stage found.
 #[derive(Debug, Default)]
 pub(crate) struct ReduceOutcome {
-    /// The first leaf whose gradient is not finite, or too large to be squared: the call is skipped.
+    /// The first leaf whose gradient is not finite or too large to be squared. The call is skipped.
     pub(crate) offender: Option<String>,
-    /// The norms over several leaves that were taken, by group; the last, if a group has several.
+    /// The norms over several leaves, by group. If a group has several, the last.
     pub(crate) group_norms: BTreeMap<u64, f64>,
-    /// The norms of groups that have a limit; the last, if a group has several.
+    /// The norms of groups that have a limit. If a group has several, the last.
     pub(crate) limited: BTreeMap<u64, (f64, NormLimit)>,
 }
 
-/// Resolves every check and reduction of all jobs, which are in path order.
+/// Resolves all checks and reductions. Runs the functions that these need or that may refuse the call.
 ///
-/// It also runs the functions that these depend on, and those that may refuse the call.
+/// The jobs must be in path order, because sums are added up in that order.
 ///
 /// # Errors
-/// If a rule refuses a norm or sums, or a function fails; nothing was written then.
+/// If a rule refuses a norm or sums, or a function fails. Nothing is written then.
 pub(crate) fn reduce(
     engine: Engine,
     gather: &dyn Gather,
@@ -56,8 +66,9 @@ pub(crate) fn reduce(
     Ok(reduced)
 }
 
-/// Lets a norm stand for the check before it: one read of the gradients for both. Nothing between them can
-/// make a number finite, and the norm of finite numbers has to be finite.
+/// Lets a norm replace the check before it, which saves a read of the gradients.
+///
+/// Possible if no step between them makes a number finite, and the norm of finite numbers is finite.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
     let (compute, passes) =
@@ -76,11 +87,10 @@ fn merge_check(job: &mut Job<'_>) {
 }
 
 /// How many times larger than a gradient's square the squares of a rule may be. Adan squares the gradient
-/// plus its difference from the last one, which is less than 4 times the size.
+/// plus its difference from the last one, which is less than 4 times as large.
 const MARGIN: f64 = 16.0;
 
-/// The first step from this one on that squares the gradient, and the largest size whose square is finite
-/// there. A function may add up squares of all elements.
+/// The first step from `from` on that squares the gradient, and the largest size that it can square.
 fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
     let squared = |(index, step): (usize, &Step<'_>)| {
         Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))))
@@ -88,23 +98,24 @@ fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
     let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(squared)?;
     // Of 16 bits there is only BF16, which has the range of F32.
     let largest = largest(job.compute).min(largest(dtype));
+    // A function may add up the squares of all elements.
     let summands = if is_function { job.whole as f64 } else { 1.0 };
     Some((index, (largest / MARGIN / summands).sqrt()))
 }
 
-/// What follows from the size of a gradient, or from a bound of it.
+/// What follows from the largest size in a gradient, or from a bound of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
     /// The step can go on.
     Fine,
     /// It is not finite, or its square is not.
     TooLarge,
-    /// Its square may be infinite at this step. What comes to the step is not known yet.
+    /// Its square may be infinite at this step, which only shows once the steps in between have run.
     UnknownAt(usize),
 }
 
 impl Size {
-    /// Of a gradient at a check.
+    /// For a gradient whose largest size at a check is `size`.
     fn at_check(job: &Job<'_>, check: usize, size: f64) -> Self {
         let is_as_it_is = |step: &Step<'_>| matches!(step, Step::Check | Step::Identity);
         match Size::bound(job, check, size) {
@@ -113,7 +124,7 @@ impl Size {
         }
     }
 
-    /// Of a gradient that is not larger than this at a step.
+    /// For a gradient that is at most `size` at a step.
     fn bound(job: &Job<'_>, step: usize, size: f64) -> Self {
         if !size.is_finite() {
             return Size::TooLarge;
@@ -125,7 +136,7 @@ impl Size {
 }
 
 impl ReduceOutcome {
-    /// Skips the call for this leaf, unless it is skipped for an earlier one.
+    /// Skips the call because of this leaf. The first such leaf is kept.
     fn skip(&mut self, job: &Job<'_>) {
         self.offender.get_or_insert_with(|| job.path.to_string());
     }
@@ -141,9 +152,9 @@ impl ReduceOutcome {
         ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
         let functions = ready.extract_if(.., |step| step.pending == Pending::Function);
         let functions: Vec<_> = functions.map(|step| (step.job, step.step)).collect();
-        // Run functions only when no check is pending: the call may be skipped.
         if !functions.is_empty() && !ready.iter().any(|step| step.pending == Pending::Check) {
             let done = functions::run(engine, jobs, &functions);
+            // This gathers no totals. It makes a function that fails on one rank fail the call on all ranks.
             return gather.gather(done.map(|()| Vec::new())).map(drop);
         }
         let mut answers = ask(engine, gather, jobs, &ready)?;
@@ -164,8 +175,7 @@ impl ReduceOutcome {
                 self.resolve(jobs, &answers, &mut unknown)?;
             }
         }
-        // The check costs one more read of a gradient that has exploded. If something in between makes it
-        // smaller, it can be squared after all.
+        // The new check costs one more read, but only of a gradient that has exploded.
         unknown.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
         Ok(())
     }

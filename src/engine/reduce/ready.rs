@@ -1,4 +1,15 @@
-//! What is pending in the jobs of a call, and which of it can be evaluated now.
+//! Which steps of the jobs (plans for one leaf each) of a call are pending, and which of these can be
+//! evaluated at once.
+//!
+//! A step is ready if no pending step before it changes the gradient. A function must also wait for the
+//! checks before it. A number that leaves share is ready only if all these leaves have come to it, and that
+//! depends on the other steps that have to wait. So `ready` repeats this loop until `waiting` does not grow:
+//!
+//! ```text
+//! waiting: the shared numbers to which some leaf has not come, none at first
+//! for each job: its ready prefix ends before a step in `waiting`, or after a step that changes the gradient
+//!               shared numbers after the prefix are added to `waiting`
+//! ```
 
 use crate::engine::plan::{Group, Job, Step};
 
@@ -7,7 +18,7 @@ use crate::engine::plan::{Group, Job, Step};
 pub(super) enum Pending {
     Check,
     Function,
-    /// Numbers of a leaf alone, or of a group of leaves with the same exponent.
+    /// The numbers of a leaf, or of a group of leaves, and the exponent of their norm.
     Numbers(Option<Group>, f64),
 }
 
@@ -31,16 +42,13 @@ impl Pending {
         }
     }
 
-    /// Whether the leaves that ask for it get one answer.
+    /// Whether several leaves share the answer.
     pub(super) fn is_shared(self) -> bool {
         matches!(self, Pending::Numbers(Some(_), _))
     }
 }
 
 /// The pending steps that can be evaluated at once, in the order of the jobs and of the steps within each.
-///
-/// In each job these are the steps up to the first that changes the gradient. What several leaves ask for
-/// together waits until all of them have come to it.
 pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     let pending: Vec<PendingStep> =
         jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
@@ -49,6 +57,8 @@ pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
         let known = waiting.len();
         for steps in by_job(&pending) {
             let (ready, behind) = steps.split_at(ready_prefix_len(steps, &waiting));
+            // A shared number may come twice in a leaf. The second one is for a later turn, and must not make
+            // the first one wait.
             let is_same = |step: &PendingStep| ready.last().is_some_and(|last| last.pending == step.pending);
             for step in behind.iter().filter(|step| step.pending.is_shared() && !is_same(step)) {
                 if !waiting.contains(&step.pending) {
@@ -65,7 +75,8 @@ pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     };
     let found: Vec<PendingStep> = ready(&waiting);
     match pending.first() {
-        // Leaves wait for each other: those go first that have come to the same step as the first leaf.
+        // Nothing is ready: leaves wait for each other in a circle. It is broken at the first leaf: the
+        // leaves that have come to the same step go on without the others.
         Some(first) if found.is_empty() => {
             waiting.retain(|waiting| *waiting != first.pending);
             ready(&waiting)
@@ -74,8 +85,8 @@ pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     }
 }
 
-/// The pending steps of a job in order. Functions at its end that cannot refuse the call are left to the
-/// commit, which keeps no result of theirs.
+/// The pending steps of a job in order. Functions at the end that cannot refuse the call are left to the
+/// commit, so that their results need not be kept until then.
 fn pending_steps<'j>(index: usize, job: &'j Job<'_>) -> impl Iterator<Item = PendingStep> + use<'j> {
     let holds_up = |step: &Step<'_>| match step {
         Step::Tensor(function) => function.may_refuse,
@@ -90,16 +101,16 @@ fn by_job(pending: &[PendingStep]) -> impl Iterator<Item = &[PendingStep]> {
     pending.chunk_by(|a, b| a.job == b.job)
 }
 
-/// How many of a job's pending steps can be evaluated at once, where some have to wait.
+/// The length of the prefix of a job's pending steps that can be evaluated at once.
 fn ready_prefix_len(steps: &[PendingStep], waiting: &[Pending]) -> usize {
     let mut ready = 0;
     for step in steps {
-        // A function of the gradient is not run before what may skip the call has been looked at.
+        // A function runs after the checks before it have been evaluated, because they may skip the call.
         if waiting.contains(&step.pending) || step.pending == Pending::Function && ready > 0 {
             break;
         }
         ready += 1;
-        // The gradient is the same in front of a check and behind it.
+        // A check does not change the gradient, so the next step is ready as well.
         if step.pending != Pending::Check {
             break;
         }
@@ -146,7 +157,7 @@ mod tests {
         }
     }
 
-    /// The job and the pending step of all that are ready, where each job has these steps.
+    /// The job and the kind of each step that is ready, for jobs with these steps.
     fn first_of<const N: usize>(jobs: [&[Pending]; N], may_refuse: bool) -> Vec<(usize, Pending)> {
         let x = Tensor::zeros(3, DType::F32, &Device::Cpu).expect("a tensor");
         let job = |steps: &&[Pending]| {
@@ -178,7 +189,7 @@ mod tests {
     fn leaves_wait_for_each_other() {
         assert_eq!(first([&[SHARED], &[OWN, SHARED]]), [(1, OWN)]);
         assert_eq!(first([&[SHARED], &[FUNCTION, SHARED], &[OTHER]]), [(1, FUNCTION), (2, OTHER)]);
-        // The second leaf waits with its own norm, as it comes after one that waits.
+        // The third leaf waits for the second, which waits for the first.
         assert_eq!(first([&[OWN, SHARED], &[SHARED, OTHER], &[OTHER]]), [(0, OWN)]);
         assert_eq!(first([&[SUMS], &[OWN, SUMS]]), [(1, OWN)]);
     }

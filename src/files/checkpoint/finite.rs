@@ -1,4 +1,6 @@
-//! A watch for numbers that are not finite, over bytes on their way to a file.
+//! Finds numbers that are not finite in bytes on their way to a file, so that a save reads each tensor only
+//! once. The bytes come in pieces of any length: if a piece ends within a number or record (128 numbers in 8
+//! bits with their scale), the beginning is held until the rest comes.
 
 use crate::numbers::codes::{BLOCK, RECORD};
 use crate::numbers::{Code, DType, is_supported};
@@ -8,7 +10,7 @@ use crate::numbers::{Code, DType, is_supported};
 pub(super) enum Encoding {
     /// Numbers of a dtype.
     Numbers(DType),
-    /// Records of numbers in 8 bits.
+    /// Records, each of 128 numbers in 8 bits with their scale.
     Records(Code),
 }
 
@@ -34,7 +36,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A watch over bytes that begin at this element, as the file counts elements.
+    /// A watch over the bytes of the file's tensor from `element` on. If the tensor has records, its elements
+    /// are bytes.
     pub(super) fn new(encoding: Encoding, element: usize) -> Self {
         let next = if let Encoding::Records(_) = encoding { element / RECORD * BLOCK } else { element };
         Watch { encoding, next, held: Vec::new(), found: None }
@@ -45,6 +48,7 @@ impl Watch {
         let (width, numbers) = match self.encoding {
             _ if self.found.is_some() => return,
             Encoding::Numbers(dtype) if is_supported(dtype) => (dtype.size_in_bytes(), 1),
+            // Integers are always finite.
             Encoding::Numbers(_) => return,
             Encoding::Records(_) => (RECORD, BLOCK),
         };
@@ -65,6 +69,7 @@ impl Watch {
 
     /// Looks at whole numbers or records.
     fn look(&mut self, bytes: &[u8], numbers: usize) {
+        // All bits of the exponent are 1 only in infinity and NaN.
         let found = match self.encoding {
             Encoding::Numbers(DType::F16) => first(
                 bytes,
@@ -110,7 +115,8 @@ fn first<const N: usize>(
 impl NonFiniteNumber {
     const WORDS: usize = 3;
 
-    /// The findings for another process: their count, the findings, then `rest`.
+    /// Encodes findings for the other ranks, because a save returns the findings of all ranks on each of
+    /// them. `rest` is sent in the same message: what this rank has written of the file.
     pub(super) fn to_bytes(found: &[NonFiniteNumber], rest: &[u8]) -> Vec<u8> {
         let words =
             found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
@@ -118,7 +124,8 @@ impl NonFiniteNumber {
         words.flat_map(u64::to_le_bytes).chain(rest.iter().copied()).collect()
     }
 
-    /// Reads what [`NonFiniteNumber::to_bytes`] has made.
+    /// Reads the bytes of [`NonFiniteNumber::to_bytes`]. Bytes that are too short have no findings. They do
+    /// not have all pieces of the file either, so `join` (`pieces.rs`) refuses the save.
     pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFiniteNumber>, &[u8]) {
         let Some((count, rest)) = bytes.split_first_chunk() else { return (Vec::new(), bytes) };
         let length =

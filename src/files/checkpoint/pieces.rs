@@ -1,5 +1,8 @@
-//! Pieces of a file, written in any order, each with a checksum; the checksum of the whole follows from
-//! these.
+//! Pieces of a file, which several processes write in any order, and the checksum of the whole file.
+//!
+//! 1. [`PieceWriter`] computes the CRC-32 of each piece while it writes it, so that no byte is read again.
+//! 2. [`join`] sorts the pieces of all processes, refuses gaps and overlaps, and combines the CRC-32s.
+//! 3. [`join`] then writes the result over the zeros in the head, which are a part of the sum.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -51,7 +54,7 @@ impl<'f> PieceWriter<'f> {
         PieceWriter { out: BufWriter::new(file), position: 0, written: Vec::new() }
     }
 
-    /// Lets `fill` write the bytes of a place.
+    /// Writes the bytes of `place` with `fill`. Refuses more or fewer bytes than that.
     pub(super) fn write(
         &mut self,
         place: Range<u64>,
@@ -67,7 +70,7 @@ impl<'f> PieceWriter<'f> {
         watch: Option<&mut Watch>,
         fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> io::Result<()> {
-        // Without a seek between neighbours, which go through the buffer as one.
+        // No seek between neighbours, because a seek flushes the buffer.
         if place.start != self.position {
             self.out.seek(SeekFrom::Start(place.start))?;
             self.position = place.start;
@@ -91,7 +94,7 @@ impl<'f> PieceWriter<'f> {
     }
 }
 
-/// Checks that these pieces are the whole file, and writes its checksum into its place, if it has one.
+/// Checks that the pieces are the whole file, and writes its checksum, if the layout has a place for it.
 pub(super) fn join(mut file: &File, layout: &FileLayout, pieces: Vec<FilePiece>) -> Result<()> {
     let sum = joined(pieces, layout.length).map_err(failed("put the pieces of the file together"))?;
     let Some(place) = layout.checksum else { return Ok(()) };
@@ -131,7 +134,7 @@ struct SummingWriter<'w, W> {
 
 impl<W: Write> Write for SummingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In pieces that stay in the cache, as checksum and watch read them again.
+        // In pieces that stay in the cache, because checksum and watch read them again.
         let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
         self.sum.update(&bytes[..written]);
         if let Some(watch) = &mut self.watch {

@@ -23,8 +23,8 @@ pub(super) const KEY: &str = "optimisers";
 /// The placeholder for a checksum that is not known yet: eight digits.
 pub(super) const NO_CHECKSUM: &str = "00000000";
 
-/// The bytes right before the checksum. The description is JSON inside a JSON text, and the checksum comes
-/// before any name of the user's.
+/// The bytes right before the checksum. The quotes are escaped, because the description is JSON inside a JSON
+/// text. Only the first occurrence of these bytes counts, because all names of the user come later.
 pub(super) const BEFORE_CHECKSUM: &[u8] = br#"\"checksum\":\""#;
 
 /// The name of a user's bytes in the file.
@@ -50,7 +50,7 @@ pub(super) struct Origin {
     pub(super) version: String,
 }
 
-/// The description. The order of the fields is that of the file.
+/// The description, with its fields in the order of the file (see [`BEFORE_CHECKSUM`]).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     format: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Record {
     pub(super) norms: NormHistories,
 }
 
-/// What the user adds to state and model.
+/// What a checkpoint has besides state and model.
 #[derive(Debug, Default)]
 pub(super) struct CheckpointExtras {
     pub(super) scaler: Option<LossScaler>,
@@ -188,7 +188,7 @@ impl Record {
 
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
-        // A rule's own tensor may have that name too.
+        // The name alone does not decide, because a rule's own tensor may have it, too.
         let may_have_master =
             self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
         match leaf.tensors.split_first() {
@@ -198,7 +198,8 @@ impl Record {
     }
 }
 
-/// The index of a schedule among those of the file. Equal ones of leaves with different rates stay apart.
+/// The index of a schedule among those of the file. Schedules are compared by address, so that equal ones of
+/// leaves with different rates stay apart.
 fn index_of<'s>(given: &'s GivenSchedule, schedules: &mut Vec<&'s Schedule>) -> usize {
     schedules.iter().position(|known| std::ptr::eq(*known, &*given.schedule)).unwrap_or_else(|| {
         schedules.push(&given.schedule);
@@ -207,7 +208,7 @@ fn index_of<'s>(given: &'s GivenSchedule, schedules: &mut Vec<&'s Schedule>) -> 
 }
 
 impl LeafRecord {
-    /// Whether there were calls, and none had a gradient.
+    /// Whether the leaf was in calls, but never had a gradient.
     pub(super) fn is_unreached(&self) -> bool {
         self.steps == 0 && !self.received && self.waited > 0
     }

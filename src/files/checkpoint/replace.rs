@@ -1,4 +1,10 @@
 //! Replacing a file as a whole: whatever happens, the path has the old file or the new one.
+//!
+//! 1. [`NewFile::at`] makes a temporary file in the folder of the target, because a rename is atomic only
+//!    within one file system. It first removes such files of killed processes, which have no lock.
+//! 2. The content is written, also by other processes ([`open_shared`]).
+//! 3. [`NewFile::put`] flushes the file before the rename: otherwise a power cut could leave the target with
+//!    an unfinished content. It then flushes the folder, which makes the rename durable.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -45,7 +51,8 @@ impl NewFile {
     /// Flushes the file to the disk, and renames it to the path.
     pub(super) fn put(self) -> Result<()> {
         let NewFile { temporary, target, permissions } = self;
-        // Best effort: some file systems have no permissions.
+        // Not before, so that other ranks can open a file that replaces a read-only one. Best effort, because
+        // some file systems have no permissions.
         let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
         temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
         temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
@@ -65,7 +72,7 @@ pub(super) fn failed(action: &str) -> impl Fn(io::Error) -> Error {
     move |source| Error::new(ErrorKind::Io, format!("cannot {action}")).caused_by(source)
 }
 
-/// The target of symbolic links, whether it exists or not: a link stays a link.
+/// The target of symbolic links, whether it exists or not, so that a link stays a link.
 fn without_links(path: &Path) -> PathBuf {
     /// The most links that are followed, as in Linux.
     const LINKS: usize = 40;
@@ -91,8 +98,8 @@ fn present(target: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// A locked temporary file beside `target`. It has the permissions of the file there, if it stays writable
-/// with them, or those of a new file.
+/// A locked temporary file in the folder of `target`. It has the permissions of the file there, but is
+/// writable, or those of a new file.
 #[cfg_attr(not(unix), expect(unused_variables, reason = "files have modes on Unix alone"))]
 fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
@@ -106,7 +113,7 @@ fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTe
         builder.permissions(Permissions::from_mode(present.map_or(0o666, |present| present.mode() | 0o200)));
     }
     let temporary = builder.tempfile_in(&folder)?;
-    // The lock shows others that the file is in use. Best effort: some file systems have no locks.
+    // The lock shows others that the file is in use. Best effort, because some file systems have no locks.
     let _ = temporary.as_file().try_lock();
     Ok(temporary)
 }
@@ -129,8 +136,8 @@ fn prefix_in(name: &str) -> Option<&str> {
     random.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some(prefix)
 }
 
-/// The temporary files of saves that were killed, each with its prefix: not locked, and not written for so
-/// long.
+/// The temporary files of saves that were killed, each with its prefix: those that are not locked, and were
+/// not written for at least `rest`.
 pub(super) fn abandoned(
     folder: &Path,
     is_ours: impl Fn(&str) -> bool,
@@ -154,6 +161,7 @@ pub(super) fn abandoned(
 
 /// Removes temporary files of saves that were killed, except those that were written just now.
 pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
+    // A file in use may have no lock: on some file systems, and over ranks on Windows.
     const JUST: Duration = Duration::from_secs(60);
     for (_, path) in abandoned(folder, is_ours, JUST) {
         // Best effort: a file that cannot be removed does not stop the save.
@@ -169,7 +177,7 @@ pub(super) fn folder(target: &Path) -> PathBuf {
         .map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Makes the rename durable. Only Unix needs and allows it, and not every file system can.
+/// Flushes the folder. Only Unix needs and allows that, and not every file system can.
 fn sync_folder(target: &Path) -> io::Result<()> {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     if !cfg!(unix) {

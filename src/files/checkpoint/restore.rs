@@ -1,4 +1,5 @@
-//! Restoring a checkpoint: all ranks check everything, then everything is written.
+//! Restoring a checkpoint: all ranks check everything (`restoration.rs`) before any rank writes
+//! (`assign.rs`).
 
 use super::defaults::Restored;
 use super::file::CheckpointFile;
@@ -16,27 +17,25 @@ impl CheckpointFile {
     /// the saved one, unless some are [excepted](CheckpointFile::except). Everything is checked before
     /// anything is changed. The state then continues bit for bit as the saved one would have.
     ///
-    /// Hyper-parameters may differ: those of the file count, or the program
-    /// [keeps its own](CheckpointFile::keeping_settings), and the answer lists the differences. One that the
-    /// file lacks, because the file is older, gets its default. One that the rule lacks is an error.
+    /// Hyper-parameters may differ: those of the file count, unless the program
+    /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. A
+    /// hyper-parameter that an older file lacks gets its default. One that the rule lacks is an error.
     ///
-    /// Over [ranks](crate::Setup::over) all call this with the same file, and each takes over its parts. It
-    /// does not matter how many ranks wrote the file. If one rank refuses, all get an error, before anything
-    /// has changed on any.
+    /// Over [ranks](crate::Setup::over) all ranks call this with the same file, and each takes over its
+    /// parts. Any number of ranks may have written the file. If one rank refuses, all get an error before
+    /// anything has changed on any rank.
     ///
-    /// Parameters that are places in a list should have names: see
+    /// If the model's names have changed since the save, [rename](StateTree::rename) those of the state to
+    /// the old ones, restore, and rename them back. Parameters in a list should have names: see
     /// [`Warning::OrderUnseen`](crate::Warning::OrderUnseen).
-    ///
-    /// If the model's names have changed since, [rename](StateTree::rename) the state's to the old ones,
-    /// restore, and rename them back.
     ///
     /// # Errors
     /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype differs; if
-    /// a hyper-parameter is out of range or a number is not finite; if the model has averages in place of its
+    /// a hyper-parameter is out of range or a number is not finite; if the model has averages instead of its
     /// parameters, or these have [no names](crate::CandleOptimizer); if the file can no longer be read, or
-    /// was changed after it was opened. Nothing changes then, unless the file fails, is cut or is changed in
-    /// the very moment in which it is taken over: the error then says that the state has to be restored
-    /// again. A change in place that keeps length and time of modification is not noticed.
+    /// was changed after it was opened. After an error nothing has changed, unless the file failed or changed
+    /// just while it was taken over: the remedy of that error is to restore again. A change in place that
+    /// keeps length and time of modification is not noticed.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         self.take_over_all(state, None::<&Tensor>)
     }
@@ -58,6 +57,8 @@ impl CheckpointFile {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let mut variables = model.map(|model| variables(state, model)).transpose()?;
             self.check_excepted(state, variables.as_ref())?;
+            // After `check_excepted`, because a pattern that matches only one of these variables is not an
+            // unused one.
             variables.iter_mut().for_each(|all| all.retain(|path, _| !self.leaves_out(state, path)));
             let restoration = self.restoration(state, variables.as_ref())?;
             let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);

@@ -1,4 +1,4 @@
-//! Writing a checkpoint.
+//! [`Checkpoint`]: collects what is saved, and writes it to a file or to bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -90,8 +90,8 @@ impl<'s> Checkpoint<'s> {
 
     /// Saves bytes under a name, such as a text or the state of a random generator.
     ///
-    /// They are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory allows.
-    /// [`CheckpointFile::bytes`](crate::CheckpointFile::bytes) gives them back.
+    /// The bytes are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory
+    /// allows. [`CheckpointFile::bytes`](crate::CheckpointFile::bytes) returns them.
     pub fn bytes(mut self, name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
         let name = name.into();
         self.extras.bytes.insert(name.clone());
@@ -99,26 +99,24 @@ impl<'s> Checkpoint<'s> {
         self
     }
 
-    /// Writes the file. Over [ranks](crate::Setup::over) all call this, with the same arguments.
+    /// Writes the file. Over [ranks](crate::Setup::over) all ranks call this, with the same arguments.
     ///
-    /// It is written to a temporary file in the same folder, flushed to the disk and then renamed: whatever
-    /// happens, `path` has either the old file or the whole new checkpoint. Nothing of the size of the state
-    /// is copied in memory. A symbolic link stays one. The new file gets the permissions of the old one, but
-    /// not its owner and access lists; hard links keep the old file.
+    /// The checkpoint is written to a temporary file in the same folder, flushed to the disk and then
+    /// renamed: whatever happens, `path` has either the old file or the whole new one. Nothing of the size of
+    /// the state is copied in memory. If `path` is a symbolic link, its target is replaced. The new file gets
+    /// the permissions of the old one, but not its owner and access lists; hard links keep the old file.
     ///
     /// # Over ranks
-    /// Each rank writes its parts of state and parameters to their places in one file, in a folder that all
-    /// see. The file is byte for byte the one that a single process would write: any number of ranks can
-    /// restore from it. Variables without a leaf are those of rank 0. A failure on one rank is an error on
-    /// all, and so are bytes, a loss scaler, a plateau, a path or a model that differ on one of
-    /// them.
+    /// Each rank writes its parts of state and parameters to one file, in a folder that all ranks see. The
+    /// file has the bytes that a single process would write, so any number of ranks can restore from it.
+    /// Variables without a leaf are those of rank 0. If one rank fails, or differs in bytes, loss scaler,
+    /// plateau, path or model, all ranks get an error.
     ///
     /// # Warnings
-    /// A state or model with numbers that are infinite or NaN is saved, but
-    /// [`restore`](crate::CheckpointFile::restore) refuses the file unless the program
-    /// [accepts](crate::CheckpointFile::accepting_non_finite) such numbers. So `save` returns a
-    /// [warning](Warning::NotFinite) then, on all ranks, and logs it. Keep an older file that is still
-    /// finite. The numbers are checked while they are written, without a pass of their own.
+    /// If state or model have numbers that are infinite or NaN, they are saved, and `save` logs a
+    /// [warning](Warning::NotFinite) and returns it on all ranks. Keep an older file then, because
+    /// [`restore`](crate::CheckpointFile::restore) refuses such numbers unless the program
+    /// [accepts](crate::CheckpointFile::accepting_non_finite) them. The check needs no pass of its own.
     ///
     /// If a window of [`AccumGrad`](crate::AccumGrad) is open, its sum is in the file, and `save` returns a
     /// [warning](Warning::WindowsOpen) without logging it.
@@ -137,10 +135,11 @@ impl<'s> Checkpoint<'s> {
     /// ```
     ///
     /// # Errors
-    /// If the model is not the state's or has averages in place of its parameters, the parameters have [no
-    /// names](crate::CandleOptimizer), a number of the scaler or of the plateau is out of range, two tensors
-    /// would have the same name in the file, or the file system fails. The old file is still at `path` then,
-    /// unless only the flush of the folder failed: the error then says that the new file is in place.
+    /// If the model is not the state's or has averages instead of its parameters, the parameters have
+    /// [no names](crate::CandleOptimizer), a number of the scaler or of the plateau is out of range, two
+    /// tensors would have the same name in the file, or the file system fails. After an error the old file is
+    /// still at `path`, unless only the flush of the folder failed. That error reports that the new file is
+    /// in place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let (path, state) = (path.as_ref(), self.state);
         self.with_content(path, |content, numbers| {
@@ -152,11 +151,11 @@ impl<'s> Checkpoint<'s> {
     /// The bytes of the file that [`save`](Checkpoint::save) would write, and the same warnings.
     ///
     /// For programs that keep checkpoints in a database, or send them.
-    /// [`CheckpointFile::from_bytes`](crate::CheckpointFile::from_bytes) reads them. The memory is that of
-    /// state and model once more.
+    /// [`CheckpointFile::from_bytes`](crate::CheckpointFile::from_bytes) reads the bytes. They take as much
+    /// memory as state and model.
     ///
     /// # Errors
-    /// As [`save`](Checkpoint::save). Also if the state is divided among ranks, each of which has a part.
+    /// As [`save`](Checkpoint::save). Also if the state is divided among ranks.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -185,18 +184,20 @@ impl<'s> Checkpoint<'s> {
         self.state
     }
 
-    /// Runs a function on the content of the file for `path`, and on the numbers beside the tensors that are
-    /// not finite.
+    /// Runs `run` on the content of the file for `path`, and on the leaves' numbers that are not finite.
+    ///
+    /// If the content cannot be made, `run` gets that error and can pass it on to the other ranks.
     ///
     /// # Errors
-    /// Those of the function, which gets the content only if it can be saved. Over ranks also if they differ,
-    /// on all ranks, and the function does not run then.
+    /// Those of `run`. If one rank refuses, or the ranks differ, all ranks get an error, and `run` is not
+    /// called.
     pub(super) fn with_content<T>(
         self,
         path: &Path,
         run: impl FnOnce(Result<FileContent<'_>>, Vec<NonFiniteEntry>) -> Result<T>,
     ) -> Result<T> {
         let Checkpoint { state, model, extras, bytes } = self;
+        // No early return, because the other ranks wait in `agreed` for this rank.
         let (model, record) = match savable(state, &extras).and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
@@ -223,9 +224,9 @@ fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
 impl StateTree {
     /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names.
     ///
-    /// `VarMap::load`, torch and other tools read it. Like a [checkpoint](crate::Checkpoint::save) it
-    /// replaces an old file as a whole, and the same [warning](Warning::NotFinite) is returned for numbers
-    /// that are infinite or NaN. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
+    /// `VarMap::load`, torch and other tools read the file. It replaces an old file as a whole, as a
+    /// [checkpoint](crate::Checkpoint::save) does, and the same [warning](Warning::NotFinite) is returned for
+    /// numbers that are infinite or NaN. Over [ranks](crate::Setup::over) all ranks call this together.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file
@@ -240,7 +241,8 @@ impl StateTree {
     }
 }
 
-/// Warns of numbers that are not finite in a file that was written, and of windows that had `calls`.
+/// The warnings about a file that was written: of numbers that are not finite, which is also logged, and of
+/// open windows with `calls` calls.
 pub(crate) fn warned(path: &Path, calls: u64, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
     found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
     let warning = found.first().map(|(entry, index, value)| {
@@ -251,7 +253,7 @@ pub(crate) fn warned(path: &Path, calls: u64, mut found: Vec<NonFiniteEntry>) ->
     warning.into_iter().chain((calls > 0).then_some(Warning::WindowsOpen { calls })).collect()
 }
 
-/// The model's variables. One with a leaf is under the leaf's path, even after a rename.
+/// The model's variables by path. A variable with a leaf has the path of the leaf, even after a rename.
 pub(super) fn variables<'m, M: Model + ?Sized>(
     state: &StateTree,
     model: &'m M,

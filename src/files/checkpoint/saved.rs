@@ -32,7 +32,7 @@ enum PartValues<'s> {
 }
 
 impl<'s> SavedTensor<'s> {
-    /// A variable of the model: each rank writes its part of one with a leaf, rank 0 all of one without.
+    /// A variable of the model. If it has a leaf, each rank writes its part; otherwise rank 0 writes all.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
         let (part, values) = match state.leaf(path) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
@@ -89,7 +89,7 @@ impl<'s> SavedTensor<'s> {
         code.map_or(Encoding::Numbers(self.entry.dtype), Encoding::Records)
     }
 
-    /// Copies the values behind those that are in `room`.
+    /// Appends the values to `room`.
     pub(super) fn copy_to(self, room: &mut Vec<u8>) -> io::Result<CopiedTensor> {
         let (start, encoding) = (room.len(), self.encoding());
         self.write_to(room)?;
@@ -111,7 +111,7 @@ pub(super) struct CopiedTensor {
     entry: EntryInfo,
     part: Range<usize>,
     encoding: Encoding,
-    /// Where its bytes are in the room of all.
+    /// The range of its bytes in the memory of all copies.
     bytes: Range<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! The files of a series: one for each step at which it was saved.
+//! The files of a series of checkpoints: one for each step at which a program saved.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// The digits of a step in a file's name, so that names are in the order of steps.
 const DIGITS: usize = 9;
 
-/// Files beside each other whose names are that of `path` and a step: `run-000000100.safetensors`.
+/// Files in one folder, named by `path` and a step: `run-000000100.safetensors`.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) path: PathBuf,
@@ -44,6 +44,7 @@ impl Series {
             .split(|byte| !byte.is_ascii_digit())
             .next()?;
         let step = std::str::from_utf8(digits).ok()?.parse().ok()?;
+        // Compared as a whole, so that no other file with digits after the stem is taken for one of these.
         (self.name(step) == name).then_some(step)
     }
 
@@ -68,7 +69,7 @@ impl Series {
         Ok(steps)
     }
 
-    /// The files that a killed process has left unfinished, each with its step.
+    /// The unfinished files of killed processes, each with its step.
     pub(super) fn unfinished(&self) -> Vec<(u64, PathBuf)> {
         let found =
             abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some(), Duration::ZERO);
@@ -85,13 +86,14 @@ impl Series {
         remove_abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some());
     }
 
-    /// The step in the prefix of a temporary file, which is short enough to have it.
+    /// The step in the prefix of a temporary file; `None` if the prefix is cut before the end of the step.
     fn step_of_temporary(&self, of_file: &str) -> Option<u64> {
         let step = self.step(OsStr::new(of_file.strip_prefix('.')?.strip_suffix('.')?))?;
         (prefix(&self.path(step)) == of_file).then_some(step)
     }
 
-    /// Removes the files before `step`, of which there is one, except the last `others` of these.
+    /// Removes the files of steps before `step` for which `is_counted` holds, except the last `others` of
+    /// them.
     pub(super) fn remove_before(
         &self,
         step: u64,

@@ -1,4 +1,10 @@
 //! Writing a file: all ranks write their parts, then rank 0 renames it into place.
+//!
+//! 1. Rank 0 makes a temporary file. All ranks compare tensors and head, and get its name (`Call::File`).
+//! 2. Each rank writes its parts, and sends checksums and findings to all (`Call::Pieces`).
+//! 3. Rank 0 joins the checksums and renames the file (`Call::Saved`).
+//!
+//! A rank that fails passes its error to the next agreement, because the others wait for it there.
 
 use std::io;
 use std::path::Path;
@@ -40,7 +46,7 @@ pub(crate) fn write(
 /// The name of a tensor that is not finite, and the first number that is not.
 pub(crate) type NonFiniteEntry = (String, usize, f64);
 
-/// What a file has in it: its tensors in file order, and where each begins.
+/// The content of a file: its tensors in file order, and the layout.
 pub(crate) struct FileContent<'s> {
     pub(super) tensors: Vec<SavedTensor<'s>>,
     pub(super) layout: FileLayout,
@@ -83,7 +89,7 @@ struct NewCheckpoint<'s> {
 }
 
 impl<'s> NewCheckpoint<'s> {
-    /// Rank 0 makes the file and tells the others its name. All ranks compare the bytes before the tensors.
+    /// Makes the file on rank 0. Also returns what the ranks compare, and the file's name for the others.
     fn new(
         world: Option<&StateWorld>,
         path: &Path,
@@ -107,7 +113,7 @@ impl<'s> NewCheckpoint<'s> {
         ))
     }
 
-    /// Writes this rank's parts, and returns the message about them.
+    /// Writes this rank's parts. Returns findings and pieces as bytes for the other ranks.
     fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
         let NewCheckpoint { content: FileContent { tensors, layout }, new } = self;
         let opened;
@@ -140,7 +146,7 @@ impl<'s> NewCheckpoint<'s> {
         Ok(NonFiniteNumber::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
     }
 
-    /// The first finding of each tensor, by name.
+    /// The first finding of each tensor on any rank, with the tensor's name.
     fn named(&self, mut found: Vec<NonFiniteNumber>) -> Vec<NonFiniteEntry> {
         found.sort_by_key(|found| (found.entry, found.index));
         found.dedup_by_key(|found| found.entry);

@@ -1,4 +1,8 @@
 //! The kinds of optimisers that a configuration can name, and how each is made.
+//!
+//! A name may have several kinds, because settings decide what is made: `MixedPrecision` with masters in F32
+//! is one kind, with masters in F64 another. `Cautious` is generic, so each rule inside makes another kind.
+//! The registry takes the kind that fits by name, then settings, then rules inside.
 
 use std::sync::Arc;
 
@@ -15,11 +19,11 @@ use crate::rules::{Adam, AdamW, Lion, NAdam, catalogue};
 use crate::stores::{Kahan, MixedPrecision, SplitMaster, StochasticRounding};
 use crate::wrappers::{Cautious, DecoupledDecay, Fallback, Hyperball, StoreAs};
 
-/// A kind of optimiser with one setting: how it is made, and an example.
+/// An optimiser with certain settings: how it is made, and an example.
 #[derive(Clone)]
 pub(super) struct OptimiserKind {
     pub(super) example: OptimiserRecord,
-    /// The settings that every optimiser of this kind has. They may be left out if it describes none.
+    /// The settings of the kind. A table may leave them out if the example describes no settings.
     fixed: Vec<(String, Setting)>,
     /// The field that has no default.
     needed: Option<&'static str>,
@@ -28,13 +32,13 @@ pub(super) struct OptimiserKind {
 
 #[derive(Clone)]
 pub(super) enum Make {
-    /// A copy of this rule, whose type fixes the type of the rule inside, if there is one.
+    /// A copy of a rule. The type of this rule decides which rules can be inside.
     Copy(Box<dyn Rule>),
-    /// Made of what is given.
+    /// Made from the rules that the table has.
     Of(Arc<Maker>),
 }
 
-/// Makes an optimiser of its table and of the rules in it; `None` if something is missing.
+/// Makes an optimiser from its table and the rules in it. `None` if something is missing.
 type Maker = dyn Fn(&Named<'_>, Vec<Box<dyn Rule>>) -> Result<Option<Optimiser>> + Send + Sync;
 
 impl OptimiserKind {
@@ -59,17 +63,17 @@ impl OptimiserKind {
         OptimiserKind::new(&example, Make::Of(Arc::new(make)))
     }
 
-    /// The kind whose optimisers have these settings, whatever those of the example are.
+    /// Replaces the settings of the kind, which are otherwise those of the example.
     fn with_fixed(self, fixed: impl IntoIterator<Item = (String, Setting)>) -> Self {
         OptimiserKind { fixed: fixed.into_iter().collect(), ..self }
     }
 
-    /// The kind with a field that has no default.
+    /// Adds that the table must have this field.
     fn needing(self, field: &'static str) -> Self {
         OptimiserKind { needed: Some(field), ..self }
     }
 
-    /// Whether both make the same: one name, the same settings, and the same rules inside if these are known.
+    /// Whether the two have one name and the same settings and, if both are copies, the same rules inside.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let are_copies = matches!((&self.make, &other.make), (Make::Copy(_), Make::Copy(_)));
         let is_other = are_copies && self.example.difference(&other.example).is_some();
@@ -80,20 +84,20 @@ impl OptimiserKind {
         &self.example.kind
     }
 
-    /// Whether a table lacks a field without default.
+    /// Whether a table lacks the field that has no default.
     pub(super) fn lacks_field(&self, named: &Named<'_>) -> bool {
         self.needed.is_some_and(|field| named.value(field).is_none())
     }
 
-    /// The error that something is missing.
+    /// The error that a table lacks something, with an example of a whole table.
     pub(super) fn incomplete(&self, named: &Named<'_>) -> Error {
         let expected = format!("a table such as {}", example(&self.example));
         named.place.expected(expected, &Data::Table(named.table.into()))
     }
 
-    /// Refuses keys that the table of an optimiser like this one does not have.
+    /// Refuses keys that a table like the example does not have.
     pub(super) fn check_keys(&self, example: &OptimiserRecord, named: &Named<'_>) -> Result<()> {
-        // A copy has its members already, so these keys are not taken.
+        // A copy has its members already, so a table cannot give it others.
         let is_copy = matches!(self.make, Make::Copy(_));
         let is_taken = |key: &&str| !(is_copy && matches!(*key, MEMBERS | FALLBACK));
         let settings = example.settings.iter().map(|(name, _)| name.as_str());
@@ -103,13 +107,13 @@ impl OptimiserKind {
         check_known(named.table, &available, &named.place)
     }
 
-    /// Whether its optimisers have the settings that are given.
+    /// Whether the settings in a table are those of this kind.
     pub(super) fn has_settings_of(&self, named: &Named<'_>) -> bool {
         are_settings_of(&self.fixed, self.example.settings.is_empty(), named)
     }
 
-    /// The table, and those of the rules inside whose types are fixed, each with its example; `None` if other
-    /// rules are given.
+    /// The table and, for a copy, the tables of the rules inside, each with its example. `None` if the table
+    /// has another rule inside than the copy.
     pub(super) fn tables<'k, 'd>(&'k self, named: &Named<'d>) -> Option<Vec<ExampleTable<'k, 'd>>> {
         let (mut example, mut named) = (&self.example, named.clone());
         let mut tables = vec![(example, named.clone())];
@@ -124,10 +128,10 @@ impl OptimiserKind {
     }
 }
 
-/// What a table may have, and the table that is given.
+/// A table, after an example that shows what it may have.
 pub(super) type ExampleTable<'k, 'd> = (&'k OptimiserRecord, Named<'d>);
 
-/// Whether these settings are those that are given. A switch that is not given is off.
+/// Whether a table has these settings. A switch that the table lacks is off.
 fn are_settings_of(settings: &[(String, Setting)], may_lack: bool, named: &Named<'_>) -> bool {
     settings.iter().all(|(name, setting)| match named.value(name) {
         Some(data) => *data == Data::from(setting),
@@ -135,7 +139,7 @@ fn are_settings_of(settings: &[(String, Setting)], may_lack: bool, named: &Named
     })
 }
 
-/// All optimisers of this crate, but `Offload`.
+/// All optimisers of this crate but `Offload`, whose table is the optimiser inside (see `form.rs`).
 pub(super) fn kinds() -> Vec<OptimiserKind> {
     let mut all: Vec<OptimiserKind> =
         catalogue().into_iter().map(|listing| OptimiserKind::of_copies(listing.rule)).collect();
@@ -156,13 +160,14 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
             .with_fixed([("bits".to_string(), Setting::Count(32))]),
         OptimiserKind::around(|[inner]| Kahan::new(inner)),
         OptimiserKind::around(|[inner]| StochasticRounding::new(0, inner)).needing("seed"),
+        // No fixed settings, because `store_as` and `fallback` read theirs from the table.
         OptimiserKind::new(&stored, Make::Of(Arc::new(store_as))).with_fixed([]),
         OptimiserKind::new(&chosen, Make::Of(Arc::new(fallback))).with_fixed([]),
     ]);
     all
 }
 
-/// The rule inside, in examples.
+/// Any rule, to be inside of the examples.
 fn any_rule() -> Box<dyn Rule> {
     Box::new(Adam::default())
 }
@@ -208,7 +213,7 @@ fn fallback(named: &Named<'_>, held: Vec<Box<dyn Rule>>) -> Result<Option<Optimi
     Ok(rules.map(|[inner, other]| Optimiser::new(Fallback::new(inner, other).except(except))))
 }
 
-/// The error that no kind of this name has these settings.
+/// The error that none of the kinds of one name has the settings of a table.
 pub(super) fn other_settings(of_name: &[&OptimiserKind], named: &Named<'_>) -> Error {
     let fixed = || of_name.iter().flat_map(|known| &known.fixed);
     for (name, _) in fixed() {
@@ -222,7 +227,7 @@ pub(super) fn other_settings(of_name: &[&OptimiserKind], named: &Named<'_>) -> E
     of_name[0].incomplete(named)
 }
 
-/// The error that no kind has this rule inside.
+/// The error that none of the kinds whose settings fit has the rule inside that a table has.
 pub(super) fn other_rule(fitting: &[&OptimiserKind], named: &Named<'_>) -> Error {
     let Some(got) = named.value(INNER) else { return fitting[0].incomplete(named) };
     let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());

@@ -2,7 +2,7 @@
 //!
 //! Needs the feature `config`.
 //!
-//! An [`OptimiserConfig`] is a value like any other in a program's configuration:
+//! An [`OptimiserConfig`] can be a field of a program's own configuration:
 //!
 //! ```
 //! use candle_core::{DType, Device, Var};
@@ -36,10 +36,10 @@
 //! | JSON | Meaning |
 //! | --- | --- |
 //! | `"AdamW"` | the rule with its defaults |
-//! | `{"AdamW": {"eta": 1e-3}}` | with these fields and the defaults for the others |
+//! | `{"AdamW": {"eta": 1e-3}}` | the rule with these fields, and the defaults for the others |
 //! | `["ClipGrad", {"Adam": {"eta": 1e-3}}]` | an [`OptimiserChain`](crate::OptimiserChain) of these; lists may be nested |
 //! | `{"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}` | [`MixedPrecision`](crate::MixedPrecision) around a rule or a list; `"F32"` or `"F64"` |
-//! | `{"SplitMaster": {"bits": 32, "inner": "Adam"}}` | [`SplitMaster`](crate::SplitMaster); 24 for [24 bits](crate::SplitMaster::of_24_bits) |
+//! | `{"SplitMaster": {"bits": 32, "inner": "Adam"}}` | [`SplitMaster`](crate::SplitMaster); `"bits": 24` for [24 bits](crate::SplitMaster::of_24_bits) |
 //! | `{"Kahan": {"inner": "Adam"}}` | [`Kahan`](crate::Kahan) |
 //! | `{"StochasticRounding": {"seed": 0, "inner": "Adam"}}` | [`StochasticRounding`](crate::StochasticRounding) |
 //! | `{"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; with `"cautious": true`, or a `"decay_eta_max"` |
@@ -50,17 +50,18 @@
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!
-//! Rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
-//! written without a point; write infinity as `"inf"` if the format has no word for it. A pair is a list of
-//! two numbers, a [`NonFinite`](crate::NonFinite) its name as a text. `"None"` is the rule that does nothing.
-//! In YAML a table may have its name as a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`. Rules and
-//! wrappers of your own are named in the same way once they are in a [`Registry`], by [one
-//! line](Registry::with_wrapper) each. A rule that holds several has them as `"members"`.
+//! The rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
+//! written without a point. If the format has no word for infinity, write `"inf"`. A pair is a list of two
+//! numbers, and a [`NonFinite`](crate::NonFinite) the text of its name. `"None"` is the rule that does
+//! nothing. In YAML the name of a table may be a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`.
+//!
+//! To name rules and wrappers of your own, add them to a [`Registry`], by [one line](Registry::with_wrapper)
+//! each. A rule that holds several others has them as `"members"`.
 //!
 //! # The way back
 //!
-//! [`OptimiserConfig::of`] writes any optimiser that was built in code, and [`OptimiserConfig::of_state`] the
-//! choices of a closure, by path. Both can be read again.
+//! [`OptimiserConfig::of`] writes an optimiser that was built in code. [`OptimiserConfig::of_state`] writes
+//! the optimisers of a state, by path. Both can be read again.
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -81,16 +82,16 @@
 //! | JSON | Meaning |
 //! | --- | --- |
 //! | `{"Constant": {"eta": 1e-3}}` | [`constant`](crate::Schedule::constant) |
-//! | `{"Linear": {"start": 0, "end": 1e-3, "steps": 100}}` | [`linear`](crate::Schedule::linear); so `Cosine`, `OneMinusSquareRoot`, and with a `"power"` `Polynomial` |
+//! | `{"Linear": {"start": 0, "end": 1e-3, "steps": 100}}` | [`linear`](crate::Schedule::linear); in the same way `Cosine`, `OneMinusSquareRoot`, and `Polynomial` with a `"power"` |
 //! | `{"CosineRestarts": {"high": 1e-3, "low": 0, "steps": 100, "factor": 2}}` | [`cosine_restarts`](crate::Schedule::cosine_restarts) |
 //! | `{"OneCycle": {"peak": 1e-3, "steps": 1000}}` | [`one_cycle`](crate::Schedule::one_cycle) |
-//! | `{"Exponential": {"start": 1e-3, "rate": 0.5, "steps": 100}}` | [`exponential`](crate::Schedule::exponential); so [`Step`](crate::Schedule::step) |
+//! | `{"Exponential": {"start": 1e-3, "rate": 0.5, "steps": 100}}` | [`exponential`](crate::Schedule::exponential); in the same way [`Step`](crate::Schedule::step) |
 //! | `{"InverseSquareRoot": {"peak": 1e-3, "warmup": 100}}` | [`inverse_square_root`](crate::Schedule::inverse_square_root) |
 //! | `{"WarmupStableThen": {"peak": 1e-3, "warmup": 100, "stable": 700, "decay": ...}}` | [`warmup_stable_then`](crate::Schedule::warmup_stable_then) another schedule |
 //! | `{"Then": {"first": ..., "steps": 100, "next": ...}}` | [`then`](crate::Schedule::then) |
 //!
-//! Each can have `"relative": true` and a `"field"`. Schedules for parts of a model are a list in which each
-//! has its path; the empty path is that of all:
+//! Each can have `"relative": true` and a `"field"`. Schedules for parts of a model are a list of pairs, each
+//! a path and a schedule. The empty path means the whole model:
 //!
 //! ```
 //! use candle_core::{DType::F32, Device, Var};
@@ -121,9 +122,9 @@
 //! # Optimisers by path
 //!
 //! Each parameter gets the optimiser of the first pattern that matches its path (any of its paths, if it has
-//! several). In a pattern `*` stands for any text, dots included, and `?` for one character; everything else
-//! is literal, and the whole path must match. `"LeaveOut"` in place of an optimiser (or JSON's `null`) leaves
-//! the parameters out, as [`setup_with`](crate::setup_with) does for those without optimiser.
+//! several). In a pattern `*` stands for any text, dots included, and `?` for one character. All other
+//! characters are literal, and the whole path must match. `"LeaveOut"` instead of an optimiser (or JSON's
+//! `null`) leaves parameters out, as a closure of [`setup_with`](crate::setup_with) does by `None`.
 //!
 //! ```
 //! use candle_core::{DType, Device, Var};
@@ -165,21 +166,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A parameter that no pattern matches is an error, and so is a pattern that decides for no parameter. It is
-//! also an error if two patterns match different paths of one parameter and give it different optimisers.
-//! [`ClipGlobalNorm`] takes one norm over all parameters that have it, whichever pattern they got it from.
+//! It is an error if no pattern matches a parameter, if a pattern decides for no parameter, or if two
+//! patterns match different paths of one parameter and give it different optimisers. [`ClipGlobalNorm`] takes
+//! one norm over all parameters that have it, whichever patterns gave it to them.
 //!
 //! # Speed
 //!
-//! An optimiser that is built here is as fast as one in code. A chain plans the same list of steps whether
-//! its members are a tuple or boxed. So every chain of elementwise rules, of any length, in any order,
-//! nested, and inside `MixedPrecision`, is one fused pass over memory. [`ClipNorm`](crate::ClipNorm) and
-//! [`ClipGlobalNorm`] cost one more read of the gradients, as they do everywhere.
+//! An optimiser that is built here is as fast as one in code, because a chain of boxed rules plans the same
+//! steps as a tuple: elementwise rules become one fused pass over memory, and a norm costs one more read of
+//! the gradients.
 //!
 //! # Errors
 //!
 //! An error about a schedule names the argument. An error about an optimiser names the place in the
-//! configuration, what is there, and what could be:
+//! configuration, what is there, and what could be there:
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -190,8 +190,8 @@
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! Data that can be no optimiser, whatever the rules (a number, a repeated key), is refused when the text is
-//! read. Names, types, ranges and places are checked when the optimiser is built.
+//! What cannot be an optimiser, whatever rules there are (a number, a repeated key), is refused when the text
+//! is read. Names, types, ranges and places are checked when the optimiser is built.
 //!
 //! [`ClipGlobalNorm`]: crate::ClipGlobalNorm
 
@@ -217,7 +217,7 @@ use data::Data;
 use form::Form;
 use written::written_optimiser;
 
-/// An optimiser as a text describes it; see the [module](self) for what can be written.
+/// An optimiser, or a choice by path, as a text describes it. The [module](self) lists what can be written.
 ///
 /// ```
 /// use optimisers::config::OptimiserConfig;
@@ -247,16 +247,15 @@ impl From<OptimiserConfig> for Data {
 }
 
 impl OptimiserConfig {
-    /// An optimiser that was built in code, with all its hyper-parameters.
+    /// Describes an optimiser that was built in code, with all its rules, settings and hyper-parameters.
     ///
-    /// An optimiser built from it has the same rules, settings and hyper-parameters. Defaults are written
-    /// too, so that nothing depends on a [`Registry`]; only a switch that is off is left out. A rule that the
-    /// registry lacks, such as [`Cautious`](crate::Cautious) around another rule than `Adam`, `AdamW`,
-    /// `NAdam` and `Lion`, is an error when it is built.
+    /// Defaults are written as well, so that they do not depend on a [`Registry`]. Only switches that are off
+    /// and empty lists are left out. A rule that the registry lacks, such as [`Cautious`](crate::Cautious)
+    /// around another rule than `Adam`, `AdamW`, `NAdam` and `Lion`, is an error when it is built.
     ///
     /// # Errors
-    /// If lists and tables would be more than 64 deep, or a rule's kind or field has a
-    /// [meaning of its own](Registry::with); for [`Offload::everywhere`](crate::Offload::everywhere).
+    /// If lists and tables would be more than 64 deep, or the name of a rule or field has a
+    /// [meaning of its own](Registry::with). For [`Offload::everywhere`](crate::Offload::everywhere).
     ///
     /// ```
     /// use optimisers::config::OptimiserConfig;
@@ -273,18 +272,16 @@ impl OptimiserConfig {
         Self::of_form(Form::Single(written_optimiser(&optimiser.description().record())?))
     }
 
-    /// The own optimisers of the leaves of a state, with their hyper-parameters.
+    /// Describes the own optimisers of the leaves of a state, with their hyper-parameters.
     ///
-    /// If all have the same and none was left out, it is that optimiser. Else it is a choice by path, with
-    /// the path of each parameter, and `*` for the optimiser of most. [`setup`](OptimiserConfig::setup) with
-    /// the same model makes leaves with the same optimisers, and leaves the same parameters out.
-    ///
-    /// [Schedules](crate::StateTree::schedule) are not in it, nor are the values that they give.
+    /// If all parameters have the same optimiser and none was left out, the configuration is that optimiser.
+    /// Else it is a choice by path, with the path of each parameter, and `*` for the optimiser of most.
+    /// [`setup`](OptimiserConfig::setup) with the same model makes the same choices. The configuration does
+    /// not contain [schedules](crate::StateTree::schedule), nor the values that schedules give.
     ///
     /// # Errors
     /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and as a pattern matches a parameter
-    /// with another optimiser, or optimisers differ by parameters that have [no
-    /// names](crate::CandleOptimizer).
+    /// with another optimiser. If optimisers differ and parameters have [no names](crate::CandleOptimizer).
     ///
     /// ```
     /// use candle_core::{DType::F32, Device, Var};
@@ -321,11 +318,11 @@ impl OptimiserConfig {
         OptimiserConfig::try_from(data)
     }
 
-    /// The optimiser, made of the rules of this crate. For more rules see [`Registry::optimiser`].
+    /// Builds the optimiser from the rules of this crate. For more rules see [`Registry::optimiser`].
     ///
     /// # Errors
-    /// If a rule or a field is unknown, or a value is of the wrong type or out of range. If the configuration
-    /// is by path, which needs the model.
+    /// If a rule or a field is unknown, or a value has the wrong type or is out of range. If the
+    /// configuration is by path, because a choice by path needs the model.
     ///
     /// ```
     /// use optimisers::config::OptimiserConfig;
@@ -340,8 +337,7 @@ impl OptimiserConfig {
         Registry::default().optimiser(self)
     }
 
-    /// The state of this optimiser for every trainable parameter of `model`. For more rules see
-    /// [`Registry::setup`].
+    /// Sets up the state of `model` from the rules of this crate. For more rules see [`Registry::setup`].
     ///
     /// # Errors
     /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup). Also if a parameter matches no pattern,

@@ -1,4 +1,4 @@
-//! The rules that a configuration can name.
+//! The rules that a configuration can name, and how an optimiser is built from a configuration.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::wrappers::OptimiserChain;
 
 /// The rules that a configuration can name, with the defaults of their fields.
 ///
-/// It starts with the rules of this crate. A rule of your own is added by [`Registry::with`]:
+/// The default registry has the rules of this crate. [`Registry::with`] adds a rule of your own:
 ///
 /// ```
 /// use optimisers::{Elementwise, Slot, config::{OptimiserConfig, Registry}, hyper_parameters, range, value::Value};
@@ -78,10 +78,9 @@ impl fmt::Debug for Registry {
 impl Registry {
     /// Adds a rule under its [kind](crate::Describer::kind), with its values as defaults.
     ///
-    /// It replaces a rule like it.
-    ///
-    /// A rule around another of a certain type is found by both kinds and by its settings. So a configuration
-    /// can have `{"Cautious": {"inner": "MyRule", "unscaled": true}}`, once such a rule is added as here:
+    /// The rule replaces one of the same kind, settings and rules inside. A rule around another of a certain
+    /// type is found by both kinds and by its settings. So a configuration can have
+    /// `{"Cautious": {"inner": "MyRule", "unscaled": true}}` after such a rule is added:
     ///
     /// ```
     /// use optimisers::config::{OptimiserConfig, Registry};
@@ -97,8 +96,8 @@ impl Registry {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// `Offload`, `ByPath` and `LeaveOut` cannot be names of rules, nor `inner`, `fallback` and `members`
-    /// names of fields: they have a meaning in every configuration.
+    /// No rule can be named `Offload`, `ByPath` or `LeaveOut`, and no field `inner`, `fallback` or `members`,
+    /// because these words have a meaning in every configuration.
     #[must_use]
     pub fn with(self, rule: impl Rule) -> Self {
         self.with_kind(OptimiserKind::of_copies(Box::new(rule)))
@@ -106,9 +105,9 @@ impl Registry {
 
     /// Adds a rule around another, made by `make`: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
     ///
-    /// The defaults of its fields are the values that `make` gives them. `make` is called here already, with
-    /// some rule, and later with any. The rule describes the rule inside by
-    /// [`Describer::holds`](crate::Describer::holds). Add rules that differ in their
+    /// The values that `make` gives to fields are the defaults. `with_wrapper` calls `make` once with some
+    /// rule, and later calls have the rules of configurations. The wrapper has to describe the rule inside by
+    /// [`Describer::holds`](crate::Describer::holds). Add wrappers that differ in their
     /// [settings](crate::Describer::setting) one by one.
     ///
     /// ```
@@ -149,7 +148,7 @@ impl Registry {
 
     /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
     ///
-    /// As [`with_wrapper`](Registry::with_wrapper), but the rule describes both by
+    /// As [`with_wrapper`](Registry::with_wrapper), but the rule has to describe both by
     /// [`Describer::member`](crate::Describer::member) or [`alternative`](crate::Describer::alternative).
     #[must_use]
     pub fn with_pair<R: Rule>(
@@ -165,7 +164,7 @@ impl Registry {
         self
     }
 
-    /// The rules that hold no others, with their defaults.
+    /// The rules without rules inside, with their defaults.
     pub fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
         self.kinds.iter().filter_map(|known| match &known.make {
             Make::Copy(rule) if known.example.inner.is_none() => Some(&**rule),
@@ -248,7 +247,7 @@ impl Registry {
         }
     }
 
-    /// The rules that stand in the table of an optimiser of this kind.
+    /// Builds the rules in the table of an optimiser of this kind.
     fn held(&self, named: &Named<'_>, kind: &OptimiserKind) -> Result<Vec<Box<dyn Rule>>> {
         let mut held = Vec::new();
         for (key, _) in parts(&kind.example) {
@@ -278,7 +277,7 @@ impl Registry {
         Err(place.misplaced(optimiser.description().kind, belongs))
     }
 
-    /// The kind of this name with these settings, around these rules, and the tables that are given to it.
+    /// The kind that a table names, and the [tables](OptimiserKind::tables) for it.
     fn kind<'d>(
         &self,
         named: &Named<'d>,
@@ -289,6 +288,7 @@ impl Registry {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(place.error(Error::unknown("rule", named.name, &available)));
         };
+        // First, because a mistyped key of a setting would otherwise be an error of settings that do not fit.
         first.check_keys(&first.example, named)?;
         let fitting: Vec<_> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
         if fitting.is_empty() {
@@ -301,7 +301,7 @@ impl Registry {
     }
 }
 
-/// The optimiser with the fields that are given to it and to the rules inside.
+/// The optimiser with the fields that the tables give to it and to the rules inside.
 fn filled(mut optimiser: Optimiser, tables: &[ExampleTable<'_, '_>]) -> Result<Optimiser> {
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for (member, (_, named)) in optimiser.description().all().iter().zip(tables) {
@@ -316,6 +316,7 @@ fn filled(mut optimiser: Optimiser, tables: &[ExampleTable<'_, '_>]) -> Result<O
     }
     optimiser.write(&values);
     let Err((error, at_fault)) = optimiser.check_fields() else { return Ok(optimiser) };
+    // A field at fault that no table has is a default: the error is then about the whole table.
     let place = places.iter().find(|(index, _)| Some(*index) == at_fault);
     Err(place.map_or(&tables[0].1.place, |(_, place)| place).error(error))
 }

@@ -1,4 +1,5 @@
-//! Schedules as data: the name of the constructor, with the names of the arguments.
+//! Schedules as data: a table whose only key is the name of the constructor, with a table of the arguments by
+//! their names.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
@@ -8,10 +9,10 @@ use crate::error::Result;
 use crate::rule::field::Number;
 use crate::tree::schedule::{Curve, Easing, Schedule};
 
-/// Declares the forms of schedules: their names, constructors and arguments.
+/// Declares how schedules are written: their names, constructors and arguments.
 macro_rules! schedule_forms {
     ($($Kind:ident = $make:path { $($(#[$reader:meta])? $argument:ident: $T:ty),+ };)+) => {
-        /// A schedule as a text has it.
+        /// A schedule in a text.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         enum ScheduleForm {
@@ -57,12 +58,13 @@ schedule_forms! {
     Then = Schedule::then { first: Box<ScheduleForm>, steps: u64, next: Box<ScheduleForm> };
 }
 
-/// Reads a text, which cannot be null: a field that is not given is not there.
+/// Reads the text of `field`, and refuses null. If a schedule has no field, its table has no such key.
 fn some_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     String::deserialize(deserializer).map(Some)
 }
 
-/// Reads the factor by which periods get longer.
+/// Reads the factor by which periods get longer. Refuses a factor below 1, because the schedule would use 1
+/// instead.
 fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     let factor = f64::deserialize(deserializer)?;
     let other = de::Unexpected::Float(factor);
@@ -71,7 +73,8 @@ fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Er
 
 impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // By way of data, which has one form whatever the format, and as JSON a text for infinity.
+        // Read as `Data` first, because it is the same for every format. Then as JSON, which has infinity
+        // only as a text, so that it is refused as a number.
         let data = Data::deserialize(deserializer)?;
         data.check_keys(&Place::Whole).map_err(de::Error::custom)?;
         let form = serde_json::to_value(data).and_then(Box::<ScheduleForm>::deserialize);
@@ -83,6 +86,7 @@ impl<'de> Deserialize<'de> for Schedule {
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let data = written(self);
+        // Otherwise a schedule could be written that is nested too deep to be read again.
         data.check_shallow().map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }
@@ -90,7 +94,7 @@ impl Serialize for Schedule {
 
 fn written(schedule: &Schedule) -> Data {
     let (real, count) = (|value| Data::Real(Number(value)), Data::Count);
-    // Each part counts from its begin.
+    // The parts as a schedule of their own, whose first part begins at 0.
     let joined = |parts: &[(u64, Curve)]| {
         let from_begin = |(begin, part): &(u64, Curve)| (begin - parts[0].0, part.clone());
         let curve = match parts {
@@ -111,6 +115,8 @@ fn written(schedule: &Schedule) -> Data {
             let between = [("start", real(start)), ("end", real(end)), ("steps", count(steps))];
             (kind, between.into_iter().chain(power).collect())
         }
+        // A curve of `warmup_stable_then` is written under that name, although nested `Then` would mean the
+        // same.
         Curve::Joined(ref parts) => match &parts[..] {
             [(0, rise), (warmup, Curve::Constant(peak)), (then, _), ..]
                 if *rise == Curve::warm_up(*peak, *warmup) =>

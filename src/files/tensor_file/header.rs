@@ -1,6 +1,7 @@
 //! The header of a safetensors file, read in little more memory than its own length, whatever it claims.
 //!
-//! The library itself buffers every value twice, and a short text can stand for many values.
+//! The library's parser is not used, because it buffers every value twice, and a short text can have many
+//! values. The library's check of the tensors is used: `Metadata::new`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,7 +16,7 @@ use super::source::Source;
 /// The largest header in bytes that the safetensors libraries read.
 pub(crate) const LARGEST_HEADER: usize = 100_000_000;
 
-/// The places of the tensors, and the texts of the metadata.
+/// A header that has been compared with the length of its file.
 pub(super) struct Header {
     pub(super) tensors: Metadata,
     /// Where the tensors begin in the file.
@@ -23,24 +24,24 @@ pub(super) struct Header {
     pub(super) texts: Texts,
 }
 
-/// The parts of a header.
+/// A header as the file has it. The tensors may have any order and any places.
 struct HeaderParts {
     tensors: Vec<(String, TensorInfo)>,
     texts: Texts,
 }
 
-/// The texts of a file's metadata; others than ours are passed over.
+/// The texts of a file's metadata that this crate reads.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Texts {
-    /// The description of a state, under the name that a checkpoint gives it.
+    /// The description of a state, in a checkpoint.
     pub(crate) optimisers: Option<String>,
-    /// The hyper-parameters of torch's optimiser, under torch's name.
+    /// The groups of torch's optimiser.
     #[cfg(feature = "torch")]
     pub(crate) param_groups: Option<String>,
 }
 
 impl Header {
-    /// The header of a whole file.
+    /// Reads the header of a file, and refuses a file that is not whole.
     pub(super) fn read(file: &Source) -> Result<Self, SafeTensorError> {
         const LENGTH: usize = size_of::<u64>();
         let rest = file.length().checked_sub(LENGTH as u64).ok_or(SafeTensorError::HeaderTooSmall)?;
@@ -49,7 +50,7 @@ impl Header {
         if length > LARGEST_HEADER as u64 {
             return Err(SafeTensorError::HeaderTooLarge);
         }
-        // Checked before memory is allocated for it.
+        // Checked before memory is allocated for the header.
         let data = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
         let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
         let HeaderParts { mut tensors, texts } =
@@ -57,6 +58,7 @@ impl Header {
         if tensors.iter().any(|(_, info)| !has_strides(&info.shape)) {
             return Err(SafeTensorError::ValidationOverflow);
         }
+        // `Metadata::new` accepts only tensors that lie one after another, without gaps.
         tensors.sort_by_key(|(_, info)| info.data_offsets);
         let tensors = Metadata::new(None, tensors)?;
         if tensors.data_len() as u64 != data {
@@ -66,7 +68,8 @@ impl Header {
     }
 }
 
-/// Whether the strides of this shape fit `usize`. A shape without elements may claim any lengths.
+/// Whether the strides of this shape fit `usize`. A shape with a length of 0 has no elements, and may claim
+/// any other lengths, which candle multiplies all the same.
 fn has_strides(shape: &[usize]) -> bool {
     shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
 }

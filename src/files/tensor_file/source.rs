@@ -10,18 +10,18 @@ use std::time::SystemTime;
 #[derive(Debug)]
 pub(crate) enum Source {
     Memory(Vec<u8>),
-    /// An open file. It stays the same file if another takes its name.
+    /// An open file. It stays the same file if another one gets its name.
     File {
         file: Mutex<File>,
         opened: Stamp,
     },
 }
 
-/// What shows that a file was changed in its place.
+/// Facts about an open file that change if its content is modified.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     length: u64,
-    /// `None` if the file system does not say.
+    /// `None` if the file system does not keep it.
     modified: Option<SystemTime>,
 }
 
@@ -38,13 +38,13 @@ impl Source {
         if metadata.is_file() {
             return Ok(Source::File { file: Mutex::new(file), opened: Stamp::of(&metadata) });
         }
-        // A pipe has no positions.
+        // Read at once, because a pipe has no positions.
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(Source::Memory(bytes))
     }
 
-    /// How many bytes there are, or were when the file was opened.
+    /// The number of bytes. For a file it is the number at the time of opening.
     pub(crate) fn length(&self) -> u64 {
         match self {
             Source::Memory(bytes) => bytes.len() as u64,
@@ -52,7 +52,7 @@ impl Source {
         }
     }
 
-    /// `length` bytes from `start` on; in `buffer`, unless they are in memory.
+    /// `length` bytes from `start` on. They are read into `buffer`, unless they are in memory.
     pub(crate) fn read<'b>(
         &'b self,
         start: u64,
@@ -66,6 +66,7 @@ impl Source {
             }
             Source::File { file, .. } => {
                 buffer.resize(length, 0);
+                // Locked for both calls, because all readers share one position.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 file.seek(SeekFrom::Start(start))?;
                 file.read_exact(buffer)?;
@@ -74,9 +75,9 @@ impl Source {
         }
     }
 
-    /// Hands over all bytes from a position on, piece by piece.
+    /// Calls `visit` with all bytes from a position on, piece by piece.
     pub(super) fn stream(&self, start: u64, mut visit: impl FnMut(&[u8])) -> io::Result<()> {
-        /// The bytes of a piece, which stays in the cache.
+        /// The bytes of a piece, few enough to stay in the cache.
         const PIECE: usize = 1 << 20;
         let mut buffer = Vec::new();
         let Range { mut start, end } = start..self.length();

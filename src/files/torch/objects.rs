@@ -1,4 +1,20 @@
-//! The objects of a pickle: read by candle, within bounds of depth, of length and of copies.
+//! The objects of a pickle, read by candle within bounds.
+//!
+//! candle trusts a pickle. So [`object`] lets candle read one instruction at a time. Before each,
+//! `object` refuses an integer of more than 64 bits and a text longer than the rest; after each, it refuses
+//!
+//! - too many copies, because candle copies an object each time that it is kept under a number or taken from
+//!   there: 40 tuples, each with the one before twice, would be 2⁴⁰ objects;
+//! - too deep objects, because what reads, copies or drops an object recurses to its innermost part.
+//!
+//! The instructions that need a rule of their own, by their letters:
+//!
+//! ```text
+//! q r      keep a copy of the last object    h j      push a copy of a kept object   (a byte, 4 bytes)
+//! (        push a mark                       t        a tuple of what is above the mark
+//! a e      add to the list below             s u      add to the dict below          (e u: from the mark)
+//! 0x80     the version, no object            X 0x8a   a text, an integer of any length
+//! ```
 
 use std::collections::HashMap;
 
@@ -6,7 +22,7 @@ use candle_core::pickle::{Object, Stack};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The error of a file that is of another format, or damaged.
+/// The error that a file has another format, or is damaged.
 pub(super) fn damaged(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(
         ErrorKind::File,
@@ -15,32 +31,31 @@ pub(super) fn damaged(reason: impl Into<Box<dyn std::error::Error + Send + Sync>
     .caused_by(reason)
 }
 
-/// The error of a file without the state of an optimiser.
+/// The error that a file has no state of an optimiser.
 pub(super) fn stateless(reason: &'static str) -> Error {
     Error::new(ErrorKind::File, "no optimiser state in the file").caused_by(reason)
 }
 
 /// The object that a pickle describes.
 pub(super) fn object(pickle: &[u8]) -> Result<Object> {
-    /// How much larger than its text an object may grow by parts that refer to others, each of which candle
-    /// copies.
+    /// The most that may be copied, in multiples of the pickle's length.
     const GROWTH: usize = 16;
-    /// The letters of a reason.
+    /// The most letters that are quoted from an error of candle's.
     const LONGEST: usize = 200;
     let (mut stack, mut rest, mut copied, mut depths) = (Stack::empty(), pickle, 0, Depths::default());
     loop {
         let instruction = rest;
         match *instruction {
-            // candle shifts the bytes of a longer one out of its 64 bits.
+            // candle shifts byte i of an i64 by 8·i bits, which overflows from the ninth byte on.
             [0x8a, bytes, ..] if bytes > 8 => return Err(damaged("it has an integer of more than 64 bits")),
-            // candle makes room for a text before it reads it.
+            // candle allocates memory for a text before it reads the text.
             [b'X', a, b, c, d, ref after @ ..] if u32::from_le_bytes([a, b, c, d]) as usize > after.len() => {
                 return Err(damaged("it ends within a text"));
             }
             _ => {}
         }
-        // candle's errors may quote whole objects, and bring a backtrace, for which the text would read all
-        // debug information of the program.
+        // The backtrace is left out, because its text would read all debug information of the program. The
+        // text is cut, because candle's errors may quote whole objects.
         let unread = |error: candle_core::Error| {
             let error =
                 if let candle_core::Error::WithBacktrace { inner, .. } = error { *inner } else { error };
@@ -59,35 +74,39 @@ pub(super) fn object(pickle: &[u8]) -> Result<Object> {
     }
 }
 
-/// How deep the objects are that candle has read so far. What reads, copies or drops an object goes down to
-/// its end.
+/// The depths of the objects that candle has read so far. An object without parts has depth 0.
 #[derive(Default)]
 struct Depths {
-    /// Of the objects on the stack.
+    /// Of the objects on candle's stack, in their order.
     stack: Vec<usize>,
-    /// Of those that are kept, by their numbers.
+    /// Of the objects that candle keeps, by their numbers.
     kept: HashMap<u32, usize>,
 }
 
 impl Depths {
-    /// Far more than a state of torch's has, which is 7 deep.
+    /// The largest depth that is accepted, far more than the 7 of torch's states.
     const DEEPEST: usize = 64;
 
-    /// Follows an instruction that has left so many objects on the stack.
+    /// Does to the depths what `instruction` has done to candle's stack, which now has `length` objects.
+    ///
+    /// An instruction pushes an object, makes the last objects a single one, or leaves them as they are.
     fn follow(&mut self, instruction: &[u8], length: usize) -> Result<()> {
         let number = match *instruction {
             [b'h' | b'q', number, ..] => number.into(),
             [b'j' | b'r', a, b, c, d, ..] => u32::from_le_bytes([a, b, c, d]),
             _ => 0,
         };
-        // What was where the last object is now, or above it, is in that object.
+        // What was at the place of the last object, or above, is inside of that object.
         let place = length.saturating_sub(1).min(self.stack.len());
         let parts = &self.stack[place..];
+        // An object is one deeper than its deepest part.
         let last = match (instruction.first(), parts) {
+            // A copy is as deep as what was kept.
             (Some(b'h' | b'j'), _) => self.kept.get(&number).copied(),
             (Some(0x80 | b'q' | b'r'), _) => parts.first().copied(),
-            // Behind its mark.
+            // The mark is no part.
             (Some(b't'), [_, parts @ ..]) => parts.iter().map(|part| part + 1).max(),
+            // `whole` is the list or dict, which does not become a part of itself.
             (Some(b'a' | b'e' | b's' | b'u'), [whole, parts @ ..]) => {
                 parts.iter().map(|part| part + 1).chain([*whole]).max()
             }
@@ -106,7 +125,7 @@ impl Depths {
     }
 }
 
-/// How much there is of an object: of how many objects it consists, and of how many bytes of text.
+/// The size of an object: the number of objects in it, and of bytes of text.
 fn size(object: &Object) -> usize {
     1 + match object {
         Object::Tuple(parts) | Object::List(parts) => parts.iter().map(size).sum(),
@@ -127,8 +146,8 @@ mod tests {
         object(pickle).expect_err("an error").to_string()
     }
 
-    /// An integer of 9 bytes, and a tuple that has the one before twice, 40 times: 2⁴⁰ objects; a long text
-    /// that is kept once and taken often.
+    /// An integer of 9 bytes; 40 tuples, each with the one before twice; a long text that is kept once and
+    /// taken often.
     #[test]
     fn pickles_that_candle_would_not_survive() {
         assert!(refused(&[0x8a, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, b'.']).contains("more than 64 bits"));
@@ -144,8 +163,8 @@ mod tests {
         assert!(refused(&[&b"}"[..], &quoted].concat()).len() < 400, "a part of another kind");
     }
 
-    /// A text that says to be longer than the file is refused before there is room for it; so are other
-    /// lengths, which candle does not read.
+    /// A text whose length exceeds the file is refused before memory is allocated for it. Instructions with
+    /// other lengths are refused by candle, which does not read them.
     #[test]
     fn lengths_are_at_most_what_is_left() {
         for length in [4u32, 5, 1 << 20, u32::MAX - 15, u32::MAX] {
@@ -181,11 +200,11 @@ mod tests {
         }
     }
 
-    /// Every instruction that puts objects into another, so often that its depth is 64, and once more.
+    /// For every instruction that puts objects into another: depth 64 is read, and 65 refused.
     #[test]
     fn depth_is_at_most_64() {
         let times = |times: usize, part: &[u8]| part.repeat(times);
-        // Each begins at depth 0 and adds as much in every round.
+        // Each begins at depth 0 and adds 1 in every round.
         type Rounds = (&'static str, &'static [u8], &'static [u8], &'static [u8]);
         let rounds: [Rounds; 12] = [
             ("tuple of one", b")", b"\x85", b""),
@@ -226,7 +245,7 @@ mod tests {
         let pairs = |depth: usize| [&times(depth, b"}(N")[..], b"N", &times(depth, b"u"), b"."].concat();
         object(&pairs(64)).expect("a dict");
         assert!(refused(&pairs(65)).contains("more than 64 deep"));
-        // Many beside each other are not deep.
+        // Many objects next to each other are not deep.
         let wide = [
             b"]".to_vec(),
             times(5000, b"]a"),

@@ -1,4 +1,4 @@
-//! A handle of a parameter or gradient for the length of a call.
+//! [`Lent`], a handle of a parameter or gradient, and how two handles are compared.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -36,19 +36,19 @@ impl std::fmt::Debug for Lent<'_> {
 }
 
 impl<'a> Lent<'a> {
-    /// The handle of a lender, which outlives it. The owner is asked for shape and dtype here, and not again.
+    /// A handle of `lender`. If it is no tensor, its shape and dtype are read here, once for the whole call.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
         lender
             .tensor()
             .map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
 
-    /// The handle by itself, if it is of a tensor; other memory is only lent.
+    /// The handle without a lifetime, if it is of a tensor. Other memory is borrowed from its owner.
     pub(crate) fn into_owned(self) -> Option<Lent<'static>> {
         if let Lent::Tensor(tensor) = self { Some(Lent::Tensor(tensor)) } else { None }
     }
 
-    /// A range of its elements, as a vector.
+    /// A handle of a range of the elements, as a vector.
     pub(crate) fn part(&self, elements: Range<usize>) -> Result<Self> {
         Ok(match self {
             Lent::Tensor(tensor) => {
@@ -59,15 +59,15 @@ impl<'a> Lent<'a> {
         })
     }
 
-    /// None of its elements, in a shape of the same rank.
+    /// A handle of no elements of `lender`, in a shape of the same rank.
     pub(crate) fn none(lender: &'a dyn Lend) -> Result<Self> {
         let Some(tensor) = lender.tensor() else {
             return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender)))));
         };
         Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
     }
-    /// Whether both are the same elements in the same order, as far as the owners say: one tensor (or its
-    /// detached copy), one object, or two handles of one. `None` if the owners say too little.
+    /// Whether both are the same elements in the same order; `None` if the owners report too little. True for
+    /// a tensor and its detached copy, one object, or lenders of one memory, offset, shape and dtype.
     pub(crate) fn is(&self, other: &Lent<'_>) -> Option<bool> {
         match (self, other) {
             (Lent::Tensor(a), Lent::Tensor(b)) => {
@@ -78,12 +78,14 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Whether both lie at one address in one order, in memory that is nobody else's. One is read inside the
-    /// other: different memory then has different addresses.
+    /// Whether both lie at one address in one order. False if others can access the memory of one.
     pub(crate) fn lies_with(&self, other: &Lent<'_>) -> Result<bool> {
+        // Memory that others can access may have a lock, which the nested reads would take twice.
         if self.memory().is_some() || other.memory().is_some() || self.elem_count() == 0 {
             return Ok(false);
         }
+        // Nested, because an owner that converts its numbers for each reader could lend both at one address,
+        // one after the other.
         let mut is_one = false;
         read("gradient", &**self, &mut |a| {
             read("gradient", &**other, &mut |b| {

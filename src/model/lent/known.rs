@@ -1,13 +1,13 @@
-//! What an owner has said of its memory, once.
+//! A lender with the shape and dtype that it reported first.
 
 use super::{Lend, MemoryMut, View};
 use crate::error::Result;
 use crate::numbers::DType;
 
-/// A lender with the shape and the dtype that it named when it was found.
+/// A lender with the shape and dtype that it had when the call found it.
 ///
-/// A call is planned with these, and what is lent is compared with these each time, whatever the owner says
-/// meanwhile.
+/// The call is planned with these values, and each loan is compared with them, even if the owner reports
+/// others later.
 #[derive(Clone, Copy)]
 pub(crate) struct Known<'a> {
     lender: &'a dyn Lend,
@@ -20,13 +20,13 @@ impl<'a> Known<'a> {
         Known { lender, shape: lender.shape(), dtype: lender.dtype() }
     }
 
-    /// The address and the size of the lender: two are one object if both are equal. An object without a size
-    /// may be anywhere.
+    /// Address and size of the lender. Two lenders with equal ones are one object, unless the size is 0: an
+    /// object of size 0 may share the address of another.
     pub(crate) fn object(&self) -> (usize, usize) {
         (std::ptr::from_ref(self.lender).addr(), size_of_val(self.lender))
     }
 
-    /// Whether both are the same elements in the same order. `None` if their owners say too little.
+    /// Whether both are the same elements in the same order; `None` if their owners report too little.
     pub(super) fn is(&self, other: &Known<'_>) -> Option<bool> {
         if self.object() == other.object() && self.object().1 > 0 {
             return Some(true);

@@ -1,4 +1,4 @@
-//! Numbers that are borrowed, of any dtype that parameters and gradients have.
+//! Borrowed numbers of any dtype that parameters and gradients have: F16, BF16, F32 and F64.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::DType;
 use crate::tensors::CpuStorage;
 
-/// Makes the two kinds of borrowed memory.
+/// Defines [`MemoryRef`] and [`MemoryMut`], with a variant and conversions for each dtype.
 macro_rules! memory {
     ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
         /// Numbers that are borrowed to be read.
         ///
-        /// Slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` become these by `into`.
+        /// Slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` are converted by `into`.
         #[derive(Clone, Copy, Debug)]
         pub struct MemoryRef<'a>(pub(crate) TypedSlice<'a>);
 
@@ -43,7 +43,7 @@ macro_rules! memory {
             pub fn from_bytes(bytes: &'a [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
-                    // An empty slice may begin anywhere.
+                    // Accepted at any address, because an empty slice need not be aligned for its dtype.
                     $(DType::$Variant if length == 0 => Ok(TypedSlice::$Variant(&[])),)*
                     $(DType::$Variant => try_cast_slice(bytes).map(TypedSlice::$Variant),)*
                     _ => return Err(not_lent(dtype)),
@@ -79,12 +79,12 @@ macro_rules! memory {
                 match self.0 { $(TypedSlice::$Variant(values) => cast_slice(values),)* }
             }
 
-            /// The elements, widened.
+            /// The elements, widened to f64.
             pub(super) fn numbers(&self) -> Vec<f64> {
                 match self.0 { $(TypedSlice::$Variant(values) => values.iter().map(|value| f64::from(*value)).collect(),)* }
             }
 
-            /// Where it lies.
+            /// The address of the first element.
             pub(crate) fn address(&self) -> usize {
                 match self.0 { $(TypedSlice::$Variant(values) => values.as_ptr().addr(),)* }
             }
@@ -124,7 +124,7 @@ macro_rules! memory {
                 match &self.0 { $(TypedSliceMut::$Variant(_) => DType::$Variant,)* }
             }
 
-            /// The same memory for a shorter time.
+            /// The same memory with a shorter lifetime.
             pub(crate) fn lent(&mut self) -> MemoryMut<'_> {
                 match &mut self.0 { $(TypedSliceMut::$Variant(values) => MemoryMut(TypedSliceMut::$Variant(values)),)* }
             }
@@ -144,8 +144,8 @@ macro_rules! memory {
                 match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut(TypedSliceMut::$Variant(values))),)* _ => None }
             }
 
-            /// Overwrites the elements from `start` on. False, with nothing written, if these are of another
-            /// dtype or there is no room.
+            /// Overwrites the elements from `start` on with `next`. Returns false, and writes nothing, if the
+            /// dtypes differ or `next` is too long.
             pub(crate) fn set(&mut self, start: usize, next: MemoryRef<'_>) -> bool {
                 match (&mut self.0, next.0) {
                     $((TypedSliceMut::$Variant(values), TypedSlice::$Variant(next)) => {

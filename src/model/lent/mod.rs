@@ -1,8 +1,13 @@
-//! Memory that its owner lends while it is worked on: candle's tensors, slices, and tensors of other
+//! Memory that its owner lends for the length of a function: candle's tensors, slices, and tensors of other
 //! frameworks.
 //!
-//! A [`Lent`] lives for one call. Two lenders are one parameter if they are one object, or if they say so by
-//! [`Lend::offset`].
+//! Owners ([`Lend`]) are foreign code, and a call uses their memory several times. So every use is checked:
+//! 1. `Lent::new` reads shape and dtype, once per call (`known.rs`). The call is planned with these.
+//! 2. `read` and `write` compare each loan with them, and run the function at most once (`lend.rs`).
+//! 3. The storage of a candle tensor is compared with its layout while it is locked (`stored.rs`).
+//!
+//! Two lenders are one parameter if they are one object, or if they report the same [`Lend::memory`],
+//! [`Lend::offset`], shape and dtype.
 
 mod handle;
 mod known;

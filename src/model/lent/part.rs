@@ -1,4 +1,4 @@
-//! A range of the elements of what is lent.
+//! A range of the elements of a lender.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ impl<'a> LentPart<'a> {
         LentPart { of, shape: vec![0; of.lent_shape().len()].into(), elements: 0..0 }
     }
 
-    /// A range of its elements.
+    /// A range of the elements of this part.
     pub(super) fn part(&self, elements: Range<usize>) -> Self {
         LentPart::new(self.of, self.elements.start + elements.start..self.elements.start + elements.end)
     }

@@ -1,4 +1,7 @@
-//! What is lent to be read, and the one check that it is what its owner says.
+//! [`View`]: numbers that are lent to be read, and how the elements of a tensor lie in them.
+//!
+//! [`View::strided`] checks that all elements lie within the numbers. `unsafe` code of the CPU engine relies
+//! on that, so there must be no other way to make a strided view.
 
 use super::MemoryRef;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,7 +26,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// All of these numbers, in row-major order.
+    /// A view of all numbers, in row-major order.
     pub fn new(numbers: impl Into<MemoryRef<'a>>) -> Self {
         View { memory: numbers.into(), strides: None }
     }
@@ -31,8 +34,8 @@ impl<'a> View<'a> {
     /// Elements that lie `strides` apart in each dimension; the first number is the first element.
     ///
     /// # Errors
-    /// If the last element is not within the numbers, there are not as many strides as dimensions, or more
-    /// elements than can be counted.
+    /// If the last element is not within the numbers, if the numbers of strides and dimensions differ, or if
+    /// there are more elements than can be counted.
     pub fn strided(
         numbers: impl Into<MemoryRef<'a>>,
         dims: &'a [usize],
@@ -54,6 +57,7 @@ impl<'a> View<'a> {
             .with_expected(format_args!("{expected} elements"))
             .with_remedy("pass all numbers from the first element to the last"));
         }
+        // With strides of 0, a few numbers can be any number of elements.
         if elem_count(dims) == UNCOUNTED {
             return Err(Error::new(
                 ErrorKind::Memory,
@@ -62,23 +66,24 @@ impl<'a> View<'a> {
             .with_remedy("pass the sizes of the dimensions"));
         }
         if is_in_order(dims, strides) {
-            // For an empty view, or one in order, the reach is the number of elements.
+            // Cut, because there may be more numbers than elements. The reach of a view in order, or of an
+            // empty one, is its number of elements.
             return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
         }
         Ok(View { memory, strides: Some((dims, strides)) })
     }
 
-    /// A copy of the elements in row-major order, in numbers that hold those of every dtype exactly.
+    /// A copy of the elements in row-major order, as f64, which holds the numbers of every dtype exactly.
     ///
-    /// So programs without candle read what the crate hands out, such as
-    /// [`Leaf::tensor`](crate::Leaf::tensor): it lends.
+    /// With this function programs without candle read the tensors of this crate, such as
+    /// [`Leaf::tensor`](crate::Leaf::tensor): these implement [`Lend`](crate::Lend), which gives a `View`.
     pub fn numbers(self) -> Vec<f64> {
         let all = self.memory.numbers();
         let Some((dims, strides)) = self.strides else { return all };
         (0..self.elements()).map(|element| all[place_of(element, dims, strides)]).collect()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub(crate) fn elements(self) -> usize {
         self.strides.map_or(self.memory.len(), |(dims, _)| elem_count(dims))
     }
@@ -98,13 +103,13 @@ impl<'a> View<'a> {
         self.strides
     }
 
-    /// Address, dtype, number and order of the elements: equal exactly if two views are one.
+    /// Address, dtype, number and order of the elements. Equal exactly if two views have the same elements.
     pub(super) fn place(self) -> impl PartialEq {
         (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
     }
 
-    /// Whether these are elements of this dtype and of a tensor with these dimensions. The error has the
-    /// dtype and the number that there are.
+    /// Whether the view has this dtype and as many elements as `dims`. A strided view must have the
+    /// dimensions `dims` as well. The error has the dtype of the view and its number of elements.
     pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
         let got = self.elements();
         let is_shaped = self.strides.is_none_or(|(own, _)| own == dims);
@@ -115,10 +120,11 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether the elements lie one behind the other in row-major order, or there is none.
+/// Whether the elements follow each other in row-major order. True if there are no elements.
 fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
     let mut next = Some(1usize);
     let follows = |(dim, stride): (&usize, &usize)| {
+        // The stride of a dimension of size 1 is never used, so it may be any number.
         let is_next = *dim == 1 || next == Some(*stride);
         next = next.and_then(|next| next.checked_mul(*dim));
         is_next
@@ -128,6 +134,7 @@ fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
 
 /// How many numbers a tensor reaches over, from its first element to its last; `usize::MAX` on overflow.
 pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
+    // Saturates, because a reach that wraps around would accept a storage that is too short.
     let mut last = 0usize;
     for (dim, stride) in dims.iter().zip(strides) {
         let Some(others) = dim.checked_sub(1) else { return 0 };

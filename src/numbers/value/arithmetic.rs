@@ -1,15 +1,15 @@
-//! One elementwise step with its scalars bound.
+//! [`Arithmetic`]: the formula of an elementwise step together with its scalars.
 
 use super::{Prologue, Value};
 
-/// A fixed number of things of one type: `[T; N]`.
+/// An array `[T; N]`.
 ///
-/// Stable Rust cannot write `[T; Self::N]` in a trait, so a rule names the array type instead: `type Slots<T>
-/// = [T; 2]`. The loops over elements trust the length, so nobody else can name or implement the trait.
+/// Stable Rust has no `[T; Self::N]` in traits, so a rule names the array type: `type Slots<T> = [T; 2]`. The
+/// trait cannot be named outside of the crate, because the loops over elements trust the length.
 pub trait Array<T>: AsRef<[T]> + AsMut<[T]> {
-    /// How many.
+    /// The length.
     const LEN: usize;
-    /// The same number of things, each made from its index.
+    /// An array whose elements are made from their indices.
     fn from_fn(make: impl FnMut(usize) -> T) -> Self;
 }
 
@@ -25,7 +25,7 @@ impl<T, const N: usize> Array<T> for [T; N] {
 /// Elementwise arithmetic together with its scalars, for a [`Rule`](crate::Rule) that plans it with
 /// [`Gradient::map`](crate::Gradient::map).
 ///
-/// A rule that is nothing but elementwise arithmetic implements [`Elementwise`](crate::Elementwise) instead,
+/// If a rule consists of elementwise arithmetic only, implement [`Elementwise`](crate::Elementwise) instead,
 /// which is less to write.
 ///
 /// ```
@@ -47,29 +47,29 @@ impl<T, const N: usize> Array<T> for [T; N] {
 /// }
 /// ```
 pub trait Arithmetic: Copy + Send + Sync + 'static {
-    /// The state: `[T; N]` for N numbers per element.
+    /// The state of an element: `[T; N]` for N numbers.
     type Slots<T>: Array<T>;
 
-    /// Whether a dx that is infinite or NaN always gives a result that is infinite or NaN.
+    /// Whether the result is infinite or NaN exactly if dx is, given a finite state and no overflow.
     ///
-    /// A finite dx with a finite state must then give a finite result (overflow aside). A norm behind such
-    /// arithmetic can stand for the check of the gradient, which saves a read of it.
+    /// If a norm follows such arithmetic, the norm also serves as the check that the gradient is finite, and
+    /// the gradient is read once less.
     const KEEPS_NON_FINITE: bool = false;
 
-    /// Whether its loop is compiled a second time, with a [`Prologue`]. That is for what often stands last in
-    /// a chain.
+    /// Whether a second loop is compiled, in which a [`Prologue`] comes first. Set for arithmetic that is
+    /// often the last of a chain.
     #[doc(hidden)]
     const TAKES_PROLOGUE: bool = false;
 
-    /// This arithmetic as a prologue of the one behind it, if it is no more than that.
+    /// This arithmetic as a prologue, if it is a part of one. The loop of the next step of the chain can then
+    /// do both.
     #[doc(hidden)]
     fn as_prologue(self) -> Option<Prologue> {
         None
     }
 
-    /// The formula for one element: from the parameter x and the gradient dx to the new gradient.
-    ///
-    /// It also updates the slots.
+    /// The formula for one element: returns the new gradient from the parameter x and the gradient dx, and
+    /// updates the slots.
     fn step<V: Value>(self, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 

@@ -1,4 +1,4 @@
-//! The recorder: a [`Value`] that writes down what a rule does instead of doing it.
+//! The recorder: a [`Value`] that records operations instead of computing them.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -29,7 +29,7 @@ pub(crate) enum Binary {
     Div,
 }
 
-/// A comparison of two numbers; false where either is NaN.
+/// A comparison of two numbers; false if either is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Comparison {
     /// `a < b`
@@ -40,12 +40,12 @@ pub(crate) enum Comparison {
     Eq,
 }
 
-/// One step of a recorded computation. Operands are indices of earlier nodes.
+/// An operation of a recorded computation. Operands are indices of earlier nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Node {
-    /// The n-th input: an array that varies over elements.
+    /// The n-th input, which is different for each element.
     Input(usize),
-    /// The n-th scalar of [`Graph::into_parts`]: the same for all elements, given at run time.
+    /// The n-th scalar of [`Graph::into_parts`]: the same for all elements, passed at run time.
     Scalar(usize),
     /// A function of one number.
     Unary(Unary, usize),
@@ -57,10 +57,10 @@ pub(crate) enum Node {
     Select(usize, usize, usize),
 }
 
-/// A recorded computation: straight-line code, each node once, in the order it was written.
+/// A recorded computation: nodes in the order of their execution, without branches.
 ///
-/// Its nodes do not depend on the values of scalars, so a new learning rate or step gives the same nodes with
-/// other scalars.
+/// Nodes do not contain the values of scalars, so a new learning rate or step needs no new kernel. The fields
+/// are cells, because all [`Expr`]s of a recording share the graph, and operators have no `&mut` to it.
 #[derive(Debug)]
 pub(crate) struct Graph {
     inputs: Cell<usize>,
@@ -69,19 +69,19 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// An empty recording in the memory of these vectors, whose values are dropped.
+    /// An empty recording in the memory of these vectors, which are cleared.
     pub(crate) fn new(mut nodes: Vec<Node>, mut scalars: Vec<f64>) -> Self {
         nodes.clear();
         scalars.clear();
         Graph { inputs: Cell::new(0), nodes: RefCell::new(nodes), scalars: RefCell::new(scalars) }
     }
 
-    /// The nodes in order of evaluation, and the values of the scalars in order of appearance.
+    /// The nodes in the order of execution, and the values of the scalars in the order of their nodes.
     pub(crate) fn into_parts(self) -> (Vec<Node>, Vec<f64>) {
         (self.nodes.into_inner(), self.scalars.into_inner())
     }
 
-    /// Records the next input. Inputs are counted from 0.
+    /// Records the next input. The first is input 0.
     pub(crate) fn input(&self) -> Expr<'_> {
         let input = self.inputs.get();
         self.inputs.set(input + 1);

@@ -1,4 +1,4 @@
-//! `f32` and `f64` as [`Value`]s: what the fused CPU loop computes with.
+//! `f32` and `f64` as [`Value`]s, for the fused CPU loop.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -6,7 +6,7 @@ use num_traits::{AsPrimitive, Float};
 
 use super::Value;
 
-/// The floating-point types that arithmetic is done in. Storage may be narrower.
+/// The floating-point types of arithmetic. Storage may be narrower.
 pub(crate) trait Compute: Float + AsPrimitive<f64> + Default + Send + Sync {
     /// Rounds to the nearest number of this type, ties to even.
     fn rounded(value: f64) -> Self;
@@ -28,7 +28,7 @@ impl Compute for f64 {
 
 /// One element in the compute type `T`, `f32` or `f64`, in the fused CPU loop.
 ///
-/// A newtype, so that an `f64` scalar of the rule can meet an `f32` lane.
+/// A newtype, because Rust does not let a crate define `f32 * f64`, which a rule needs for its scalars.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 #[repr(transparent)]
 pub struct Lane<T>(pub T);

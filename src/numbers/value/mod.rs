@@ -1,8 +1,8 @@
-//! The abstract number over which a rule's arithmetic is written, and its interpreters.
+//! The trait [`Value`], over which a rule's arithmetic is written, and the types that implement it.
 //!
-//! A rule writes its update once, generically over [`Value`]. The engines put in what they compute with:
-//! numbers of a vector loop on the CPU, or a recorder. What is recorded is evaluated with candle's tensor
-//! operations, or printed as code for a device. [`Lane`] is a single number, to try out a formula.
+//! A rule writes its update once, generic over [`Value`]. Each engine calls it with its own type: numbers of
+//! a vector loop on the CPU, or a recorder. A recording is evaluated with candle's tensor operations, or
+//! printed as code for a device. [`Lane`] is a single number, with which a program can try out a formula.
 
 mod arithmetic;
 mod expr;
@@ -21,15 +21,14 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A number in a rule's arithmetic: an element of the parameter, the gradient or a state slot.
 ///
-/// The second operand of `+ - * /` is another `Value` or an `f64` scalar that belongs to the rule (a learning
-/// rate, a bias correction). Scalars stay `f64` until they meet a value and are then rounded once to the
-/// compute type.
+/// The second operand of `+ - * /` is another `Value` or an `f64` scalar of the rule (a learning rate, a bias
+/// correction). A scalar is rounded to the compute type once, when it is combined with a value.
 ///
-/// The trait is sealed: what arithmetic means, down to the last bit, is the same for all that implement it,
-/// and tested to be.
+/// The trait is sealed, because arithmetic must give the same bits in all types that implement it. Tests
+/// compare them.
 ///
 /// NaN passes through every operation, [`min`](Value::min), [`max`](Value::max), [`clamp`](Value::clamp) and
-/// [`sign`](Value::sign) included. There are no branches on values; use a comparison and
+/// [`sign`](Value::sign) included. A formula cannot branch on a value; use a comparison and
 /// [`select`](Value::select).
 ///
 /// ```
@@ -53,10 +52,10 @@ pub trait Value:
     + Mul<f64, Output = Self>
     + Div<f64, Output = Self>
 {
-    /// The outcome of a comparison, one truth value per element.
+    /// The result of a comparison, one truth value per element.
     type Mask: Copy;
 
-    /// The scalar `value` as a number of this kind.
+    /// The scalar `value` as a number of this type. `self` only gives the type and the recording.
     #[must_use]
     fn constant(self, value: f64) -> Self;
     /// The square root, correctly rounded.
@@ -91,15 +90,16 @@ pub trait Value:
         other.le(self)
     }
 
-    /// The smaller of two numbers; NaN if either is NaN; `self` where they compare equal.
+    /// The smaller of two numbers; NaN if either is NaN; `self` if they are equal.
     #[inline(always)]
     #[must_use]
     fn min(self, other: Self) -> Self {
         let smaller = Self::select(self.le(other), self, other);
+        // A NaN in `other` is selected above. Only NaN is not equal to itself.
         Self::select(self.equal(self), smaller, self)
     }
 
-    /// The larger of two numbers; NaN if either is NaN; `self` where they compare equal.
+    /// The larger of two numbers; NaN if either is NaN; `self` if they are equal.
     #[inline(always)]
     #[must_use]
     fn max(self, other: Self) -> Self {
@@ -107,17 +107,18 @@ pub trait Value:
         Self::select(self.equal(self), larger, self)
     }
 
-    /// The number limited to `low..=high`; NaN stays NaN, and a bound that is NaN limits nothing.
+    /// The number limited to `low..=high`. NaN stays NaN, and a bound that is NaN limits nothing.
     #[inline(always)]
     #[must_use]
     fn clamp(self, low: f64, high: f64) -> Self {
         let (low, high) = (self.constant(low), self.constant(high));
-        // Two instructions of most processors.
+        // Not by `max` and `min`: without their selections for NaN these are two instructions on most
+        // processors.
         let raised = Self::select(self.lt(low), low, self);
         Self::select(raised.gt(high), high, raised)
     }
 
-    /// -1, 0 or 1 by the sign of the number; the number itself where it is 0 or NaN.
+    /// -1 or 1 by the sign of the number; the number itself if it is 0 or NaN.
     #[inline(always)]
     #[must_use]
     fn sign(self) -> Self {
@@ -127,16 +128,17 @@ pub trait Value:
     }
 }
 
-/// ε for a divisor: the smallest normal number of F32 in place of 0, so that 0 is never divided by 0.
+/// The ε to add to a root before a division: at least the smallest normal number of F32, so that no rule
+/// divides 0 by 0.
 ///
-/// Added to a root that is not 0 it changes no bit: in F32 such a root is above 1e-23, and in F64 it has to
-/// be below 1e-22 to notice.
+/// If the root is not 0, adding the smallest normal number of F32 changes no bit: a root in F32 is above
+/// 1e-23, and a root in F64 changes only if it is below 1e-22.
 pub(crate) fn above_zero(epsilon: f64) -> f64 {
     epsilon.max(f32::MIN_POSITIVE.into())
 }
 
 mod sealed {
-    /// What only this crate's numbers implement.
+    /// Implemented only by types of this crate.
     pub trait Sealed {}
 
     impl<T> Sealed for super::Lane<T> {}

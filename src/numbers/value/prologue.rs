@@ -1,8 +1,9 @@
-//! What happens to a gradient in front of a loop over elements, for loops that do it besides.
+//! Scaling, clipping and decay of a gradient, done in the loop of the step that follows, so that they need no
+//! loops of their own.
 
 use super::Value;
 
-/// What happens to a gradient before arithmetic, each part at most once and in this order.
+/// Operations on a gradient before arithmetic, each at most once and in this order.
 ///
 /// ```text
 /// dx' = clamp(dx·scale, -limit, limit) + decay·x
@@ -31,7 +32,7 @@ impl Prologue {
         Prologue { decay: Some(lambda), ..Prologue::default() }
     }
 
-    /// This one, and `next` behind it; `None`, if the parts would not be in order.
+    /// The prologue that does `self` and then `next`. `None` if their parts are not in the order of the type.
     pub(crate) fn then(self, next: Prologue) -> Option<Prologue> {
         let is_in_order = match next {
             Prologue { scale: Some(_), .. } => self == Prologue::default(),
@@ -47,17 +48,19 @@ impl Prologue {
         is_in_order.then(joined)
     }
 
-    /// The factor, if this is a multiplication by a power of two, which is exact.
+    /// The factor, if the prologue is a multiplication by a power of two and nothing else. Such a product is
+    /// exact.
     pub(crate) fn exact_scale(self) -> Option<f64> {
         const FRACTION: u64 = (1 << 52) - 1;
         let factor = self.scale.filter(|factor| factor.is_normal() && factor.to_bits() & FRACTION == 0);
         factor.filter(|_| self.limit.or(self.decay).is_none())
     }
 
-    /// The gradient that the arithmetic gets. It has the bits that the parts give one after another: a factor
-    /// of 1 and infinite limits change none.
+    /// The gradient for the arithmetic, with the same bits as if each part were a step of its own.
     #[inline(always)]
     pub(crate) fn apply<V: Value>(self, x: V, dx: V) -> V {
+        // A factor of 1 and infinite limits change no bit, so absent parts need no branch. A decay of 0
+        // would: x·0 is NaN if x is infinite, and -0 + 0 is 0.
         let limit = self.limit.unwrap_or(f64::INFINITY);
         let dx = (dx * self.scale.unwrap_or(1.0)).clamp(-limit, limit);
         match self.decay {

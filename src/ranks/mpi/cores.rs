@@ -1,4 +1,4 @@
-//! Whether the ranks on a machine have more threads together than cores.
+//! A check that the ranks of a machine have together no more threads than cores.
 
 use std::fs;
 use std::sync::Once;
@@ -8,14 +8,14 @@ use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
 
 use crate::error::warning::Warning;
 
-/// The words of a mask of cores, which is enough for 4096.
+/// The words in a mask of cores, enough for 4096 cores.
 const WORDS: usize = 128;
 
-/// The threads of a rank, and the cores that it may use, one bit for each.
+/// The number of threads of a rank, then a mask of the cores that it may use.
 type Share = [u32; 1 + WORDS];
 
-/// Warns once in the life of the job, in one rank of each machine, if the ranks there have more threads than
-/// cores. All ranks have to call it.
+/// Warns if the ranks of this machine have more threads than cores: once in a job, on one rank of the
+/// machine. All ranks have to call it.
 pub(super) fn check(world: &SimpleCommunicator) {
     static CHECKED: Once = Once::new();
     CHECKED.call_once(|| {
@@ -29,13 +29,13 @@ pub(super) fn check(world: &SimpleCommunicator) {
     });
 }
 
-/// The share of this rank. Where the system does not say which cores it may use, there are none in it.
+/// The share of this rank. If the system does not report the cores, the mask is empty.
 fn own_share() -> Share {
     let mut share = [0; 1 + WORDS];
     share[0] = rayon::current_num_threads() as u32;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
-    // The last word has the first cores.
+    // In reverse, because the last word of the text has the first cores.
     for (word, text) in share[1..].iter_mut().zip(mask.trim().rsplit(',')) {
         *word = u32::from_str_radix(text, 16).unwrap_or(0);
     }

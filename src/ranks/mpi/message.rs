@@ -1,10 +1,10 @@
-//! The bytes that one rank sends another, in pieces for MPI: of less than 2 GiB, and none empty.
+//! The bytes between two ranks, in pieces as MPI takes them: less than 2 GiB each, and none empty.
 
 use std::borrow::Cow;
 
 use crate::ranks::{fill, length};
 
-/// The longest piece in bytes: MPI counts in 32 bits.
+/// The length of the longest piece in bytes. MPI counts in 32 bits.
 const LARGEST: usize = 1 << 30;
 
 /// The bytes of slices, one after another: borrowed from a single slice, else copied together.
@@ -12,12 +12,12 @@ pub(super) fn joined<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
     if let [only] = slices { Cow::Borrowed(only) } else { Cow::Owned(slices.concat()) }
 }
 
-/// The pieces that MPI takes at once; none for no bytes.
+/// The pieces of `bytes`, each for one message. Without bytes there is no piece.
 pub(super) fn pieces(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.chunks(LARGEST)
 }
 
-/// Where the bytes for slices arrive.
+/// The memory into which MPI receives the bytes for some slices.
 pub(super) enum Incoming<'s, 'b> {
     InPlace(&'s mut [u8]),
     Copied(Vec<u8>, &'s mut [&'b mut [u8]]),
@@ -39,7 +39,7 @@ impl<'s, 'b> Incoming<'s, 'b> {
         bytes.chunks_mut(LARGEST)
     }
 
-    /// Hands out what has arrived.
+    /// Copies the bytes that have arrived to the slices, unless they have arrived there.
     pub(super) fn finish(self) {
         if let Incoming::Copied(bytes, slices) = self {
             fill(slices, &bytes);

@@ -1,22 +1,22 @@
 //! Ranks that are processes of an MPI job, on one machine or many. Feature `mpi`.
 //!
-//! `mpirun -n 4 program` starts four processes; in each, [`run`] makes the program a rank. If another library
-//! has initialised MPI already, use [`World::new`].
+//! `mpirun -n 4 program` starts four processes. In each process [`run`] makes the program a rank. If another
+//! library has initialised MPI already, use [`World::new`].
 //!
-//! MPI carries bytes here, from and to where tensors lie. It knows no dtypes and adds nothing up, so the bits
-//! do not depend on it. Tensors on a device go through the host, in windows, even if the MPI library could
-//! read device memory; a line in the log says so once.
+//! MPI moves bytes directly between the memory of tensors, and adds nothing up, so the bits of a training do
+//! not depend on MPI. Tensors on a device go through the host, part by part, even if the MPI library could
+//! read device memory. A line in the log reports that once.
 //!
 //! # When a rank fails
-//! A failure of MPI itself ends the job, which is MPI's default: a rank has died, or a message has another
-//! length than its receiver expects. A program that returns an error or panics in [`run`] ends it too. Go on
-//! from the last checkpoint, with any number of ranks.
+//! A failure of MPI itself, such as the death of a rank, ends the job; that is MPI's default. The job also
+//! ends if a message has another length than its receiver expects, and if the program returns an error or
+//! panics in [`run`]. Continue from the last checkpoint, with any number of ranks.
 //!
 //! # Threads
-//! Calls come from any thread, one at a time. By default `mpirun` binds each of up to two ranks to one core,
-//! so the engine has one thread. More ranks it does not bind, and each has as many threads as there are
-//! cores: see the page on [many machines](crate::many_machines). A [warning](crate::Warning::CoresShared)
-//! says so.
+//! Calls may come from any thread; they run one at a time. If there are at most two ranks, `mpirun` binds
+//! each rank to one core by default, so the engine has one thread. If there are more, `mpirun` does not bind
+//! them, so each rank has as many threads as there are cores, and a [warning](crate::Warning::CoresShared)
+//! reports that: see the page on [many machines](crate::many_machines).
 
 mod cores;
 mod message;

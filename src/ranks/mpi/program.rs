@@ -13,14 +13,14 @@ use crate::ranks::{Call, CommunicationError, Communicator, StateWorld};
 
 /// Initialises MPI, runs a program as one of its ranks, and ends MPI when all ranks have finished.
 ///
-/// An error that the program returns, or a panic, ends the job: the rank prints it to its standard error, and
-/// all ranks are killed, as some may be waiting for this one. (Otherwise all would hang: the end of MPI waits
-/// for all ranks.) If a program ends while other ranks are in a call together, that call finds out. In a
-/// world of one the error is returned, and a panic goes on.
+/// If the program returns an error or panics, the job ends: the rank prints the error to its standard error,
+/// and MPI kills all ranks, because some may be waiting for this one. If the program of one rank ends while
+/// others are in a call together, that call fails and ends the job. A single rank returns the error of its
+/// program, and a panic unwinds as usual.
 ///
 /// # Errors
-/// What the program returns, in a world of one. If MPI was initialised before, or cannot be called from
-/// several threads.
+/// If there is a single rank, the error of the program. If MPI was initialised before, or cannot be called
+/// from several threads.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Var};
@@ -41,7 +41,7 @@ pub fn run<T, E>(program: impl FnOnce(World) -> Result<T, E>) -> Result<T, E>
 where
     E: Display + From<CommunicationError>,
 {
-    // MPI ends when this is dropped.
+    // MPI ends when `_universe` is dropped.
     let Some((_universe, _)) = initialize_with_threading(Threading::Serialized) else {
         let reason =
             "MPI was initialised before `optimisers::mpi::run`; use `optimisers::mpi::World::new` instead"
@@ -49,6 +49,7 @@ where
         return Err(CommunicationError::Other { reason }.into());
     };
     let world = World::new()?;
+    // Nobody waits for a single rank, so its caller can have the error.
     if world.size() == 1 {
         return program(world);
     }
@@ -56,6 +57,8 @@ where
         Ok(result) => result.unwrap_or_else(|error| world.fail(&error)),
         Err(_) => world.fail(&"it panicked"),
     };
+    // The end of MPI waits for all ranks without end. If another rank is still in a call, this agreement
+    // finds two different calls, and the job ends with an error instead.
     let farewell = StateWorld::new(Arc::new(world.clone())).agree(Call::End, Ok(Vec::new()));
     farewell.unwrap_or_else(|error: Error| world.fail(&error));
     Ok(value)

@@ -1,4 +1,4 @@
-//! The ranks of an MPI job. `unsafe`: MPI's handles are not `Send`.
+//! The ranks of an MPI job. `unsafe`, because MPI's handles are not `Send`.
 #![allow(unsafe_code)]
 
 use std::fmt::Display;
@@ -17,7 +17,7 @@ use crate::ranks::{CommunicationError, Communicator, check_of_others, length};
 
 /// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///
-/// Its messages do not mix with the program's own: it uses a duplicate of MPI's world.
+/// Messages do not mix with the program's own, because this world is a duplicate of MPI's world.
 #[derive(Clone)]
 pub struct World {
     rank: usize,
@@ -25,15 +25,17 @@ pub struct World {
     handle: Arc<Mutex<Handle>>,
 }
 
-/// A duplicate of MPI's world. MPI frees it when it ends; a drop here could come after that end.
+/// A duplicate of MPI's world. It is never dropped, because a drop could come after the end of MPI. That end
+/// frees the duplicate.
 struct Handle(ManuallyDrop<SimpleCommunicator>);
 
-// SAFETY: MPI was initialised for calls from any thread, one at a time (`World::new` makes sure of it), and
-// the handle is used behind a lock.
+// SAFETY: MPI was initialised for calls from any thread, one at a time (`World::new` checks
+// `threading_support`), and `World` has the handle in a `Mutex`.
 unsafe impl Send for Handle {}
 
 impl World {
-    /// The world of a program in which MPI is initialised already; for others there is [`run`](super::run).
+    /// The world of a program that has initialised MPI already. In other programs use [`run`](super::run).
+    ///
     /// All ranks have to call it equally often.
     ///
     /// # Errors
@@ -58,9 +60,9 @@ impl World {
         Ok(World { rank, size, handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))) })
     }
 
-    /// Prints why to the standard error, and ends the job on all ranks.
+    /// Prints `why` to the standard error, and ends the job on all ranks.
     pub(super) fn fail(&self, why: &dyn Display) -> ! {
-        // In one piece, as all ranks may print at once.
+        // One write, because all ranks may print at once.
         let line = format!("rank {}: {why}\n", self.rank);
         eprint!("{line}");
         SimpleCommunicator::world().abort(1)
@@ -73,7 +75,7 @@ impl World {
                 reason: "MPI has ended; keep its `Universe` as long as the state".to_string(),
             });
         }
-        // All receivers are ready before anything is sent.
+        // All receives are posted before the first send.
         scope(|scope| {
             let mut received = Vec::new();
             for (rank, incoming) in from.iter_mut().enumerate() {
@@ -93,7 +95,8 @@ impl World {
                         .map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)),
                 );
             }
-            // All requests are waited for, even after a wrong length.
+            // All requests are waited for, even after a wrong length, because a request that is dropped
+            // panics.
             let mut outcome = Ok(());
             for (rank, expected, request) in received {
                 let got = request.wait().count(u8::equivalent_datatype()) as usize;
@@ -106,7 +109,7 @@ impl World {
         })
     }
 
-    /// [`World::talk`], but a message of another length ends the job: its sender does not hear of the error.
+    /// [`World::talk`] that ends the job if a message has a wrong length, because its sender gets no error.
     fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         check_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
         check_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;

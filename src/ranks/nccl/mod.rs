@@ -1,7 +1,7 @@
 //! Ranks with a CUDA device each; NCCL moves tensors between the devices. Feature `nccl`.
 //!
-//! A [`World`] is made [over](World::over) another one, usually that of an MPI job: `mpirun -n 4 program`,
-//! and in the program
+//! A [`World`] is made [over](World::over) another world, usually that of an MPI job. The program, started by
+//! `mpirun -n 4 program`, contains:
 //!
 //! ```no_run
 //! # #[cfg(feature = "mpi")]
@@ -24,27 +24,27 @@
 //!
 //! For several devices in one process, give each a thread and a world over one of [`ranks`](crate::ranks).
 //!
-//! NCCL carries gradients and parameters here, from and to where they lie. It knows no dtypes and adds
-//! nothing up, so the bits do not depend on it. The other world carries what the ranks agree on, a few bytes
-//! in each call.
+//! NCCL moves gradients and parameters directly between the tensors. It moves bytes and adds nothing up, so
+//! the bits of a training do not depend on NCCL. The other world carries a few bytes in each call, by which
+//! the ranks agree.
 //!
-//! # What it needs
-//! candle's build links cudarc with `libnccl.so`, which is in NVIDIA's package `libnccl-dev`; running needs
-//! `libnccl.so.2` (package `libnccl2`). All parameters have to be on the world's device, or on a clone of it:
-//! [`Setup::over`](crate::Setup::over) refuses others. NCCL takes one rank on each GPU; with fewer GPUs than
-//! ranks use the other world alone.
+//! # Requirements
+//! candle's build links cudarc with `libnccl.so`, which is in NVIDIA's package `libnccl-dev`. A program needs
+//! `libnccl.so.2` (package `libnccl2`) at run time. All parameters have to be on the world's device, or on a
+//! clone of it; [`Setup::over`](crate::Setup::over) refuses others. NCCL takes one rank on each GPU. With
+//! fewer GPUs than ranks use the other world alone.
 //!
 //! # Order
-//! Transfers are in order with candle's work on the device, in any thread: a gradient may come from any, and
-//! nobody waits on the host. All ranks make the same calls in the same order, on one thread or on several.
+//! Transfers are in order with candle's work on the device, whichever threads do that work, and no thread
+//! waits on the host. All ranks have to make the same calls in the same order, on one thread or on several.
 //!
 //! # When a rank fails
-//! NCCL waits for the other ranks without end: it has no time-out for messages between live processes. It
-//! notices a dead process over a network (`NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`, or the system's
-//! time-outs of TCP), but not on one machine. Programs under
-//! [`mpi::run`](https://docs.rs/optimisers/latest/optimisers/mpi/fn.run.html) need not care, because MPI
-//! kills all ranks. An error that NCCL reports is the error of the call and of all later calls. With
-//! `NCCL_DEBUG=WARN` in the environment it says more.
+//! NCCL waits for the other ranks without end, because it has no time-out for messages between live
+//! processes. Over a network it notices a dead process (`NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`, or the
+//! system's time-outs of TCP), but on one machine it does not. Under
+//! [`mpi::run`](https://docs.rs/optimisers/latest/optimisers/mpi/fn.run.html) MPI kills all ranks, so none
+//! waits. If NCCL reports an error, that call and all later calls return the error. With `NCCL_DEBUG=WARN` in
+//! the environment NCCL prints more.
 
 mod link;
 mod world;

@@ -13,8 +13,8 @@ use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadabl
 /// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles
 /// of the same rank.
 ///
-/// NCCL moves tensors from device to device; the world over which this one was made carries bytes of the
-/// host.
+/// NCCL moves tensors from device to device. Bytes of the host go through the world over which this one was
+/// made.
 #[derive(Clone)]
 pub struct World {
     host: Arc<dyn Communicator>,
@@ -23,18 +23,19 @@ pub struct World {
     link: Arc<Mutex<NcclLink>>,
 }
 
-/// The name of a GPU, which no other GPU has.
+/// The name of a GPU, unique over all machines.
 type Uuid = [u8; 16];
 
 impl World {
-    /// The ranks of `host`, with the device of each. All of them have to call it equally often; it waits for
-    /// all.
+    /// Makes the ranks of `host` ranks with a device each.
     ///
-    /// NCCL's share of the device's memory is given back when the process ends: make one world, and clone it.
+    /// All ranks have to call this function equally often. Each call waits until all ranks have made theirs.
+    ///
+    /// NCCL's memory on the device is freed only when the process ends: make one world, and clone it.
     ///
     /// # Errors
-    /// On all ranks, if the device of one is no CUDA device, or if two have the same GPU. If NCCL cannot
-    /// start, usually on all.
+    /// If the device of a rank is no CUDA device, or two ranks have the same GPU, on all ranks. If NCCL
+    /// cannot start, usually on all ranks.
     ///
     /// ```no_run
     /// use candle_core::Device;
@@ -56,6 +57,8 @@ impl World {
     pub fn over<C: Communicator + Clone + 'static>(host: &C, device: &Device) -> Result<Self, Error> {
         let host: Arc<dyn Communicator> = Arc::new(host.clone());
         let ranks = StateWorld::new(host.clone());
+        // The ranks agree twice, because a rank that fails must keep the others from waiting in NCCL's start,
+        // and a failed start must be an error on all.
         let prepared = cuda_of(&*host, device).and_then(|cuda| {
             let uuid = uuid(&cuda)?;
             let meet = if host.rank() == 0 { rendezvous()?.to_vec() } else { Vec::new() };
@@ -69,7 +72,7 @@ impl World {
     }
 }
 
-/// The CUDA device behind a device.
+/// The CUDA device of candle's device.
 fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error> {
     let Device::Cuda(cuda) = device else {
         let remedy = "give it `Device::new_cuda` of the rank on its machine, or divide the state over the \
@@ -83,13 +86,13 @@ fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error
     Ok(cuda.clone())
 }
 
-/// The name of a GPU, unique over all machines.
+/// The name of the GPU of a device.
 fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
     Ok(cuda.cuda_stream().context().uuid().w()?.bytes.map(|byte| byte as u8))
 }
 
-/// The rendezvous, if each rank has a GPU of its own. NCCL itself would tell only some ranks that two share
-/// one.
+/// The rendezvous, if each rank has a GPU of its own. If two ranks share one, NCCL itself would return an
+/// error on some ranks only.
 fn check_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
     let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {

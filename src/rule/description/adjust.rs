@@ -1,4 +1,4 @@
-//! What callers ask of a rule: its hyper-parameters by name.
+//! Reading and setting hyper-parameters by name, for everything that has a [`Description`].
 
 use std::borrow::Cow;
 
@@ -7,9 +7,9 @@ use super::{Description, FieldValues};
 use crate::error::Result;
 use crate::rule::field::FieldValue;
 
-/// What has a [`Description`]: a rule, a store or an optimiser.
+/// A type with a [`Description`]: a rule, a store or an optimiser.
 ///
-/// Not exported, so that programs describe a rule by [`Describe`](crate::Describe) and get this from that.
+/// Not exported, so that a program implements [`Describe`](crate::Describe), which implements this.
 pub trait Described {
     /// The description, which may be kept.
     fn description(&self) -> Cow<'_, Description>;
@@ -20,11 +20,11 @@ pub trait Described {
     /// See [`Adjust::check`].
     fn check_described(&self) -> Result<()>;
 
-    /// The same without its type, so that code for all types is compiled once.
+    /// Erases the type, so that code for all types is compiled once.
     fn as_described(&mut self) -> &mut dyn Described;
 }
 
-/// Sets these fields, and returns whether there are any.
+/// Writes these values, and returns whether there are any.
 fn write_to(described: &mut dyn Described, values: Result<FieldValues>) -> Result<bool> {
     let values = values?;
     described.write(&values);
@@ -35,14 +35,14 @@ impl<D: Described + ?Sized> Adjust for D {}
 
 /// Hyper-parameters by name.
 ///
-/// They follow from how a rule [describes](crate::Describe) itself. A name reaches every member that has it.
-/// With a place before it, `1.eta`, it reaches the second member of the chain only. The place of a chain
-/// reaches all members of that chain. Members are counted from 0. Wrappers are not counted, `None` is: the
-/// places are those of [state tensors](crate::Leaf::tensor_names).
+/// Implemented for every rule that [describes](crate::Describe) itself. A name reaches the field of every
+/// member that has one. A place before the name restricts it: `1.eta` reaches only the second member of the
+/// chain, and all members of that member if it is a chain itself. Members are counted from 0. `None` counts
+/// as a member and wrappers do not count, as in the names of [state tensors](crate::Leaf::tensor_names).
 ///
-/// The learning rate is different: the steps of a chain are multiplied by the `eta` of each member, so `eta`
-/// is the *product*. [Reading](Adjust::field) gives the product. Setting it sets the last member's `eta` so
-/// that the product is right. `0.eta` is that of one member, unless this is a chain of several itself.
+/// The learning rate `eta` is different. The steps of a chain are multiplied by the `eta` of each member, so
+/// `eta` is their *product*, also with a place that reaches several. [Reading](Adjust::field) returns the
+/// product. Setting it changes only the last `eta`: that becomes the rate divided by the others.
 ///
 /// ```
 /// use optimisers::{Adam, Adjust, ClipGrad, OptimiserChain};
@@ -59,37 +59,37 @@ impl<D: Described + ?Sized> Adjust for D {}
 /// # Ok::<(), optimisers::Error>(())
 /// ```
 pub trait Adjust: Described {
-    /// The rule's name, for errors and listings: its kind, and what it holds in brackets.
+    /// The rule's name, for errors and listings: its kind, with settings and held rules in brackets.
     fn name(&self) -> String {
         self.description().name()
     }
 
-    /// All hyper-parameters with their values, in order; a name can occur more than once in a chain.
+    /// All hyper-parameters with their values, in order. In a chain, a name can occur more than once.
     fn fields(&self) -> Vec<(&'static str, FieldValue)> {
         self.description().named_values()
     }
 
-    /// The names that address one field each, in the order of [`fields`](Adjust::fields): place and name, as
-    /// in `1.eta`. The place of a rule that is no member of a chain is empty.
+    /// The full names of all fields, in the order of [`fields`](Adjust::fields): place and name, as in
+    /// `1.eta`. The place of a rule that is in no chain is empty.
     fn places(&self) -> Vec<String> {
         self.description().places()
     }
 
-    /// Sets every field of that name, and says whether there was one.
+    /// Sets every field of that name without checking ranges, and returns whether there is one.
     ///
-    /// The name may begin with a place. Of several learning rates it sets [the last](Adjust::adjust). Ranges
-    /// are not checked here.
+    /// [`Adjust::adjust_field`] checks ranges, too.
     ///
     /// # Errors
-    /// If the value is of the wrong type, or the field decides the layout of the state; if no value of the
-    /// last learning rate [makes the product](crate::ErrorKind::Argument) right.
+    /// If the value is of the wrong type; if the field decides the layout of the state; if no value of the
+    /// last `eta` [makes the product](crate::ErrorKind::Argument) right.
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
         let values = self.description().values_for(field, value);
         write_to(self.as_described(), values)
     }
 
-    /// Takes over all values in the order of [`fields`](Adjust::fields), as they were read from a rule of
-    /// this kind. Ranges are not checked here.
+    /// Sets all fields, without checking ranges, to values in the order of [`fields`](Adjust::fields).
+    ///
+    /// They are usually the values that were read from another rule of this kind.
     ///
     /// # Errors
     /// If a value is of the wrong type.
@@ -101,15 +101,15 @@ pub trait Adjust: Described {
     /// Checks every hyper-parameter against its range.
     ///
     /// # Errors
-    /// For the first that is outside of it.
+    /// For the first value that is out of range.
     fn check(&self) -> Result<()> {
         self.check_described()
     }
 
-    /// The hyper-parameter of that name: of several the first, of learning rates the product.
+    /// The value of the first field of that name; for `eta` the product of all.
     ///
-    /// The name may begin with a place. [Alternatives](crate::Describer::alternative) whose rates differ have
-    /// no `eta` together, as one number would be wrong for one of them: ask by their places.
+    /// If the rates of [alternatives](crate::Describer::alternative) differ, `eta` is `None`, because one
+    /// number would be wrong for one of them. Their places still reach each.
     ///
     /// ```
     /// use optimisers::{Adam, Adjust, ClipNorm, Descent, FieldValue, OptimiserChain};
@@ -124,10 +124,7 @@ pub trait Adjust: Described {
         self.description().field(name)
     }
 
-    /// Sets the learning rate `eta`.
-    ///
-    /// In a chain with several `eta` that is their product: the last member's `eta` becomes the rate divided
-    /// by the others.
+    /// Sets the learning rate `eta`: in a chain with several, their product.
     ///
     /// ```
     /// use optimisers::{Adjust, Descent, Momentum, OptimiserChain, RMSProp};
@@ -141,7 +138,8 @@ pub trait Adjust: Described {
     /// ```
     ///
     /// # Departures
-    /// Optimisers.jl's `adjust!` sets every `eta` of a chain, and the steps are multiplied by each.
+    /// Optimisers.jl's `adjust!` sets every `eta` of a chain, so that its steps are multiplied by the rate
+    /// several times.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].
@@ -154,12 +152,12 @@ pub trait Adjust: Described {
 
     /// Sets every field of that name, in all members or at the place before the name.
     ///
-    /// Of several `eta` it sets [the last](Adjust::adjust). A whole number will do for a real one.
+    /// A real hyper-parameter takes a whole number, too.
     ///
     /// # Errors
-    /// If no member has the field, the value is of the wrong type or out of range, or the field decides the
-    /// layout of the state; if no value of the last `eta` [makes the product](crate::ErrorKind::Argument)
-    /// right. Nothing changes then.
+    /// If no member has the field; if the value is of the wrong type or out of range; if the field decides
+    /// the layout of the state; if no value of the last `eta`
+    /// [makes the product](crate::ErrorKind::Argument) right. Nothing changes then.
     fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
     where
         Self: Clone,
@@ -167,15 +165,17 @@ pub trait Adjust: Described {
         self.adjust_fields([(field, value.into())])
     }
 
-    /// Sets several fields, all or none, in their order. Ranges are checked when all are set, so two that
-    /// only fit together can be changed together.
+    /// Sets several fields in their order, all or none.
+    ///
+    /// Ranges are checked after all are set, so that fields which only fit together can change together.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`], for the first that is refused.
+    /// As [`Adjust::adjust_field`], for the first value that is refused.
     fn adjust_fields<'f>(&mut self, values: impl IntoIterator<Item = (&'f str, FieldValue)>) -> Result<()>
     where
         Self: Clone,
     {
+        // On a clone, so that an error in the middle changes nothing.
         let mut adjusted = self.clone();
         for (field, value) in values {
             if !adjusted.set_field(field, value)? {

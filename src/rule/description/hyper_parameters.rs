@@ -1,16 +1,15 @@
-//! The macro that declares a rule's struct and describes it.
+//! The macro that declares the struct of a rule and implements its description.
 
 /// Declares the struct of a rule with its defaults and ranges.
 ///
-/// The struct's fields are public. It gets `Clone`, `Debug`, `PartialEq`, `Default`,
-/// [`Describe`](crate::Describe), and a `new` that takes the leading field. Each field has the form
-/// `name: type = default => range,` with a function of [`range`](crate::range) or one like it. Types are
-/// `f64`, pairs and triples of it, `u64`, `bool`, [`Sizes`](crate::Sizes) and the enums of
-/// [`choice!`](crate::choice). A [`Role`](crate::Role) may stand behind the name, as in
-/// `pub struct Limited: Step`.
+/// The struct's fields are public. It implements `Clone`, `Debug`, `PartialEq`, `Default` and
+/// [`Describe`](crate::Describe), and has a `new` that takes the first field. Each field has the form
+/// `name: type = default => range,`, where the range is a function of [`range`](crate::range) or one like it.
+/// The type is `f64`, a pair or triple of it, `u64`, `bool`, [`Sizes`](crate::Sizes) or an enum of
+/// [`choice!`](crate::choice). A [`Role`](crate::Role) may follow the name, as in `pub struct Limited: Step`.
 ///
-/// A field can be added later, anywhere but in the first place. Checkpoints without it are restored with its
-/// default, so the default should be what the rule did before.
+/// Fields can be added later, but not before the first. A checkpoint without the new field is restored with
+/// its default, so the default should keep what the rule did before.
 ///
 /// ```
 /// use optimisers::{hyper_parameters, range};
@@ -54,6 +53,7 @@ macro_rules! hyper_parameters {
 
         impl $Rule {
             #[doc = concat!("With the given `", stringify!($first), "` and the default for everything else.")]
+            // The update is needless for a rule of one field.
             #[allow(clippy::needless_update)]
             pub fn new($first: $First) -> Self {
                 Self { $first, ..Self::default() }

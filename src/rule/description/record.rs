@@ -1,4 +1,4 @@
-//! What an optimiser is made of, as files have it: names, settings, and values without their types.
+//! The description of an optimiser in files, names and errors: texts, settings, and values without types.
 
 use std::fmt::{self, Display};
 
@@ -7,40 +7,40 @@ use serde::{Deserialize, Serialize};
 use super::setting::Setting;
 use crate::rule::field::Literal;
 
-/// An optimiser as files have it: its kind, settings and fields, and what it holds.
+/// An optimiser in a file: its kind, settings and fields, and the rules inside.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OptimiserRecord {
     pub(crate) kind: String,
-    /// How it stores the parameter, if it decides that.
+    /// How it stores the parameter. `None` for a bare rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) storage: Option<StorageRecord>,
-    /// What decides on the layout of its state.
+    /// Values that distinguish it and cannot be adjusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) settings: Vec<(String, Setting)>,
     /// Its hyper-parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) fields: Vec<(String, Literal)>,
-    /// The inner rule, if it is around one.
+    /// The rule that it is around, if it is around one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inner: Option<Box<OptimiserRecord>>,
-    /// The rules that it holds by index.
+    /// Its members or alternatives, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) members: Vec<OptimiserRecord>,
 }
 
-/// How an optimiser stores a parameter and what belongs to it.
+/// How an optimiser stores a parameter, and where the state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StorageRecord {
     pub(crate) kind: StorageKind,
-    /// Whether the state of a parameter on another device is on the CPU, with a copy of that parameter.
+    /// Whether the state is on the CPU, with a copy of the parameter, if the parameter is on another device.
     pub(crate) offloaded: bool,
-    /// Whether that is so for parameters on the CPU as well. Files are the same for every device.
+    /// Whether parameters on the CPU are treated so, too. Not in files, which are the same for every device.
     #[serde(skip)]
     pub(crate) everywhere: bool,
 }
 
-/// What is kept of a low-precision parameter besides itself.
+/// What a store keeps in addition to a low-precision parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StorageKind {
@@ -48,7 +48,7 @@ pub(crate) enum StorageKind {
     Rounded,
     /// A precise copy.
     Master,
-    /// The lower half of an f32.
+    /// Low bits of an f32.
     Split,
     /// What the last rounding lost.
     Compensated,
@@ -57,36 +57,36 @@ pub(crate) enum StorageKind {
 }
 
 impl StorageRecord {
-    /// The storage of this kind where the parameter is.
+    /// Storage of this kind, with the state on the device of the parameter.
     pub(crate) fn with_parameter(kind: StorageKind) -> Self {
         StorageRecord { kind, offloaded: false, everywhere: false }
     }
 
-    /// Whether another precision or device is only a conversion: the state has no tensors but the parameter's
-    /// own and the rule's.
+    /// Whether the state can be converted to another precision or device, because its tensors are either the
+    /// rule's or a whole copy of the parameter.
     pub(crate) fn is_convertible(self) -> bool {
         matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
     }
 
-    /// Whether a state tensor named `master` may be a copy of the parameter, and not the rule's.
+    /// Whether a state tensor named `master` may be the copy of the parameter, and not one of the rule.
     pub(crate) fn may_have_master(self) -> bool {
         self.offloaded || self.kind == StorageKind::Master
     }
 }
 
-/// The first place at which two optimisers are of different rules.
+/// The first place at which two optimisers have different rules or settings.
 #[derive(Debug, PartialEq)]
 pub(crate) struct RecordDifference {
-    /// The indices of the members that it is in, outermost first.
+    /// The indices of the members that contain it, outermost first.
     members: Vec<usize>,
-    /// What each of the two has there.
+    /// What each of the two optimisers has there.
     sides: [String; 2],
 }
 
 impl RecordDifference {
-    /// The end of an error's sentence: what is here, what in the file, in which member. Empty if the whole
-    /// differs.
+    /// The part of an error that names the member and both sides.
     pub(crate) fn in_file(&self) -> String {
+        // The error names both optimisers as a whole, which is enough if they differ outermost.
         if self.members.is_empty() {
             return String::new();
         }
@@ -97,7 +97,7 @@ impl RecordDifference {
 }
 
 impl OptimiserRecord {
-    /// This and all that it holds, in order.
+    /// This record and all records inside, in depth-first order.
     pub(crate) fn all(&self) -> Vec<&OptimiserRecord> {
         let parts = self.inner.as_deref().into_iter().chain(&self.members);
         std::iter::once(self).chain(parts.flat_map(OptimiserRecord::all)).collect()
@@ -108,7 +108,7 @@ impl OptimiserRecord {
         self.storage.unwrap_or(StorageRecord::with_parameter(StorageKind::Rounded))
     }
 
-    /// The rule without how the parameter is stored.
+    /// The rule inside all stores.
     pub(crate) fn rule(&self) -> &OptimiserRecord {
         match &self.inner {
             Some(inner) if self.storage.is_some() => inner.rule(),
@@ -116,19 +116,19 @@ impl OptimiserRecord {
         }
     }
 
-    /// The first rule or setting in which the two differ. Values of hyper-parameters are not compared.
+    /// The first rule or setting in which the two differ. Hyper-parameters are not compared.
     pub(crate) fn difference(&self, other: &Self) -> Option<RecordDifference> {
         self.compare(other, &mut Vec::new())
     }
 
-    /// All that it says, as short texts: `OptimiserChain`, `0: ClipNorm`, `0.omega = 1`.
+    /// All kinds, settings and fields as short texts: `OptimiserChain`, `0: ClipNorm`, `0.omega = 1`.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         self.say("", &mut words);
         words
     }
 
-    /// The name, and the hyper-parameters of this and of all that it holds.
+    /// The name, followed by all hyper-parameters.
     pub(crate) fn with_fields(&self) -> String {
         let fields = self
             .all()
@@ -188,7 +188,7 @@ impl OptimiserRecord {
     }
 }
 
-/// The name in messages: the kind, and in brackets its settings and what it holds.
+/// The name in messages: the kind, with settings and held rules in brackets.
 impl Display for OptimiserRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings.iter().filter_map(|(name, setting)| setting.words(name));

@@ -1,12 +1,12 @@
-//! Settings: what decides the layout of a rule's state.
+//! Settings: values of a rule that cannot be adjusted.
 
 use std::fmt;
 
 use crate::numbers::DType;
 use serde::{Deserialize, Serialize};
 
-/// The value of a setting. It decides the layout of a rule's state, so it cannot be
-/// [adjusted](crate::Adjust).
+/// The value of a setting, such as the dtype of masters. It cannot be [adjusted](crate::Adjust), because it
+/// decides the layout of a rule's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -19,7 +19,7 @@ pub enum Setting {
     Text(String),
     /// Several texts, such as patterns of paths.
     Texts(Vec<String>),
-    /// Words by their names, such as the dtypes of state tensors.
+    /// Pairs of a name and a word, such as the dtypes of state tensors.
     Table(Vec<(String, String)>),
 }
 
@@ -59,13 +59,13 @@ impl fmt::Display for Setting {
     }
 }
 
-/// The rows of a table, as `m: BF16, v: Q8`.
+/// Prints the rows of a table: `m: BF16, v: Q8`.
 fn of_table(rows: &[(String, String)]) -> String {
     rows.iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>().join(", ")
 }
 
 impl Setting {
-    /// How it appears in the names of rules: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
+    /// The text in the name of a rule, if there is one: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
     pub(crate) fn words(&self, name: &str) -> Option<String> {
         match self {
             Setting::Flag(is_on) => is_on.then(|| name.to_string()),

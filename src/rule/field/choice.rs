@@ -2,8 +2,9 @@
 
 use super::FieldValue;
 
-/// One of several named values, as a [`FieldValue`](crate::FieldValue). [`choice!`](crate::choice) makes the
-/// types that have such values.
+/// One of several named values, as a [`FieldValue`](crate::FieldValue).
+///
+/// [`choice!`](crate::choice) defines the enums that such values come from.
 #[derive(Clone, Copy)]
 pub struct Choice {
     index: usize,
@@ -30,7 +31,7 @@ impl Choice {
         self.of.names
     }
 
-    /// Another of the values, by its name; `None` if none has it.
+    /// Another value of the same enum, by its name; `None` if the name is unknown.
     ///
     /// ```
     /// use optimisers::{FieldValue, NonFinite};
@@ -45,7 +46,7 @@ impl Choice {
         Some(Choice { index, ..self })
     }
 
-    /// Whether both are values of one type.
+    /// Whether both are values of one enum.
     pub(super) fn is_of(self, other: Self) -> bool {
         self.of == other.of
     }
@@ -80,7 +81,7 @@ impl std::fmt::Debug for Choice {
 
 /// Defines an enum as a type of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters).
 ///
-/// `adjust_field`, configurations and checkpoints know its values by their names.
+/// `adjust_field`, configurations and checkpoints use the names of its values.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -184,18 +185,18 @@ choice! {
         /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
         #[default]
         Error,
-        /// The factor follows from the norm all the same.
+        /// The factor is computed from the norm as from any other.
         ///
-        /// As with torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false`. An infinite norm
-        /// gives 0: finite elements become 0, infinite ones NaN. NaN gives NaN.
+        /// As with torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false`. The factor of an
+        /// infinite norm is 0: finite elements become 0, infinite ones NaN. A norm of NaN gives NaN.
         Pass,
-        /// The whole call is skipped: nothing changes, and the outcome says so.
+        /// The whole call is skipped: nothing changes, and the outcome reports it.
         Skip,
     }
 }
 
 choice! {
-    /// What comes of the gradients that [`AccumGrad`](crate::AccumGrad) collects.
+    /// How [`AccumGrad`](crate::AccumGrad) combines the gradients that it collects.
     #[derive(Default)]
     pub enum Average {
         /// Their sum divided by the number of calls.

@@ -1,4 +1,4 @@
-//! Hyper-parameters in texts: JSON, TOML.
+//! Hyper-parameters as JSON and TOML have them.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 
 use super::{Field, FieldValue, Short, Sizes};
 
-/// A hyper-parameter as a text gives it. What it means depends on the field: `1` can be a real number or a
-/// count.
+/// A hyper-parameter as it is written. Its meaning depends on the field: `1` can be a real number or a count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Literal {
     Flag(bool),
     Count(u64),
     Real(Number),
+    // `SmallVec` itself has `Serialize` only with its feature `serde`.
     #[serde(serialize_with = "<[Number]>::serialize")]
     List(NumberList),
     Text(String),
@@ -30,7 +30,7 @@ impl Literal {
         Literal::List(numbers.into_iter().map(Number).collect())
     }
 
-    /// The value for a field of the type of `like`; `None` if it is of another type.
+    /// The value for a field of the type of `like`. `None` if the literal cannot be of that type.
     pub(crate) fn read(&self, like: FieldValue) -> Option<FieldValue> {
         Some(match (like, self) {
             (FieldValue::Real(_), Literal::Real(Number(value))) => FieldValue::Real(*value),
@@ -88,7 +88,7 @@ impl From<FieldValue> for Literal {
     }
 }
 
-/// Not derived: the derived one would first buffer the whole value, however long it is.
+/// Not derived, because the derived one would first buffer the whole value, however long it is.
 impl<'de> Deserialize<'de> for Literal {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(LiteralVisitor)
@@ -113,6 +113,7 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<Literal, E> {
+        // TOML passes every integer as i64, so its counts arrive here.
         u64::try_from(value).map_or_else(
             |_| NumberVisitor.visit_i64(value).map(Literal::Real),
             |count| Ok(Literal::Count(count)),
@@ -135,6 +136,7 @@ impl<'de> Visitor<'de> for LiteralVisitor {
                 None => return Ok(Literal::List(numbers)),
             }
         }
+        // One element too many is enough to refuse the list, so the rest is not read.
         match list.next_element::<IgnoredAny>()? {
             None => Ok(Literal::List(numbers)),
             Some(_) => Err(de::Error::invalid_length(Sizes::MOST + 1, &self)),
@@ -142,14 +144,14 @@ impl<'de> Visitor<'de> for LiteralVisitor {
     }
 }
 
-/// A real number. `inf`, `-inf` and `nan` are texts, as JSON has no numbers for them.
+/// A real number. `inf`, `-inf` and `nan` are strings, because JSON has no numbers for them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Number(pub(crate) f64);
 
 impl Number {
     /// The number as a count, if it is one.
     fn count(self) -> Option<u64> {
-        // Up to 2⁵³ every count is a real number.
+        // Below 2⁵³, because a larger f64 can be the rounding of another count.
         (self.0 >= 0.0 && self.0 < 2f64.powi(53) && self.0.fract() == 0.0).then_some(self.0 as u64)
     }
 }

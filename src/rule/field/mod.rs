@@ -1,4 +1,4 @@
-//! The values that hyper-parameters can have.
+//! The values that hyper-parameters can have: their types, conversions and ranges.
 
 mod choice;
 mod literal;
@@ -35,13 +35,13 @@ pub enum FieldValue {
 }
 
 impl FieldValue {
-    /// Whether it is made of real numbers. These, such as learning rates, never decide on the tensors of a
-    /// state.
+    /// Whether this is made of real numbers. Such values, as learning rates are, never decide on the tensors
+    /// of a state.
     pub(crate) fn is_real(self) -> bool {
         matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
     }
 
-    /// The numbers of a pair or of three; none of any other value.
+    /// The numbers of a pair or triple; empty for any other value.
     pub(crate) fn parts(self) -> SmallVec<[f64; 3]> {
         match self {
             FieldValue::Pair(first, second) => smallvec![first, second],
@@ -50,7 +50,7 @@ impl FieldValue {
         }
     }
 
-    /// The same pair or triple with another number in this part.
+    /// Replaces the number at index `part` of a pair or triple. Panics for any other value.
     pub(crate) fn with_part(self, part: usize, number: f64) -> Self {
         let mut all = self.parts();
         all[part] = number;
@@ -61,11 +61,11 @@ impl FieldValue {
         }
     }
 
-    /// The same as a value of the type of `like`; `None` if it is of another type. A count is also a real
-    /// number.
+    /// This value as one of the type of `like`; `None` if the types differ. A count is also a real number.
     pub(crate) fn like(self, like: FieldValue) -> Option<FieldValue> {
         match (like, self) {
             (FieldValue::Real(_), FieldValue::Count(count)) => Some(FieldValue::Real(count as f64)),
+            // Choices have one discriminant, whatever their enum is.
             (FieldValue::Choice(like), FieldValue::Choice(own)) if !own.is_of(like) => None,
             _ => (discriminant(&like) == discriminant(&self)).then_some(self),
         }
@@ -101,7 +101,7 @@ impl fmt::Display for FieldValue {
     }
 }
 
-/// A number that is easy to read, `1e-8` too.
+/// Displays a number in few characters: below 1e-4 with an exponent.
 struct Short(f64);
 
 impl fmt::Display for Short {
@@ -150,7 +150,7 @@ fields! {
     bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
 }
 
-/// A whole number without a type, `3`: a count, or a real number where it is negative.
+/// For a literal such as `3`, whose type is `i32`: a count, or a real number if it is negative.
 impl From<i32> for FieldValue {
     fn from(value: i32) -> Self {
         u64::try_from(value).map_or(FieldValue::Real(value.into()), FieldValue::Count)
@@ -159,8 +159,8 @@ impl From<i32> for FieldValue {
 
 /// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters).
 ///
-/// Each returns what it expects if a value is outside, else `None`. A rule can name a function of its own of
-/// the same form.
+/// Each returns `None` for a value inside, else what was expected. A rule can name a function of its own with
+/// such a signature.
 pub mod range {
     /// Any value of the type.
     pub fn any<F>(_: F) -> Option<&'static str> {
@@ -174,6 +174,7 @@ pub mod range {
 
     /// A finite number of 0 or more.
     pub fn non_negative(value: f64) -> Option<&'static str> {
+        // What is allowed is negated, so that NaN, for which all comparisons are false, is refused.
         (!(value >= 0.0 && value.is_finite())).then_some("a finite number of 0 or more")
     }
 

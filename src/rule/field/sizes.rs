@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Up to six sizes in a row, none of them 0: how a whole is cut into parts. Empty where it is not cut.
+/// Up to six sizes above 0: how a whole is cut into parts, in order. Empty if it is not cut.
 ///
 /// ```
 /// use optimisers::Sizes;
@@ -29,6 +29,7 @@ impl Sizes {
 
     /// The sizes in their order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        // 0 fills the places of sizes that are not there.
         self.0.iter().take_while(|&&size| size > 0).map(|&size| size as usize)
     }
 }

@@ -8,9 +8,9 @@ use crate::rule::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
 ///
 /// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all
-/// steps of a chain on a block of elements that stays in the first-level cache. What often stands before a
-/// rule even becomes a part of its loop: the factor of a clipped norm or a [`Scale`](crate::Scale), then
-/// [`ClipGrad`](crate::ClipGrad), then [`WeightDecay`](crate::WeightDecay).
+/// steps of a chain on a block of elements that stays in the first-level cache. Some steps right before a
+/// rule even become a part of that rule's loop: the factor of a clipped norm or a [`Scale`](crate::Scale),
+/// then [`ClipGrad`](crate::ClipGrad), then [`WeightDecay`](crate::WeightDecay).
 ///
 /// # Writing one
 ///
@@ -66,7 +66,7 @@ pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync
     /// The state: `[T; N]` for N numbers per element.
     type Slots<T>: Array<T>;
 
-    /// The formula as a part of the loop behind it, if it is no more than that.
+    /// The formula as a prologue of the next rule's loop, if it is simple enough.
     #[doc(hidden)]
     const AS_PROLOGUE: Option<fn(Self::Scalars) -> Prologue> = None;
 
@@ -78,14 +78,15 @@ pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync
 
     /// The formula for one element: from the parameter x and the gradient dx to the new gradient.
     ///
-    /// It updates the slots. It must not panic, as it runs while parameters are written;
-    /// [`Rule`](crate::Rule#panics) says what a panic leaves.
+    /// The formula also updates the slots. It must not panic, because it runs while parameters are written;
+    /// [`Rule`](crate::Rule#panics) describes what a panic leaves.
     fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 
 /// A rule's arithmetic with the scalars of one step.
 struct ElementwiseStep<E: Elementwise>(E::Scalars);
 
+// Not derived, because that would require that `E` itself is `Copy`.
 impl<E: Elementwise> Clone for ElementwiseStep<E> {
     fn clone(&self) -> Self {
         *self
@@ -96,6 +97,7 @@ impl<E: Elementwise> Copy for ElementwiseStep<E> {}
 
 impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     type Slots<T> = E::Slots<T>;
+    // A rule that can be a prologue gets no second loop, because it is rarely the last of a chain.
     const TAKES_PROLOGUE: bool = E::AS_PROLOGUE.is_none();
 
     fn as_prologue(self) -> Option<Prologue> {
@@ -135,7 +137,7 @@ impl<E: Elementwise> Rule for E {
 }
 
 impl<'a> Gradient<'a> {
-    /// Appends step `t` of an elementwise rule that is a part of another, on as many slots as it has.
+    /// Appends step `t` of an elementwise rule that is a part of another. `slots` are its own alone.
     pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
         self.map(arithmetic_at(rule, t), slots)
     }

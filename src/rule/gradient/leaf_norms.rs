@@ -1,10 +1,10 @@
-//! Norms of a leaf that a call of `update` was asked for.
+//! Norms of a leaf that the caller of `update` has requested.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::engine::Norms;
 
-/// Where the norms of a leaf go when the reduce stage has taken them.
+/// The norms of a leaf, which the reduce stage sets. Shared, because two closures of its job set them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeafNorms(Arc<NormCells>);
 

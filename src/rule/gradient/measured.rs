@@ -1,23 +1,25 @@
-//! Norms that are taken on request, beside those that rules ask for. They change no bit: the factor that
-//! follows from them is 1, which is no step.
+//! Norms that the caller of `update` has requested, in addition to those of rules.
+//!
+//! They are reductions like those of rules, so the engine needs no code for them. They change no bit of a
+//! step, because their factor is 1, which is no step.
 
 use super::leaf_norms::{LeafNorms, NormRequest};
 use crate::engine::Step;
 use crate::rule::{Gradient, Norm};
 
 impl Gradient<'_> {
-    /// Asks for the norm of the gradient here, and for that of the step at the end of the chain.
+    /// Requests the norm of the gradient here, and those of step and parameter at the end of the chain.
     pub(crate) fn measured(mut self, norms: &LeafNorms) -> Self {
         self.wanted = Some(NormRequest { norms: norms.clone(), place: None });
         self.measured_here()
     }
 
-    /// Takes the norm of what `release`, a window of accumulation, makes of the gradient instead.
+    /// Takes the norm of the gradient after `release`, which ends a window, instead of before the chain.
     pub(crate) fn measured_behind(self, release: impl FnOnce(Self) -> Self) -> Self {
         release(self.unmeasured()).measured_here()
     }
 
-    /// Asks for the norms of the step that the gradient has become, and of the parameter.
+    /// Takes the norms of the finished step and of the parameter, if they are requested.
     pub(crate) fn measured_at_the_end(self) -> Self {
         let Some(NormRequest { norms, .. }) = &self.wanted else { return self };
         let norms = norms.clone();
@@ -27,7 +29,7 @@ impl Gradient<'_> {
         })
     }
 
-    /// Gives up the norm of the gradient.
+    /// Removes the step that takes the norm of the gradient.
     pub(crate) fn unmeasured(mut self) -> Self {
         if let Some(place) = self.wanted.as_mut().and_then(|wanted| wanted.place.take()) {
             self.steps.remove(place);

@@ -1,4 +1,11 @@
-//! The lazy gradient: a tensor and what is to happen to it.
+//! The lazy gradient: its source tensors and the steps that rules have planned on their sum.
+//!
+//! Methods only append steps; the engine runs these after all rules have planned. Two things need care:
+//!
+//! - A missing gradient gets no steps, except sums over a group. Counters and numbers are set nevertheless,
+//!   because windows and groups go on without it.
+//! - The norm that a caller has requested is kept as the index of its step (`NormRequest::place`). Before a
+//!   step in front of that index is removed, `unmeasured` has to remove the norm.
 
 pub(crate) mod elementwise;
 pub(crate) mod leaf_norms;
@@ -32,16 +39,17 @@ pub struct Gradient<'a> {
     counters: CounterWrites<'a>,
     numbers: NumberWrites<'a>,
     weight: u64,
-    /// How many calls windows of accumulation have counted before this one.
+    /// How many calls windows at this place have counted before this one. After a window of `n` calls in the
+    /// chain, `n` calls count as one.
     calls: u64,
     windows: Windows,
-    /// Whether open windows end at this place, for want of further calls.
+    /// Whether open windows end in this call, although they are not full.
     releases: bool,
     /// Whether windows at this place count this call.
     counts: bool,
-    /// Whether the call is to be skipped if a number is not finite.
+    /// Whether the call is skipped if the gradient is not finite.
     finite_only: bool,
-    /// The norms that are asked for, if any are.
+    /// The norms that the caller of `update` has requested, if any.
     pub(super) wanted: Option<NormRequest>,
     path: &'a str,
 }
@@ -63,13 +71,14 @@ pub enum Flow<'a> {
     Step(Gradient<'a>),
     /// No further in this call: planned steps still write their state, and the parameter stays.
     ///
-    /// An [`AccumGrad`](crate::AccumGrad) behind the rule counts calls of [`update`](crate::update) all the
-    /// same.
+    /// Put an [`AccumGrad`](crate::AccumGrad) before a rule that holds gradients, never after it. Held calls
+    /// do not reach an `AccumGrad` after the rule. If such a call leaves no window open, all windows count
+    /// their calls from 0 again, and may never be full.
     Hold(Gradient<'a>),
 }
 
 impl<'a> Flow<'a> {
-    /// Applies `step` to a gradient that goes on: how a rule around another goes on from its step.
+    /// Applies `step` unless the gradient is held. A wrapper uses this to change the step of its inner rule.
     ///
     /// [`Describe`](crate::Describe) has an example.
     ///
@@ -93,7 +102,7 @@ impl std::fmt::Debug for Gradient<'_> {
 }
 
 impl<'a> Gradient<'a> {
-    /// The sum of these tensors; missing if there is none.
+    /// The sum of these tensors, or a missing gradient if there are no tensors.
     pub(crate) fn new(sources: Sources<'a>, weight: u64, path: &'a str) -> Self {
         Gradient {
             missing: sources.is_empty(),
@@ -112,24 +121,27 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// The same after `calls` calls that windows of accumulation have counted. If it `releases` the windows,
-    /// it is missing, and they do not count it.
+    /// Sets how many calls windows have counted before this one. A call that `releases` windows brings no
+    /// gradient, so they do not count it.
     pub(crate) fn after(self, calls: u64, releases: bool) -> Self {
         Gradient { calls, releases, counts: !releases, ..self }
     }
 
-    /// Whether a window of `n` calls ends with this one, and the calls that it has counted after `before`.
-    /// All windows of `n` calls end together, whenever their leaf joined. Rules after this one count
-    /// windows, not calls.
+    /// Whether a window of `n` calls ends with this one, and the calls that the leaf has counted in it.
+    ///
+    /// `before` are those without this call. They do not decide on the end: the count of the tree does, so
+    /// that all windows of `n` calls end together, whenever their leaf joined.
     pub(crate) fn ends_window(mut self, n: u64, before: u64) -> (Self, bool, u64) {
         let calls = before + u64::from(self.counts);
         if self.releases {
+            // A window after this one counts the step of this one, and an empty one makes no step.
             self.counts = calls > 0;
             return (self, true, calls);
         }
         let counted = self.calls + 1;
         let ends = counted.is_multiple_of(n);
         if ends {
+            // Rules after this one count windows instead of calls. The current window is their current call.
             self.calls = counted / n - 1;
         } else {
             self.windows.open = true;
@@ -137,7 +149,6 @@ impl<'a> Gradient<'a> {
         (self, ends, calls)
     }
 
-    /// What the call does to windows.
     pub(crate) fn windows(&self) -> Windows {
         self.windows
     }
@@ -152,7 +163,7 @@ impl<'a> Gradient<'a> {
         self.weight
     }
 
-    /// The same with another weight.
+    /// Sets the weight: that of a mean is the sum of the weights in it.
     pub(crate) fn weighing(self, weight: u64) -> Self {
         Gradient { weight, ..self }
     }
@@ -162,14 +173,16 @@ impl<'a> Gradient<'a> {
         self.missing
     }
 
-    /// A gradient of zeros, to which steps apply, in place of a missing one.
+    /// Makes a missing gradient one of zeros, so that later steps apply to it.
     pub(crate) fn or_zeros(mut self) -> Self {
         self.missing = false;
         self
     }
 
-    /// Drops all steps and sources, if the steps only prepare or check numbers that nobody reads.
+    /// Drops all steps and sources, unless a step has to run. For a gradient that does not count: one of
+    /// weight 0 may be NaN.
     pub(crate) fn unread(mut self) -> Self {
+        // A step with state has to write it, and the norm of a group is also that of other leaves.
         let is_for_nothing = |step: &Step<'_>| match step {
             Step::Check => true,
             Step::Map { slots, .. } => slots.is_empty(),
@@ -178,6 +191,7 @@ impl<'a> Gradient<'a> {
             Step::Output(_) | Step::Identity => true,
         };
         if self.steps.iter().all(is_for_nothing) {
+            // First, because the index of the norm's step means nothing after `clear`.
             self = self.unmeasured();
             self.steps.clear();
             self.sources.clear();
@@ -185,10 +199,10 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Appends arithmetic that adds what other calls collected. With `finite_only` a check right before it
-    /// moves behind it, and covers both.
+    /// Appends arithmetic that adds what earlier calls collected. With `finite_only`, checks the sum.
     pub(crate) fn release(mut self, kernel: impl Arithmetic, slots: Slots<'a>) -> Self {
         self.windows.released = true;
+        // Dropped, because the check of the sum covers all that goes into it: one read instead of two.
         if matches!(self.steps.last(), Some(Step::Check)) {
             self.steps.pop();
         }
@@ -199,6 +213,7 @@ impl<'a> Gradient<'a> {
 
     /// Sets a counter when the step is committed, whether the gradient is missing or not.
     pub fn set_counter(mut self, counter: &'a mut u64, next: u64) -> Self {
+        // Unchanged counters are left out, because `Planned::moves` takes a counter here for a change.
         if *counter != next {
             self.counters.push((counter, next));
         }
@@ -211,9 +226,9 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The number of this step by a rule's first counter: 1 for the first.
+    /// Counts this step with the first counter of a rule, and returns its number: 1 for the first step.
     ///
-    /// The step is counted when it is committed. A missing gradient does not count, but the plan goes on.
+    /// The commit writes the count. A missing gradient is not counted, but has a number to plan with.
     ///
     /// # Errors
     /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another
@@ -225,15 +240,15 @@ impl<'a> Gradient<'a> {
         Ok(self.counted_by(t))
     }
 
-    /// The number of this step by this counter.
+    /// [`Gradient::next_step`] with the counter `t`.
     fn counted_by(self, t: &'a mut u64) -> (Self, u64) {
         let next = *t + 1;
         (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
 
-    /// Elementwise arithmetic on the gradient, with its state.
+    /// Appends elementwise arithmetic with its state.
     ///
-    /// An [`update`](crate::update) refuses a number of state tensors other than the arithmetic's.
+    /// [`update`](crate::update) refuses the call if the arithmetic is for another number of state tensors.
     /// [`Parts`](crate::Parts) has an example.
     pub fn map(mut self, arithmetic: impl Arithmetic, Slots(slots): Slots<'a>) -> Self {
         if !self.missing {
@@ -261,7 +276,7 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// The work that this gradient stands for.
+    /// The job of these steps on `x`, with `epilogue` to store the parameter.
     pub(crate) fn into_job(
         self,
         x: Operand<'a>,

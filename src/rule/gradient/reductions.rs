@@ -1,4 +1,8 @@
 //! Numbers of the whole parameter, or of the whole model, that a step depends on: norms and sums.
+//!
+//! A rule plans before these numbers are known. It therefore appends a [`Step::Reduce`] with a function from
+//! the numbers to the arithmetic. The reduce stage takes the numbers before anything is written, calls the
+//! function and replaces the step (`engine/reduce/resolve.rs`).
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -12,7 +16,7 @@ use crate::error::Result;
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Gradient, NonFinite, Numbers, Rule, Slots};
 
-/// A norm of a gradient: of which elements, and what happens if it is not finite.
+/// A norm of a gradient: its exponent, its elements, and what happens if it is not finite.
 ///
 /// See [`Gradient::scale_by_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,23 +37,24 @@ impl Norm {
         Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false, limit: None }
     }
 
-    /// Of the gradients of all parameters that take a norm of this group and p, together.
+    /// Takes one norm of the gradients of all parameters whose norms have this group and p.
     pub fn of_group(self, group: u64) -> Self {
         Norm { group: Some(group), ..self }
     }
 
-    /// What happens if the norm of the gradient is infinite or NaN.
+    /// Sets what happens if the norm of the gradient is infinite or NaN.
     pub fn on_non_finite(self, non_finite: NonFinite) -> Self {
         Norm { non_finite, ..self }
     }
 
-    /// Together with the same norm of the parameter (or its master), which is always that of one parameter.
+    /// Takes the same norm of the parameter (or its master), too. This is never the norm of a group.
     pub fn with_parameter(self) -> Self {
         Norm { with_parameter: true, ..self }
     }
 
-    /// Skips the call if the norm of the group is more than `sigma` standard deviations above the mean of the
-    /// last `window` norms. The factor is 1.
+    /// Skips the call if the norm of the group is too large. The factor has to be 1.
+    ///
+    /// The limit is `sigma` standard deviations above the mean of the last `window` norms.
     pub(crate) fn limited(self, sigma: f64, window: usize) -> Self {
         Norm { limit: Some(NormLimit { sigma, window, is_collected: false }), ..self }
     }
@@ -120,10 +125,10 @@ impl<'a> Sums<'a> {
 impl<'a> Gradient<'a> {
     /// Multiplies the gradient by a factor that follows from its norm.
     ///
-    /// The norm is of what the rules before have left, in f64, and is taken before anything is written. It
-    /// costs one more read of the gradient and of the state of the rules before. A factor of exactly 1 is no
-    /// step. A factor that is infinite in the dtype of the arithmetic becomes the largest number of that
-    /// dtype, so that 1 / norm leaves a gradient of zeros as it is.
+    /// The norm is that of the gradient as earlier rules leave it, in f64, and is taken before anything is
+    /// written. It costs one more read of the gradient and of the state of earlier rules. A factor of exactly
+    /// 1 is no step. A factor that is infinite in the dtype of the arithmetic becomes the largest number of
+    /// that dtype, so that 1 / norm leaves a gradient of zeros as it is.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -159,7 +164,9 @@ impl<'a> Gradient<'a> {
             return self;
         }
         let Norm { p, group, non_finite, with_parameter, limit } = norm;
+        // Two kinds of groups, because group 0 of `SkipOutliers` is not group 0 of `ClipGlobalNorm`.
         let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
+        // The windows have to be given up if the outlier is a sum that they have collected.
         let limit = limit.map(|limit| NormLimit { is_collected: self.windows().released, ..limit });
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
@@ -182,13 +189,14 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Arithmetic that depends on sums over elements, taken before anything is written.
+    /// Appends arithmetic that depends on sums over elements, taken before anything is written.
     ///
-    /// The sums are those of the parameter, or of [all of a group](Sums::of_group). A missing gradient adds
-    /// nothing and makes no step; but if others of the group have gradients, the state remembers what follows
-    /// from the sums.
+    /// The sums are those of the parameter, or of [all of a group](Sums::of_group). `follow` gets them in the
+    /// order in which they were added. It returns the arithmetic of the step and the next numbers of the
+    /// state, for each parameter by itself.
     ///
-    /// `follow` gets the sums in the order in which they were added, and says how each parameter goes on.
+    /// A missing gradient adds nothing and makes no step. If other parameters of its group have gradients,
+    /// its state gets the next numbers, too.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -274,13 +282,14 @@ impl<'a> Gradient<'a> {
         self.try_map_with_sums(sums, |sums| Ok(follow(sums)))
     }
 
-    /// [`Gradient::map_with_sums`] with sums for which `follow` may refuse the call.
+    /// [`Gradient::map_with_sums`] with a function `follow` that may refuse the call.
     pub(crate) fn try_map_with_sums(
         mut self,
         sums: Sums<'a>,
         follow: impl FnOnce(&[f64]) -> Result<Resolved> + Send + Sync + 'static,
     ) -> Self {
         let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), group } = sums;
+        // In a group the step is appended nevertheless, because the state has to get the group's numbers.
         if self.missing && group.is_none() {
             return self;
         }

@@ -10,7 +10,7 @@ use crate::rule::state::OwnTensors;
 use crate::rule::{Slots, State};
 
 impl<'a> Gradient<'a> {
-    /// Puts a function of the whole tensor into the chain, for rules that are not elementwise.
+    /// Appends a function of the whole tensor, for rules that are not elementwise.
     ///
     /// The function receives the step's number (1 for the first), the parameter (its master, if it has one),
     /// the gradient and the state's tensors, all in the compute dtype. It returns the new gradient. It may
@@ -18,8 +18,8 @@ impl<'a> Gradient<'a> {
     /// anything is written, and only if there is a gradient and the parameter has elements. The state's first
     /// counter counts these steps; without a counter the number is always 1.
     ///
-    /// What it returns is kept until everything has been computed: 4 bytes per parameter of the model in F32.
-    /// If that is too much, and the function refuses nothing, see [`Gradient::with_tensors_late`].
+    /// Its results are kept until everything has been computed: in F32 4 bytes per element of the model. If
+    /// the function refuses nothing, [`Gradient::with_tensors_late`] needs less.
     pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -29,9 +29,10 @@ impl<'a> Gradient<'a> {
 
     /// [`Gradient::with_tensors`] for a function that fails only if a device fails.
     ///
-    /// It runs while the parameters are written, a few of them at a time, so its results take little memory.
-    /// If it fails all the same, the parameters before this one have moved. If a norm is taken behind it, it
-    /// runs before anything is written.
+    /// The function runs while parameters are written, a few of them at a time, so its results take little
+    /// memory. If the function fails nevertheless, the parameters before this one have moved. If a later rule
+    /// takes a norm or sums, or has a function by `with_tensors`, this function runs before anything is
+    /// written.
     pub fn with_tensors_late<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -53,7 +54,7 @@ impl<'a> Gradient<'a> {
 
     /// [`Gradient::with_tensors`] on these state tensors, without the number of the step.
     ///
-    /// For a rule that holds another, to which the state is lent.
+    /// For a wrapper, which cannot lend its whole state because the inner rule has a part of it.
     pub fn map_tensors<F>(self, Slots(slots): Slots<'a>, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
@@ -61,7 +62,7 @@ impl<'a> Gradient<'a> {
         self.through(slots, true, function)
     }
 
-    /// A function of the whole tensor that counts no step.
+    /// Appends a function of the whole tensor, and counts no step.
     pub(crate) fn through<F>(mut self, slots: OwnTensors<'a>, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,

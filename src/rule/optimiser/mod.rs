@@ -1,4 +1,14 @@
 //! What [`setup`](crate::setup) takes: a rule, how the parameter is stored, and where the state is.
+//!
+//! Rules and stores do not depend on the place: `Offload` puts a state around that of the store.
+//!
+//! - If the store has a master, the outer state has `staging`: room for the master rounded, which is uploaded
+//!   after a step.
+//! - Otherwise the outer state has a `master`: a copy of the parameter on the CPU, which the store works on.
+//!   `staging` is the same variable.
+//!
+//! Only `staging` shows that a parameter is offloaded, because one optimiser can also have parameters on the
+//! CPU, which are not.
 
 pub(crate) mod consistency;
 pub(crate) mod planned;
@@ -21,11 +31,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::tensors::{Device, Tensor, Var};
 
-/// A rule together with how the parameter is stored: what a leaf of a state has.
+/// A rule together with how the parameter is stored: the optimiser of a leaf.
 ///
-/// [`setup`](crate::setup) makes one of a [rule](Rule), or of a store such as
-/// [`MixedPrecision`](crate::MixedPrecision). With this type different optimisers can stand in one list, or
-/// be chosen by path:
+/// [`setup`](crate::setup) makes one from a [rule](Rule), or from a store such as
+/// [`MixedPrecision`](crate::MixedPrecision). Use this type to put different optimisers in one list, or to
+/// choose them by path:
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -46,30 +56,29 @@ pub struct Optimiser {
     rule: Box<dyn Rule>,
     store: Store,
     place: StatePlace,
-    /// Read when somebody first asks, because a copy of the rule has to be made for it.
+    /// Made when it is first read, because it costs a clone of the rule.
     description: OnceLock<Description>,
 }
 
 /// Where the state of a parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StatePlace {
-    /// Where the parameter is.
+    /// On the device of the parameter.
     WithParameter,
-    /// On the CPU, with a copy of a parameter that is on a device.
+    /// On the CPU, with a copy of the parameter if that is on another device.
     OnCpu,
-    /// On the CPU, with a copy of the parameter even if that is on the CPU, too.
+    /// On the CPU, always with a copy of the parameter.
     OnCpuEverywhere,
     /// `Offload` around `Offload`, which is refused.
     Nested,
 }
 
-/// The kind of optimisers whose state is on the CPU.
 const OFFLOAD: &str = "Offload";
 
-/// What an [`Optimiser`] can be made of: a rule, a chain of rules, or a store around one.
+/// A type that an [`Optimiser`] can be made from: a rule, a chain of rules, or a store around one.
 ///
-/// Every rule and every store implements this trait. An optimiser of a program's own is a [`Rule`], because
-/// the engines have to know every way in which a parameter is stored.
+/// Every rule and every store implements this trait. Implement [`Rule`] for an optimiser of your own: a new
+/// way to store parameters would need support in the engines.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, a chain of rules or `MixedPrecision`",
@@ -77,7 +86,7 @@ const OFFLOAD: &str = "Offload";
             Adam::new(1e-3)))`"
 )]
 pub trait IntoOptimiser: Adjust + fmt::Debug + Send + Sync + 'static {
-    /// The optimiser.
+    /// Makes the optimiser.
     fn into_optimiser(self) -> Optimiser;
 }
 
@@ -113,41 +122,41 @@ impl Described for Optimiser {
 }
 
 impl Optimiser {
-    /// The optimiser of a rule or a store.
+    /// Makes an optimiser from a rule or a store.
     pub fn new(optimiser: impl IntoOptimiser) -> Self {
         optimiser.into_optimiser()
     }
 
-    /// An optimiser that stores the parameters of `rule` so.
+    /// An optimiser that runs `rule` and stores parameters by `store`.
     pub(crate) fn stored(store: Store, rule: impl Rule) -> Self {
         Self::of_boxed(store, Box::new(rule))
     }
 
-    /// [`Optimiser::stored`] with a rule that is in a box, which is not boxed again.
+    /// [`Optimiser::stored`] for a rule in a box, without a second box around it.
     pub(crate) fn of_boxed(store: Store, rule: Box<dyn Rule>) -> Self {
         Optimiser { rule, store, place: StatePlace::WithParameter, description: OnceLock::new() }
     }
 
-    /// The same with its state on the CPU.
+    /// This optimiser with its state on the CPU.
     pub(crate) fn offloaded(self) -> Self {
         let place = if self.is_offloaded() { StatePlace::Nested } else { StatePlace::OnCpu };
         Optimiser { place, description: OnceLock::new(), ..self }
     }
 
-    /// The same with a copy of parameters on the CPU, too.
+    /// This optimiser with its state on the CPU, and with a copy also of parameters on the CPU.
     pub(crate) fn offloaded_everywhere(self) -> Self {
         let is_nested = self.place == StatePlace::Nested;
         let place = if is_nested { self.place } else { StatePlace::OnCpuEverywhere };
         Optimiser { place, description: OnceLock::new(), ..self }
     }
 
-    /// A copy to describe, because that takes `&mut`.
+    /// A clone to describe, because descriptions run by `&mut`.
     fn unread(&self) -> Self {
         Optimiser { rule: self.rule.clone(), description: OnceLock::new(), ..*self }
     }
 
-    /// Runs the description, which may change fields and rules.
     fn run<'v>(&mut self, purpose: Purpose<'v>) -> Describer<'v> {
+        // Dropped, because the run may change fields or choose a rule.
         self.description.take();
         Describer::run(purpose, 0, &mut |describer| self.describe(describer))
     }
@@ -184,17 +193,17 @@ impl Optimiser {
         self.description().places()
     }
 
-    /// The rule without how the parameter is stored.
+    /// The rule inside the store.
     pub fn rule(&self) -> &dyn Rule {
         &*self.rule
     }
 
-    /// [`Adjust::check`], whose error comes with the index of the field that is out of range, if one is.
+    /// [`Adjust::check`], with the index of the field if one is out of range.
     pub(crate) fn check_fields(&self) -> Checked {
         self.unread().run(Purpose::Check).checked
     }
 
-    /// The description, read once until a field is written.
+    /// The description, which is kept until a field is written.
     pub(crate) fn description(&self) -> &Description {
         self.description.get_or_init(|| self.unread().run(Purpose::Read).description)
     }
@@ -207,7 +216,7 @@ impl Optimiser {
         self.place != StatePlace::WithParameter
     }
 
-    /// Whether ranks can each have a part of a parameter.
+    /// Whether a part of a parameter can be updated without the rest.
     pub(crate) fn is_divisible(&self) -> bool {
         self.store.is_divisible() && self.rule.is_divisible()
     }
@@ -242,7 +251,7 @@ impl Optimiser {
         around(&copy, checked(self.store.state(&*self.rule, &copy)?)?)
     }
 
-    /// A copy of the state for the parameter `x`, which is on another device than the one before.
+    /// A copy of the state for the parameter `x`, which has moved to another device.
     pub(crate) fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
@@ -252,8 +261,7 @@ impl Optimiser {
         }
     }
 
-    /// The most precise copy of the parameter `x` that there is. It may share storage with the state or the
-    /// parameter.
+    /// The most precise value of the parameter `x`. It may share storage with state or parameter.
     pub(crate) fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (state, x) = of_store(state, x)?;
         self.store.precise(state, x)
@@ -264,27 +272,27 @@ impl Optimiser {
         Ok(self.precise(state, x)?.detach().copy()?)
     }
 
-    /// What the rule sees of the parameter `x`: its master, if it has one. It may share storage with the
-    /// state or the parameter.
+    /// The x of the rule: the master of `x`, if it has one. It may share storage with state or parameter.
     pub(crate) fn seen_by_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (state, x) = of_store(state, x)?;
         self.store.seen_by_rule(state, x)
     }
 
-    /// Sets the most precise copy, and the parameter to it rounded.
+    /// Sets the most precise value, and the parameter to this value rounded.
     pub(crate) fn set_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         if state.staging.is_none() {
             return self.store.set_precise(state, x, values);
         }
         let (copy, values) = (copy_of(state).cloned(), values.to_device(&Device::Cpu)?);
         let [inner] = &mut state.children[..] else { return Err(not_made_by(OFFLOAD)) };
+        // Without a copy the store has a master, and writes the rounded values to `x` directly.
         let Some(copy) = copy else { return self.store.set_precise(&mut inner.state, x, &values) };
         self.store.set_precise(&mut inner.state, &copy, &values)?;
         set_lent(x, &copy)
     }
 
-    /// Sets the most precise copy alone, to the nearest of `values` whose rounding the parameter `x` can be.
-    /// Returns whether there is one.
+    /// Sets the state alone, so that the precise value is the nearest to `values` of those that round to `x`.
+    /// Returns whether the state keeps anything.
     pub(crate) fn keep_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         if state.staging.is_none() {
             return self.store.keep_precise(state, x, values);
@@ -310,7 +318,7 @@ impl Optimiser {
         let copy = master.as_ref().and_then(Buffer::variable);
         let on_cpu = copy.map_or(x, |copy| copy as &dyn Lend);
         let mut planned = self.store.plan(&*self.rule, &mut inner.state, on_cpu, dx)?;
-        // What the master is rounded to goes up from there.
+        // The job writes on the CPU only. What the master is rounded to is uploaded from `staging`.
         if let Epilogue::Master(rounded) = &mut planned.job.epilogue {
             *rounded = staging;
         }
@@ -329,7 +337,7 @@ impl Optimiser {
     }
 }
 
-/// The rule, in its store and place if these are special.
+/// Leaves out the store and the place if they are the usual ones.
 impl fmt::Debug for Optimiser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Optimiser { rule, store, place, .. } = self;
@@ -348,8 +356,7 @@ fn nested() -> Error {
         .with_remedy("use one, which keeps the whole state on the CPU already")
 }
 
-/// What the store works on: the state and the parameter, or the copy of the parameter on the CPU and the
-/// state there.
+/// The state and the parameter that the store works on: for an offloaded parameter, those on the CPU.
 fn of_store<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn Lend)> {
     match (&state.staging, &state.children[..]) {
         (None, _) => Ok((state, x)),
@@ -358,16 +365,16 @@ fn of_store<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn
     }
 }
 
-/// The copy of the parameter on the CPU, unless the store has one. It is a variable, as one thread sends it
-/// up while another computes.
+/// The copy of an offloaded parameter. `None` if the store has a master, because no other copy is needed.
 fn copy_of(state: &State) -> Option<&Var> {
     state.master.as_ref().and_then(Buffer::variable)
 }
 
-/// The state on the CPU for a parameter on another device, around `inner`, the state for `copy`. The copy
-/// becomes the master if `inner` has none.
+/// The state of an offloaded parameter, around `inner`, which the store has made for `copy`. If `inner` has
+/// no master, `copy` becomes the master.
 fn around(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
+        // Shared, because one thread uploads the copy while another computes the next window.
         let master = Buffer::shared(copy)?;
         let staging = master.variable().cloned();
         return Ok(State { staging, master: Some(master), ..State::empty().stored_with(inner) });
@@ -376,7 +383,7 @@ fn around(copy: &Tensor, inner: State) -> Result<State> {
     Ok(State { staging, ..State::empty().stored_with(inner) })
 }
 
-/// The state of the rule in the state of an optimiser.
+/// The state of the rule, inside those of stores.
 fn of_rule(state: &State) -> &State {
     match &state.children[..] {
         [Child { place: ChildPlace::Stored, state }] => of_rule(state),
@@ -385,6 +392,7 @@ fn of_rule(state: &State) -> &State {
 }
 
 fn of_rule_mut(mut state: &mut State) -> &mut State {
+    // A loop, because the borrow checker refuses the `match` of `of_rule` for `&mut`.
     while let [Child { place: ChildPlace::Stored, .. }] = &state.children[..] {
         state = &mut state.children[0].state;
     }

@@ -1,5 +1,10 @@
-//! The parts of a state that depend on the parameter's values: copies, averages, and what is counted from
-//! them on.
+//! The entries of a state that depend on the values of the parameter: copies, averages, and what is counted
+//! from the first weights on.
+//!
+//! If the parameter gets new weights and its rule keeps a copy of the old ones, later steps would lead it
+//! back. [`State::renew`] sets such entries to the new weights. An update refuses weights that came without
+//! that call: before the first step `changed_copy` compares the copies with the parameter; later, if
+//! `is_led_back` holds, the tree compares a sample of the parameter with what the last step left.
 
 use super::State;
 use super::slot::{EntryTraits, Renewal};
@@ -9,16 +14,19 @@ use crate::rule::{Difference, Extent, copy_difference};
 use crate::tensors::Tensor;
 
 impl State {
-    /// Makes the entry of this name 0 again when the parameter is given
+    /// Lets the entry `name` become 0 again when the parameter gets
     /// [new weights](crate::StateTree::set_masters).
     ///
-    /// The entry is a tensor, counter or number that is counted or summed up from the weights at the start.
+    /// For a tensor, counter or number that is counted or summed up from the first weights on.
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
     }
 
-    /// Adds a counter of the steps of the model in which the parameter did not move.
+    /// Adds a counter of steps of the model in which the parameter did not move.
+    ///
+    /// An average makes up for these steps in an evaluation, and when the parameter moves again. Until then
+    /// the tensor of the average need not be written.
     pub(crate) fn with_missed_steps(self, name: &'static str) -> Self {
         let mut state = self.with_counter(name).zeroed_by_new_weights(name);
         state.traits_mut(name).counts_missed = true;
@@ -34,26 +42,26 @@ impl State {
         children.iter_mut().for_each(|child| child.state.miss_step());
     }
 
-    /// Whether a tensor of this state, or of one that it holds, started as the parameter.
+    /// Whether a tensor of this state, or of a held one, started as the parameter.
     pub(crate) fn has_copies(&self) -> bool {
         self.traits.iter().any(|(_, traits)| traits.is_copy())
             || self.children.iter().any(|child| child.state.has_copies())
     }
 
-    /// Whether rules would lead the parameter back from new weights, because they keep copies of it, and no
-    /// master shows that it has some. Averages do not lead it.
+    /// Whether rules would lead the parameter back from new weights, unnoticed: they keep copies of it, and
+    /// it has no master to be compared with. Averages do not count, because they never lead the parameter.
     pub(crate) fn is_led_back(&self) -> bool {
         let leads = |(_, traits): &(&str, EntryTraits)| traits.is_copy() && !traits.is_average();
         self.followed().is_none()
             && (self.traits.iter().any(leads) || self.children.iter().any(|child| child.state.is_led_back()))
     }
 
-    /// Renews all that depends on the weights; `x` are the new ones, as the rule sees them.
+    /// Sets all that depends on the weights to the new weights `x`, which are as the rule sees them.
     pub(crate) fn renew(&mut self, x: &Tensor) -> Result<()> {
         self.renew_where("", x, &|_| true)
     }
 
-    /// [`State::renew`] for what was not kept from another rule's state.
+    /// [`State::renew`] for all entries except those with a full name in `kept`.
     pub(crate) fn renew_fresh(&mut self, x: &Tensor, kept: &[String]) -> Result<()> {
         self.renew_where("", x, &|name| !kept.iter().any(|kept| kept == name))
     }
@@ -64,6 +72,7 @@ impl State {
         for (name, renewal) in renewals.filter(|(name, _)| wanted(&format!("{prefix}{name}"))) {
             for (_, buffer) in tensors.iter_mut().filter(|(own, _)| own == name) {
                 match renewal {
+                    // Broadcast, because a slot may have a shape of its own: see `with_slot`.
                     Renewal::Copy | Renewal::Average => {
                         buffer.set(&x.detach().broadcast_as(buffer.shape())?)?
                     }
@@ -79,10 +88,10 @@ impl State {
         })
     }
 
-    /// The first tensor that started as the parameter and is not `x`, by its full name, with the first
-    /// element that differs. A rule in front of an open window has made steps already, which its counter
-    /// tells.
+    /// The full name of the first copy of the parameter that is not `x`, with the first different element.
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
+        // Before the first step of a parameter, a rule in front of an open window may already have moved the
+        // copy. The counters of such a rule are not 0.
         let is_new =
             self.counters.iter().all(|(name, count)| *count == 0 || self.traits_of(name).counts_missed);
         for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && is_new) {
@@ -100,7 +109,7 @@ impl State {
         Ok(None)
     }
 
-    /// The weights to evaluate with that this state's own rule keeps.
+    /// The first own average, which is what to evaluate the model with.
     pub(crate) fn own_average(&self) -> Option<Evaluation<'_>> {
         let (name, _) = self.traits.iter().find(|(_, traits)| traits.is_average())?;
         Evaluation::slot(self, name)

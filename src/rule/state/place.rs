@@ -1,21 +1,21 @@
-//! Whose state a state is, and which part of a description it belongs to.
+//! The place of a held rule: of its state among `children`, and of its part in a description.
 
-/// Whose state it is.
+/// How a rule is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum ChildPlace {
-    /// The state of the rule under masters, or under another way to store the parameter.
+    /// As the rule of a store such as `MixedPrecision`, or as what an `Offload` keeps on the CPU.
     Stored,
-    /// The state of the rule that another is around.
+    /// As the one rule that another rule is around.
     Inner,
-    /// The state of one rule of several: its names begin with the index.
+    /// As one of several rules that act one after another. Full names of its entries have its index in front.
     Member(usize),
-    /// As [`ChildPlace::Member`], of rules of which one acts at a time.
+    /// As one of several rules that act alternatively. Full names of its entries have its index in front.
     Alternative(usize),
 }
 
 impl ChildPlace {
-    /// The number that names inside begin with, if they begin with one.
+    /// The index in front of full names, if this place has one.
     pub(in crate::rule) fn number(self) -> Option<usize> {
         match self {
             ChildPlace::Stored | ChildPlace::Inner => None,

@@ -1,4 +1,9 @@
 //! What stays of a state when its parameter gets other rows.
+//!
+//! Rows are indices in dimension 0. A state tensor with the parameter's rows follows them, and one with 1 in
+//! their place stays as it is. If a tensor has any other shape, or is marked by
+//! [`State::restarted_by_new_rows`], its rule starts anew with all own entries, because they belong together.
+//! A master follows in any case.
 
 use super::transfer::Transfer;
 use crate::error::Result;
@@ -6,23 +11,25 @@ use crate::numbers::elem_count;
 use crate::rule::State;
 use crate::tensors::{Device, Tensor, rows_of};
 
-/// The rows of a parameter, and where they come from.
+/// The new rows of a parameter, and where each comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSources<'r> {
     /// For each row the index that it had before, or `None` for a new one.
     pub(crate) rows: &'r [Option<usize>],
+    /// The old shape of the parameter.
     pub(crate) before: &'r [usize],
+    /// The new shape of the parameter.
     pub(crate) after: &'r [usize],
 }
 
 /// What becomes of a state tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Its rows are the parameter's.
+    /// It has the parameter's rows, which are gathered.
     Follows,
-    /// It has no rows.
+    /// It has no rows, or none of them moves.
     Stays,
-    /// It says something of all rows together.
+    /// It depends on rows in some other way, so its rule starts anew.
     Anew,
 }
 
@@ -38,6 +45,7 @@ impl RowSources<'_> {
             tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of)
         };
         match (old, new) {
+            // Where nothing moves, or there is nothing to move, a tensor of any shape stays.
             (before, after) if before == after && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
             _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
             ([own_before, rest @ ..], [own, new_rest @ ..])
@@ -50,12 +58,13 @@ impl RowSources<'_> {
         }
     }
 
-    /// The rows of `old` in their new places; new rows are those of `start`.
+    /// The rows of `old` in their new places; new rows have the values that `start` has there.
     fn gathered(
         &self,
         old: &Tensor,
         start: impl FnOnce() -> crate::tensors::Result<Tensor>,
     ) -> crate::tensors::Result<Tensor> {
+        // A new row gets row 0 until `start` overwrites it below. There is a row 0: see `any_stays`.
         let rows = self.rows.iter().map(|row| row.unwrap_or(0)).collect();
         let gathered = rows_of(&old.to_device(&Device::Cpu)?, rows)?;
         if self.rows.iter().all(Option::is_some) {
@@ -71,18 +80,18 @@ impl RowSources<'_> {
         Ok(gathered)
     }
 
-    /// Whether there is anything to take over into a tensor of this shape.
+    /// Whether an old row goes into a tensor of this shape.
     fn any_stays(&self, tensor: &[usize]) -> bool {
         elem_count(tensor) > 0 && self.rows.iter().any(Option::is_some)
     }
 }
 
 impl State {
-    /// Lets the rule start anew when the parameter is given [other rows](crate::StateTree::resize_rows).
+    /// Lets the rule start anew when the parameter gets [other rows](crate::StateTree::resize_rows).
     ///
-    /// The tensor of this name has rows of another meaning, such as the square statistics of a
-    /// preconditioner. A tensor that has neither the first dimensions of the parameter nor 1 in their places
-    /// needs no such mark.
+    /// For an entry `name` that looks as if it had the parameter's rows and does not, such as the square
+    /// statistics of a preconditioner. A tensor needs no such mark if a dimension of it is neither 1 nor that
+    /// of the parameter at the same place.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -101,7 +110,7 @@ impl State {
         self
     }
 
-    /// Takes over what stays of `old`, the state before the parameter had other rows. This one is fresh.
+    /// Takes over what stays of `old`, the state for the old rows, into this fresh state for the new rows.
     pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         self.take_rows_from("", old, sources, &mut transfer)?;
@@ -147,8 +156,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether this state's own entries go on. If one tensor starts anew all of them do, as they belong
-    /// together.
+    /// Whether own entries go on. If one tensor starts anew, all do, because they belong together.
     fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
         let has_other_rows = self.traits.iter().any(|(_, traits)| traits.has_other_rows);
         let mut tensors = self.tensors.iter().zip(&old.tensors);

@@ -1,4 +1,13 @@
-//! Numbers of the whole model, of which the state of each leaf has a copy.
+//! Numbers of the whole model. The state of each leaf has a copy of them.
+//!
+//! A step sets the copies of the leaves that took part. Others are older: their leaves are frozen, wait in a
+//! window, or were just added. After the step the tree therefore
+//!
+//! 1. collects the numbers of all leaves (`show_shared`) and keeps the newest for each rule (`join`),
+//! 2. writes these into all leaves (`share`).
+//!
+//! The newest numbers are those with the largest first number, which must never fall. A fresh state has the
+//! smallest one, so a leaf that joins late does not set the others back.
 
 use std::cmp::Ordering;
 
@@ -7,17 +16,17 @@ use super::State;
 /// The numbers of the whole model that a rule's state has.
 #[derive(Debug)]
 pub(crate) struct SharedNumbers {
-    /// The names of all entries of the state, by which states of one rule know each other.
+    /// The names of all own entries of the state. States with equal names are taken for those of one rule.
     rule: Vec<&'static str>,
     values: Vec<f64>,
-    /// Whether the last step has set them.
+    /// Whether the last step has set the values.
     is_new: bool,
-    /// The steps that the rule has made with this state.
+    /// The applied steps of the rule with this state.
     steps: u64,
 }
 
 impl SharedNumbers {
-    /// Adds them to those of other rules, or puts them in the place of older ones of this rule.
+    /// Adds these numbers to `all`, or replaces older numbers of the same rule there.
     pub(crate) fn join(self, all: &mut Vec<SharedNumbers>) {
         match all.iter_mut().find(|other| other.rule == self.rule) {
             Some(older) if self.age(older) == Ordering::Greater => *older = self,
@@ -26,8 +35,7 @@ impl SharedNumbers {
         }
     }
 
-    /// How much of the training they know, compared with others. The first number never falls, so that it is
-    /// least in a state that has just been made.
+    /// Compares the first number, then whether the last step has set the values, then the applied steps.
     fn age(&self, other: &Self) -> Ordering {
         let first = |numbers: &Self| numbers.values.first().copied().unwrap_or(f64::NEG_INFINITY);
         first(self).total_cmp(&first(other)).then((self.is_new, self.steps).cmp(&(other.is_new, other.steps)))
@@ -35,13 +43,13 @@ impl SharedNumbers {
 }
 
 impl State {
-    /// Makes the number of this name one of the whole model. The first of a state must never fall.
+    /// Makes the number `name` one of the whole model. The first such number of a state must never fall.
     pub(crate) fn shared_by_model(mut self, name: &'static str) -> Self {
         self.traits_mut(name).is_shared = true;
         self
     }
 
-    /// Shows the numbers of the whole model, for each rule that has some.
+    /// Calls `show` with the numbers of the whole model of each rule that has some.
     pub(crate) fn show_shared(&self, is_new: bool, show: &mut impl FnMut(SharedNumbers)) {
         let shared = self.numbers.iter().filter(|(name, _)| self.traits_of(name).is_shared);
         let values: Vec<f64> = shared.map(|(_, value)| *value).collect();
@@ -52,7 +60,7 @@ impl State {
         self.children.iter().for_each(|child| child.state.show_shared(is_new, show));
     }
 
-    /// Takes over the numbers of the whole model that are known of the same rules.
+    /// Sets the numbers of the whole model to those that `known` has for the same rules.
     pub(crate) fn share(&mut self, known: &[SharedNumbers]) {
         let of_rule = known.iter().find(|known| self.own_names().eq(known.rule.iter().copied()));
         if let Some(SharedNumbers { values, .. }) = of_rule {

@@ -1,12 +1,12 @@
-//! How a state tensor starts out, and what new weights of its parameter make of it.
+//! A state tensor: its initial value, its format, and what new weights of the parameter do to it.
 
 use super::format::SlotFormat;
 
-/// How a state tensor starts out.
+/// A state tensor that a rule needs: its name, initial value and format.
 ///
-/// Its name says what it is: rules with a tensor of the same name mean the same quantity by it. A rule that
-/// [replaces](crate::Selection::replace) another takes it over. `m` and `v` are the decayed means of the
-/// gradient and of its square.
+/// Tensors of one name have to be one quantity in all rules, because a rule that
+/// [replaces](crate::Selection::replace) another takes them over by name. `m` and `v` are the decayed means
+/// of the gradient and of its square.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slot {
@@ -17,22 +17,22 @@ pub struct Slot {
     pub(crate) is_average: bool,
 }
 
-/// What is known of an entry of a state, a tensor, counter or number, besides its value.
+/// Properties of a tensor, counter or number of a state besides its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EntryTraits {
     pub(crate) sign: Option<Sign>,
-    /// What new weights of the parameter do to it.
+    /// What new weights of the parameter do to the entry.
     pub(crate) renewal: Option<Renewal>,
-    /// Whether its rows are not the parameter's, so that the rule starts anew when these change.
+    /// Whether the rule starts anew when the rows of the parameter change: see `rows.rs`.
     pub(crate) has_other_rows: bool,
-    /// Whether it is a number of the whole model.
+    /// Whether this is a number of the whole model: see `shared.rs`.
     pub(crate) is_shared: bool,
-    /// Whether it counts the steps of the model in which the parameter did not move.
+    /// Whether this counts steps of the model in which the parameter did not move.
     pub(crate) counts_missed: bool,
 }
 
 impl EntryTraits {
-    /// Whether it is a copy of the parameter, or an average of its values.
+    /// Whether this is a copy of the parameter, or an average of its values.
     pub(crate) fn is_copy(self) -> bool {
         matches!(self.renewal, Some(Renewal::Copy | Renewal::Average))
     }
@@ -42,11 +42,11 @@ impl EntryTraits {
     }
 }
 
-/// What is known of a tensor's numbers that are never negative.
+/// The kind of a tensor whose numbers are never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
     NonNegative,
-    /// Squares of gradients: small numbers, whose root divides steps.
+    /// The numbers are squares of gradients: small, and steps are divided by their root.
     SecondMoment,
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum Initial {
 impl Slot {
     /// A tensor of the parameter's shape that starts at zero.
     ///
-    /// It is in the compute dtype: F64 for an F64 parameter, else F32.
+    /// Its dtype is the compute dtype: F64 for an F64 parameter, else F32.
     pub fn zeros(name: &'static str) -> Self {
         Slot::full(name, 0.0)
     }
@@ -71,26 +71,26 @@ impl Slot {
 
     /// A tensor that starts as a copy of the parameter (or of its master).
     ///
-    /// New weights, by [`StateTree::set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), make it the parameter again. A rule that has
-    /// only such tensors then counts its steps from 0 again.
+    /// If [`StateTree::set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the parameter new weights, the tensor
+    /// becomes a copy of these. A rule that has only such tensors then counts its steps from 0 again.
     ///
-    /// An [`update`](crate::update) refuses new weights without such a call: before the first step a
-    /// parameter that is not equal to the tensor, later one on the CPU of which a sample is not what the last
-    /// step has left. After a copy of the state, a restore or a [`rebind`](crate::StateTree::rebind), the
-    /// next step is the first that leaves something to compare with.
+    /// An [`update`](crate::update) refuses weights that were changed without such a call. Before the first
+    /// step it compares the parameter with the tensor. Later, on the CPU, it compares a sample of the
+    /// parameter with what the last step has left. After a copy of the state, a restore or a
+    /// [`rebind`](crate::StateTree::rebind) this comparison begins again with the next step.
     pub fn parameter(name: &'static str) -> Self {
         Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
     }
 
     /// A [`Slot::parameter`] that holds weights to evaluate the model with.
     ///
-    /// New weights are no error for it, as it follows them. A rule of a program is not asked in steps in
-    /// which the parameter does not move; [`Ema`](crate::Ema) and [`UniformAverage`](crate::UniformAverage)
-    /// make up for these.
+    /// After the first step, changed weights are no error, because the average follows the parameter. A step
+    /// in which the parameter does not move is missing in the average; [`Ema`](crate::Ema) and
+    /// [`UniformAverage`](crate::UniformAverage) make up for such steps.
     ///
-    /// [`StateTree::with_averages`](crate::StateTree::with_averages) puts them in the parameter's place. Of
-    /// several in one rule it takes the first.
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates with the average instead of
+    /// the parameter. If a rule has several averages, it takes the first.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -132,31 +132,33 @@ impl Slot {
         Slot { is_average: true, ..Slot::parameter(name) }
     }
 
-    /// The same slot stored in a dtype or in [`Q8`](crate::Q8).
+    /// Stores this slot in a dtype or in [`Q8`](crate::Q8).
     ///
-    /// Arithmetic is in the compute dtype all the same. No slot can have a dtype other than F16, BF16, F32
-    /// and F64, no [second moment](Slot::second_moment) F16, and no [copy of the parameter](Slot::parameter)
-    /// Q8.
+    /// Arithmetic stays in the compute dtype. The dtype has to be F16, BF16, F32 or F64. A
+    /// [second moment](Slot::second_moment) cannot be stored in F16, nor a
+    /// [copy of the parameter](Slot::parameter) in Q8.
     pub fn stored_as(self, format: impl Into<SlotFormat>) -> Self {
         Slot { format: Some(format.into()), ..self }
     }
 
-    /// The same slot, which never has a negative number.
+    /// Promises that this slot never has a negative number.
     ///
-    /// [`Q8`](crate::Q8) has no sign to store then, and twice the range.
+    /// [`Q8`](crate::Q8) then uses the bit of the sign for the exponent, which doubles the number of powers
+    /// of two.
     pub fn non_negative(self) -> Self {
         Slot { sign: self.sign.or(Some(Sign::NonNegative)), ..self }
     }
 
-    /// The same slot as a second moment: a mean, sum or maximum of squared gradients.
+    /// Declares this slot a second moment: a mean, sum or maximum of squared gradients.
     ///
-    /// The step is divided by its root. It is not [negative](Slot::non_negative). It cannot be stored in F16,
-    /// neither by [`stored_as`](Slot::stored_as) nor by [`StoreAs`](crate::StoreAs): numbers below 3e-8 are 0
-    /// there. With β₂ = 0.999 so is the second moment of gradients below 5e-3. The step would then be divided
-    /// by ε alone, and a hundred times too long or more.
+    /// Steps are divided by the root of such a slot. It counts as [non-negative](Slot::non_negative).
     ///
-    /// [`Update::finite_only`](crate::Update::finite_only) keeps out of it what would make it infinite: a
-    /// gradient whose square is too large.
+    /// Neither [`stored_as`](Slot::stored_as) nor [`StoreAs`](crate::StoreAs) can store it in F16, where
+    /// numbers below 3e-8 are 0. With β₂ = 0.999 the second moment of a gradient below 5e-3 would be 0 there.
+    /// Its step would be divided by ε alone, hence be a hundred times too long or more.
+    ///
+    /// [`Update::finite_only`](crate::Update::finite_only) skips a call with a gradient whose square would
+    /// make the slot infinite.
     ///
     /// ```
     /// use optimisers::Slot;
@@ -169,13 +171,13 @@ impl Slot {
     }
 }
 
-/// What becomes of a part of a state when its parameter is given new weights.
+/// What an entry becomes when its parameter gets new weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Renewal {
-    /// A tensor: the new weights.
+    /// A copy: the new weights.
     Copy,
-    /// A tensor with weights to evaluate with: the new weights, too.
+    /// An average to evaluate with: the new weights as well.
     Average,
-    /// A tensor, counter or number: 0.
+    /// A tensor, counter or number that becomes 0.
     Zero,
 }

@@ -1,4 +1,16 @@
-//! What a state takes over from the state of another rule.
+//! What a state takes over from the state of another rule, when `replace` exchanges the optimiser.
+//!
+//! The new state and those of its held rules choose in turn, in the order of `State::walk`:
+//!
+//! 1. A state with tensors chooses the first old state that has all of them: same name, same shape, same
+//!    meaning. With fewer of them the rule starts anew, because counters such as those of bias corrections
+//!    belong to all tensors.
+//! 2. A state with a master may also choose an old state with a master of the same dtype.
+//! 3. A state without tensors and master chooses the one at the same place, if its entries have equal names.
+//! 4. Of the chosen state it takes the master, the tensors that fit, and counters and numbers of the same
+//!    names. Nobody else can choose that state.
+//!
+//! What was not taken of the old states is `dropped`; what got nothing in the new state is `fresh`.
 
 use std::borrow::Borrow;
 
@@ -18,9 +30,9 @@ pub(crate) struct Transfer {
 }
 
 impl State {
-    /// Whether a tensor of another state can take the place of this state's of the same name.
+    /// Whether `old` has a tensor that can replace the tensor `new` of this name.
     fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
-        // Low bits of masters are in other units than a byte of each.
+        // All low bits of a master are in other units than one byte of them, though the name is the same.
         let low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
         let same = |(other, old): &(&str, Buffer)| {
             *other == name && old.shape() == new.shape() && low_bits(old) == low_bits(new)
@@ -28,9 +40,7 @@ impl State {
         self.traits_of(name).is_average() == old.traits_of(name).is_average() && old.tensors.iter().any(same)
     }
 
-    /// Takes over from the state of another rule what has the same name, shape and meaning. A rule that finds
-    /// all its tensors keeps its counters and numbers; one that does not starts anew, because a bias
-    /// correction belongs to all of them.
+    /// Takes over what fits of `old`, the state of another rule.
     pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         let mut sources = Vec::new();
@@ -84,8 +94,9 @@ impl State {
         })
     }
 
-    /// Takes over entries of the same names: of tensors what `values` makes of the new and the old one.
-    /// Returns the names of those that got a value.
+    /// Takes over own entries of the same names, and returns the names of those that got a value.
+    ///
+    /// `values` makes the values of a tensor from the new and the old one; with `None` the new one stays.
     pub(crate) fn take_entries(
         &mut self,
         old: &State,
@@ -104,7 +115,7 @@ impl State {
         Ok(kept)
     }
 
-    /// The full names of the tensors that the store keeps beside the parameter, if there is a store.
+    /// The full names of the tensors that the innermost store with tensors keeps for the parameter.
     pub(crate) fn names_of_store(&self) -> Vec<String> {
         match &self.children[..] {
             [Child { place: ChildPlace::Stored, state: inner }] => match inner.names_of_store() {
@@ -118,7 +129,7 @@ impl State {
         }
     }
 
-    /// The names of the rule's own tensors, counters and numbers.
+    /// The names of own tensors, counters and numbers.
     pub(crate) fn own_names(&self) -> impl Iterator<Item = &'static str> {
         let master = self.master.iter().map(|_| "master");
         let tensors = self.tensors.iter().map(|(name, _)| *name);
@@ -127,7 +138,7 @@ impl State {
     }
 }
 
-/// Both masters, if they have one dtype. To another dtype a master is converted by the store.
+/// Both masters, if they have one dtype. Otherwise `Leaf::convert_master` lets the store convert the old one.
 fn same_masters<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Option<(N, &Buffer)> {
     new.zip(old).filter(|(new, old)| new.borrow().dtype() == old.dtype())
 }

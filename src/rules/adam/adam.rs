@@ -26,9 +26,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults and definition are torch's. torch always corrects; apex and DeepSpeed have `bias_correction`.
-    /// Bias corrections use the current β, as in torch. Optimisers.jl multiplies the β of all steps, which
-    /// differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
+    /// Defaults and definition are torch's. torch always corrects the moments; apex and DeepSpeed have an
+    /// option `bias_correction`. Bias corrections use the current β, as in torch. Optimisers.jl multiplies
+    /// the β of all steps, which differs only after an [`adjust`](crate::Adjust::adjust_field) of `beta`.
     pub struct Adam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -56,6 +56,7 @@ impl AdamScalars {
     pub(crate) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
         AdamScalars {
             beta,
+            // With ε = 0, an element whose gradients are all 0 would be 0 / 0.
             epsilon: above_zero(epsilon),
             step: eta / correction(beta.0, t),
             scale: 1.0 / correction(beta.1, t),

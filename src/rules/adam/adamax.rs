@@ -26,8 +26,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// ε is in the denominator, as in Optimisers.jl; torch adds it to |dx| in the maximum. Its learning rate
-    /// is 0.002 by default.
+    /// ε is in the denominator, as in Optimisers.jl; torch adds ε to |dx| in the maximum, and its default η
+    /// is 0.002.
     pub struct AdaMax: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

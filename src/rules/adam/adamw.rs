@@ -7,17 +7,14 @@ crate::hyper_parameters! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2017,
     /// [arXiv 1711.05101](https://arxiv.org/abs/1711.05101)).
     ///
-    /// It decays: λ is 0.01 if not said otherwise, as in torch and candle-nn. `AdamW { lambda: 0.0,
-    /// ..AdamW::new(eta) }` does not, and is [`Adam`](crate::Adam).
-    ///
     /// ```text
     /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)     couple = true
     /// dx' = η·m̂ / (√v̂ + ε) + λ·x       couple = false
     /// ```
     ///
-    /// with the moments of [`Adam`](crate::Adam).
-    ///
-    /// AdamC, whose decay is corrected for a schedule, is
+    /// with the moments of [`Adam`](crate::Adam). λ is 0.01 by default, as in torch and candle-nn, so
+    /// parameters decay. With λ = 0 (`AdamW { lambda: 0.0, ..AdamW::new(eta) }`) the rule is
+    /// [`Adam`](crate::Adam). AdamC, whose decay is corrected for a schedule, is
     /// [`DecoupledDecay::corrected`](crate::DecoupledDecay::corrected) around [`Adam`](crate::Adam).
     ///
     /// ```

@@ -30,9 +30,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The β are the decays, as in the authors' code; the paper's are 1 minus these. The paper's weights are
-    /// kept, with the bias corrections of that code. optax 0.2.9 weights d with 1 - β₂ in place of β₂. torch
-    /// and Optimisers.jl have no counterpart.
+    /// The β are decays, as in the authors' code; the paper's β are 1 minus these. The weights are the
+    /// paper's, the bias corrections those of the authors' code. optax 0.2.9 weights d with 1 - β₂ instead of
+    /// β₂. torch and Optimisers.jl have no counterpart.
     pub struct Adan: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -48,7 +48,7 @@ crate::hyper_parameters! {
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct AdanScalars {
-    /// Of m and n.
+    /// The scalars of m and n.
     adam: AdamScalars,
     /// β₂
     beta: f64,
@@ -56,6 +56,7 @@ pub struct AdanScalars {
     difference: f64,
     /// η·λ
     decay: f64,
+    /// Whether this is the first step, which has no gradient before it.
     first: bool,
 }
 

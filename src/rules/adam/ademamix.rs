@@ -6,7 +6,7 @@ use crate::rules::moments::decayed;
 crate::hyper_parameters! {
     /// AdEMAMix: AdamW with a second, slow mean of the gradient.
     ///
-    /// That mean remembers tens of thousands of steps. Source: Pagliardini, Ablin and Grangier 2024,
+    /// The slow mean remembers tens of thousands of steps. Source: Pagliardini, Ablin and Grangier 2024,
     /// [arXiv 2409.03137](https://arxiv.org/abs/2409.03137).
     ///
     /// ```text
@@ -16,8 +16,8 @@ crate::hyper_parameters! {
     ///
     /// with the moments of [`Adam`](crate::Adam) and no bias correction of the slow mean.
     ///
-    /// The paper starts with a small α and a short memory, and reaches those of the fields after `warmup` = T
-    /// steps. Its T is the length of the training. Without a warm-up early steps can diverge:
+    /// Without a warm-up early steps can diverge. The paper therefore starts with a small α and a small β₃,
+    /// which reach the values of the fields after `warmup` = T steps. Its T is the length of the training.
     ///
     /// ```text
     /// α(t)  = α·min(t / T, 1)
@@ -50,7 +50,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// T: in how many steps α and β₃ reach their values; 0 for at once.
+        /// T: the number of steps in which α and β₃ grow to their values; 0 for no warm-up.
         warmup: u64 = 0 => range::any,
     }
 }
@@ -63,7 +63,7 @@ impl AdEMAMix {
             return (self.alpha, last);
         }
         let part = t as f64 / self.warmup as f64;
-        // log 0: if either β is 0, so is the interpolated one.
+        // Not by the formula if β₁ or β₃ is 0, because ln 0 is infinite. The interpolated decay is then 0.
         let decay = if first * last == 0.0 {
             0.0
         } else {

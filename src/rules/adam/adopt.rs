@@ -5,8 +5,8 @@ use crate::rules::moments::decayed;
 crate::hyper_parameters! {
     /// ADOPT: Adam that converges with any β₂.
     ///
-    /// It divides a gradient by the second moment of those before it, and takes the mean afterwards. Source:
-    /// Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853).
+    /// ADOPT divides a gradient by the root of the second moment of earlier gradients, and takes the mean
+    /// afterwards. Source: Taniguchi et al. 2024, [arXiv 2411.02853](https://arxiv.org/abs/2411.02853).
     ///
     /// ```text
     /// the first step:   v = dx²,   dx' = 0
@@ -16,7 +16,7 @@ crate::hyper_parameters! {
     ///                   v = β₂·v + (1 - β₂)·dx²
     /// ```
     ///
-    /// The first gradient of a parameter is used for v alone: nothing moves, and nothing decays. There is no
+    /// The first gradient of a parameter only sets v: the parameter neither moves nor decays. There is no
     /// bias correction.
     ///
     /// ```
@@ -34,9 +34,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' present code. Its clipping was not in the first version of the paper (`clip = false`).
-    /// Its decoupled decay is off by default there, too; an L2 term is [`WeightDecay`](crate::WeightDecay) in
-    /// front. Checked against optax's `adopt`. torch and Optimisers.jl have no counterpart.
+    /// This is the authors' current code. The first version of the paper has no clipping (`clip: false`).
+    /// Decoupled decay is off by default, as in that code; for an L2 term put
+    /// [`WeightDecay`](crate::WeightDecay) before this rule. Checked against optax's `adopt`. torch and
+    /// Optimisers.jl have no counterpart.
     pub struct ADOPT: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -44,9 +45,9 @@ crate::hyper_parameters! {
         beta: (f64, f64) = (0.9, 0.9999) => range::decays,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// ε: the smallest number that is divided by.
+        /// ε: the smallest divisor.
         epsilon: f64 = 1e-6 => range::non_negative,
-        /// Whether divided gradients are limited to ±(t - 1)^¼, less and less.
+        /// Whether divided gradients are limited to ±(t - 1)^¼, which grows from step to step.
         clip: bool = true => range::any,
     }
 }
@@ -59,7 +60,7 @@ pub struct ADOPTScalars {
     epsilon: f64,
     /// η·λ
     decay: f64,
-    /// c; infinite if it limits nothing.
+    /// c, or infinity without `clip`.
     limit: f64,
     first: bool,
 }

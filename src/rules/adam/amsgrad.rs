@@ -14,8 +14,8 @@ crate::hyper_parameters! {
     /// dx' = η·m / (√w + ε)                m₀ = v₀ = w₀ = ε
     /// ```
     ///
-    /// As m starts above 0, a parameter moves while its gradients are zero: by 9·η·√ε in all with the default
-    /// β₁.
+    /// Because m starts above 0, a parameter moves even if all its gradients are zero: by 9·η·√ε in total
+    /// with the default β₁.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -32,8 +32,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As in the paper and in Optimisers.jl there is no bias correction; torch's `Adam(amsgrad=True)`
-    /// corrects m and w, and starts at 0.
+    /// As in the paper and in Optimisers.jl, there is no bias correction. torch's `Adam(amsgrad=True)`
+    /// corrects m and w, and starts all three at 0.
     pub struct AMSGrad: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -3,12 +3,13 @@ use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
-    /// AdamW with a second moment that never shrinks, as torch has it.
+    /// AdamW with a second moment that never shrinks, as in torch.
     ///
-    /// It is [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi, Kale and Kumar 2018) with bias corrections
-    /// and decoupled weight decay.
+    /// The rule is [AMSGrad](https://arxiv.org/abs/1904.09237) (Reddi, Kale and Kumar 2018) with bias
+    /// corrections and decoupled weight decay.
     ///
-    /// It decays: λ is 0.01 if not said otherwise. `AMSGradW { lambda: 0.0, ..AMSGradW::new(eta) }` does not.
+    /// Weight decay is on by default, with λ = 0.01. `AMSGradW { lambda: 0.0, ..AMSGradW::new(eta) }`
+    /// switches it off.
     ///
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx
@@ -32,8 +33,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `AdamW(amsgrad=True)`, and `Adam(amsgrad=True)` with λ = 0. [`AMSGrad`](crate::AMSGrad) is the
-    /// paper's and Optimisers.jl's, without bias corrections. Checked against torch.
+    /// The rule is torch's `AdamW(amsgrad=True)`, with λ = 0 torch's `Adam(amsgrad=True)`.
+    /// [`AMSGrad`](crate::AMSGrad) is the form of the paper and of Optimisers.jl, without bias corrections.
+    /// Checked against torch.
     pub struct AMSGradW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -47,7 +49,7 @@ crate::hyper_parameters! {
 }
 
 impl Elementwise for AMSGradW {
-    /// The scalars, and η·λ.
+    /// The scalars of Adam, and η·λ.
     type Scalars = (AdamScalars, f64);
     type Slots<T> = [T; 3];
 

@@ -3,7 +3,7 @@ use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
-    /// Grams: a step as long as Adam's, whose direction is the gradient's alone.
+    /// Grams: the lengths of Adam's steps, with the signs of the gradient.
     ///
     /// Source: Cao, Li and Song 2024, [arXiv 2412.17107](https://arxiv.org/abs/2412.17107).
     ///
@@ -11,7 +11,8 @@ crate::hyper_parameters! {
     /// dx' = η·(|m̂ / (√v̂ + ε)|·sign(dx) + λ·x)
     /// ```
     ///
-    /// with the moments of [`Adam`](crate::Adam). Where the gradient is zero there is no step.
+    /// with the moments of [`Adam`](crate::Adam). Where the gradient is zero, only weight decay moves an
+    /// element.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -28,9 +29,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before v is corrected for its
-    /// start. The paper and this rule add it after, and so does pytorch_optimizer 4.1.0's `Grams`, against
-    /// which this was checked. torch, optax and Optimisers.jl have no counterpart.
+    /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before the bias correction of v;
+    /// the paper and this rule add ε after it. So does `Grams` of pytorch_optimizer 4.1.0, against which this
+    /// rule was checked. torch, optax and Optimisers.jl have no counterpart.
     pub struct Grams: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -44,7 +45,7 @@ crate::hyper_parameters! {
 }
 
 impl Elementwise for Grams {
-    /// The scalars, and η·λ.
+    /// The scalars of Adam, and η·λ.
     type Scalars = (AdamScalars, f64);
     type Slots<T> = [T; 2];
 

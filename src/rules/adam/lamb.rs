@@ -4,19 +4,19 @@ use crate::rule::{Elementwise, Flow, Gradient, Norm, Parameter, Parts, Rule, Sta
 use crate::rules::descent::lars::trust_ratio;
 
 crate::hyper_parameters! {
-    /// LAMB: AdamW with a step for each tensor whose length is a part η of the tensor's.
+    /// LAMB: AdamW with steps whose norm is η times the parameter's norm.
     ///
-    /// For large batches. Source: You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962).
+    /// Made for large batches. Source: You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962).
     ///
     /// ```text
     /// u   = m̂ / (√v̂ + ε) + λ·x         with the moments of Adam
     /// dx' = η·r·u,   r = ‖x‖ / ‖u‖, or 1 where the square of either is 0
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of
-    /// the arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of m long after a
-    /// gradient has vanished is no direction. The norms cost one more read of parameter, gradient and state.
-    /// Biases and norms are usually given [a rule of their own](crate::setup_with).
+    /// The norms are 2-norms of one parameter, in f64. Their squares are compared with 0 in the dtype of the
+    /// arithmetic: in f32 a norm below 2.6e-23 counts as 0, because the rest of m long after a gradient has
+    /// vanished is no direction. The norms cost one more read of parameter, gradient and state. Biases and
+    /// normalisation layers usually get [a rule of their own](crate::setup_with).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -31,8 +31,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax's `lamb`: the paper's φ is the identity, and the moments are corrected. pytorch_optimizer's
-    /// divides η by 1 - β₁ᵗ beside the trust ratio. torch and Optimisers.jl have no counterpart.
+    /// The rule is optax's `lamb`: the paper's φ is the identity, and the moments are bias-corrected.
+    /// pytorch_optimizer's rule applies the trust ratio, and also divides η by 1 - β₁ᵗ. torch and
+    /// Optimisers.jl have no counterpart.
     pub struct LAMB: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -46,6 +47,7 @@ crate::hyper_parameters! {
 }
 
 impl LAMB {
+    /// AdamW with η = 1, whose step is u.
     fn direction(&self) -> AdamW {
         AdamW { eta: 1.0, beta: self.beta, lambda: self.lambda, epsilon: self.epsilon, ..AdamW::default() }
     }

@@ -3,9 +3,9 @@ use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
-    /// LaProp: Adam that divides each gradient by its second moment before it goes into the mean.
+    /// LaProp: Adam that divides gradients by the root of the second moment before it takes their mean.
     ///
-    /// So the two decays can be chosen freely. Source: Ziyin, Wang and Ueda 2020,
+    /// The two decays can then be chosen independently. Source: Ziyin, Wang and Ueda 2020,
     /// [arXiv 2002.04839](https://arxiv.org/abs/2002.04839).
     ///
     /// ```text
@@ -29,12 +29,12 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As in the paper the learning rate stands outside of the mean. The authors' code puts it inside, which
-    /// differs only if it changes. λ acts on the parameter before the step, times η. In the authors' code it
-    /// acts after the step, not times η; in timm 1.0.31 and pytorch_optimizer 4.1.0 after the step, times η.
-    /// Defaults are those of the authors' code, except for λ. Checked against the recurrence, and against
-    /// pytorch_optimizer's `LaProp` where its second ε does not matter. torch, optax and Optimisers.jl have
-    /// no counterpart.
+    /// As in the paper, η multiplies the mean. In the authors' code η is a factor inside the mean, which
+    /// differs only if η changes. Here λ is multiplied by η and decays the parameter before the step. In the
+    /// authors' code λ is not multiplied by η and decays after the step; in timm 1.0.31 and pytorch_optimizer
+    /// 4.1.0 it is multiplied by η and decays after the step. Defaults are those of the authors' code, except
+    /// for λ. Checked against the recurrence, and against pytorch_optimizer's `LaProp` where its second ε
+    /// does not matter. torch, optax and Optimisers.jl have no counterpart.
     pub struct LaProp: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 4e-4 => range::non_negative,
@@ -48,7 +48,7 @@ crate::hyper_parameters! {
 }
 
 impl Elementwise for LaProp {
-    /// The scalars, and η·λ.
+    /// The scalars of Adam, and η·λ.
     type Scalars = (AdamScalars, f64);
     type Slots<T> = [T; 2];
 

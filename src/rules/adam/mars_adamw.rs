@@ -4,25 +4,24 @@ use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, ra
 use crate::rules::mars::{corrected, last_gradient};
 
 crate::hyper_parameters! {
-    /// MARS in the form of AdamW: AdamW with less variance.
+    /// MARS-AdamW: AdamW of a gradient that is corrected by its change, to reduce variance.
     ///
-    /// It corrects the gradient by its change since the step before. Source: Yuan et al. 2024,
-    /// [arXiv 2411.10438](https://arxiv.org/abs/2411.10438).
+    /// Source: Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438).
     ///
     /// ```text
-    /// c   = dx + γ·β₁ / (1 - β₁)·(dx - the gradient of the step before)     0 before the first
+    /// c   = dx + γ·β₁ / (1 - β₁)·(dx - the gradient of the step before)     0 before the first step
     /// c   = c / max(1, ‖c‖)
     /// m   = β₁·m + (1 - β₁)·c
     /// v   = β₂·v + (1 - β₂)·c²
     /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)                             x̂ = x / (1 - βᵗ), each with its own β
     /// ```
     ///
-    /// The norm is the 2-norm of one parameter, in f64. It costs one more read of the gradients. The authors
-    /// leave vectors to AdamW with a β of its own: [a rule for some paths](crate::setup_with).
-    /// [`MarsLion`](crate::MarsLion) is the other form.
+    /// ‖c‖ is the 2-norm of one parameter's c, in f64, and costs one more read of the gradients. The authors
+    /// train vectors by AdamW with another β: see [a rule for some paths](crate::setup_with).
+    /// [`MarsLion`](crate::MarsLion) is the other form of MARS.
     ///
-    /// It decays: λ is 0.01 if not said otherwise. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }` does
-    /// not.
+    /// Weight decay is on by default, with λ = 0.01. `MarsAdamW { lambda: 0.0, ..MarsAdamW::new(eta) }`
+    /// switches it off.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -39,10 +38,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' `mars_type="mars-adamw"` with `is_approx=True` and `optimize_1d=True`: the gradient of
-    /// the step before is that of its own batch. The exact form takes a second gradient of each batch. λ is
-    /// 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's `MARS`, except
-    /// for its second ε. torch, optax and Optimisers.jl have no counterpart.
+    /// The rule is the authors' `mars_type="mars-adamw"` with `is_approx=True` and `optimize_1d=True`: the
+    /// gradient of the step before is that of the batch before. The exact form computes a second gradient of
+    /// each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's
+    /// `MARS`, except for its second ε. torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
@@ -52,7 +51,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.01 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// γ: the weight of the correction; with 0 it is AdamW behind a clipping to the norm 1.
+        /// γ: the weight of the correction. With 0 the rule is AdamW after clipping to the norm 1.
         gamma: f64 = 0.025 => range::non_negative,
     }
 }

@@ -25,9 +25,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// This is the form of Optimisers.jl, with the β₂ under the root that the paper's pseudo-code has. torch
-    /// has no such factor, and a β₁ that grows from step to step (its `momentum_decay`); its learning rate is
-    /// 0.002 by default.
+    /// This is the form of Optimisers.jl, with a factor β₂ under the root as in the paper's pseudo-code.
+    /// torch has no such factor, its β₁ grows from step to step (`momentum_decay`), and its default η is
+    /// 0.002.
     pub struct NAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

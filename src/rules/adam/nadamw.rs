@@ -18,9 +18,10 @@ crate::hyper_parameters! {
     /// dx' = η·(u / (√v̂ + ε) + λ·x)
     /// ```
     ///
-    /// with the moments of [`Adam`](crate::Adam). State beside them: M, the number `momentum_product`.
+    /// with the moments of [`Adam`](crate::Adam). The state also has M, as the number `momentum_product`.
     ///
-    /// It decays: λ is 0.01 if not said otherwise. `NAdamW { lambda: 0.0, ..NAdamW::new(eta) }` does not.
+    /// Weight decay is on by default, with λ = 0.01. `NAdamW { lambda: 0.0, ..NAdamW::new(eta) }` switches it
+    /// off.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -35,9 +36,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `NAdam(decoupled_weight_decay=True)` with its defaults, except for λ, which is 0 there. With
-    /// λ = 0 it is torch's `NAdam`. Our [`NAdam`](crate::NAdam) is Optimisers.jl's, with a constant β₁ and a
-    /// β₂ under the root; optax's `nadamw` has a constant β₁, too. Checked against torch.
+    /// The rule is torch's `NAdam(decoupled_weight_decay=True)` with torch's defaults, except for λ, which is
+    /// 0 in torch. With λ = 0 it is torch's `NAdam`. [`NAdam`](crate::NAdam) is the form of Optimisers.jl,
+    /// with a constant β₁ and a β₂ under the root. optax's `nadamw` also has a constant β₁. Checked against
+    /// torch.
     pub struct NAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2e-3 => range::non_negative,
@@ -58,9 +60,11 @@ impl NAdamW {
         self.beta.0 * (1.0 - 0.5 * 0.96f64.powf(self.momentum_decay * t as f64))
     }
 
-    /// The product of all μ up to step `t`, which soon is 0.
+    /// The product of all μ up to step `t`.
     fn product_until(&self, t: u64) -> f64 {
         let factors = (1..=t).map(|t| self.momentum_at(t));
+        // Ends at the first product of 0, because `t` may be large. The product soon underflows, because each
+        // μ is below 1.
         factors
             .scan(1.0, |product, factor| {
                 Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)
@@ -106,7 +110,8 @@ impl Rule for NAdamW {
             return Ok(Flow::Step(dx));
         }
         let step = *t + 1;
-        // Moments taken over from another rule come without the product.
+        // The product is below 1 after the first step. If it is 1 then, the moments were taken over from
+        // another rule, which has no product.
         let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
         let (now, next) = (self.momentum_at(step), self.momentum_at(step + 1));
         let next_product = product_before * now;

@@ -23,20 +23,19 @@ crate::hyper_parameters! {
     /// dx' = d·η_t·(m / (√v + d'·ε) + λ·x)
     /// ```
     ///
-    /// x₀ is the parameter at the start. When the model is given new weights by
-    /// [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, r and s start anew, and d
-    /// stays. η stays at 1, or follows a schedule that ends at 0. Each sum costs one more read of the
-    /// gradients and the state.
+    /// x₀ is the parameter at the start. If [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, x₀ becomes these
+    /// weights, r and s start again at 0, and d stays. Leave η at 1, or let it follow a schedule that ends at
+    /// zero. Each sum costs one more read of the gradients and the state.
     ///
     /// All parameters have one d and one r:
     ///
     /// - A parameter without a gradient and one that is [frozen](crate::Selection::freeze) add nothing to the
-    ///   estimate, and their d and r follow it.
-    /// - A parameter that joins later, by [`StateTree::add`](crate::StateTree::add) or
-    ///   [`Selection::replace`](crate::Selection::replace), makes its first step with d₀, and has the
-    ///   estimate of the others from the second on.
-    /// - Of parameters whose settings differ, the largest estimate is that of all.
+    ///   estimate, but their d and r become those of the others.
+    /// - If a parameter joins later, by [`StateTree::add`](crate::StateTree::add) or
+    ///   [`Selection::replace`](crate::Selection::replace), its first step uses d₀, and later steps use the
+    ///   estimate of all.
+    /// - If the settings of parameters differ, so do their estimates, and the largest becomes that of all.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -54,8 +53,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As optax's `prodigy`, without its option `safeguard_warmup`. The authors' prodigyopt has
-    /// `use_bias_correction=False` by default, which is `bias_correction: false` here. The sums are taken in
-    /// f64. torch and Optimisers.jl have no such rule.
+    /// `use_bias_correction=False` by default, here `bias_correction: false`. Sums are in f64. torch and
+    /// Optimisers.jl have no such rule.
     pub struct Prodigy: AdaptiveStep {
         /// η: a factor on the learning rate that is found.
         eta: f64 = 1.0 => range::non_negative,
@@ -65,7 +64,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// d₀: the first estimate; it does not matter much if it is small.
+        /// d₀: the first estimate. A small number is right; its exact value matters little.
         estimate: f64 = 1e-6 => positive,
         /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
@@ -74,7 +73,7 @@ crate::hyper_parameters! {
     }
 }
 
-/// What a positive setting must be. An infinite estimate times a gradient of zero would be NaN.
+/// The check of `estimate`. It is finite, because an infinite estimate times a gradient of zero is NaN.
 fn positive(value: f64) -> Option<&'static str> {
     (!(value > 0.0 && value.is_finite())).then_some("a finite number above 0")
 }
@@ -128,6 +127,7 @@ impl Arithmetic for ProdigyStep {
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, [m, v, s]: &mut [V; 3]) -> V {
+        // The sum of |s| was taken of the next s without storing it, so s moves here by the same arithmetic.
         *s = self.path.step(x, dx, &mut [*s]);
         let dx = dx * self.d;
         *m = decayed(*m, dx, self.beta.0);
@@ -166,16 +166,18 @@ impl Rule for Prodigy {
         let factor = d / self.estimate * eta;
         let path = PathTerm { beta: beta.1.sqrt(), factor };
 
+        // `set_counter` counts a missing gradient too, which must be no step.
         let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next) };
         let sums = Sums::new(Slots(tensors), Numbers(numbers))
             .sum(ProgressTerm { factor }, 0..1)
             .sum_of_absolutes(path, 3..4)
             .step_on(1..4)
+            // One group for the whole model: all parameters have one d and one r.
             .of_group(self, 0);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];
-            // If all gradients have been zero there is no estimate yet.
+            // If all gradients have been zero, `found` is 0 / 0, and d stays as it is.
             let next = if found.is_finite() && found > d { found } else { d };
             let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next * epsilon) };
             Resolved::new(step, [next, r])

@@ -31,8 +31,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The default threshold is the paper's and Optimisers.jl's. torch, bullet and candle-optimisers have 5.
-    /// With that and ε = 0 the steps are torch's; torch adds its ε to √v before the correction.
+    /// The default threshold is that of the paper and of Optimisers.jl. torch, bullet and candle-optimisers
+    /// have 5. With 5 and ε = 0 the steps are torch's; torch adds ε to √v before the bias correction.
     pub struct RAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -40,7 +40,7 @@ crate::hyper_parameters! {
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The ρ from which on steps are rectified, 4 or more: up to 4 there is no r.
+        /// The ρ above which steps are rectified. It is 4 or more, because there is no r for smaller ρ.
         threshold: f64 = 4.0 => from_4,
     }
 }
@@ -49,7 +49,7 @@ fn from_4(threshold: f64) -> Option<&'static str> {
     (!(4.0..f64::INFINITY).contains(&threshold)).then_some("a finite number of 4 or more")
 }
 
-/// The factor r at step `t`, or `None` while ρ is not above `threshold`, which is 4 or more.
+/// The factor r at step `t`. `None` if ρ is at most `threshold`, which is 4 or more.
 pub(crate) fn rectification(beta: f64, t: u64, threshold: f64) -> Option<f64> {
     let limit = 2.0 / (1.0 - beta) - 1.0;
     let rho = limit - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);
@@ -58,7 +58,7 @@ pub(crate) fn rectification(beta: f64, t: u64, threshold: f64) -> Option<f64> {
 }
 
 impl Elementwise for RAdam {
-    /// The scalars, and whether the step is rectified.
+    /// The scalars of Adam, and whether the step is rectified.
     type Scalars = (AdamScalars, bool);
     type Slots<T> = [T; 2];
 

@@ -2,7 +2,7 @@ use super::adam::AdamScalars;
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
-/// What both moments start at.
+/// The start of both moments.
 const START: f64 = 1e-6;
 
 crate::hyper_parameters! {
@@ -17,8 +17,8 @@ crate::hyper_parameters! {
     /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ),   m₀ = v₀ = 1e-6
     /// ```
     ///
-    /// As m starts above 0, a parameter moves while its gradients are zero: by 0.0016·η in all with the
-    /// defaults.
+    /// Because m starts above 0, a parameter moves even if all its gradients are zero: by 0.0016·η in total
+    /// with the defaults.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -36,8 +36,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Start and bias corrections are those of optax; the paper has none. ε = 0.001 is the paper's. torch and
-    /// Optimisers.jl have no counterpart.
+    /// The start and the bias corrections are those of optax; the paper has neither. ε = 0.001 is the
+    /// paper's. torch and Optimisers.jl have no counterpart.
     pub struct Yogi: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,

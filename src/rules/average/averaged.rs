@@ -1,18 +1,28 @@
-//! What averages of the parameter share. A step of the model in which a parameter does not take part leaves
-//! it as it is, but its average has to come closer to it. Nobody writes the average then: the state counts
-//! such steps, and the next one that needs the average makes up for all of them at once.
+//! What averages of the parameter share: `Rule` for rules that implement [`Averages`].
+//!
+//! If a parameter does not move in a step of the model, its average still has to come closer to it. Such a
+//! step does not write the average, but only raises the counter `missed`. Because the parameter was the same
+//! in all missed steps, one formula makes up for them:
+//!
+//! ```text
+//! one step        average = average + factor·(x - average)      multiplies x - average by 1 - factor
+//! missed steps    average = average + (1 - kept)·(x - average)  kept is the product of all 1 - factor
+//! ```
+//!
+//! The next step that moves the parameter applies it first (`AverageStep`). An evaluation applies it without
+//! writing the average (`CatchUp`).
 
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, state_of_another_rule};
 
-/// A rule that averages the parameter. [`rule_by!`](crate::rules::rule_by) makes a `Rule` of it.
+/// A rule that averages the parameter. [`rule_by!`](crate::rules::rule_by) implements `Rule` for it.
 pub(super) trait Averages: Adjust {
     /// How far the average goes towards the parameter in step `t` of the model, from 1 on.
     fn factor(&self, t: u64) -> f64;
 
-    /// The part of the average of step `t` that is left after steps in which the parameter did not move: the
-    /// product of all 1 - factor.
+    /// The product of 1 - factor of the steps after `t` in which the parameter did not move. `missed` is
+    /// above 0.
     fn kept(&self, t: u64, missed: u64) -> f64;
 }
 
@@ -24,7 +34,7 @@ fn approach<V: Value>(factor: f64, new: V, average: V) -> V {
 
 #[derive(Clone, Copy)]
 struct AverageStep {
-    /// How far the average goes towards x first, because steps were missed.
+    /// How far the average first goes towards x, if steps were missed.
     catching_up: Option<f64>,
     factor: f64,
 }
@@ -43,7 +53,7 @@ impl Arithmetic for AverageStep {
     }
 }
 
-/// What is left of the weights dx, the average, after missed steps.
+/// Makes up for missed steps in an evaluation, where dx is the average.
 #[derive(Clone, Copy)]
 struct CatchUp(f64);
 

@@ -15,25 +15,26 @@ crate::hyper_parameters! {
     /// f = (1 - δ) / (1 - δᵗ)        after it with `debias`, t counted from `start`
     /// ```
     ///
-    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and costs no
-    /// pass of its own. What the average starts as:
+    /// `Ema` is the last rule of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and
+    /// costs no pass of its own. The fields decide what the average starts as:
     ///
-    /// - the parameter before the first step, with `start` = 0 and no `debias` (the default): it has the
-    ///   weight δᵗ after t steps;
-    /// - the weights after step `start`, without `debias`: `start` = 1 is torch's form, and with more the
-    ///   first steps are left out;
-    /// - nothing, with `debias`: the average is the mean of the weights after each step, weighted by δ to the
+    /// - With `start` = 0 and no `debias` (the default), it starts as the parameter before the first step,
+    ///   which has the weight δᵗ after t steps.
+    /// - With a larger `start` and no `debias`, it starts as the weights after step `start`: 1 is torch's
+    ///   form, and more leaves out the first steps.
+    /// - With `debias`, it has no start: it is the mean of the weights after each step, weighted by δ to the
     ///   power of their age.
     ///
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
-    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. It starts
-    /// anew when the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters).
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. If
+    /// [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, the average starts
+    /// anew.
     ///
-    /// t counts the steps of the model. In those in which the parameter does not move, because it is frozen
-    /// or has no gradient, the average comes closer to it. The average is not written then: the counter
-    /// `missed` of its state has the number of such steps, for which the next one, or an evaluation, makes up
-    /// with the δ that holds then.
+    /// t counts the steps of the model. If the parameter does not move in a step, because it is frozen or has
+    /// no gradient, the average still comes closer to the parameter. Such a step only raises the counter
+    /// `missed` of the state. The next step that moves the parameter, or an evaluation, makes up for all
+    /// missed steps, with the δ of that time.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -52,9 +53,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` copies the model in its first call and
-    /// averages from the second on, which is `start` = 1 if it is called after every step; it keeps a second
-    /// model. optax's `ema` averages updates.
+    /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` keeps a second model. Its first call copies
+    /// the model, and later calls average: called after every step, this is `start` = 1. optax's `ema`
+    /// averages updates.
     ///
     /// ```
     /// use optimisers::Ema;
@@ -65,9 +66,9 @@ crate::hyper_parameters! {
     pub struct Ema: Average {
         /// δ: the decay of the average.
         delta: f64 = 0.999 => range::decay,
-        /// Whether the start has no weight.
+        /// Whether only the weights after steps are averaged, so that the start has no weight.
         debias: bool = false => range::any,
-        /// The step up to which the average is the parameter.
+        /// The step up to which the average is a copy of the parameter.
         start: u64 = 0 => range::any,
     }
 }
@@ -85,7 +86,9 @@ impl Averages for Ema {
     fn kept(&self, t: u64, missed: u64) -> f64 {
         let (averaged, kept) = (t.saturating_sub(self.start), self.delta.powf(missed as f64));
         match averaged {
+            // Step t + 1 copies the parameter, so nothing is kept.
             _ if t < self.start => 0.0,
+            // The factors 1 - f = δ·(1 - δᵗ⁻¹) / (1 - δᵗ), whose product telescopes.
             _ if self.debias => {
                 kept * correction(self.delta, averaged) / correction(self.delta, averaged + missed)
             }

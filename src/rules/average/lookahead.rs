@@ -2,7 +2,7 @@ use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
-    /// Lookahead: after every k steps of the rules before it, goes a part of the way from where it was.
+    /// Lookahead: every k steps, sets the parameter to slow weights, which follow it by a part α of the way.
     ///
     /// Source: Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610).
     ///
@@ -11,13 +11,14 @@ crate::hyper_parameters! {
     /// otherwise:        dx' = dx
     /// ```
     ///
-    /// It is the last of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`: it gets the
-    /// step that the rules before it would take. Inside [`MixedPrecision`](crate::MixedPrecision) the slow
-    /// weights have the master's precision. When the model is given new weights by
-    /// [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), the slow ones become these, and the next k
-    /// steps begin. Without such a call the next update refuses them, because it would go part of the way
-    /// back.
+    /// `Lookahead` is the last rule of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`:
+    /// its dx is the step of the rules before it. Inside [`MixedPrecision`](crate::MixedPrecision) the slow
+    /// weights have the master's precision.
+    ///
+    /// If [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, these become the
+    /// slow weights, and the next k steps begin. New weights without such a call are refused by the next
+    /// update, because Lookahead would lead them part of the way back.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -37,7 +38,7 @@ crate::hyper_parameters! {
     /// optax keeps fast and slow weights as a pair of parameters; here the parameters are the fast ones.
     /// torch and Optimisers.jl have no such rule.
     pub struct Lookahead: Average {
-        /// k: how many steps come before the way back.
+        /// k: the slow weights move in every k-th step.
         k: u64 = 6 => range::at_least_one,
         /// α: the part of the way that the slow weights go.
         alpha: f64 = 0.5 => range::non_negative,
@@ -45,7 +46,7 @@ crate::hyper_parameters! {
 }
 
 impl Elementwise for Lookahead {
-    /// α, in every k-th step.
+    /// α in every k-th step, otherwise `None`.
     type Scalars = Option<f64>;
     type Slots<T> = [T; 1];
 

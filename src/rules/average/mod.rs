@@ -1,4 +1,4 @@
-//! Averages of weights, beside the rules that move them.
+//! Rules that average the weights after the steps of other rules in a chain.
 
 mod averaged;
 mod ema;

@@ -13,8 +13,9 @@ crate::hyper_parameters! {
     /// average = average + f·((x - dx) - average),   f = 1 up to step `start`, then 1 / (t - start)
     /// ```
     ///
-    /// It is the last of a chain, as [`Ema`](crate::Ema), and all that is said there holds. The mean leaves
-    /// out the first `start` steps, also after new weights.
+    /// Like [`Ema`](crate::Ema), `UniformAverage` is the last rule of a chain. Masters, evaluation, new
+    /// weights and steps in which the parameter does not move are as for `Ema`. The mean leaves out the first
+    /// `start` steps, also those after new weights.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -32,9 +33,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// torch's `swa_utils.AveragedModel` averages when the user says so, usually once per epoch.
+    /// torch's `swa_utils.AveragedModel` averages whenever the program calls it, usually once per epoch.
     pub struct UniformAverage: Average {
-        /// How many steps are left out.
+        /// The number of first steps that the mean leaves out.
         start: u64 = 0 => range::any,
     }
 }
@@ -46,6 +47,7 @@ impl Averages for UniformAverage {
 
     fn kept(&self, t: u64, missed: u64) -> f64 {
         let averaged = t.saturating_sub(self.start) as f64;
+        // The factors 1 - 1 / t = (t - 1) / t, whose product telescopes.
         averaged / (averaged + missed as f64)
     }
 }

@@ -30,13 +30,13 @@ crate::hyper_parameters! {
     pub struct AdaDelta: AdaptiveStep {
         /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
-        /// ε: keeps the denominator from zero, and the first steps too.
+        /// ε: keeps the denominator from zero, and the first steps, for which u is 0.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }
 
 impl Elementwise for AdaDelta {
-    /// ρ, and ε above and below the line.
+    /// ρ, and ε of the numerator and of the denominator.
     type Scalars = (f64, f64, f64);
     type Slots<T> = [T; 2];
 

@@ -24,8 +24,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As in Optimisers.jl the sum starts at ε; torch's starts at 0, and its learning rate is 0.01 and its ε
-    /// 1e-10 by default.
+    /// As in Optimisers.jl, the sum starts at ε. torch's sum starts at 0; its defaults are η = 0.01 and
+    /// ε = 1e-10.
     pub struct AdaGrad: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.1 => range::non_negative,

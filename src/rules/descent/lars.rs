@@ -5,9 +5,9 @@ use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Ru
 use crate::rules::gradient::weight_decay::WeightDecay;
 
 crate::hyper_parameters! {
-    /// LARS: momentum with a step for each tensor whose length is a part of the tensor's.
+    /// LARS: momentum of steps whose norm is a fixed part of the parameter's norm.
     ///
-    /// For large batches. Source: You, Gitman and Ginsburg 2017,
+    /// Made for large batches. Source: You, Gitman and Ginsburg 2017,
     /// [arXiv 1708.03888](https://arxiv.org/abs/1708.03888).
     ///
     /// ```text
@@ -16,10 +16,10 @@ crate::hyper_parameters! {
     /// dx' = v
     /// ```
     ///
-    /// The norms are 2-norms of one parameter, in f64, and their squares are compared with 0 in the dtype of
-    /// the arithmetic. In f32 the square of a norm below 2.6e-23 is 0, because what is left of a gradient
-    /// that has vanished is no direction. The norms cost one more read of parameter and gradient. Biases and
-    /// norms are usually given [a rule of their own](crate::setup_with).
+    /// The norms are 2-norms of one parameter, in f64. Their squares are compared with 0 in the dtype of the
+    /// arithmetic: in f32 a norm below 2.6e-23 counts as 0, because the rest of a gradient that has vanished
+    /// is no direction. The norms cost one more read of parameter and gradient. Biases and normalisation
+    /// layers usually get [a rule of their own](crate::setup_with).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -34,7 +34,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ in place of ‖u‖. torch and Optimisers.jl have no
+    /// The rule is optax's `lars`. The paper has ‖dx‖ + λ·‖x‖ instead of ‖u‖. torch and Optimisers.jl have no
     /// counterpart.
     pub struct LARS: AdaptiveStep {
         /// η: the learning rate.
@@ -43,16 +43,15 @@ crate::hyper_parameters! {
         rho: f64 = 0.9 => range::decay,
         /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// How long a step is, as a part of the parameter.
+        /// The norm of r·u, as a part of the parameter's norm.
         trust: f64 = 1e-3 => range::non_negative,
     }
 }
 
 /// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if the square of one of the norms is 0 in the dtype of the arithmetic.
-///
-/// The norms are in F64, where the square of the smallest number of F32 is above 0.
 pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
     move |Norms { parameter, gradient, compute, .. }| {
+        // Rounded to that dtype, because in F64 even the square of the smallest number of F32 is above 0.
         let square =
             |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
         let ratio = if square(gradient) > 0.0 { parameter * trust / gradient } else { 1.0 };

@@ -5,7 +5,7 @@ use crate::rules::moments::decayed;
 crate::hyper_parameters! {
     /// Lion: the sign of an interpolation between the momentum and the gradient.
     ///
-    /// It has one tensor of state where Adam has two. Source: Chen et al. 2023,
+    /// Lion has one state tensor, Adam two. Source: Chen et al. 2023,
     /// [arXiv 2302.06675](https://arxiv.org/abs/2302.06675).
     ///
     /// ```text
@@ -13,8 +13,8 @@ crate::hyper_parameters! {
     /// m   = β₂·m + (1 - β₂)·dx
     /// ```
     ///
-    /// The paper takes a learning rate 3 to 10 times smaller than for AdamW, and a λ that is larger by as
-    /// much.
+    /// The paper uses a learning rate 3 to 10 times smaller than for AdamW, and a λ that is larger by the
+    /// same factor.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -29,12 +29,12 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The weights are the paper's. Optimisers.jl 0.4.8 has those of β₂ the other way round, which makes dx'
-    /// the sign of the gradient alone. It has a β₂ of 0.999 and no λ. torch has no counterpart.
+    /// The weights are the paper's. Optimisers.jl 0.4.8 swaps the weights β₂ and 1 - β₂, which makes dx' the
+    /// sign of the gradient alone. Its β₂ is 0.999, and it has no λ. torch has no counterpart.
     pub struct Lion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// β₁, β₂: the weight of the momentum in the step, and its decay.
+        /// β₁, β₂: the weight of the momentum in the step, and the decay of the momentum.
         beta: (f64, f64) = (0.9, 0.99) => range::decays,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
@@ -42,9 +42,9 @@ crate::hyper_parameters! {
 }
 
 impl Lion {
-    /// SIGNUM: the sign of the momentum, which is Lion with β for both.
+    /// SIGNUM: the sign of the momentum. It is Lion with β₁ = β₂ = β.
     ///
-    /// With β = 0 it is signSGD, the sign of the gradient. Source: Bernstein et al. 2018,
+    /// With β = 0 the rule is signSGD, the sign of the gradient. Source: Bernstein et al. 2018,
     /// [arXiv 1802.04434](https://arxiv.org/abs/1802.04434).
     ///
     /// ```text
@@ -52,8 +52,8 @@ impl Lion {
     /// dx' = η·(sign(m) + λ·x)
     /// ```
     ///
-    /// Every element moves by η, whatever the size of its gradient. So η is about that of Adam, and the loss
-    /// needs no scale. A usual β is 0.9.
+    /// Every element moves by η, whatever the size of its gradient. A good η is therefore about Adam's, and
+    /// the scale of the loss does not matter. A usual β is 0.9.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -70,8 +70,8 @@ impl Lion {
     /// ```
     ///
     /// # Departures
-    /// λ is decoupled, as MXNet's `wd_lh`; its `wd`, which goes into the momentum, is
-    /// [`WeightDecay`](crate::WeightDecay) in front. torch has no counterpart.
+    /// λ is decoupled, like MXNet's `wd_lh`. For MXNet's `wd`, which goes into the momentum, put
+    /// [`WeightDecay`](crate::WeightDecay) before this rule. torch has no counterpart.
     pub fn signum(eta: f64, beta: f64) -> Self {
         Lion { beta: (beta, beta), ..Lion::new(eta) }
     }

@@ -5,8 +5,8 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot
 crate::hyper_parameters! {
     /// MADGRAD: dual averaging with momentum, and a cube root where AdaGrad has a square root.
     ///
-    /// The sums of all gradients say how far the parameter is from where it started. Source: Defazio and
-    /// Jelassi 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075).
+    /// The sums of all gradients decide how far the parameter is from its start. Source: Defazio and Jelassi
+    /// 2021, [arXiv 2101.11075](https://arxiv.org/abs/2101.11075).
     ///
     /// ```text
     /// l  = (η + ε)·√t
@@ -16,12 +16,15 @@ crate::hyper_parameters! {
     /// x  = ρ·x + (1 - ρ)·z,   so that dx' = (1 - ρ)·(x - z)
     /// ```
     ///
-    /// x₀ is the parameter at the start; l is 0 where η is. With ε = 0 an element stays at x₀ as long as its
-    /// q is 0. State: 3 tensors, where Adam has 2. Learning rates differ from Adam's: the paper's are 1e-4 to
-    /// 2.5e-2. Weight decay is [`WeightDecay`](crate::WeightDecay) in front, smaller than with SGD and often
-    /// none. When the model is given new weights by [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), x₀ becomes these, and s starts anew; q and t
-    /// stay. Without such a call the next update refuses them, because it would lead x back to the old z.
+    /// x₀ is the parameter at the start. If η = 0, then l = 0. If ε = 0, an element stays at x₀ as long as
+    /// its q is 0. The state has 3 tensors, where Adam's has 2. Learning rates differ from Adam's: the
+    /// paper's are 1e-4 to 2.5e-2. For a weight decay put [`WeightDecay`](crate::WeightDecay) before this
+    /// rule. A usual λ is smaller than for SGD, and often 0.
+    ///
+    /// If [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, x₀ becomes these
+    /// weights and s starts again at 0; q and t stay. Without such a call the next update refuses new
+    /// weights, because it would lead x back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -36,8 +39,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' code (madgrad 1.3), which adds ε to η, where the paper does not. Checked against that,
-    /// against pytorch_optimizer's `MADGRAD`, and optax's `madgrad` as far as its f32 goes. torch and
+    /// As the authors' code (madgrad 1.3), which adds ε to η. The paper does not. Checked against that code,
+    /// against pytorch_optimizer's `MADGRAD`, and against optax's `madgrad` as far as its f32 goes. torch and
     /// Optimisers.jl have no counterpart.
     pub struct MADGRAD: AdaptiveStep {
         /// η: the learning rate.
@@ -51,9 +54,11 @@ crate::hyper_parameters! {
 
 /// ∛x of a number that is not negative, by operations that every engine has.
 ///
-/// x^(1/4 + 1/16 + 1/64 + 1/256) has the exponent 1/3 to within 0.4 %: for x above 1 it is a little too
-/// small. Halley's method turns a relative error e into 2/3·e³: four steps are enough from 1e-300 to 1e300.
-/// Halves keep the sums from overflowing.
+/// 1. Begin with x^(1/4 + 1/16 + 1/64 + 1/256), by square roots. The exponent is 1/3 to within 0.4 %.
+/// 2. Make four steps of Halley's method. Each turns a relative error e into 2/3·e³, which is enough from
+///    1e-300 to 1e300.
+///
+/// The weights in its fraction are 1/4 and 1/2 instead of 1 and 2, so that sums do not overflow.
 #[inline(always)]
 fn cube_root<V: Value>(x: V) -> V {
     let mut power = x.sqrt().sqrt();
@@ -66,8 +71,8 @@ fn cube_root<V: Value>(x: V) -> V {
         let cube = root * root * root;
         root = root * ((cube * 0.25 + x * 0.5) / (cube * 0.5 + x * 0.25));
     }
-    // Zero and infinity are their own roots; the steps above make them NaN. A number that halves to zero has
-    // a root below any ε.
+    // The steps make NaN of zero and of infinity, which are their own roots. A number whose half is rounded
+    // to zero also gets 0: its root is below any ε.
     let half = x * 0.5;
     V::select(half.equal(half + half), half, root)
 }
@@ -89,7 +94,7 @@ impl Arithmetic for MADGRADStep {
         *sum = *sum + weighted;
         *squares = *squares + weighted * dx;
         let divisor = cube_root(*squares) + self.epsilon;
-        // Without ε the divisor is 0 if an element had no gradient, or its squares underflow: it stays.
+        // If ε is 0, the divisor is 0 for an element without gradients, or whose squares underflow: it stays.
         let moved = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
         (x - (*start - moved)) * (1.0 - self.rho)
     }
@@ -108,6 +113,7 @@ impl Rule for MADGRAD {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
+        // η = 0 has to stop the rule, although ε is added to all other rates.
         let rate = if self.eta == 0.0 { 0.0 } else { self.eta + self.epsilon };
         let step = MADGRADStep { weight: rate * (t as f64).sqrt(), rho: self.rho, epsilon: self.epsilon };
         Ok(Flow::Step(dx.map(step, slots)))

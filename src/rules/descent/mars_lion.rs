@@ -4,18 +4,19 @@ use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, ra
 use crate::rules::mars::{corrected, last_gradient};
 
 crate::hyper_parameters! {
-    /// MARS in the form of Lion: the sign of a mean of gradients with less variance.
+    /// MARS-Lion: the sign of the mean of gradients that are corrected by their change, to reduce variance.
     ///
     /// Source: Yuan et al. 2024, [arXiv 2411.10438](https://arxiv.org/abs/2411.10438).
     ///
     /// ```text
-    /// c   = dx + γ·β / (1 - β)·(dx - the gradient of the step before)     0 before the first
+    /// c   = dx + γ·β / (1 - β)·(dx - the gradient of the step before)     0 before the first step
     /// c   = c / max(1, ‖c‖)
     /// m   = β·m + (1 - β)·c
     /// dx' = η·(sign(m) + λ·x)
     /// ```
     ///
-    /// The norm is the 2-norm of one parameter, in f64. [`MarsAdamW`](crate::MarsAdamW) is the other form.
+    /// ‖c‖ is the 2-norm of one parameter's c, in f64, and costs one more read of the gradients.
+    /// [`MarsAdamW`](crate::MarsAdamW) is the other form of MARS.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -32,9 +33,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. There is one β, so
-    /// with γ = 0 it is [`Lion::signum`](crate::Lion::signum) behind a clipping to the norm 1, not
-    /// [`Lion`](crate::Lion) with its two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`.
+    /// The rule is the authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. It has
+    /// one β: with γ = 0 it is [`Lion::signum`](crate::Lion::signum) after clipping to the norm 1, not
+    /// [`Lion`](crate::Lion), which has two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`.
     /// torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsLion: AdaptiveStep {
         /// η: the learning rate.

@@ -24,9 +24,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As in Optimisers.jl the learning rate is inside the velocity. torch's `SGD(momentum)` has it outside,
-    /// `v = ρ·v + dx`, `dx' = η·v`: the same while η is constant, but after a change of η torch rescales the
-    /// whole velocity at once, while here the old part keeps the old rate.
+    /// As in Optimisers.jl, η is part of the velocity. torch's `SGD(momentum)` multiplies the velocity by η:
+    /// `v = ρ·v + dx`, `dx' = η·v`. Both agree as long as η is constant. A change of η rescales torch's whole
+    /// velocity at once; here the older part keeps the old η.
     pub struct Momentum: Step {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,

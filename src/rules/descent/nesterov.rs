@@ -24,8 +24,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Equal to torch's `SGD(momentum, nesterov=True)` while η is constant; the learning rate is inside the
-    /// velocity, see [`Momentum`](crate::Momentum).
+    /// Equal to torch's `SGD(momentum, nesterov=True)` as long as η is constant. η is part of the velocity:
+    /// see [`Momentum`](crate::Momentum).
     pub struct Nesterov: Step {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -17,7 +17,7 @@ crate::hyper_parameters! {
     /// dx' = η·dx / (√max(v - m², 0) + ε)        centred = true
     /// ```
     ///
-    /// `centred` decides whether there is an m, so it is chosen before [`setup`](crate::setup).
+    /// `centred` decides whether the state has an m: choose it before [`setup`](crate::setup).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -34,13 +34,13 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both take the root of v - m²
-    /// as it is, which rounding can make negative.
+    /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both libraries take the root
+    /// of v - m² without the maximum, although rounding can make v - m² negative.
     ///
-    /// torch's `momentum` is a velocity of this rule's step for η = 1, and its learning rate comes last. That
-    /// is [`Momentum`](crate::Momentum) with η = 1 and [`Descent`](crate::Descent) behind this rule. The
-    /// learning rate of the chain is [the product](crate::Adjust::adjust) of the three. It is set in the
-    /// last:
+    /// torch's `momentum` is a velocity of this rule's steps with η = 1, and the learning rate is applied at
+    /// the end. As a chain that is this rule with η = 1, [`Momentum`](crate::Momentum) with η = 1, and
+    /// [`Descent`](crate::Descent). The learning rate of the chain is [the product](crate::Adjust::adjust) of
+    /// the three, and is set in the last:
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -83,10 +83,12 @@ struct Plain {
 struct Centred(Plain);
 
 impl Plain {
-    /// Moves the mean of the square, and returns the step. `less` is subtracted from it before the root.
+    /// Moves v, and returns the step. `less`, the m² of the centred form, is subtracted from v before the
+    /// root.
     #[inline(always)]
     fn direction<V: Value>(self, dx: V, v: &mut V, less: Option<V>) -> V {
         *v = decayed(*v, dx * dx, self.rho);
+        // Rounding can make v - m² negative, and its root NaN.
         let variance = less.map_or(*v, |less| (*v - less).max(dx.constant(0.0)));
         dx * self.eta / (variance.sqrt() + self.epsilon)
     }
@@ -122,7 +124,7 @@ impl Rule for RMSProp {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counters)?;
         let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
-        // The state decides: it was made with m or without.
+        // The state decides instead of `centred`, because it was made with m or without.
         Ok(Flow::Step(match slots.len() {
             2 => dx.map(Centred(plain), slots),
             _ => dx.map(plain, slots),

@@ -2,10 +2,10 @@ use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
-    /// Rprop: a step size for each element, of whose gradient only the sign counts.
+    /// Rprop: a step size for each element, which depends only on the signs of the gradients.
     ///
-    /// For gradients of the whole data set. Source: Riedmiller and Braun 1993, "A direct adaptive method for
-    /// faster backpropagation learning: the RPROP algorithm", without weight-backtracking.
+    /// Made for gradients of the whole data set. Source: Riedmiller and Braun 1993, "A direct adaptive method
+    /// for faster backpropagation learning: the RPROP algorithm", without weight-backtracking.
     ///
     /// ```text
     /// s·dx > 0:   step = min(step·ℓ₂, γ₂),   s = sign(dx)
@@ -14,8 +14,8 @@ crate::hyper_parameters! {
     /// dx' = step·s
     /// ```
     ///
-    /// `eta` is the first step size of every element. [`setup`](crate::setup) reads it, so a later adjustment
-    /// moves nothing.
+    /// `eta` is the first step size of every element. Only [`setup`](crate::setup) reads `eta`, so a later
+    /// adjustment has no effect.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -32,12 +32,12 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Equal to torch's `Rprop`, whose learning rate starts at 0.01. Optimisers.jl keeps the gradient where
-    /// this keeps its sign, and so misses the signs of gradients whose product underflows.
+    /// Equal to torch's `Rprop`, whose default η is 0.01. Optimisers.jl keeps the gradient instead of its
+    /// sign, and so misses the signs of two gradients whose product underflows.
     pub struct Rprop: AdaptiveStep {
         /// η: the first step size.
         eta: f64 = 1e-3 => range::non_negative,
-        /// ℓ₁, ℓ₂: what a step size is multiplied by when the sign changes, and when it stays.
+        /// ℓ₁, ℓ₂: the factors of a step size if the sign changes, and if the sign stays.
         ell: (f64, f64) = (0.5, 1.2) => shrink_and_grow,
         /// γ₁, γ₂: the smallest and the largest step size.
         gamma: (f64, f64) = (1e-6, 50.0) => in_order,

@@ -1,3 +1,20 @@
+//! Accumulation of gradients over a window: the n calls that lead to one step.
+//!
+//! The tree counts calls, so that all leaves (parameters with their state) end their windows in the same
+//! call. A leaf's own counters only decide whether the leaf has collected something, and what its sum is
+//! divided by. What a call does follows from three facts:
+//!
+//! ```text
+//! window  gradient   collected
+//! ends    counts     before     what happens
+//! no      no         any        the call is held, the gradient is not read
+//! no      yes        any        the call is held, acc = acc + w·dx
+//! yes     missing    no         a step without a gradient
+//! yes     weight 0   no         the call is held, the gradient is not read
+//! yes     no         yes        a step by acc / W
+//! yes     yes        any        a step by (acc + w·dx) / W
+//! ```
+
 use crate::error::Result;
 use crate::numbers::value::Value;
 use crate::rule::{
@@ -18,10 +35,10 @@ crate::hyper_parameters! {
     /// Weighted    the weight of the call's update     the sum of all weights
     /// ```
     ///
-    /// Each gradient is widened to the compute type (or the master's), and divided by its own loss scale,
-    /// before anything else. The sum is kept in the compute type: F32 for an f16 or bf16 model, 4 bytes per
-    /// parameter. For another accumulation dtype see [`StoreAs`](crate::StoreAs): in bf16 it takes 2 bytes,
-    /// and a thousandth of the sum is already lost when it is added.
+    /// Each gradient is first widened to the compute type (or the master's) and divided by its own loss
+    /// scale. The sum is in the compute type: F32 for an f16 or bf16 model, 4 bytes per parameter.
+    /// [`StoreAs`](crate::StoreAs) keeps it in another dtype. In bf16 it takes 2 bytes, but a gradient of a
+    /// thousandth of the sum is lost when it is added.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -37,58 +54,58 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Windows
-    /// A call counts for every parameter that is not frozen, whether it received a gradient or not; a missing
-    /// gradient adds nothing. On the n-th call every parameter moves that had a gradient since the last step.
-    /// With `Mean` the sum is divided by the number of calls all the same.
+    /// A window is the n calls of one step. A call counts for every parameter that is not frozen, with or
+    /// without a gradient. A missing gradient adds nothing, but `Mean` still divides by the number of calls.
+    /// On the n-th call every parameter moves that had a gradient since the last step.
     ///
     /// The [`StateTree`](crate::StateTree) counts calls, so all parameters with the same n step in the same
-    /// call, whatever becomes of one of them in between. A parameter that is thawed or added within a window
-    /// joins it: it steps with the others, on the mean of the calls in which it was there. What it had
-    /// collected before it was frozen is part of that mean.
+    /// call. A parameter that is thawed or added within a window steps with the others, on the mean of the
+    /// calls in which it took part. The calls before the parameter was frozen count, too.
     ///
     /// A new n holds from the next call on. The tree counts from the last call that left no window open, and
-    /// windows end with its multiples of n. After a step (if there is one n) the next window has n calls. In
-    /// the middle of a window, that one may be shorter or longer, and what was collected is divided by the
-    /// calls that there were.
+    /// windows end with the multiples of n. If all parameters have one n and it is changed after a step, the
+    /// next window has n calls. If it is changed within a window, this window can be shorter or longer; the
+    /// sum is divided by the calls that it had.
     ///
-    /// Of two in one chain the second counts the steps of the first. A weighted mean has the weight of all
-    /// its gradients.
+    /// In a chain with two of these rules, the second counts the steps of the first. A weighted mean that the
+    /// first returns has the weight of all its gradients.
     ///
-    /// A window that no call will fill, as at the end of an epoch, is ended by
-    /// [`Update::release_windows`](crate::Update::release_windows).
+    /// [`Update::release_windows`](crate::Update::release_windows) ends a window that no call will fill, as
+    /// at the end of an epoch.
     ///
     /// # Weights
     /// A gradient of weight 0 is not read, so it may be NaN, as a mean over no tokens is. If all gradients of
-    /// a window have weight 0, no step is taken when it ends.
+    /// a window have weight 0, the window ends without a step.
     ///
     /// # Numbers that are not finite
-    /// A gradient that is infinite or NaN stays in the sum.
-    /// [`Update::finite_only`](crate::Update::finite_only) and [`LossScaler`](crate::LossScaler) skip such
-    /// calls, and the window needs one more.
+    /// Without a check, a gradient that is infinite or NaN stays in the sum.
+    /// [`Update::finite_only`](crate::Update::finite_only) and [`LossScaler`](crate::LossScaler) skip such a
+    /// call, which then does not count for the window.
     ///
     /// The sum of finite gradients can be infinite, in F16 from 65504 on. `finite_only`, or a clipping rule
-    /// that skips, notices it. If the gradients of the call that ends the window are finite, no other call
-    /// could end it: all windows are given up. The [outcome](crate::SkipReason::WindowsGivenUp) and a
-    /// [warning](crate::Warning::WindowsGivenUp) name the parameter.
+    /// that skips, detects it. If the gradients of the call that ends the window are finite, no other call
+    /// could end the window either. Therefore all windows are given up. The
+    /// [outcome](crate::SkipReason::WindowsGivenUp) and a [warning](crate::Warning::WindowsGivenUp) name the
+    /// parameter.
     ///
     /// # Departures
     /// Optimisers.jl divides each gradient by n in the gradient's own dtype and counts per parameter. torch
     /// leaves accumulation to the user, as a sum in the gradient's dtype.
     pub struct AccumGrad: Accumulation {
-        /// n: how many calls make a step.
+        /// n: the number of calls for one step.
         n: u64 = 1 => range::at_least_one,
-        /// What comes of the gradients.
+        /// How gradients are combined: mean, sum or weighted mean.
         average: Average = Average::Mean => range::any,
     }
 }
 
-/// What a window has counted.
+/// The counts of one window, for one leaf.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     calls: u64,
-    /// How many gradients count.
+    /// The number of gradients in the sum.
     received: u64,
-    /// The sum of their weights.
+    /// The sum of the weights of these gradients.
     weight: u64,
 }
 
@@ -127,7 +144,7 @@ impl Arithmetic for Release {
     }
 }
 
-/// `dx' = acc / total`, `acc = 0`, where the last gradient does not count.
+/// `dx' = acc / total`, `acc = 0`, if the last gradient does not count.
 #[derive(Clone, Copy)]
 struct ReleaseCollected {
     total: f64,
@@ -182,18 +199,24 @@ impl Rule for AccumGrad {
             Average::Sum => 1.0,
             Average::Weighted => counted.weight as f64,
         };
+        // A second window in the chain weighs this mean by the weights of all its gradients.
         let dx = if self.average == Average::Weighted && ends { dx.weighing(counted.weight) } else { dx };
+        // The table in the head of this file has these cases.
         Ok(match (ends, own, before) {
+            // No `Hold`: this parameter is reported as one without a gradient, while others step.
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
             (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, acc)),
+            // `measured_behind` moves the reported norm of the gradient to the mean, on which the step is
+            // made.
             (true, 0, _) => Flow::Step(
                 dx.measured_behind(|dx| dx.unread().or_zeros().release(ReleaseCollected { total }, acc)),
             ),
             (true, _, before) => {
                 let release = Release { weight: own as f64, total };
                 Flow::Step(dx.measured_behind(|dx| {
-                    // Without gradients before this one there is no sum that could have become infinite.
+                    // If nothing was collected, no sum can be infinite, and the check of this gradient is
+                    // enough.
                     if before > 0 { dx.release(release, acc) } else { dx.map(release, acc) }
                 }))
             }

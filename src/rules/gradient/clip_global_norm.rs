@@ -11,14 +11,14 @@ crate::hyper_parameters! {
     /// dx' = dx·min(1, ω / ‖(dx of every parameter with this rule)‖₂)
     /// ```
     ///
-    /// The norm runs over the parameters of the model that have a gradient and this rule, each gradient as
-    /// the rules before it left it: after [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. It is
-    /// taken in f64 and reported in [`Outcome::global_norm`](crate::Outcome::global_norm). It costs one more
-    /// read of the gradients.
+    /// The norm includes all parameters that have this rule and a gradient. Its gradients are the results of
+    /// the rules before this one: after [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. The norm
+    /// is computed in f64, reported in [`Outcome::global_norm`](crate::Outcome::global_norm), and costs one
+    /// more read of the gradients.
     ///
-    /// A part of the model gets a norm of its own by a group of its own, with
-    /// [`setup_with`](crate::setup_with): `ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(0.5) }` for the
-    /// paths of the encoder, say.
+    /// To give a part of the model a norm of its own, give its parameters a group of their own with
+    /// [`setup_with`](crate::setup_with): for example
+    /// `ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(0.5) }` for the paths of an encoder.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

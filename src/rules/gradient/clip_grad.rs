@@ -8,9 +8,9 @@ crate::hyper_parameters! {
     /// dx' = clamp(dx, -δ, δ)
     /// ```
     ///
-    /// An infinite element becomes δ or -δ, as any large one does, and NaN stays NaN. A gradient that is not
-    /// finite is refused by rules that clip by a norm, such as [`ClipNorm`](crate::ClipNorm), and not by this
-    /// one; [`Update::finite_only`](crate::Update::finite_only) skips such a call. torch's counterpart is
+    /// An infinite element becomes δ or -δ, like any large one; NaN stays NaN. Rules that clip by a norm,
+    /// such as [`ClipNorm`](crate::ClipNorm), refuse a gradient that is not finite; this rule does not.
+    /// [`Update::finite_only`](crate::Update::finite_only) skips such a call. torch's counterpart is
     /// `clip_grad_value_`.
     ///
     /// ```

@@ -9,10 +9,10 @@ crate::hyper_parameters! {
     /// dx' = dx·min(1, ω / ‖dx‖ₚ)
     /// ```
     ///
-    /// The norm is taken of one parameter's gradient, as the rules before it left it, in f64. It costs one
-    /// more read of the gradient (and of the state of the rules before it). Exponents other than 1, 2 and
-    /// infinity cost two: powers are taken of parts of the largest element, so that they neither overflow nor
-    /// vanish. For the norm of all gradients together see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    /// The norm is that of one parameter's gradient after the rules before this one, in f64. It costs one
+    /// more read of the gradient, and of the state of the rules before this one. An exponent other than 1, 2
+    /// and infinity costs two reads, because elements are divided by the largest one: otherwise their powers
+    /// could overflow or vanish. For one norm of all gradients see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -39,7 +39,7 @@ crate::hyper_parameters! {
     }
 }
 
-/// The factor that brings a norm down to `omega`: 0 for one that is infinite, NaN for NaN.
+/// The factor that reduces a norm to `omega`: 0 for an infinite norm, NaN for NaN.
 pub(crate) fn clip(omega: f64) -> impl FnOnce(Norms) -> f64 {
     move |norms| if norms.gradient <= omega { 1.0 } else { omega / norms.gradient }
 }

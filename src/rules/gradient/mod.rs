@@ -1,4 +1,4 @@
-//! Steps that stand before or behind a rule in a chain: decay, clipping, noise, accumulation.
+//! Steps before or after a rule in a chain: decay, clipping, noise, accumulation.
 
 mod accum_grad;
 mod clamp;

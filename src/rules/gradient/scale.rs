@@ -20,9 +20,8 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// With α = -1 before another rule the objective is maximised, as with torch's `maximize=True`. That rule
-    /// gets the gradient with the opposite sign. All else about it stays: weight decay still makes the
-    /// parameters smaller.
+    /// With α = -1 before another rule, the objective is maximised, as with torch's `maximize=True`. Only the
+    /// gradient has the opposite sign: weight decay of the other rule still makes the parameters smaller.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -36,7 +35,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// optax's `scale`. Optimisers.jl has no such rule; torch has `maximize=True` for α = -1.
+    /// The rule is optax's `scale`. Optimisers.jl has no such rule; torch has `maximize=True` for α = -1.
     pub struct Scale {
         /// α: the factor.
         alpha: f64 = 1.0 => range::finite,

@@ -2,9 +2,9 @@ use crate::error::Result;
 use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Skips a call whose gradients together have a norm far above those of the calls before.
+    /// Skips a call if the norm of all its gradients is far above the norms of earlier calls.
     ///
-    /// So a batch that would bring about a spike of the loss has no effect. Source: OLMo et al. 2024,
+    /// A batch that would cause a spike of the loss then has no effect. Source: OLMo et al. 2024,
     /// [arXiv 2501.00656](https://arxiv.org/abs/2501.00656).
     ///
     /// ```text
@@ -14,31 +14,31 @@ crate::hyper_parameters! {
     /// norm > limit:  nothing moves
     /// ```
     ///
-    /// The deviation is that of a sample (divided by one less than the number of norms). The norm runs over
-    /// gradients as the rules before left them, in f64 and without the loss scale, as that of
-    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm). The two share nothing: parameters that have the one rule
-    /// need not have the other. It costs one more read of the gradients.
+    /// The deviation is that of a sample (divided by one less than the number of norms). As in
+    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm), the norm is that of the gradients after the rules before
+    /// this one, in f64 and without the loss scale. The two rules share nothing: a parameter can have one of
+    /// them without the other. The norm costs one more read of the gradients.
     ///
-    /// A call is [skipped](crate::Outcome::skipped) for an [`Outlier`](crate::SkipReason::Outlier), which has
-    /// norm and limit. Parameters, state, counters and schedules stay.
+    /// The reason of a [skipped](crate::Outcome::skipped) call is [`Outlier`](crate::SkipReason::Outlier),
+    /// which has norm and limit. Parameters, state, counters and schedules stay as they are.
     ///
-    /// # What counts as a norm before
-    /// Every finite norm counts, that of a skipped call too. Were it left out, a training whose norms have
-    /// risen for good would never go on. So the limit rises with each outlier. With the defaults the fifth in
-    /// a row of one size is taken at the latest, however large it is.
+    /// # Which norms count
+    /// Every finite norm counts, also that of a skipped call. Otherwise a training whose norms have risen for
+    /// good would never go on. The limit therefore rises with each outlier. With the defaults, at most four
+    /// outliers of one size in a row are skipped, however large they are.
     ///
-    /// A call with a number that is infinite or NaN does not count. This rule or a
-    /// [`LossScaler`](crate::LossScaler) skips it as [`NotFinite`](crate::SkipReason::NotFinite). Each group
-    /// has norms of its own, and all norms of a call count, whichever makes it an outlier.
+    /// A call with an infinite number or NaN does not count. This rule or a [`LossScaler`](crate::LossScaler)
+    /// skips it as [`NotFinite`](crate::SkipReason::NotFinite). Each group has norms of its own. If the norm
+    /// of one group is an outlier, the call's norms of all groups count.
     ///
-    /// The norms belong to the state as a whole, not to a leaf: a frozen parameter, or one without a
-    /// gradient, has no part in them meanwhile. Checkpoints have them, and over [ranks](crate::Setup::over)
-    /// all have the same.
+    /// The norms belong to the state as a whole, not to a leaf. While a parameter is frozen or has no
+    /// gradient, the norms do not include it. Checkpoints contain the norms, and all
+    /// [ranks](crate::Setup::over) have the same.
     ///
     /// # With accumulation
-    /// Behind [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. If an outlier's norm is of what
-    /// windows collected, all windows begin anew with the next call. Before `AccumGrad` each micro-batch has
-    /// its norm. One that is an outlier does not count, so its window needs one more.
+    /// After [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. If this norm is an outlier, all
+    /// windows begin anew with the next call. Before `AccumGrad` each micro-batch has a norm of its own. If
+    /// this norm is an outlier, the micro-batch is not collected, and its window needs one more.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -60,23 +60,24 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, and compared with its formula. There, some
-    /// versions skip a norm far below the others, losses are judged in the same way, and any other norm is an
-    /// outlier in a window of equal ones. It waits for as many norms from n = 40 on. In a shorter window its
-    /// older form waits for 19, so one of fewer than 19 never judges; its newer form waits for max(2,
-    /// n/2) - 1. llm.c counts the norm that is judged among those that it is judged by. torch, optax and
-    /// Optimisers.jl have no such rule; optax's `apply_if_finite` is about what is not finite.
+    /// The statistic is that of OLMo-core's `SkipStepOptimizer`, with whose formula it was compared.
+    /// OLMo-core also judges losses, and in some versions skips a norm far below the others; in a window of
+    /// equal norms any other norm is an outlier. If n is 40 or more, OLMo-core waits for the same number of
+    /// norms as this rule. For a shorter window its older form waits for 19 norms, hence never judges if n <
+    /// 19; its newer form waits for max(2, n/2) - 1. llm.c includes the judged norm in mean and deviation.
+    /// torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` only skips what is not
+    /// finite.
     pub struct SkipOutliers {
         /// σ: how many standard deviations above the mean a norm may be.
         sigma: f64 = 6.0 => range::positive,
-        /// n: how many of the last norms a norm is compared with.
+        /// n: the number of last norms with which a norm is compared.
         window: u64 = 128 => enough,
         /// The group: parameters whose rules have the same number share one norm.
         group: u64 = 0 => range::any,
     }
 }
 
-/// Limited, as each checkpoint has all of the norms.
+/// Limits the window, because each checkpoint contains all its norms.
 fn enough(window: u64) -> Option<&'static str> {
     (!(2..=65536).contains(&window)).then_some("a count from 2 to 65536")
 }
@@ -87,6 +88,7 @@ impl Rule for SkipOutliers {
             .of_group(self.group)
             .on_non_finite(NonFinite::Skip)
             .limited(self.sigma, self.window as usize);
+        // The factor is 1, because the norm only decides whether the call is skipped.
         Ok(Flow::Step(dx.scale_by_norm(norm, |_| 1.0)))
     }
 

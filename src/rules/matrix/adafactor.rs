@@ -8,10 +8,10 @@ use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, range, st
 use crate::rules::gradient::weight_decay::WeightDecay;
 
 crate::hyper_parameters! {
-    /// Adafactor: of a matrix's second moment it keeps the means of rows and columns alone.
+    /// Adafactor: stores only the means of rows and columns of a matrix's second moment.
     ///
-    /// These are 4·(rows + columns) bytes for rows·columns parameters. Source: Shazeer and Stern 2018,
-    /// [arXiv 1804.04235](https://arxiv.org/abs/1804.04235).
+    /// These are 4·(rows + columns) bytes for rows·columns parameters. Source: Shazeer and Stern 2018, [arXiv
+    /// 1804.04235](https://arxiv.org/abs/1804.04235).
     ///
     /// ```text
     /// β₂  = 1 - t^τ                                         τ = beta2_decay
@@ -22,10 +22,10 @@ crate::hyper_parameters! {
     /// dx' = α·u / max(1, rms(u) / d) + η·λ·x,   α = max(ε₂, rms(x))·min(η, 1 / √t)
     /// ```
     ///
-    /// Rows and columns are the last two dimensions. A tensor with more is a stack of matrices, or one matrix
-    /// with `matrix: MatrixForm::Flat`. It works with candle's tensor operations, for about a million
-    /// elements or one larger parameter at a time: a step needs 12 bytes for each of these beside the state
-    /// (in F32), however large the model is.
+    /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices, or
+    /// one matrix with `matrix: MatrixForm::Flat`. The rule uses candle's tensor operations, on about a
+    /// million elements or one larger parameter at a time. In F32 a step needs 12 bytes for each of these
+    /// elements, in addition to the state, whatever the size of the model.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -41,25 +41,25 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// The sums of rows are candle's. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// torch's `Adafactor`, whose ε₁ is the machine epsilon of the parameter's dtype unless it is given: for
-    /// bf16 that is 0.008. Here it is 1e-15, so that ε₁² is the paper's 1e-30. The paper adds that to dx²,
-    /// takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
+    /// As torch's `Adafactor`, except for the default of ε₁. There it is the machine epsilon of the
+    /// parameter's dtype, which is 0.008 for bf16. Here it is 1e-15, so that ε₁² is the paper's 1e-30. The
+    /// paper adds 1e-30 to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
     pub struct Adafactor: AdaptiveStep {
         /// η: the largest step, as a part of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
-        /// τ: the exponent by which the decay of the second moment comes near 1.
+        /// τ: the exponent of t in 1 - β₂. The more negative it is, the faster β₂ comes near 1.
         beta2_decay: f64 = -0.8 => not_positive,
-        /// ε₁, ε₂: the smallest denominator, and the smallest size of a parameter that steps are a part of.
+        /// ε₁, ε₂: the smallest denominator, and the smallest rms(x) that a step is a part of.
         epsilon: (f64, f64) = (1e-15, 1e-3) => both_non_negative,
         /// d: the largest root mean square of u before it is multiplied by α.
         d: f64 = 1.0 => range::positive,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Which dimensions are rows and columns. It decides the state when that is made.
+        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -68,13 +68,13 @@ fn not_positive(value: f64) -> Option<&'static str> {
     (!(value <= 0.0 && value.is_finite())).then_some("a finite number of 0 or less")
 }
 
-/// The root of the mean of the squares. It stays on the device, so that nobody waits for it.
+/// The root mean square. It is a tensor, because reading the number would wait for the device.
 fn rms(x: &Tensor) -> Candle<Tensor> {
     x.sqr()?.mean_all()?.sqrt()
 }
 
 impl Adafactor {
-    /// √v, from the second moment after it has moved.
+    /// Moves the second moment, and returns √v.
     fn root(&self, weight: f64, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
         let square = dx.sqr()?;
         match moments {
@@ -86,7 +86,7 @@ impl Adafactor {
                 *rows = toward(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
                 *columns = toward(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
                 let mean = rows.mean_keepdim(D::Minus2)?.maximum(above_zero(self.epsilon.0))?;
-                // Roots are multiplied: the product of two small squares underflows.
+                // Roots are multiplied, because the product of two small squares underflows.
                 rows.broadcast_div(&mean)?.sqrt()?.broadcast_mul(&columns.sqrt()?)
             }
             _ => square.sqrt(),
@@ -102,8 +102,7 @@ impl Adafactor {
         u.broadcast_mul(&(alpha / excess)?)?.reshape(dx.shape())
     }
 
-    /// The shapes of the two moments: a number for each row, and one for each column, of a parameter's
-    /// matrices.
+    /// The shapes of the means of rows and of columns; `None` for fewer than two dimensions.
     fn factor_shapes(&self, x: Parameter<'_>) -> Option<[Vec<usize>; 2]> {
         let (outer, rows, columns) = match *x.shape() {
             [rows, ref others @ ..] if self.matrix == MatrixForm::Flat && !others.is_empty() => {
@@ -115,7 +114,7 @@ impl Adafactor {
         Some([[rows, 1], [1, columns]].map(|inner| [outer, &inner].concat()))
     }
 
-    /// A tensor of a parameter's shape, whose last two dimensions are the rows and columns of matrices.
+    /// Reshapes a tensor so that its last two dimensions are the rows and columns of matrices.
     fn read(&self, x: &Tensor) -> Candle<Tensor> {
         if self.matrix == MatrixForm::Flat && x.rank() > 2 { x.flatten_from(1) } else { Ok(x.clone()) }
     }
@@ -130,12 +129,14 @@ impl Rule for Adafactor {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        // Another `matrix` has other rows.
+        // A state that was made with another `matrix` has other means of rows.
         if let [(_, of_rows), _] = &state.tensors[..]
             && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape() != rows)
         {
             return state_of_another_rule(self);
         }
+        // Runs late, during the commit, so that results take memory for few parameters at a time. This is
+        // possible because the step refuses nothing.
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
     }

@@ -20,10 +20,10 @@ orthogonal_parameters! {
     /// dx' = η·(scale·w·√min(rows, columns) / (‖w‖ + ε) + λ·x)       ‖w‖ of each matrix
     /// ```
     ///
-    /// √min(rows, columns) is the norm of an orthogonal matrix; with the scale 0.2·√max(rows, columns), which
-    /// is this rule's default, the root mean square of a step is 0.2·η.
+    /// √min(rows, columns) is the norm of an orthogonal matrix. With this rule's default scale,
+    /// 0.2·√max(rows, columns), the root mean square of a step is 0.2·η.
     ///
-    /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon).
+    /// What counts as a matrix, and which parameters need another rule, is as for [`Muon`](crate::Muon).
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -37,18 +37,18 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// candle computes sums and matrix products. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// As the paper's second version. Its momentum is a sum, whose sign is the same except with Nesterov's:
-    /// there the momentum is corrected for its start, see [`Muon`](crate::Muon). The first version, which
-    /// is timm 1.0.31's and pytorch_optimizer 4.1.0's, does not take the sign. torch, optax and Optimisers.jl
-    /// have no such rule.
+    /// The rule is the paper's second version. The paper's momentum is a sum; here it is a mean, corrected
+    /// for its start as in [`Muon`](crate::Muon). Both have the same sign, except with Nesterov's momentum.
+    /// The first version, that of timm 1.0.31 and pytorch_optimizer 4.1.0, does not take the sign. torch,
+    /// optax and Optimisers.jl have no such rule.
     ///
-    /// A kernel of four dimensions with `MatrixForm::Flat` has a step of root mean square 0.2·η, as any
-    /// matrix, and as in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The authors' code takes
-    /// the smallest and the largest of all four dimensions for rows and columns: 0.2·√(3·8)·η = 0.98·η. Its
+    /// With `MatrixForm::Flat` a kernel of four dimensions has a step of root mean square 0.2·η, like any
+    /// matrix and like in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The authors' code takes
+    /// the smallest and the largest of all four dimensions for rows and columns: 0.2·√(3·8)·η = 0.98·η. Their
     /// first version (Chongjie-Si/AdaMuon, 3b84e03) takes the smallest of all and the larger of the last two:
     /// 0.2·√(3·3)·η = 0.6·η.
     pub struct AdaMuon, StepScale::MatchAdamW, {
@@ -87,7 +87,8 @@ impl AdaMuon {
             let w = (u / (v.sqrt()? + orthogonal.epsilon)?)?;
             let (_, rows, columns) = w.dims3()?;
             let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
-            // Where the step is zero and ε is 0 the factor would be infinite, and the product NaN.
+            // Limited, because for a step of zero and ε = 0 the factor would be infinite, and the product
+            // NaN.
             let factor =
                 ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
             Ok([w.broadcast_mul(&factor)?, v])

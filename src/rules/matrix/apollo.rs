@@ -10,10 +10,10 @@ use crate::rules::adam::adamw::AdamW;
 use crate::rules::moments::correction;
 
 crate::hyper_parameters! {
-    /// APOLLO: the gradient itself, each channel as long as Adam would make it.
+    /// APOLLO: the gradient, with each channel scaled to the length that Adam would give it.
     ///
-    /// Lengths are seen in a random projection of `rank` dimensions. [`APOLLO::mini`] has one dimension, and
-    /// one length for each matrix: the memory of plain descent. Source: Zhu et al. 2024,
+    /// These lengths are measured in a random projection to `rank` dimensions. [`APOLLO::mini`] has one
+    /// dimension, and one length for each matrix: the memory of plain descent. Source: Zhu et al. 2024,
     /// [arXiv 2412.05270](https://arxiv.org/abs/2412.05270).
     ///
     /// ```text
@@ -27,17 +27,18 @@ crate::hyper_parameters! {
     /// dx' = u + η·λ·(x - u)                        the decay comes after the step
     /// ```
     ///
-    /// P has `rank` rows as long as the shorter side, of random numbers from N(0, 1 / rank): ‖g‖ is about
-    /// ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore) there is another one after each `interval`
-    /// steps, made again from the seed in every step. A matrix is the last two dimensions. A tensor with more
-    /// is a stack of matrices, unless `matrix` makes it one matrix. Vectors and numbers, and matrices whose
-    /// shorter side is not longer than `rank`, have [`AdamW`](crate::AdamW)'s step.
+    /// P has `rank` rows with the length of the shorter side, random numbers from N(0, 1 / rank). So ‖g‖ is
+    /// about ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore), P changes after each `interval` steps
+    /// and is not stored: each step makes it from the seed. Rows and columns are the last two dimensions. A
+    /// tensor with more dimensions is a stack of matrices, unless `matrix` makes it one matrix. Vectors,
+    /// numbers, and matrices whose shorter side is not longer than `rank` have [`AdamW`](crate::AdamW)'s
+    /// step.
     ///
     /// # What it costs
-    /// State: 2·rank numbers for each element of the longer side and one for each matrix, so 8·rank / (length
-    /// of the shorter side) bytes for each parameter in F32, in place of 8. A step is one product, 2·rank
-    /// operations for each parameter, and rank·(length of the shorter side) random numbers, which the host
-    /// makes in about 60 ns each, divided among its cores.
+    /// The state has 2·rank numbers for each element of the longer side, and one number for each matrix. In
+    /// F32 that is 8·rank / (length of the shorter side) bytes for each parameter, where Adam has 8. A step
+    /// takes one product, 2·rank operations for each parameter. The host makes rank·(length of the shorter
+    /// side) random numbers in each step, in about 60 ns each, divided among its cores.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -54,21 +55,24 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// Sums and matrix products are candle's. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// As the authors' code (apollo-torch 1.0.3), which the tests follow with this P. That code
+    /// The rule follows the authors' code (apollo-torch 1.0.3). The tests compare both with the same P. That
+    /// code
     ///
-    /// - adds 1e-8 to ‖g‖ and to size: after a gradient of zeros its steps stay near zero for hundreds of
-    ///   calls, as they grow by a hundredth at most. Here a step after none has any length;
+    /// - adds 1e-8 to ‖g‖ and to size. Its steps grow by a hundredth at most, so that they stay near zero for
+    ///   hundreds of calls after a gradient of zeros. Here a step of any length can follow one of length 0;
     /// - has the square root of an option `scale` as α, and the paper's γ is 1 + growth;
-    /// - projects every matrix of its groups. The rest gets an AdamW whose ε is added before v is corrected
-    ///   for its start, and whose decay comes after the step. Here that is [`AdamW`](crate::AdamW).
+    /// - projects every matrix of its groups. Other parameters get an AdamW whose ε is added before v is
+    ///   corrected for its start, and whose decay comes after the step. Here they get
+    ///   [`AdamW`](crate::AdamW).
     ///
-    /// m and v are stored as [`GaLore`](crate::GaLore)'s, of numbers from N(0, 1 / length of the shorter
-    /// side), so that either rule can go on with the moments of the other. pytorch_optimizer's `APOLLO`
-    /// scales g in place of dx, and is another rule. torch, optax and Optimisers.jl have no such rule.
+    /// m and v are stored as in [`GaLore`](crate::GaLore), for a P with numbers from N(0, 1 / length of the
+    /// shorter side), so that each of the two rules can continue with the moments of the other.
+    /// pytorch_optimizer's `APOLLO` scales g instead of dx, and is another rule. torch, optax and
+    /// Optimisers.jl have no such rule.
     pub struct APOLLO: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
@@ -78,19 +82,20 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The number of dimensions in which lengths are seen. It decides the state when that is made.
+        /// The number of dimensions of the projection. Choose it before `setup`: it decides the state's
+        /// shape.
         rank: u64 = 256 => range::at_least_one,
-        /// After how many steps these are others.
+        /// The number of steps after which the projection changes.
         interval: u64 = 200 => range::at_least_one,
-        /// α: the size of scaled steps, relative to those of vectors.
+        /// α: a factor on the steps of projected matrices. Steps of AdamW do not have it.
         alpha: f64 = 1.0 => range::non_negative,
-        /// By what part a step may be longer than the one before; infinity if it may be of any length.
+        /// The part by which a step may be longer than the one before; infinity for no limit.
         growth: f64 = 0.01 => any_part,
-        /// Whether there is one length for each matrix, and not for each channel.
+        /// Whether each matrix has one length, instead of one for each channel.
         tensor_wise: bool = false => range::any,
         /// The seed of the projections.
         seed: u64 = 0 => range::any,
-        /// Which dimensions are rows and columns. It decides the state when that is made.
+        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -116,6 +121,8 @@ impl APOLLO {
         let gradient =
             low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
         move_moments(&gradient, [&mut *m, &mut *v], self.beta)?;
+        // The numbers of `random` are those of P divided by `spread`. So are m and √v, and the direction
+        // stays the same if ε is divided by `spread`, too.
         let spread = low.spread();
         let adam = whole_direction((m, 1.0), (v, 1.0), self.epsilon / spread)?;
         let lengths = |x: &Tensor| match (self.tensor_wise, low.dimension()) {
@@ -126,14 +133,17 @@ impl APOLLO {
         let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&gradient)? * spread)?)?)?;
         let factor = self.limit(&norms(&scaled)?, size)?;
         let rate = self.eta * self.alpha * correction(self.beta.1, t).sqrt() / correction(self.beta.0, t);
-        // The decay comes after the step: η·λ·(x - u), of which this is the part of u.
+        // η·λ·(x - u) is in two places: this factor has the part of u, and `projected_step` adds the part of
+        // x.
         scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
     }
 
-    /// The factor for steps of this length, so that they are not much longer than the steps before. `size`
-    /// becomes the new length.
+    /// The factor that keeps a step of this length from being much longer than the step before.
+    ///
+    /// `size` has the length of the step before, and becomes that of the limited step.
     fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
         let most = (&*size * (1.0 + self.growth))?;
+        // After a step of length 0 any length is allowed, otherwise all further steps would be 0.
         let is_longer = (length.gt(&most)? * size.gt(0.0)?)?;
         *size = is_longer.where_cond(&most, length)?;
         is_longer.where_cond(&ratio(&most, length)?, &length.ones_like()?)
@@ -144,7 +154,7 @@ impl Rule for APOLLO {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = with_moments(x, self.matrix, self.rank)?;
         match self.matrix.dims(x.shape()) {
-            // Empty for a parameter that another rank has.
+            // A process without elements of this parameter has an empty tensor.
             Some([count, ..]) => state.with_slot(Slot::zeros("size"), x, (count.min(x.elem_count()), 1, 1)),
             None => Ok(state),
         }

@@ -1,5 +1,5 @@
-//! Eigenvectors, bases and roots of the symmetric matrices in a stack, made on the host in f64, a matrix in
-//! each thread.
+//! Eigenvectors, bases and roots of the symmetric matrices in a stack, computed on the host in f64, one
+//! matrix per thread.
 
 use candle_core::{DType, Device, Result as Candle, Tensor};
 use rayon::prelude::*;
@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use crate::numbers::reflectors::orthonormal;
 use crate::numbers::symmetric::{Eigen, eigen};
 
-/// Applies `decompose` to each matrix of a stack, in f64 on the host. Where it returns `None` there is NaN.
+/// Applies `decompose` to each matrix of a stack, in f64 on the host. If it returns `None`, the result is
+/// NaN.
 fn each(stack: &Tensor, decompose: impl Fn(Vec<f64>, usize) -> Option<Vec<f64>> + Sync) -> Candle<Tensor> {
     let (_, n, _) = stack.dims3()?;
     let numbers = stack.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
@@ -16,19 +17,24 @@ fn each(stack: &Tensor, decompose: impl Fn(Vec<f64>, usize) -> Option<Vec<f64>> 
     Tensor::from_vec(decomposed.concat(), stack.shape(), &Device::Cpu)
 }
 
-/// A tensor of the host in the dtype and on the device of `like`.
+/// Moves a tensor of the host to the dtype and the device of `like`.
 fn back(tensor: &Tensor, like: &Tensor) -> Candle<Tensor> {
     tensor.to_dtype(like.dtype())?.to_device(like.device())
 }
 
-/// The eigenvectors of each matrix as columns, from the largest eigenvalue on.
+/// The eigenvectors of each matrix as columns, in descending order of their eigenvalues.
 pub(crate) fn eigenvectors(stack: &Tensor) -> Candle<Tensor> {
     let rows = each(stack, |matrix, n| eigen(matrix, n).map(|eigen| eigen.vectors))?;
     back(&rows.t()?.contiguous()?, stack)
 }
 
-/// A basis brought nearer to the eigenvectors by one product with its matrix, the largest estimate of an
-/// eigenvalue first; and the places where its vectors were.
+/// One step of power iteration: brings `basis` nearer to the eigenvectors of its matrix.
+///
+/// 1. Multiply the basis by the matrix.
+/// 2. Sort its vectors in descending order of the estimates of eigenvalues, bᵀ·A·b.
+/// 3. Make them orthonormal.
+///
+/// Returns the new basis, and for each of its vectors the index before sorting.
 pub(crate) fn nearer(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, Tensor)> {
     let product = stack.matmul(basis)?;
     let order = descending(&(basis * &product)?.sum(1)?)?;
@@ -37,7 +43,7 @@ pub(crate) fn nearer(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, Tensor)>
     Ok((back(&next, stack)?, order))
 }
 
-/// The indices of each row's numbers, from the largest on.
+/// The indices that sort each row's numbers in descending order.
 fn descending(rows: &Tensor) -> Candle<Tensor> {
     let numbers = rows.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
     let sorted = |row: &Vec<f64>| {
@@ -49,13 +55,13 @@ fn descending(rows: &Tensor) -> Candle<Tensor> {
     Tensor::from_vec(order, rows.shape(), rows.device())
 }
 
-/// The rows (dimension 1) or columns (2) of each matrix in this order.
+/// The rows (`dimension` 1) or columns (2) of each matrix in the given order.
 pub(crate) fn picked(stack: &Tensor, order: &Tensor, dimension: usize) -> Candle<Tensor> {
     let places = order.unsqueeze(3 - dimension)?.broadcast_as(stack.shape())?.contiguous()?;
     stack.contiguous()?.gather(&places, dimension)
 }
 
-/// (A + ε·I)^-p of each matrix A, whose eigenvalues are not negative.
+/// (A + ε·I)^-p of each matrix A. No eigenvalue of A may be negative.
 pub(crate) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<Tensor> {
     let halves = each(stack, |matrix, n| {
         let Eigen { values, mut vectors } = eigen(matrix, n)?;
@@ -68,5 +74,6 @@ pub(crate) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<
         }
         Some(vectors)
     })?;
+    // Each vector v has the factor λ^(-p/2), so that one product is the sum of v·vᵀ·λ^-p.
     back(&halves.t()?.matmul(&halves)?, stack)
 }

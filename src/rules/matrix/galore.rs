@@ -9,7 +9,7 @@ use crate::rules::adam::adamw::AdamW;
 crate::hyper_parameters! {
     /// GaLore with random projections: Adam on `rank` directions of the gradient at a time.
     ///
-    /// For matrices whose moments would take too much memory. Source: Zhao et al. 2024,
+    /// Made for matrices whose moments would take too much memory. Source: Zhao et al. 2024,
     /// [arXiv 2403.03507](https://arxiv.org/abs/2403.03507).
     ///
     /// ```text
@@ -19,20 +19,20 @@ crate::hyper_parameters! {
     /// dx' = η·(α·Pᵀ·u + λ·x)                       α·u·P
     /// ```
     ///
-    /// P has `rank` rows as long as the shorter side, of independent numbers from N(0, 1 / length of that
-    /// side), so that they are nearly orthogonal and of length 1. After each `interval` steps there is
-    /// another P; m and v go on. Its numbers are a hash of seed, path, interval and place: they are not
-    /// stored, and are the same with any engine, on any rank, and after a resumed run.
+    /// P has `rank` rows, as long as the shorter side of the matrix. Its numbers are independent, from N(0,
+    /// 1 / length), so that the rows are nearly orthogonal and of length 1. P is replaced every `interval`
+    /// steps; m and v go on. The numbers are a hash of seed, path, interval and place, hence are not stored,
+    /// and are the same with any engine, on any rank and after a restart.
     ///
-    /// A matrix is the last two dimensions. A tensor with more is a stack of matrices, unless `matrix` makes
-    /// it one matrix. Vectors and numbers, and matrices whose shorter side is not longer than `rank`, have
-    /// [`AdamW`](crate::AdamW)'s step.
+    /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices,
+    /// unless `matrix` makes it one matrix. Vectors and numbers, and matrices whose shorter side is not
+    /// longer than `rank`, have [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
-    /// State: 2·rank numbers for each element of the longer side, so 8·rank / (length of the shorter side)
-    /// bytes for each parameter in F32, in place of 8. A step is two products, 4·rank operations for each
-    /// parameter, and rank·(length of the shorter side) random numbers, which the host makes in about 60 ns
-    /// each, divided among its cores.
+    /// The state has 2·rank numbers for each element of the longer side. In F32 this is 8·rank / (length of
+    /// the shorter side) bytes per element of the parameter, instead of 8. A step costs two products, 4·rank
+    /// operations per element, and rank·(length of the shorter side) random numbers. The host makes these in
+    /// about 60 ns each, divided among its cores.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -48,16 +48,16 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// candle computes sums and matrix products. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// The paper takes the first singular vectors of the gradient, which costs a decomposition in each
-    /// interval and the memory of P. Random ones are its ablation's, and those of Flora (Hao et al. 2024,
-    /// [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). They need more steps and a larger rank. Checked
-    /// against pytorch_optimizer's `GaLore` with this P, except that the decay is applied there after the
-    /// step, and ε is added before v is corrected for its start. torch, optax and Optimisers.jl have no such
-    /// rule.
+    /// The paper's P has the first singular vectors of the gradient, which cost a decomposition in each
+    /// interval and the memory of P. Random vectors are those of the paper's ablation and of Flora (Hao et
+    /// al. 2024, [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). They need more steps and a larger
+    /// rank. Checked against pytorch_optimizer's `GaLore` with this P, except for two differences: that rule
+    /// decays after the step, and adds ε before the bias correction of v. torch, optax and Optimisers.jl have
+    /// no such rule.
     pub struct GaLore: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
@@ -67,15 +67,15 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The number of directions. It decides the state when that is made.
+        /// The number of directions. Choose it before `setup`: it decides the state's shape.
         rank: u64 = 128 => range::at_least_one,
-        /// After how many steps there are other directions.
+        /// The number of steps after which P is replaced.
         interval: u64 = 200 => range::at_least_one,
         /// α: the size of projected steps, relative to those of vectors.
         alpha: f64 = 0.25 => range::non_negative,
         /// The seed of the directions.
         seed: u64 = 0 => range::any,
-        /// Which dimensions are rows and columns. It decides the state when that is made.
+        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }

@@ -3,7 +3,7 @@
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rules::moments::{NesterovWeights, correction, decayed};
 
-/// The corrected mean of the gradient, moved by it.
+/// Moves the decayed mean of the gradient, and returns the corrected mean or Nesterov's momentum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mean {
     beta: f64,

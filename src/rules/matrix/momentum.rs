@@ -1,4 +1,4 @@
-//! The step of a rule that makes something of a momentum and a second moment.
+//! The step of rules whose state is a momentum and a second moment.
 
 use candle_core::{Result as Candle, Tensor};
 
@@ -6,9 +6,11 @@ use crate::error::Result;
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, state_of_another_rule};
 
-/// Moves the momentum, the first tensor of the state, by arithmetic that follows from the number of the step.
-/// Then a function moves the second moment, the other tensor, and makes the direction of both. `decay` comes
-/// last.
+/// Plans a step in three parts:
+///
+/// 1. `momentum(t)` is the arithmetic of step t, which moves the first tensor of the state.
+/// 2. `direction` moves the second tensor, the second moment, and returns the direction.
+/// 3. `decay` is applied to the direction.
 pub(crate) fn momentum_step<'a, A: Arithmetic>(
     rule: &impl Rule,
     state: &'a mut State,

@@ -7,10 +7,10 @@ use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, ra
 use crate::rules::gradient::weight_decay::WeightDecay;
 
 orthogonal_parameters! {
-    /// Muon: momentum whose singular values are all made about 1.
+    /// Muon: momentum with all singular values moved near 1.
     ///
-    /// That is done by the iteration of Newton and Schulz. Source: Jordan et al. 2024, ["Muon: An optimizer
-    /// for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
+    /// The Newton-Schulz iteration does that by matrix products. Source: Jordan et al. 2024, ["Muon: An
+    /// optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
     ///
     /// ```text
     /// m   = ρ·m + (1 - ρ)·dx
@@ -23,14 +23,14 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Which matrices
-    /// The last two dimensions are rows and columns. A tensor with more is a stack of matrices, each made
-    /// orthogonal by itself, with the bits that it would have alone.
-    /// [`MatrixForm::Flat`](crate::MatrixForm::Flat) makes it one matrix of its first dimension by the
-    /// others, for the kernels of convolutions. Layers that compute several things in one product have their
-    /// rows cut: `heads` into equal parts, `parts` into parts of given sizes.
+    /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices.
+    /// Each is made orthogonal by itself, with the bits that it would have alone. For the kernels of
+    /// convolutions, [`MatrixForm::Flat`](crate::MatrixForm::Flat) makes such a tensor one matrix: its first
+    /// dimension by all others. The rows of a layer that computes several things in one product can be cut:
+    /// `heads` cuts them into equal parts, `parts` into parts of given sizes.
     ///
-    /// A vector is refused at [`setup`](crate::setup). Muon is made for the matrices inside a network;
-    /// vectors, the embedding and the last layer get another rule, each with its own η:
+    /// [`setup`](crate::setup) refuses a vector. Muon is made for the matrices inside a network. Give
+    /// vectors, the embedding and the last layer another rule, with its own η:
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -52,12 +52,12 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Cost
-    /// It works with candle's matrix products, in the compute dtype or that of `products`, for about a
-    /// million elements or one larger parameter at a time. A step needs 28 bytes for each of these beside the
-    /// state, for square matrices in F32.
+    /// The rule uses candle's matrix products, in the compute dtype or that of `products`, on about a million
+    /// elements or one larger parameter at a time. For square matrices in F32 a step needs 28 bytes for each
+    /// of these elements, in addition to the state.
     ///
-    /// On the CPU set the environment variable `RAYON_NUM_THREADS` to the number of cores. Without it
-    /// candle 0.11 reads `/proc/cpuinfo` before each product, which takes longer than that of small matrices.
+    /// On the CPU set the environment variable `RAYON_NUM_THREADS` to the number of cores. Otherwise candle
+    /// 0.11 reads `/proc/cpuinfo` before each product, which takes longer than the product of small matrices.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -72,19 +72,20 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// Sums and matrix products are candle's. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
-    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Both iterate in bf16,
-    /// which is `products` here. torch takes matrices only, and its λ is 0.1 by default. Optimisers.jl has no
-    /// such rule. nanochat has `equilibrate` and `renormalise` always on, with 1e-6 as the ε of both.
+    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Both iterate in bf16;
+    /// here that is a choice of `products`. torch takes only matrices, and its λ is 0.1 by default.
+    /// Optimisers.jl has no such rule. nanochat has `equilibrate` and `renormalise` on, with 1e-6 as the ε of
+    /// both.
     ///
-    /// The author's code (KellerJordan/Muon) makes a matrix of a tensor of four dimensions as
-    /// `MatrixForm::Flat` does. Its scale is √max(1, height / width) of the kernel: 1 for a square one. Here,
-    /// in timm 1.0.31 and in pytorch_optimizer 4.1.0 it is √max(1, rows / columns) of the flat matrix. For
-    /// [8, 4, 3, 3], a matrix of 8 rows and 36 columns, either is 1; for [64, 4, 3, 3] it is 4 / 3 here.
+    /// The author's code (KellerJordan/Muon) takes a tensor of four dimensions as `MatrixForm::Flat` does,
+    /// but scales its step by √max(1, height / width) of the kernel: 1 for a square kernel. Here, in timm
+    /// 1.0.31 and in pytorch_optimizer 4.1.0 the factor is √max(1, rows / columns) of the flat matrix: also 1
+    /// for the shape (8, 4, 3, 3), but 4 / 3 for (64, 4, 3, 3).
     pub struct Muon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,

@@ -10,7 +10,7 @@ use crate::rules::gradient::weight_decay::WeightDecay;
 orthogonal_parameters! {
     /// NorMuon: [`Muon`](crate::Muon) with a second moment for each row.
     ///
-    /// So all neurons have steps of about one length. Source: Li et al. 2025,
+    /// All neurons then have steps of about one length. Source: Li et al. 2025,
     /// [arXiv 2510.05491](https://arxiv.org/abs/2510.05491).
     ///
     /// ```text
@@ -20,8 +20,8 @@ orthogonal_parameters! {
     /// dx' = η·(scale·w·‖u‖ / (‖w‖ + ε) + λ·x)               norms of each matrix
     /// ```
     ///
-    /// What its matrices are, and which parameters go to another rule, is as for [`Muon`](crate::Muon). It
-    /// costs 4 bytes more for each row.
+    /// What counts as a matrix, and which parameters need another rule, is as for [`Muon`](crate::Muon). The
+    /// state has 4 more bytes per row.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -38,18 +38,18 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// candle computes sums and matrix products. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// As the authors' code for matrices. The paper makes the root mean square of the step 0.2.
-    /// `scale: StepScale::MatchAdamW` does so, as far as the singular values come near to 1. The momentum is
+    /// For matrices the rule is that of the authors' code. The paper's step has the root mean square 0.2.
+    /// `scale: StepScale::MatchAdamW` does so, as far as the singular values are near 1. The momentum is
     /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
     ///
-    /// A kernel of four dimensions with `MatrixForm::Flat` has one second moment for each output channel and
-    /// one norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] these are 8 numbers. The authors' code
-    /// (zichongli5/NorMuon) only makes the flat matrix orthogonal. Its second moments are of each row of each
-    /// 3 × 3 window, 96 numbers, and its norms of each window.
+    /// With `MatrixForm::Flat` a kernel of four dimensions has one second moment per output channel, and one
+    /// norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] it has 8 second moments. The authors' code
+    /// (zichongli5/NorMuon) uses the flat matrix only to make it orthogonal. It has a second moment for each
+    /// row of each 3 × 3 window, hence 96, and a norm for each window.
     pub struct NorMuon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,
@@ -93,7 +93,7 @@ impl Rule for NorMuon {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().check_shape("NorMuon", x)?;
-        // The rows differ if `matrix` was changed.
+        // The shapes differ if `matrix` was changed after the state was made.
         if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column(x)) {
             return state_of_another_rule(self);
         }

@@ -1,30 +1,42 @@
-//! About the nearest orthogonal matrix, by products alone: the iteration of Newton and Schulz.
+//! Makes matrices almost orthogonal by matrix products alone: the Newton-Schulz iteration.
+//!
+//! A polynomial `a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u` maps each singular value σ of u to a·σ + b·σ³ + c·σ⁵, and
+//! leaves the singular vectors as they are. Applied repeatedly, such polynomials bring all singular values
+//! near 1 without a decomposition. [`Orthogonal::of`] works in this order:
+//!
+//! 1. If `equilibrate` is set, scale all rows to one norm.
+//! 2. Divide the matrix by its norm, because the polynomials need singular values of at most 1.
+//! 3. Transpose a matrix with more rows than columns, so that u·uᵀ has the shorter side.
+//! 4. Apply `steps` polynomials, with products in 16 bits if `products` is a 16-bit dtype.
+//! 5. Undo 3. If `renormalise` is set, scale to the norm of an orthogonal matrix.
 
 use candle_core::{DType, Result as Candle, Tensor};
 
 use super::{Matrices, norms, row_norms};
 
 crate::choice! {
-    /// The polynomials of the iteration of Newton and Schulz: `u = a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u`.
+    /// The polynomials of the Newton-Schulz iteration: `u = a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u`.
     #[derive(Default)]
     pub enum NewtonSchulz {
         /// One polynomial, (3.4445, -4.775, 2.0315): Jordan's, torch's, optax's.
         ///
-        /// It is steep at 0 and leaves singular values between about 0.7 and 1.2.
+        /// It is steep at 0, so small singular values grow fast. It leaves singular values between about 0.7
+        /// and 1.2.
         #[default]
         Jordan,
-        /// Five polynomials in turn, which leave singular values nearer to 1: those of modded-nanogpt.
+        /// Five polynomials in turn, those of modded-nanogpt.
         ///
-        /// From the sixth step on it is the last, as in timm and pytorch_optimizer; NVIDIA's `quintic` begins
-        /// with the first again.
+        /// They leave singular values nearer to 1 than `Jordan`. Later steps repeat the fifth polynomial, as
+        /// in timm and pytorch_optimizer. NVIDIA's `quintic` starts again with the first.
         Quintic,
-        /// The best polynomial for each step, for singular values from 0.001 on.
+        /// The best polynomial for each step, if singular values are between 0.001 and 1.
         ///
-        /// It has the paper's margin of 1.01 for 16 bits. Eight steps reach 1 to six digits. Source: Amsel et
-        /// al. 2025, [arXiv 2505.16932](https://arxiv.org/abs/2505.16932).
+        /// The polynomials have the paper's margin of 1.01 for rounding to 16 bits. Eight steps reach 1 to
+        /// six digits. Source: Amsel et al. 2025, [arXiv 2505.16932](https://arxiv.org/abs/2505.16932).
         PolarExpress,
-        /// (1.5, -0.5, 0): slow and exact. Some fifteen steps where the smallest singular value is 0.01 of
-        /// the norm.
+        /// One polynomial, (1.5, -0.5, 0): slow and exact.
+        ///
+        /// If the smallest singular value is 0.01 of the norm, about fifteen steps are needed.
         Cubic,
     }
 }
@@ -50,11 +62,11 @@ const POLAR_EXPRESS: [Polynomial; 8] = [
     (1.875, -1.25, 0.375),
 ];
 
-/// By how much singular values may be larger than they should, in 16 bits.
+/// The factor by which singular values may exceed 1, because 16 bits round them.
 const MARGIN: f64 = 1.01;
 
 impl NewtonSchulz {
-    /// The polynomial of a step, counted from 0.
+    /// The polynomial of a step. The first step is 0.
     fn polynomial(self, step: usize) -> Polynomial {
         match self {
             NewtonSchulz::Jordan => (3.4445, -4.7750, 2.0315),
@@ -62,37 +74,38 @@ impl NewtonSchulz {
             NewtonSchulz::PolarExpress => {
                 let last = POLAR_EXPRESS.len() - 1;
                 let (a, b, c) = POLAR_EXPRESS[step.min(last)];
+                // The last polynomial has no margin: it maps 1 to exactly 1, so that further steps converge.
                 if step < last { (a / MARGIN, b / MARGIN.powi(3), c / MARGIN.powi(5)) } else { (a, b, c) }
             }
             NewtonSchulz::Cubic => (1.5, -0.5, 0.0),
         }
     }
 
-    /// The norm that a matrix gets before the first step.
+    /// The norm that a matrix is scaled to before the first step.
     fn norm(self) -> f64 {
         if self == NewtonSchulz::PolarExpress { 1.0 / MARGIN } else { 1.0 }
     }
 }
 
 crate::choice! {
-    /// The factor of a matrix's step, by its number of rows m and of columns n.
+    /// The factor on the step of a matrix with m rows and n columns.
     #[derive(Default)]
     pub enum StepScale {
-        /// √max(1, m / n): Jordan's code, torch's `original`.
+        /// √max(1, m / n), as in Jordan's code. torch calls it `original`.
         ///
-        /// In optax it is √max(1, n / m), as its weights are stored with their inputs as rows.
+        /// optax has √max(1, n / m), because its weights have their inputs as rows.
         #[default]
         Original,
-        /// 0.2·√max(m, n), for a step whose root mean square is that of AdamW.
+        /// 0.2·√max(m, n), which gives a step the root mean square of AdamW's step.
         ///
-        /// So AdamW's η and λ can be taken over (Liu et al. 2025,
-        /// [arXiv 2502.16982](https://arxiv.org/abs/2502.16982)): Moonlight, torch's `match_rms_adamw`.
+        /// AdamW's η and λ then fit (Liu et al. 2025, [arXiv 2502.16982](https://arxiv.org/abs/2502.16982)).
+        /// This is the factor of Moonlight, and torch's `match_rms_adamw`.
         MatchAdamW,
-        /// √(m / n), the spectral norm that lets η be kept when a model is made wider.
+        /// √(m / n), the spectral norm for which one η fits models of all widths.
         ///
-        /// It is torch's `spectral_unclamped`, and dion's.
+        /// It is torch's `spectral_unclamped`, and dion's factor.
         Spectral,
-        /// 1.
+        /// No factor: 1.
         None,
     }
 }
@@ -110,28 +123,28 @@ impl StepScale {
 }
 
 crate::choice! {
-    /// In which dtype matrices are multiplied.
+    /// The dtype of the matrix products in an iteration.
     #[derive(Default)]
     pub enum Products {
-        /// That of the arithmetic: F32, or F64.
+        /// The dtype of the arithmetic: F32, or F64.
         #[default]
         Compute,
-        /// BF16, as the authors' code and torch do: faster on devices with units for it.
+        /// BF16, as in the authors' code and torch: faster on devices with units for it.
         ///
-        /// On the CPU it is slower, as candle widens to F32 there. The polynomials are added up in F32, of
-        /// coefficients that are not rounded, and rounded once.
+        /// On the CPU it is slower, because candle widens to F32 there. The terms of a polynomial are added
+        /// in F32, with coefficients that are not rounded. Each sum is rounded once.
         BF16,
         /// F16.
         F16,
     }
 }
 
-/// At most 100 steps of the iteration: a number from a file must not keep an update busy for ever.
+/// Refuses more than 100 steps: a number from a file must not keep an update busy for ever.
 pub(crate) fn at_most_100(steps: u64) -> Option<&'static str> {
     (steps > 100).then_some("100 or less")
 }
 
-/// How matrices are made orthogonal, and how long their steps are.
+/// The settings of the iteration, and of the length of steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Orthogonal {
     pub(crate) matrices: Matrices,
@@ -145,23 +158,25 @@ pub(crate) struct Orthogonal {
 }
 
 impl Orthogonal {
-    /// Each matrix of a stack with all singular values about 1.
+    /// Returns a stack of matrices with all singular values moved near 1.
     pub(crate) fn of(&self, stack: &Tensor) -> Candle<Tensor> {
         let (_, rows, columns) = stack.dims3()?;
-        // Divided first: a row of zeros has no factor that is finite for each ε.
+        // Rows are divided first and multiplied later, because a single factor (mean norm / row norm)
+        // overflows for a row of zeros with a tiny ε, and 0·∞ is NaN.
         let stack = &if self.equilibrate {
             let rows_of_norm_1 = stack.broadcast_div(&row_norms(stack)?.maximum(self.epsilon)?)?;
             rows_of_norm_1.broadcast_mul(&(norms(stack)? / (rows as f64).sqrt())?)?
         } else {
             stack.clone()
         };
+        // No singular value is larger than this norm, so that all are at most 1 after the division.
         let sizes = ((norms(stack)? + self.epsilon)? / self.coefficients.norm())?;
         let u = stack.broadcast_div(&sizes)?.to_dtype(match self.products {
             Products::Compute => stack.dtype(),
             Products::BF16 => DType::BF16,
             Products::F16 => DType::F16,
         })?;
-        // Smaller products: the iteration is on the smaller side.
+        // Products are smallest if u has no more rows than columns, because u·uᵀ has rows² elements.
         let u = if rows > columns {
             self.iterated(u.transpose(1, 2)?)?.transpose(1, 2)?
         } else {
@@ -171,17 +186,19 @@ impl Orthogonal {
         if !self.renormalise {
             return Ok(u);
         }
+        // A matrix of zeros stays zero, because its norm is raised to ε.
         u.broadcast_div(&norms(&u)?.maximum(self.epsilon)?)? * (rows.min(columns) as f64).sqrt()
     }
 
     fn iterated(&self, mut u: Tensor) -> Candle<Tensor> {
         let products = u.dtype();
-        // The coefficients have more digits than 16 bits.
+        // In 16 bits the coefficients would be rounded, and the polynomial would be another one.
         let wide = |x: &Tensor| x.to_dtype(if products == DType::F64 { DType::F64 } else { DType::F32 });
         for step in 0..self.steps as usize {
             let (a, b, c) = self.coefficients.polynomial(step);
             let s = u.matmul(&u.transpose(1, 2)?)?;
             let linear = (wide(&s)? * b)?;
+            // `Cubic` has no fifth power, and saves the product s·s.
             let polynomial = if c == 0.0 { linear } else { (linear + (wide(&s.matmul(&s)?)? * c)?)? }
                 .to_dtype(products)?;
             u = ((wide(&u)? * a)? + wide(&polynomial.matmul(&u)?)?)?.to_dtype(products)?;
@@ -189,15 +206,16 @@ impl Orthogonal {
         Ok(u)
     }
 
-    /// The factor of the steps of a stack's matrices.
+    /// The factor of [`StepScale`] for the matrices of a stack.
     pub(crate) fn scale(&self, stack: &Tensor) -> Candle<f64> {
         let (_, rows, columns) = stack.dims3()?;
         Ok(self.scale.of(rows, columns))
     }
 }
 
-/// [`hyper_parameters!`](crate::hyper_parameters) of a rule that makes matrices orthogonal: its own fields,
-/// with an `epsilon` among them, and those that all such rules have.
+/// Declares a rule that makes matrices orthogonal, by [`hyper_parameters!`](crate::hyper_parameters).
+///
+/// The rule has the fields that are passed, one of them `epsilon`, and those that all such rules have.
 macro_rules! orthogonal_parameters {
     (
         $(#[$meta:meta])*
@@ -209,32 +227,33 @@ macro_rules! orthogonal_parameters {
             $(#[$meta])*
             pub struct $Rule: AdaptiveStep {
                 $($fields)*
-                /// The steps of the iteration, at most 100. Singular values are about 1 after five. Each step
-                /// is three matrix products.
+                /// The number of steps of the iteration, at most 100. Singular values are about 1 after five.
+                /// Each step takes three matrix products, with `Cubic` two.
                 ns_steps: u64 = 5 => $crate::rules::matrix::at_most_100,
                 /// The polynomials of the iteration.
                 coefficients: $crate::rules::matrix::NewtonSchulz = $crate::rules::matrix::NewtonSchulz::Jordan => $crate::rule::range::any,
-                /// The factor of a step, by the shape of its matrix.
+                /// The factor on a step, by the shape of the matrix.
                 scale: $crate::rules::matrix::StepScale = $scale => $crate::rule::range::any,
                 /// Which dimensions are rows and columns.
                 matrix: $crate::rules::matrix::MatrixForm = $crate::rules::matrix::MatrixForm::Stack => $crate::rule::range::any,
-                /// The number of equal parts into which rows are cut, each a matrix: the heads of attention.
+                /// The number of equal parts into which rows are cut, such as the heads of attention. Each
+                /// part is a matrix.
                 heads: u64 = 1 => $crate::rule::range::at_least_one,
-                /// The rows of each part of a fused matrix, in place of `heads`: query, key and value; gate
-                /// and up.
+                /// The number of rows in each part of a fused matrix: query, key and value; gate and up.
+                /// `heads` must then be 1.
                 parts: $crate::rule::field::Sizes = $crate::rule::field::Sizes::default() => $crate::rule::range::any,
-                /// In which dtype the products of the iteration are.
+                /// The dtype of the matrix products in the iteration.
                 products: $crate::rules::matrix::Products = $crate::rules::matrix::Products::Compute => $crate::rule::range::any,
-                /// Whether all rows of a matrix get one norm before the iteration, the root mean square of
-                /// theirs.
+                /// Whether all rows of a matrix are scaled to one norm before the iteration.
                 ///
-                /// It is the row form of MuonEq ([arXiv 2603.28254](https://arxiv.org/abs/2603.28254)), which
-                /// nanochat has on.
+                /// That norm is the root mean square of the norms of all rows. This is the row form of MuonEq
+                /// ([arXiv 2603.28254](https://arxiv.org/abs/2603.28254)), which nanochat always uses.
                 equilibrate: bool = false => $crate::rule::range::any,
-                /// Whether a matrix gets the norm of an orthogonal one after the iteration, √min(rows,
-                /// columns).
+                /// Whether a matrix is scaled to √min(rows, columns), the norm of an orthogonal matrix, after
+                /// the iteration.
                 ///
-                /// It is Muon+ ([arXiv 2602.21545](https://arxiv.org/abs/2602.21545)), which nanochat has on.
+                /// This is Muon+ ([arXiv 2602.21545](https://arxiv.org/abs/2602.21545)), which nanochat
+                /// always uses.
                 renormalise: bool = false => $crate::rule::range::any,
             }
         }

@@ -28,22 +28,21 @@ crate::hyper_parameters! {
     /// dx' = η·(u + λ·x)
     /// ```
     ///
-    /// With β₂ = 1 the moments v, L and R are sums without correction, as in the paper: AdaGrad with
-    /// matrices, whose step gets shorter. With the norm of Adam's step (`graft`) learning rates of
-    /// [`AdamW`](crate::AdamW) are right.
+    /// If β₂ = 1, then v, L and R are sums without correction, as in the paper: AdaGrad with matrices, whose
+    /// steps get shorter. If `graft` is on, a step has the norm of Adam's step, so that learning rates of
+    /// [`AdamW`](crate::AdamW) fit.
     ///
-    /// A matrix is the last two dimensions. A tensor with more is a stack of matrices, unless `matrix` makes
-    /// it one matrix. A side with more than `max_size` elements has no root, and the other then has twice the
-    /// exponent. Vectors and numbers, and matrices of which both sides are larger, have the step a: the
-    /// diagonal form.
+    /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices,
+    /// unless `matrix` makes it one matrix. A side longer than `max_size` has no root, and the other side
+    /// then has twice the exponent. If both sides are larger, the matrix has the step a (the diagonal form),
+    /// as vectors and numbers have.
     ///
     /// # What it costs
-    /// State of rows·columns parameters, in numbers of the compute dtype:
-    /// 2·rows·columns + 2·(rows² + columns²). That is 6 for each parameter of a square matrix, 24 bytes in
-    /// F32. A step is 2 products for each side, 4·rows + 4·columns operations for each parameter. Every
-    /// `interval` steps each side needs its eigenvectors, on the host in F64: [`SOAP`](crate::SOAP) says how
-    /// long that takes, 0.95 s for a side of 1024. A larger `interval` has shorter steps and older roots; 100
-    /// is usual for networks.
+    /// A matrix has a state of 2·rows·columns + 2·(rows² + columns²) numbers in the compute dtype. For a
+    /// square matrix that is 6 numbers for each parameter, 24 bytes in F32. A step takes 2 products for each
+    /// side, 4·rows + 4·columns operations for each parameter. Every `interval` steps the host computes the
+    /// eigenvectors of each side in F64: 0.95 s for a side of 1024, see the table of [`SOAP`](crate::SOAP). A
+    /// larger `interval` makes steps faster and roots older; 100 is usual for networks.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -59,37 +58,39 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// Sums and matrix products are candle's. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// With β = (0, 1), one step per interval and no grafting it is the paper's, whose p is 1/4 and which
-    /// adds ε₁ once, at the start. So it was checked against pytorch_optimizer's `Shampoo`. There and in the
-    /// distributed form a vector has a full matrix, and each dimension of a tensor with more than two has a
-    /// matrix of its own. The distributed form cuts matrices larger than 1024 into blocks.
+    /// With β = (0, 1), `interval` 1 and no grafting the rule is the paper's, whose p is 1/4, except that the
+    /// paper adds ε₁ once, at the start. With these settings it was checked against pytorch_optimizer's
+    /// `Shampoo`. There and in the distributed form a vector has a full matrix, and a tensor of more than two
+    /// dimensions has one matrix for each dimension. The distributed form cuts matrices larger than 1024 into
+    /// blocks.
     ///
-    /// Before the first roots, in the first `interval` - 1 steps, the step is a. The distributed form has
-    /// that of its grafting until `start_preconditioning_step`, by default its interval. pytorch_optimizer's
-    /// `Shampoo` has roots of zeros until then, so that nothing moves. torch, optax and Optimisers.jl have no
-    /// such rule.
+    /// In the first `interval` - 1 steps there are no roots, and the step is a. The distributed form takes
+    /// the step of its grafting until `start_preconditioning_step`, by default its interval. In
+    /// pytorch_optimizer's `Shampoo` the first roots are zeros, so that nothing moves until then. torch,
+    /// optax and Optimisers.jl have no such rule.
     pub struct Shampoo: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
-        /// β₁, β₂: the decays of the first moment and of all second moments; with β₂ = 1 these are sums.
+        /// β₁, β₂: the decays of the first moment and of all second moments. If β₂ = 1, second moments are
+        /// sums.
         beta: (f64, f64) = (0.9, 0.999) => decay_and_sum,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
         /// ε₁, ε₂: what is added to eigenvalues, and what keeps the denominator of Adam's step from zero.
         epsilon: (f64, f64) = (1e-12, 1e-8) => both_non_negative,
-        /// After how many steps the roots are computed again.
+        /// The number of steps from one computation of the roots to the next.
         interval: u64 = 10 => range::at_least_one,
         /// p: the power of each of two sides, above 0 and at most 1.
         exponent: f64 = 0.25 => up_to_one,
-        /// Whether steps have the norm of Adam's.
+        /// Whether a step is scaled to the norm of Adam's step.
         graft: bool = true => range::any,
-        /// The largest side that has a root. It decides the state when that is made.
+        /// The longest side that has a root. Choose it before `setup`: it decides the state's shape.
         max_size: u64 = 1024 => range::any,
-        /// Which dimensions are rows and columns. It decides the state when that is made.
+        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -103,7 +104,7 @@ fn up_to_one(value: f64) -> Option<&'static str> {
     (!(value > 0.0 && value <= 1.0)).then_some("a number above 0, and at most 1")
 }
 
-/// Second moments in step t: decayed means, or sums.
+/// How second moments take up a gradient in step t: as decayed means, or as sums if β₂ = 1.
 #[derive(Clone, Copy)]
 struct Gathering {
     decay: f64,
@@ -138,6 +139,7 @@ impl Shampoo {
         *m = toward(m, dx, 1.0 - self.beta.0)?;
         *v = second.with(v, &dx.sqr()?)?;
         let adam = whole_direction((m, of_mean), (v, second.correction), self.epsilon.1)?;
+        // The exponents of all sides add up to 2·p, so that a single side has it all.
         let power = if sides.len() == 1 { 2.0 * self.exponent } else { self.exponent };
         for side in sides.iter_mut() {
             side.collect(&stacked(dx)?, |mean, product| second.with(mean, product))?;
@@ -145,6 +147,7 @@ impl Shampoo {
                 *side.matrix = inverse_power(&(&*side.mean / second.correction)?, self.epsilon.0, power)?;
             }
         }
+        // Before the first roots the matrices are zeros, and so would be the step.
         if sides.is_empty() || !has_roots {
             return adam * self.eta;
         }
@@ -172,9 +175,11 @@ impl Rule for Shampoo {
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
         let t = *calls + 1;
-        // The first roots may be late, if the interval has been made shorter.
+        // If `interval` was shortened before the first roots, t can be above `interval`: roots are then due
+        // at once.
         let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
         let next_roots = *roots + u64::from(is_due);
+        // `set_counter` would also count a missing gradient, which is no step.
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {
             let Some((moments, others)) = tensors.split_first_chunk_mut() else {

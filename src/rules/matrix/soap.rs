@@ -28,19 +28,18 @@ crate::hyper_parameters! {
     ///                                   from the largest eigenvalue on
     /// ```
     ///
-    /// The first gradient only makes the first eigenvectors: the parameter stays. A matrix is the last two
-    /// dimensions. A tensor with more is a stack of matrices, unless `matrix` makes it one matrix. A side
-    /// with more than `max_size` elements has no eigenvectors: Q or S is 1 there. Vectors and numbers, and
-    /// matrices of which both sides are larger, have [`AdamW`](crate::AdamW)'s step, from the second gradient
-    /// on.
+    /// The first gradient only makes the first eigenvectors: the parameter stays. Rows and columns are the
+    /// last two dimensions. A tensor with more dimensions is a stack of matrices, unless `matrix` makes it
+    /// one matrix. A side longer than `max_size` has no eigenvectors: Q or S is 1 there. If both sides are
+    /// larger, the matrix has [`AdamW`](crate::AdamW)'s step from the second gradient on, as vectors and
+    /// numbers have.
     ///
     /// # What it costs
-    /// State of rows·columns parameters, in numbers of the compute dtype:
-    /// 2·rows·columns + 2·(rows² + columns²). That is 6 for each parameter of a square matrix, 24 bytes in
-    /// F32. A step is 3 products with each side's basis and 1 for its mean: 8·rows + 8·columns operations for
-    /// each parameter. Every `interval` steps there is a QR decomposition of each side, and once its
-    /// eigenvectors. Both are on the host in F64, a matrix in each thread. On one core of a server, for one
-    /// matrix:
+    /// A matrix has a state of 2·rows·columns + 2·(rows² + columns²) numbers in the compute dtype. For a
+    /// square matrix that is 6 numbers for each parameter, 24 bytes in F32. A step takes 3 products with each
+    /// side's basis and 1 for its mean, 8·rows + 8·columns operations for each parameter. The first gradient
+    /// costs the eigenvectors of each side, and every `interval` steps cost a QR decomposition of each side.
+    /// The host computes both in F64, one matrix in each thread. One matrix takes on one core of a server:
     ///
     /// | side | eigenvectors | QR |
     /// | --- | --- | --- |
@@ -49,8 +48,8 @@ crate::hyper_parameters! {
     /// | 1024 | 0.95 s | 0.5 s |
     /// | 2048 | 13 s | 5.6 s |
     ///
-    /// That is why `max_size` is 1024. Means and bases need their precision: to make the state smaller with
-    /// [`StoreAs`](crate::StoreAs), name `m` and `eigen_v` only.
+    /// Therefore the default of `max_size` is 1024. Means and bases need their precision: to make the state
+    /// smaller with [`StoreAs`](crate::StoreAs), name only `m` and `eigen_v`.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -67,16 +66,18 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums and matrix products are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// Sums and matrix products are candle's. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// As the authors' code does it, checked against pytorch_optimizer's `SOAP` with its QR decomposition in
+    /// As in the authors' code, and checked against pytorch_optimizer's `SOAP` with its QR decomposition in
     /// F64. There ε is added before v is corrected for its start, the decay is applied to the parameter after
-    /// the step, λ is 0.01 and `max_precond_dim` 10000, and each dimension of a tensor with more than two has
-    /// a basis of its own. The paper does take a step with the first gradient. torch, optax and Optimisers.jl
-    /// have no such rule. If a side is larger than the rank of the first gradient, some of its eigenvectors
-    /// are arbitrary, only orthogonal to the others: another library has others.
+    /// the step, λ is 0.01, `max_precond_dim` is 10000, and a tensor of more than two dimensions has one
+    /// basis for each dimension. The paper takes a step with the first gradient. torch, optax and
+    /// Optimisers.jl have no such rule.
+    ///
+    /// If a side is longer than the rank of the first gradient, some of its eigenvectors are arbitrary, only
+    /// orthogonal to the others. Other libraries then find other ones.
     pub struct SOAP: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
@@ -86,11 +87,11 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// After how many steps the eigenvectors are brought nearer to those of the means.
+        /// The number of steps after which the bases are brought nearer to the eigenvectors of the means.
         interval: u64 = 10 => range::at_least_one,
-        /// The largest side that has eigenvectors. It decides the state when that is made.
+        /// The longest side that has eigenvectors. Choose it before `setup`: it decides the state's shape.
         max_size: u64 = 1024 => range::any,
-        /// Which dimensions are rows and columns. It decides the state when that is made.
+        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -112,10 +113,11 @@ impl SOAP {
                 side.collect(&gradient, |mean, product| toward(mean, product, 1.0 - b3))?;
                 *side.matrix = eigenvectors(side.mean)?;
             }
-            // Not zeros: NaN and infinity have to show.
+            // A product instead of zeros, so that NaN and infinity in the gradient reach the parameter.
             return dx * 0.0;
         }
         let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.turned(&x, side.matrix));
+        // m is in the parameter's coordinates, and turned in each step: new bases do not change it.
         *m = toward(m, dx, 1.0 - b1)?;
         let mut next_v = toward(&stacked(v)?, &turned(gradient.clone())?.sqr()?, 1.0 - b2)?;
         let inside = whole_direction(
@@ -129,6 +131,7 @@ impl SOAP {
             if t.is_multiple_of(self.interval) {
                 let (basis, order) = nearer(side.mean, side.matrix)?;
                 *side.matrix = basis;
+                // v has a number for each eigenvector, and `nearer` has sorted these again.
                 next_v = picked(&next_v, &order, side.side.dimension())?;
             }
         }
@@ -136,7 +139,7 @@ impl SOAP {
         step.reshape(dx.shape())? * self.eta
     }
 
-    /// The step of a parameter without matrices.
+    /// The rule that a parameter without matrices follows.
     fn plain(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
         AdamW {
@@ -151,6 +154,7 @@ impl SOAP {
 
 impl Rule for SOAP {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
+        // v in the eigenvectors has a name of its own, so that no rule takes it over as Adam's second moment.
         let [m, v, eigen_v] = ["m", "v", "eigen_v"].map(Slot::zeros);
         if self.matrix.dims(x.shape()).is_none() {
             return State::for_slots(x, &[m, v.second_moment()]);
@@ -165,6 +169,7 @@ impl Rule for SOAP {
         };
         let Parts { slots, counters, .. } = state.parts();
         let (dx, calls) = dx.next_step(counters)?;
+        // The first gradient makes no step, so that corrections count from the second.
         let t = calls - 1;
         if self.matrix.dims(x.shape()).is_none() {
             return Ok(Flow::Step(if t == 0 { dx.scale(0.0) } else { dx.step_of(&self.plain(), t, slots) }));

@@ -1,4 +1,14 @@
-//! The sides of matrices that a rule works on.
+//! The two sides of a rule's matrices: rows (left) and columns (right). For each side the state has two
+//! square tensors.
+//!
+//! The tensors of the left side mix rows, those of the right side mix columns. The first tensor of a side is
+//! the mean of G·Gᵀ (left) or Gᵀ·G (right) over gradients G. The second is a matrix computed from this mean,
+//! such as its eigenvectors or a root. A parameter is a stack of `count` matrices, so a tensor of a side of
+//! length `size` has the shape `[count, size, size]`.
+//!
+//! If a side is too long for its rule, it has no matrices. Its tensors stay in the state with the shape
+//! `[count, 0, 0]`, so that the names of tensors depend only on the number of dimensions. Ranks without a
+//! part of the parameter also need these names.
 
 use candle_core::{Result as Candle, Tensor};
 
@@ -7,7 +17,8 @@ use crate::error::Result;
 use crate::numbers::largest;
 use crate::rule::{Parameter, Slot, State};
 
-/// above / below, and 0 where both are 0; no more than the largest number, as `below` may be denormal.
+/// above / below, at most the largest number of the dtype, because a denormal `below` would give infinity.
+/// Where `below` is 0, the result is `above`, because the quotient would be infinite or NaN.
 pub(crate) fn ratio(above: &Tensor, below: &Tensor) -> Candle<Tensor> {
     (above / below.eq(0.0)?.where_cond(&below.ones_like()?, below)?)?.minimum(largest(above.dtype()))
 }
@@ -15,18 +26,17 @@ pub(crate) fn ratio(above: &Tensor, below: &Tensor) -> Candle<Tensor> {
 /// The two sides of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// What mixes rows.
+    /// Matrices of this side mix rows.
     Left,
-    /// What mixes columns.
+    /// Matrices of this side mix columns.
     Right,
 }
 
-/// The names of a side's two state tensors: the mean of products of the gradient, and the matrix that follows
-/// from it.
+/// The names of the two state tensors of each side: the mean of products, and the matrix computed from it.
 pub(crate) type SideNames = [(Side, [&'static str; 2]); 2];
 
 impl Side {
-    /// The dimension of a stack that it mixes.
+    /// The dimension of a stack that the side's matrices mix.
     pub(crate) fn dimension(self) -> usize {
         match self {
             Side::Left => 1,
@@ -58,13 +68,15 @@ impl Side {
         }
     }
 
-    /// The sides that `state` has matrices for; `None` if these are not as [`with_sides`] makes them for x.
+    /// The sides for which `state` has matrices. `None` if the matrices do not have the shapes that
+    /// [`with_sides`] makes for x.
     pub(crate) fn of_state(
         state: &State,
         x: Parameter<'_>,
         form: MatrixForm,
         names: &SideNames,
     ) -> Option<Vec<Side>> {
+        // The shapes decide, because fields such as `max_size` may have changed since the state was made.
         let dims = form.dims(x.shape()).unwrap_or_default();
         let mut sides = Vec::new();
         for (side, [name, _]) in names {
@@ -80,9 +92,8 @@ impl Side {
     }
 }
 
-/// Adds two tensors of zeros to a state for each side of the matrices of x. They are empty if the side has
-/// more than `max_size` elements: names follow from the number of dimensions alone, as ranks without a part
-/// of a parameter need them, too.
+/// Adds two tensors of zeros to a state for each side of the matrices of x: empty ones if the side is longer
+/// than `max_size`.
 pub(crate) fn with_sides(
     state: State,
     x: Parameter<'_>,
@@ -100,12 +111,13 @@ pub(crate) fn with_sides(
             x,
             if is_small { (count, size, size) } else { (count, 0, 0) },
         )?;
-        // A side mixes rows, and a new matrix of a stack has no root.
+        // If the parameter gets new rows, these tensors restart: those of a matrix mix its rows, and in a
+        // stack a row is a whole matrix, so a new one has no root yet.
         Ok(if is_small { state.restarted_by_new_rows(name) } else { state })
     })
 }
 
-/// A side in a step, with its two state tensors.
+/// One side with its two state tensors, in a step.
 pub(crate) struct SideStep<'s> {
     pub(crate) side: Side,
     pub(crate) mean: &'s mut Tensor,
@@ -113,7 +125,7 @@ pub(crate) struct SideStep<'s> {
 }
 
 impl<'s> SideStep<'s> {
-    /// These sides with their tensors, which come in pairs; those of other sides are empty.
+    /// The given sides with their tensors. `tensors` has a pair for the left side, then one for the right.
     pub(crate) fn all(sides: &[Side], tensors: &'s mut [Tensor]) -> Vec<Self> {
         let step = |(pair, side): (&'s mut [Tensor], Side)| match pair {
             [mean, matrix] if sides.contains(&side) => Some(SideStep { side, mean, matrix }),
@@ -122,7 +134,8 @@ impl<'s> SideStep<'s> {
         tensors.chunks_exact_mut(2).zip([Side::Left, Side::Right]).filter_map(step).collect()
     }
 
-    /// Moves the mean of products of the gradient.
+    /// Updates the mean of products with the product of this gradient. `moved` computes the new mean from the
+    /// old mean and the product.
     pub(crate) fn collect(
         &mut self,
         gradient: &Tensor,

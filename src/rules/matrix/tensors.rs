@@ -4,8 +4,8 @@ use candle_core::{D, Result, Tensor};
 
 use crate::numbers::value::above_zero;
 
-/// The matrix of a tensor of two or more dimensions, the first by all others, or `None`. In linear and
-/// convolution layers each row makes one output.
+/// A tensor as a matrix, its first dimension by all others. `None` for fewer than two dimensions. In linear
+/// and convolution layers a row has the weights of one output.
 pub(crate) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
     if x.rank() < 2 { Ok(None) } else { x.flatten_from(1).map(Some) }
 }
@@ -29,7 +29,8 @@ pub(crate) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> 
     old + ((new - old)? * weight)?
 }
 
-/// Adam's direction m̂ / (√v̂ + ε) of whole tensors, from both moments and what they are divided by.
+/// Adam's direction m̂ / (√v̂ + ε) of whole tensors. Each moment comes with its bias correction, which
+/// divides it.
 pub(crate) fn whole_direction(m: (&Tensor, f64), v: (&Tensor, f64), epsilon: f64) -> Result<Tensor> {
     (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + above_zero(epsilon))?
 }

@@ -1,5 +1,16 @@
 //! What schedule-free rules share: the parameter y lies between a point z, which makes the steps, and the
-//! mean x̄ of where z has been.
+//! mean x̄ of all points z.
+//!
+//! x̄ is not stored, because it follows from y = β·x̄ + (1 - β)·z. Written with increments, the recurrence
+//! needs only y and the old z:
+//!
+//! ```text
+//! x̄  = (1 - c)·x̄ + c·(z - u)
+//! y  = y - c·(y - z) - (1 - β·(1 - c))·u
+//! z  = z - u                                    u is the step of z
+//! ```
+//!
+//! While y = z and u = 0, y keeps its bits in any precision.
 
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
@@ -7,7 +18,7 @@ use crate::rule::{
     Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule,
 };
 
-/// Where y lies, and what z weighs in the mean.
+/// The weights of one step: where y lies, and how much z counts in the mean.
 #[derive(Clone, Copy)]
 pub(crate) struct Interpolation {
     /// The weight of x̄ in y.
@@ -17,18 +28,19 @@ pub(crate) struct Interpolation {
 }
 
 impl Interpolation {
-    /// Moves z by a step, and returns what y moves by.
+    /// Moves z by `step`, and returns what is subtracted from y.
     #[inline(always)]
     pub(crate) fn follow<V: Value>(self, y: V, z: &mut V, step: V) -> V {
+        // Before z moves: the increment of y is from the old z.
         let towards = (y - *z) * self.c;
         *z = *z - step;
         towards + step * (1.0 - self.beta * (1.0 - self.c))
     }
 }
 
-/// A rule that is made free of a schedule. [`rule_by!`](crate::rules::rule_by) makes a `Rule` of it.
+/// A rule that becomes schedule-free. [`rule_by!`](crate::rules::rule_by) implements `Rule` for it.
 pub(crate) trait Interpolates: Adjust {
-    /// The arithmetic of a step, on z and the slots of the rule's own.
+    /// The arithmetic of a step, on z and the rule's own slots (state tensors).
     type Step: Arithmetic;
 
     /// The slots besides z.
@@ -44,25 +56,25 @@ pub(crate) trait Interpolates: Adjust {
     fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> Self::Step;
 }
 
-/// `eta` in step `t`, from 1 on, of a warm-up that reaches it in its last step.
+/// The learning rate of step `t` (1 for the first), which rises to `eta` in `warmup_steps` steps.
 pub(crate) fn warm(eta: f64, t: u64, warmup_steps: u64) -> f64 {
     if warmup_steps == 0 { eta } else { eta * (t as f64 / warmup_steps as f64).min(1.0) }
 }
 
-/// A number above 0 and below 1. With 0, x̄ has no part in y, and could not be found from y and z.
+/// The check of a number above 0 and below 1. With β = 0, y would not depend on x̄, which is found from y.
 pub(crate) fn positive_decay(beta: f64) -> Option<&'static str> {
     let zero = (beta == 0.0).then_some(());
     range::decay(beta).map(|_| ()).or(zero).and(Some("a number in (0, 1)"))
 }
 
-/// [`positive_decay`] of the first number.
+/// The check of two decays. The first passes [`positive_decay`].
 pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
     let first = positive_decay(beta.0).map(|_| ());
     range::decays(beta).map(|_| ()).or(first).and(Some("two numbers in [0, 1), the first above 0"))
 }
 
-/// The state: z, the rule's own slots, and the numbers that c follows from. New weights keep t, so that there
-/// is one warm-up.
+/// Makes the state: z, the rule's own slots, and the numbers that c follows from. New weights of the model
+/// keep t, so that there is only one warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
     let state = slots
@@ -80,6 +92,7 @@ pub(crate) fn apply<'a>(
     let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
         return state_of_another_rule(rule);
     };
+    // A missing gradient is no step: neither the counter nor the weights of the mean move.
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
@@ -88,14 +101,14 @@ pub(crate) fn apply<'a>(
     let next_largest = largest.max(eta);
     let weight = next_largest * next_largest;
     let next_weights = *weights + weight;
-    // If no learning rate was above 0 so far there is nothing to average.
+    // If no learning rate was above 0 so far, there is nothing to average, and c would be 0 / 0.
     let c = if next_weights > 0.0 { weight / next_weights } else { 0.0 };
     let kernel = rule.step_at(step, eta, Interpolation { beta: rule.weight_of_mean(), c });
     let dx = dx.set_counter(t, step).set_number(largest, next_largest).set_number(weights, next_weights);
     Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
 }
 
-/// x̄ = y + (y - z)·(1 - β) / β, which lies beyond y as seen from z. The number is the factor.
+/// x̄ = y + (y - z)·(1 - β) / β, a point beyond y as seen from z. The field is (1 - β) / β.
 #[derive(Clone, Copy)]
 struct Extrapolation(f64);
 

@@ -1,4 +1,4 @@
-//! Rules without a schedule: the gradient is taken between two sequences of weights.
+//! Rules that need no learning-rate schedule: the gradient is taken between two sequences of weights.
 
 pub(crate) mod interpolation;
 

@@ -7,8 +7,8 @@ use crate::rules::rule_by;
 crate::hyper_parameters! {
     /// Schedule-free AdamW: no learning-rate schedule.
     ///
-    /// The weights to evaluate with are not those that are trained. Source: Defazio et al. 2024,
-    /// [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
+    /// The model is evaluated with other weights (x̄) than those that are trained (y). Source: Defazio et al.
+    /// 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
     ///
     /// ```text
     /// η_t = η·min(1, t / warmup_steps),   w = (largest η so far)²,   W = W + w,   c = w / W
@@ -18,21 +18,22 @@ crate::hyper_parameters! {
     /// y   = β₁·x̄ + (1 - β₁)·z
     /// ```
     ///
-    /// It is computed in increments without x̄, so that a parameter without anything to do stays where it is
-    /// in any precision:
+    /// The rule computes increments without x̄, so that a parameter whose steps are all 0 keeps its bits in
+    /// any precision:
     ///
     /// ```text
     /// u   = η_t·(dx / (√v̂ + ε) + λ·y)
     /// dx' = c·(y - z) + (1 - β₁·(1 - c))·u,   z = z - u
     /// ```
     ///
-    /// The parameter is y. The weights to evaluate with are x̄, see
-    /// [`StateTree::with_averages`](crate::StateTree::with_averages). It is the last of a chain. x̄ is not
-    /// stored but found from y and z: x̄ = y + (y - z)·(1 - β₁) / β₁. When the model is given new weights by
-    /// [`set_masters`](crate::StateTree::set_masters) or
-    /// [`refresh_masters`](crate::StateTree::refresh_masters), x̄ and z start from these, with W = 0; v, the
-    /// warm-up and the largest η stay. Without such a call the next update refuses them, because it would
-    /// lead y back to the old z.
+    /// The parameter is y. To evaluate with x̄ use
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages). x̄ is not stored but computed from y
+    /// and z: x̄ = y + (y - z)·(1 - β₁) / β₁. Put this rule last in a chain.
+    ///
+    /// If [`set_masters`](crate::StateTree::set_masters) or
+    /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, x̄ and z start
+    /// from these, with W = 0; v, the warm-up and the largest η stay. Without such a call the next update
+    /// refuses new weights, because it would lead y back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -51,11 +52,11 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1) with its `r` of 0 and `weight_lr_power` of 2,
-    /// and as optax's `schedule_free_adamw` without a warm-up. With one, optax steps with
-    /// η·(t - 1) / warmup_steps, so that its first step has no length, and weighs the mean by
-    /// η·t / warmup_steps. Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
-    /// [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) are the same with other steps.
+    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1) with `r` = 0 and `weight_lr_power` = 2.
+    /// Without a warm-up also as optax's `schedule_free_adamw`. With a warm-up optax steps with η·(t - 1) /
+    /// warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps.
+    /// Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
+    /// [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) differ only in the step of z.
     pub struct ScheduleFree: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
@@ -65,12 +66,12 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// In how many steps the learning rate reaches η.
+        /// The number of steps in which the learning rate rises to η.
         warmup_steps: u64 = 0 => range::any,
     }
 }
 
-/// A step of Adam without momentum.
+/// A step of z by Adam without momentum, and the step of y that follows.
 #[derive(Clone, Copy)]
 pub(crate) struct ScheduleFreeStep {
     adam: AdamScalars,

@@ -8,21 +8,22 @@ use crate::rules::rule_by;
 crate::hyper_parameters! {
     /// Schedule-free RAdam: neither a schedule nor a warm-up to choose.
     ///
-    /// It has the factor r of [`RAdam`](crate::RAdam). Source: Defazio et al. 2024,
-    /// [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
+    /// The factor r is that of [`RAdam`](crate::RAdam). Source: Defazio et al. 2024, [arXiv
+    /// 2405.15682](https://arxiv.org/abs/2405.15682).
     ///
     /// ```text
     /// v   = β₂·v + (1 - β₂)·dx²
-    /// η_t = r·η,   u = dx / (√v̂ + ε)      where r is known: from the fifth step on with the default β₂
-    /// η_t = 0                              before, or with silent = false: η_t = η,   u = dx
+    /// η_t = r·η,  u = dx / (√v̂ + ε)      if r is known: with the default β₂ from the fifth step on
+    /// η_t = 0                             if r is not known and silent = true
+    /// η_t = η,    u = dx                  if r is not known and silent = false
     /// w   = (largest η_t so far)²,   W = W + w,   c = w / W
     /// z   = z - η_t·(u + λ·y)
     /// x̄   = (1 - c)·x̄ + c·z
     /// y   = β₁·x̄ + (1 - β₁)·z
     /// ```
     ///
-    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y. What [`ScheduleFree`](crate::ScheduleFree) says of x̄, z
-    /// and new weights holds here, too.
+    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y. How to evaluate with x̄, and what x̄ and z become if the
+    /// model gets new weights, is the same as for [`ScheduleFree`](crate::ScheduleFree).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -42,23 +43,25 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As the authors' torch package, where `silent` is `silent_sgd_phase`. Checked against
-    /// pytorch_optimizer's `ScheduleFreeRAdam`, which agrees with `silent` on, and has η_t = 1 with it off.
-    /// optax and Optimisers.jl have no such rule.
+    /// pytorch_optimizer's `ScheduleFreeRAdam`. If `silent` is true, both agree. If `silent` is false,
+    /// pytorch_optimizer has η_t = 1 until r is known. optax and Optimisers.jl have no such rule.
     pub struct ScheduleFreeRAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
-        /// β₁, β₂: the weight of the average in y, above 0, and the decay of the second moment.
+        /// β₁, β₂: the weight of the average in y, and the decay of the second moment. β₁ is above 0, because
+        /// x̄ is computed from y and z by a division by β₁.
         beta: (f64, f64) = (0.9, 0.999) => positive_decays,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// Whether the first steps, while r is not known, do nothing. Else they are gradient descent.
+        /// Whether the first steps, for which r is not known, do nothing. If false, they are gradient
+        /// descent.
         silent: bool = true => range::any,
     }
 }
 
-/// The ρ from which on r is known, in the authors' package too.
+/// r is known if the ρ of [`RAdam`](crate::RAdam) is above this number, as in the authors' package.
 const THRESHOLD: f64 = 4.0;
 
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use crate::rule::{Arithmetic, Slot, range};
 use crate::rules::rule_by;
 
 crate::hyper_parameters! {
-    /// Schedule-free gradient descent: no schedule, and averaging in place of momentum.
+    /// Schedule-free gradient descent: no schedule, and averaging instead of momentum.
     ///
     /// Source: Defazio et al. 2024, [arXiv 2405.15682](https://arxiv.org/abs/2405.15682).
     ///
@@ -15,9 +15,9 @@ crate::hyper_parameters! {
     /// y   = β·x̄ + (1 - β)·z
     /// ```
     ///
-    /// The parameter is y. What [`ScheduleFree`](crate::ScheduleFree) says of x̄, z and new weights holds
-    /// here, too. State: z, one tensor. Learning rates are larger than those of momentum with the same β: the
-    /// paper takes 10 to 50 times as much.
+    /// The parameter is y. x̄, z and new weights are as for [`ScheduleFree`](crate::ScheduleFree). The state
+    /// is z, one tensor. Learning rates are larger than those of momentum with the same β: the paper's are 10
+    /// to 50 times as large.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -37,7 +37,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with and without a warm-up, and as optax's
-    /// `schedule_free_sgd` without one. [`ScheduleFree`](crate::ScheduleFree) says what optax's warm-up is.
+    /// `schedule_free_sgd` without one. [`ScheduleFree`](crate::ScheduleFree) describes optax's warm-up.
     /// Optimisers.jl has no such rule.
     pub struct ScheduleFreeSGD: Step {
         /// η: the learning rate.
@@ -46,7 +46,7 @@ crate::hyper_parameters! {
         beta: f64 = 0.9 => positive_decay,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// In how many steps the learning rate reaches η.
+        /// The number of steps in which the learning rate rises to η.
         warmup_steps: u64 = 0 => range::any,
     }
 }

@@ -1,4 +1,4 @@
-//! The movement of a loss scale, and what an overflow does to a window.
+//! How a loss scale moves, and what an overflow does to a window (the calls that an `AccumGrad` collects).
 
 use serde::{Deserialize, Serialize};
 
@@ -8,15 +8,16 @@ use serde::{Deserialize, Serialize};
 pub struct DynamicScale {
     /// The scale at the start, above 0.
     pub initial: f64,
-    /// The factor of the scale after `growth_interval` steps without overflow; at least 1.
+    /// The factor by which the scale grows after `growth_interval` steps without overflow; at least 1.
     pub growth_factor: f64,
-    /// The factor of the scale on overflow; in (0, 1].
+    /// The factor by which the scale falls on overflow; in (0, 1].
     pub backoff_factor: f64,
-    /// The steps in a row without overflow after which the scale grows; at least 1.
+    /// The number of steps in a row without overflow after which the scale grows; at least 1.
     pub growth_interval: u64,
-    /// The overflow on which the scale falls: 1 is the first. The count starts anew when the scale grows.
+    /// The number of the overflow on which the scale falls; 1 is the first. Counted anew when the scale
+    /// grows.
     pub hysteresis: u64,
-    /// The smallest scale. An overflow there is an error.
+    /// The smallest scale. An overflow at this scale is an error.
     pub floor: f64,
 }
 

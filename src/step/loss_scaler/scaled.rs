@@ -1,5 +1,4 @@
-//! A scaled loss and its gradients. They know their scale, so that it is neither forgotten nor divided by
-//! twice.
+//! A scaled loss and its gradients, which carry their scale: an update without the scaler refuses them.
 
 use std::ops::Deref;
 
@@ -12,10 +11,10 @@ use crate::model::gradients::Gradients;
 use crate::model::lent::Lend;
 
 impl LossScaler {
-    /// The loss times the scale, in F32 at least: 65536 itself is no f16 number.
+    /// Multiplies a loss by the scale, in F32 at least, because 65536 itself is no f16 number.
     ///
-    /// If a network ends in f16, convert its output before the loss is computed: the gradient that enters f16
-    /// is then the scale times the gradient of the loss, and not the scale alone.
+    /// If a network ends in f16, convert its output before the loss is computed. Otherwise the gradient that
+    /// enters f16 is the scale alone, and not the scale times the gradient of the loss.
     ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
@@ -29,12 +28,12 @@ impl LossScaler {
         Ok(ScaledLoss { loss: scaled, scale: self.pending })
     }
 
-    /// Whether the scale falls when a gradient is not finite.
+    /// Whether the scale falls if a gradient is not finite.
     pub(crate) fn is_dynamic(&self) -> bool {
         self.enabled && self.dynamic.is_some()
     }
 
-    /// Forgets a scaled loss whose gradients do not come.
+    /// Forgets the scaled loss, if its gradients will not come.
     pub(crate) fn forget_loss(&mut self) {
         self.pending = None;
     }
@@ -51,9 +50,8 @@ pub(crate) fn multiplied(loss: &Tensor, scale: f64) -> candle_core::Result<Tenso
 
 /// A loss that [`LossScaler::scale`](crate::LossScaler::scale) has multiplied by the scale.
 ///
-/// It can be read as a tensor. Its own [`backward`](ScaledLoss::backward) returns gradients that know the
-/// scale. Losses that are computed further, such as a sum of two, are tensors, and their gradients do not
-/// know it.
+/// It derefs to a tensor. Its own [`backward`](ScaledLoss::backward) returns gradients that carry the scale.
+/// Losses computed from it, such as a sum of two, are plain tensors, and their gradients carry none.
 #[must_use = "`backward` is to be called on this loss, and not on the one that was passed"]
 #[derive(Clone, Debug)]
 pub struct ScaledLoss {
@@ -80,9 +78,9 @@ impl Deref for ScaledLoss {
     }
 }
 
-/// The gradients of a [`ScaledLoss`], which an update takes only with the scaler.
+/// The gradients of a [`ScaledLoss`], which an update accepts only with the scaler.
 ///
-/// [`update`](crate::update) without it would take them for the gradients of the loss, and returns an error.
+/// [`update`](crate::update) refuses them, because it would apply them multiplied by the scale.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -111,7 +109,7 @@ impl ScaledGradients {
         self.store.get(x)
     }
 
-    /// The store of candle, which knows no scale.
+    /// The store of candle, which carries no scale.
     pub fn into_store(self) -> GradStore {
         self.store
     }

@@ -1,4 +1,4 @@
-//! What a step whose gradients come one at a time does for [`Segments`](crate::Segments).
+//! The methods of a streamed step for [`Segments`](crate::Segments).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,13 +15,12 @@ use crate::model::lent::Lent;
 use crate::rule::Progress;
 
 impl StreamedStep<'_> {
-    /// The scale of the loss that the gradients are of.
+    /// The scale of the loss that the gradients belong to.
     pub(crate) fn loss_scale(&self) -> f64 {
         self.call.loss_scale
     }
 
-    /// The paths that the state has for the model's variables. Other memory is refused, because it is in no
-    /// graph.
+    /// The paths of the model's variables. Refuses other memory, because it is in no graph.
     pub(crate) fn paths(&mut self) -> Result<HashMap<TensorId, String>> {
         let path = |(open, x): (&mut Mutex<OpenLeaf>, &Lent<'_>)| {
             let path = &open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf.path;
@@ -31,7 +30,8 @@ impl StreamedStep<'_> {
         self.leaves.iter_mut().zip(&self.parameters).map(path).collect()
     }
 
-    /// Refuses the step before the first push if gradients are required and will not come.
+    /// Refuses the step before the first push, if a required gradient will not come. `comes` returns whether
+    /// the gradient of a variable will.
     pub(crate) fn check_complete(&mut self, comes: impl Fn(&Tensor) -> bool) -> Result<()> {
         let (leaves, call) = (self.leaves.iter_mut(), &self.call);
         let made = leaves.zip(&self.parameters).map(|(open, x)| {
@@ -40,9 +40,12 @@ impl StreamedStep<'_> {
                 let progress = Some(Progress::Applied);
                 return Ok(LeafPlan { progress, has_gradient: true, moves: true, ..LeafPlan::default() });
             }
+            // The rule decides what a missing gradient means: a window, for example, may wait for a later
+            // one.
             Ok(plan(call, leaf, x, [], &mut None)?.plans[0].clone())
         });
         let plans = made.collect::<Result<Vec<_>>>()?;
+        // Not as a streamed call, because the error would report that parameters have moved.
         let summary = StepSummary::of(&UpdateCall { is_streamed: false, ..call.clone() }, &plans);
         if summary.is_refused() {
             self.put_back();
@@ -51,8 +54,8 @@ impl StreamedStep<'_> {
         Ok(())
     }
 
-    /// Pushes the gradient of a segment. If it is not finite and the scaler is dynamic, the parameter stays,
-    /// because a scale that falls shows that.
+    /// Pushes the gradient of a segment. If the gradient is not finite and the scaler is dynamic, the
+    /// parameter stays and the step goes on, because the falling scale shows the overflow.
     pub(crate) fn push_of_segment(&self, path: &str, gradient: &Tensor) -> Result<()> {
         let is_dynamic = self.scaler.as_ref().is_some_and(|scaler| scaler.is_dynamic());
         self.push_lent(path, gradient, is_dynamic).map_err(|error| match self.overflow.get() {

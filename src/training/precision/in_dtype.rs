@@ -1,19 +1,20 @@
+//! An adaptor that runs a module in a dtype of its own.
+
 use candle_core::{DType, Module, Tensor};
 
 use super::{check_supported, run_in};
 use crate::error::Result;
 use crate::model::{Model, Visitor};
 
-/// Runs a module in a dtype: the input is converted to it, and the output back to the input's.
+/// Runs a module in a dtype: converts the input to that dtype, and the output back to the input's.
 ///
-/// Gradients pass through both conversions.
+/// Gradients pass through both conversions. The parameters of the module are not converted.
 ///
-/// It is for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an
-/// F16 model. A [`PrecisionPolicy`](crate::PrecisionPolicy) says which parameter has which dtype. The
-/// module's own parameters are not converted.
+/// Use it for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an
+/// F16 model. A [`PrecisionPolicy`](crate::PrecisionPolicy) decides the dtype of each parameter.
 ///
-/// An input that is not floating-point (the tokens of an embedding) goes in as it is, and the output stays in
-/// the module's dtype.
+/// If the input is not floating-point (the tokens of an embedding), it is not converted, and the output stays
+/// in the module's dtype.
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor, Var};
@@ -30,10 +31,10 @@ use crate::model::{Model, Visitor};
 /// ```
 ///
 /// # candle's norms
-/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation that passes no gradients on:
-/// neither their own parameters nor any layer before them would train. `LayerNorm` without a bias,
-/// `RmsNorm::forward_diff` and `ops::layer_norm_slow` are differentiable. [A page](crate::guide::cuts) has
-/// them all, and [`StateTree::require_all`](crate::StateTree::require_all) refuses such an update.
+/// `candle_nn::LayerNorm` with a bias and `RmsNorm` run a fused operation without gradients: neither their
+/// own parameters nor the layers before them would train. `LayerNorm` without a bias, `RmsNorm::forward_diff`
+/// and `ops::layer_norm_slow` are differentiable. [A page](crate::guide::cuts) lists all such operations, and
+/// [`StateTree::require_all`](crate::StateTree::require_all) refuses an update without gradients.
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct InDtype<M> {
@@ -52,7 +53,7 @@ impl<M> InDtype<M> {
         Ok(InDtype { dtype, module })
     }
 
-    /// The dtype that the module runs in.
+    /// The dtype in which the module runs.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -70,7 +71,7 @@ impl<M: Module> Module for InDtype<M> {
     }
 }
 
-/// The module's parameters, under their paths without the adaptor.
+/// Visits the module's parameters, under the paths that they have without the adaptor.
 impl<M: Model> Model for InDtype<M> {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         self.module.visit(visitor);

@@ -1,9 +1,6 @@
-//! The rule that moves a model up along its gradient.
-//!
-//! A `StateTree::scratch_tree` has it, with no state but copies of masters, and the leaves, parts and ranks
-//! of the training.
+//! The rule that moves a model up along its gradient, for [`Sam`](super::Sam).
 
-// The macro writes `pub` in this private module.
+// `hyper_parameters!` writes `pub` in this private module.
 #![allow(unreachable_pub)]
 
 use crate::error::Result;
@@ -11,7 +8,7 @@ use crate::numbers::value::Value;
 use crate::rule::{Arithmetic, Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, Slots, State, range};
 
 crate::hyper_parameters! {
-    /// dx' = -ρ·dx / ‖all dx‖₂, or, if it is adaptive, -ρ·x²·dx / ‖all x·dx‖₂.
+    /// dx' = -ρ·dx / ‖all dx‖₂; if adaptive, dx' = -ρ·x²·dx / ‖all x·dx‖₂.
     pub(super) struct Climb {
         /// ρ: how far.
         rho: f64 = 0.05 => range::non_negative,
@@ -37,7 +34,8 @@ impl Rule for Climb {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (rho, norm) = (self.rho, Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error));
         let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
-        // 0 / 0, if ρ is 0 and all gradients are zero: any factor that is finite will do.
+        // A zero norm makes the quotient infinite, or NaN if ρ is 0. `min` makes both finite, so that factor
+        // times a gradient of zero is zero.
         let climbed = by_size(dx).scale_by_norm(norm, move |norms| -(rho / norms.gradient).min(f64::MAX));
         Ok(Flow::Step(by_size(climbed)))
     }

@@ -1,11 +1,11 @@
-//! What goes from one segment to the next: a tensor, several, or a type that has tensors.
+//! Activations, which go from one segment to the next: a tensor, several, or a type that has tensors.
 
 use candle_core::Tensor;
 
-/// What a segment of [`Segments`](crate::Segments) takes or returns: one tensor or several.
+/// The input or output of a segment of [`Segments`](crate::Segments): one tensor or several.
 ///
-/// Implemented for `Tensor`, for tuples of two to four, and for `Vec<Tensor>`. A type of your own lists its
-/// tensors, and is built from the same number of tensors.
+/// Implemented for `Tensor`, for tuples of two to four tensors, and for `Vec<Tensor>`. A type of your own
+/// lists its tensors, and is built from the same number of tensors.
 ///
 /// ```
 /// use candle_core::Tensor;
@@ -28,14 +28,15 @@ use candle_core::Tensor;
 /// }
 /// ```
 pub trait Activations {
-    /// Its tensors, in the order that [`from_tensors`](Activations::from_tensors) takes them in.
+    /// The tensors of this value, in the order in which [`from_tensors`](Activations::from_tensors) takes
+    /// them.
     fn tensors(&self) -> Vec<Tensor>;
 
     /// The value with these tensors.
     ///
     /// # Panics
-    /// May panic if they are more or fewer than the value had, which [`Segments`](crate::Segments) never
-    /// passes.
+    /// May panic if the number of tensors is not that of [`tensors`](Activations::tensors).
+    /// [`Segments`](crate::Segments) always passes that number.
     fn from_tensors(tensors: Vec<Tensor>) -> Self;
 }
 
@@ -82,5 +83,5 @@ tuples! {
     (a: Tensor, b: Tensor, c: Tensor, d: Tensor)
 }
 
-/// What every caller keeps to.
+/// The condition of [`Activations::from_tensors`].
 const COUNT: &str = "the number of tensors that `tensors` returns";

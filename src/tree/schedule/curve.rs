@@ -1,4 +1,9 @@
 //! Curves: numbers as functions of the step.
+//!
+//! Any count up to `u64::MAX` is valid, and values saturate at the largest number, because a step must not
+//! fail. A curve is checked once, at its least and its greatest value, without going through all steps:
+//! `turns` lists the few steps between which the curve only rises or only falls. A new kind of curve needs
+//! all of them there, otherwise it can leave the range of its field in a step that nobody has checked.
 
 use std::f64::consts::PI;
 
@@ -92,7 +97,7 @@ impl Curve {
         numbers.into_iter().find(|number| !number.is_finite())
     }
 
-    /// The steps with the least and with the greatest value. A step without a number counts as either.
+    /// The steps with the least and with the greatest value. A step whose value is NaN counts as either.
     pub(crate) fn extremes(&self) -> [u64; 2] {
         let mut steps = self.turns();
         steps.sort_by(|a, b| self.at(*a).total_cmp(&self.at(*b)));
@@ -158,8 +163,8 @@ impl Curve {
             }
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
-                // torch's count: the top is step 0.3·steps - 1, maybe not whole, and the end is the last
-                // step.
+                // As torch counts: the top is step 0.3·steps - 1, which may not be whole, and the last step
+                // is the end.
                 let (step, top, last) = (step as f64, 0.3 * steps as f64 - 1.0, steps as f64 - 1.0);
                 if step <= top {
                     along_cosine(first, peak, step / top)
@@ -192,8 +197,8 @@ pub(crate) fn saturating(value: f64, factor: f64) -> f64 {
     if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
 }
 
-/// How far into its period a step is, from 0 to 1. The first period has `steps`, each later one `factor`
-/// times as many as the one before.
+/// How far into its period a step is, from 0 to 1. The first period has `steps` steps, and each later period
+/// is `factor` times as long as the one before.
 fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
     /// The tolerance for the start of a period: rounding of a factor such as 1.1 delays it (100 + 110 + 121
     /// must start at step 331).

@@ -37,11 +37,11 @@ pub(crate) use curve::{Curve, Easing, saturating};
 /// By hand, without a schedule in the state, call `state.adjust(schedule.at(step))?` before each update.
 ///
 /// # What it drives
-/// The learning rate. [`field`](Schedule::field) chooses another hyper-parameter.
-/// [`relative`](Schedule::relative) makes the values factors of what each leaf has by itself, which keeps
-/// different rates different.
+/// A schedule drives the learning rate, or the hyper-parameter that [`field`](Schedule::field) chooses.
+/// [`relative`](Schedule::relative) makes the values factors of each leaf's own value, so that different
+/// rates stay different.
 ///
-/// With the feature `config` schedules can be read from JSON, TOML and the like, and written: see the module
+/// With the feature `config`, schedules are read from and written to JSON, TOML and the like: see the module
 /// `config`.
 ///
 /// Any counts are accepted: a phase of `u64::MAX` steps lasts for ever, and values saturate at the largest
@@ -97,8 +97,8 @@ impl Schedule {
 
     /// Cosine annealing from `high` to `low` with warm restarts: torch's `CosineAnnealingWarmRestarts`.
     ///
-    /// The first period has `steps`, each later one `factor` (1 or more) times as many (SGDR, same paper as
-    /// [`cosine`](Schedule::cosine)).
+    /// The first period has `steps` steps. Each later period is `factor` (1 or more) times as long as the one
+    /// before (SGDR, same paper as [`cosine`](Schedule::cosine)).
     pub fn cosine_restarts(high: f64, low: f64, steps: u64, factor: f64) -> Self {
         Self::along(Curve::Restarts { high, low, steps, factor })
     }
@@ -168,8 +168,8 @@ impl Schedule {
 
     /// This schedule for the first `steps`, then another, which counts from 0 again.
     ///
-    /// [`relative`](Schedule::relative) and [`field`](Schedule::field) apply to the whole, whichever of the
-    /// two they are called for; if both have a field, it is this one's.
+    /// If one of the two is [relative](Schedule::relative) or has a [field](Schedule::field), this holds for
+    /// the whole. If both have a field, the first schedule's field is used.
     pub fn then(self, steps: u64, next: Schedule) -> Self {
         Schedule {
             curve: self.curve.then(steps, next.curve),
@@ -188,9 +188,9 @@ impl Schedule {
 
     /// Drives another hyper-parameter than the learning rate.
     ///
-    /// The field has to be a real number. A number of a pair, or of three, has an index from 1 on: `beta1`.
-    /// Give the name, or the place in a chain too, as in `0.lambda`. A name that several members of a chain
-    /// have needs a place, except `eta`, which is their [product](crate::Adjust::adjust).
+    /// The field has to be a real number, or one number of a pair or of three, with an index from 1 on:
+    /// `beta1`. In a chain the name may begin with a place, as in `0.lambda`. If several members have the
+    /// name, a place is required, except for `eta`, which is their [product](crate::Adjust::adjust).
     pub fn field(self, field: impl Into<String>) -> Self {
         Schedule { field: Some(field.into()), ..self }
     }

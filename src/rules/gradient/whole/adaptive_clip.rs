@@ -5,7 +5,7 @@ use crate::rule::{Flow, Gradient, NonFinite, Norm, Parameter, Rule, State, range
 use crate::rules::matrix::{as_matrix, row_norms};
 
 crate::hyper_parameters! {
-    /// Adaptive gradient clipping: limits the gradient of each output's weights to a part of these.
+    /// Adaptive gradient clipping: limits each output's gradient to a part of the norm of its weights.
     ///
     /// Source: Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171).
     ///
@@ -13,10 +13,10 @@ crate::hyper_parameters! {
     /// dxᵢ' = dxᵢ·min(1, ω·max(‖xᵢ‖, ε) / ‖dxᵢ‖)
     /// ```
     ///
-    /// where xᵢ are the elements with the same index in the first dimension; a vector or a number is one
-    /// unit. Norms are 2-norms. It stands before the rule that makes a step of the gradient, and works with
-    /// candle's tensor operations. The paper leaves the last linear layer out. To find an element that is
-    /// infinite or NaN before anything is written costs one more read of the gradient.
+    /// where xᵢ has the elements with index i in the first dimension; a vector or a number is one unit. Norms
+    /// are 2-norms. The rule comes before the rule that turns the gradient into a step, and uses candle's
+    /// tensor operations. The paper does not clip the last linear layer. A check for infinite elements and
+    /// NaN, before anything is written, costs one more read of the gradient.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -31,16 +31,16 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// candle computes the sums of rows. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// optax's `adaptive_grad_clip` takes other dimensions for units, because its weights lie otherwise.
-    /// torch and Optimisers.jl have no counterpart.
+    /// optax's `adaptive_grad_clip` has units along other dimensions, because the layout of its weights is
+    /// another. torch and Optimisers.jl have no counterpart.
     pub struct AdaptiveClip: Clip {
-        /// ω: the largest norm of the gradient, as a part of the parameter's (λ in the paper).
+        /// ω: the largest norm of a gradient, as a part of the weights' norm (λ in the paper).
         omega: f64 = 0.01 => range::positive,
-        /// ε: the smallest norm of a parameter that a part is taken of.
+        /// ε: the least norm of weights in the formula.
         epsilon: f64 = 1e-3 => range::non_negative,
         /// What happens if an element is infinite or NaN.
         non_finite: NonFinite = NonFinite::Error => range::any,
@@ -49,6 +49,8 @@ crate::hyper_parameters! {
 
 impl Rule for AdaptiveClip {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        // Only a check. It comes first, because the function below runs while parameters are written, too
+        // late to refuse.
         let finite = dx.scale_by_norm(Norm::new(f64::INFINITY).on_non_finite(self.non_finite), |_| 1.0);
         Ok(Flow::Step(finite.with_tensors_late(state, |_, x, dx, _| {
             let units = |tensor: &Tensor| {

@@ -3,7 +3,7 @@ use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 use crate::rules::matrix::as_matrix;
 
 crate::hyper_parameters! {
-    /// Gradient centralisation: takes its mean from the gradient of each output's weights.
+    /// Gradient centralisation: subtracts the mean from the gradient of each output's weights.
     ///
     /// Source: Yong et al. 2020, [arXiv 2004.01461](https://arxiv.org/abs/2004.01461).
     ///
@@ -11,8 +11,8 @@ crate::hyper_parameters! {
     /// dx' = dx - strength·(mean of dx over all dimensions but the first)
     /// ```
     ///
-    /// Vectors and numbers pass as they are. It stands before the rule that makes a step of the gradient, and
-    /// works with candle's tensor operations.
+    /// Vectors and numbers pass unchanged. The rule comes before the rule that turns the gradient into a
+    /// step, and uses candle's tensor operations.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -26,13 +26,13 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Bits
-    /// The sums of rows are candle's. In F32 they follow the kind of processor, whatever
-    /// [`Isa`](crate::Isa) is chosen. Without the feature `candle` the rule is not there.
+    /// candle computes the sums of rows. In F32 their bits depend on the kind of processor, whatever
+    /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
     /// optax's `centralize` is the same with strength 1. torch and Optimisers.jl have no counterpart.
     pub struct Centralise {
-        /// How much of the mean is taken off.
+        /// The part of the mean that is subtracted.
         strength: f64 = 1.0 => range::non_negative,
     }
 }

@@ -6,16 +6,16 @@ use crate::numbers::random_key;
 use crate::rule::{Flow, Gradient, Parameter, Rule, State, range};
 
 crate::hyper_parameters! {
-    /// Gradient noise that fades (Neelakantan et al. 2015,
+    /// Adds noise to the gradient, less in later steps (Neelakantan et al. 2015,
     /// [arXiv 1511.06807](https://arxiv.org/abs/1511.06807)).
     ///
     /// ```text
     /// dx' = dx + N(0, σ² / t^γ)
     /// ```
     ///
-    /// The numbers are a hash of the seed, the indices of step and element, and the parameter's path, so they
-    /// are the same with any number of threads and after a resumed run. It stands before the rule that makes
-    /// a step of the gradient. The noise is made on the host, a tensor at a time.
+    /// The random numbers are a hash of the seed, the indices of step and element, and the parameter's path,
+    /// hence the same with any number of threads and after a restart. The rule comes before the rule that
+    /// turns the gradient into a step. The host computes the noise, one tensor at a time.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -35,13 +35,12 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The paper's η is σ²: it tries 0.01, 0.3 and 1. Its name here is not η, which is for learning rates. As
-    /// in optax's `add_noise` the first step has the whole variance. torch and Optimisers.jl have no
-    /// counterpart.
+    /// The paper's η, with the values 0.01, 0.3 and 1, is σ² here, because η is the learning rate of this
+    /// crate's rules. As in optax's `add_noise`, the first step has the whole variance. torch and
+    /// Optimisers.jl have no counterpart.
     ///
     /// # Features
-    /// The function that adds the noise is written with candle's tensors: without the feature `candle` the
-    /// rule is not there.
+    /// The noise is added by candle's tensor operations, so the rule needs the feature `candle`.
     pub struct GradNoise {
         /// σ: the standard deviation in the first step.
         sigma: f64 = 0.1 => range::non_negative,

@@ -1,4 +1,4 @@
-//! Those that look at the whole tensor, which they do with candle's operations.
+//! Steps on whole gradients, with candle's tensor operations.
 
 mod adaptive_clip;
 mod centralise;

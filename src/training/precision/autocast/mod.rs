@@ -13,13 +13,13 @@ pub use layer::AutocastLayer;
 use super::unsupported;
 use crate::error::Result;
 
-/// Keeps all parameters in F32 and lets the layers of certain types compute in BF16 or F16.
+/// Keeps all parameters in F32 and lets the layers of listed types compute in BF16 or F16.
 ///
-/// These are linear and convolution layers (`Linear`, `Conv1d`, `Conv2d`, `ConvTranspose1d`,
-/// `ConvTranspose2d`), which take most of the time and tolerate low precision best; the list can be changed.
+/// The list has linear and convolution layers (`Linear`, `Conv1d`, `Conv2d`, `ConvTranspose1d`,
+/// `ConvTranspose2d`), which take most of the time and tolerate low precision best. The list can be changed.
 /// Make every layer by [`layer`](Autocast::layer). A layer of a listed type converts its input and its
-/// parameters, computes, and converts its output back. Others compute in F32. The conversions are part of the
-/// graph, so gradients arrive in F32, and the optimiser needs no masters.
+/// parameters, computes, and converts its output back. Other layers compute in F32. The conversions are part
+/// of the graph, so gradients arrive in F32, and the optimiser needs no masters.
 ///
 /// F16 needs a [`LossScaler`](crate::LossScaler), BF16 does not:
 ///
@@ -49,15 +49,15 @@ use crate::error::Result;
 /// ```
 ///
 /// # What it costs
-/// Each forward pass reads all parameters of a listed layer and writes them anew in 16 bits, each backward
-/// pass converts their gradients, and the graph holds the copies in between. If parameters should take 2
-/// bytes, use [`MixedPrecision`](crate::MixedPrecision) with a [`PrecisionPolicy`](crate::PrecisionPolicy).
-/// On the CPU candle widens BF16 matrices to F32 to multiply them, so the only gain is the numbers that
-/// another device would give.
+/// Each forward pass copies all parameters of listed layers to 16 bits, and each backward pass converts their
+/// gradients. The graph holds the copies in between. If parameters should take 2 bytes, use
+/// [`MixedPrecision`](crate::MixedPrecision) with a [`PrecisionPolicy`](crate::PrecisionPolicy). On the CPU
+/// candle widens BF16 matrices to F32 to multiply them, so there is no gain in speed: only the numbers are
+/// those of another device.
 ///
 /// # Departures
-/// torch decides by operation, and passes low-precision outputs to the next one. Here outputs come back in
-/// the input's dtype, so operations between layers compute in F32. The list of types is that of DeepSpeed's
+/// torch decides by operation, and passes low-precision outputs to the next operation. Here a layer converts
+/// its output back, so operations between layers compute in F32. The list of types is that of DeepSpeed's
 /// `torch_autocast`.
 #[must_use]
 #[derive(Clone, Debug)]
@@ -69,10 +69,10 @@ pub struct Autocast {
 impl Autocast {
     /// Lets linear and convolution layers compute in `dtype`: BF16 or F16.
     ///
-    /// With F32 every layer computes in F32, for comparison.
+    /// With F32, for comparison, every layer computes in F32.
     ///
     /// # Errors
-    /// If `dtype` is any other.
+    /// If `dtype` is not BF16, F16 or F32.
     pub fn new(dtype: impl Into<DType>) -> Result<Self> {
         let dtype = dtype.into();
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
@@ -118,12 +118,12 @@ impl Autocast {
     /// Makes a layer, which computes in low precision if its type is listed.
     ///
     /// `constructor` is called here and makes its variables as usual, in F32 whatever the builder's dtype. If
-    /// the type is listed, it is called again in each forward pass, with a builder that returns the same
-    /// variables in low precision. So it must only ask for tensors, and always for the same. A layer that
-    /// keeps anything between calls does not belong in the list.
+    /// the type is listed, the constructor is called again in each forward pass, with a builder that returns
+    /// the same variables in low precision. So it must do nothing but request tensors, the same in each call.
+    /// A layer that keeps anything between calls does not belong in the list.
     ///
     /// # Errors
-    /// If the constructor fails; if a variable exists already in another dtype than F32; if a layer of a
+    /// If the constructor fails, or a variable exists already in another dtype than F32. If a layer of a
     /// listed type has running statistics, recognised by their names (`running_*`, `num_batches_tracked`).
     pub fn layer<L, F>(&self, builder: VarBuilder<'_>, constructor: F) -> Result<AutocastLayer>
     where
