@@ -1,6 +1,12 @@
-//! Tensors between ranks: sent from where they lie, received into memory that is used again.
+//! Tensors that travel between ranks: sent from where they lie, received into memory that is used again.
+//!
+//! All rounds (see `rounds.rs`) have about the same size, so an `Inbox` has one tensor of each dtype and
+//! grows it to the largest round. A message is received into a view of that tensor. If the transport has no
+//! device, it takes bytes: a tensor to send is locked for reading and lends its bytes, and the tensors of the
+//! inbox are locked for writing as long as the call of the transport lasts.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::Once;
 
 use super::{StateWorld, not_empty};
@@ -9,21 +15,21 @@ use crate::error::Result;
 use crate::model::lent::{check_on_cpu, storage_of};
 use crate::numbers::DType;
 use crate::tensors::{
-    Device, Layout, StorageRef, Tensor, bytes_mut, bytes_of, dtype_of, with_numbers_mut, zeros,
+    Device, Layout, Storage, Tensor, bytes_mut, bytes_of, dtype_of, with_numbers_mut, zeros,
 };
 
-/// What is expected from a rank, in order: flat tensors of these dtypes and lengths.
+/// The flat tensors that a rank is to send, in order, by dtype and length.
 pub(crate) type ExpectedTensors = Vec<(DType, usize)>;
 
-/// Memory for what the other ranks send, used again in the next round.
+/// Memory for the tensors that other ranks send, by dtype. Each round uses it again.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox(HashMap<DType, Tensor>);
 
-/// Tensors in an inbox begin at multiples of this many elements, so that each is aligned for vectors.
+/// Views begin at multiples of this many elements, so that each is aligned for vector instructions.
 const ALIGNED: usize = 64;
 
 impl Inbox {
-    /// A flat tensor for everything that is awaited from each rank.
+    /// Views to receive into: a flat tensor for each that is awaited.
     fn room(&mut self, awaited: &[ExpectedTensors], device: &Device) -> Result<Vec<Vec<Tensor>>> {
         let mut ends: HashMap<DType, usize> = HashMap::new();
         let mut placed = Vec::with_capacity(awaited.len());
@@ -46,7 +52,9 @@ impl Inbox {
         placed.iter().map(|of_rank| of_rank.iter().map(view).collect()).collect()
     }
 
-    /// The memory of these tensors, each rank's in the order of placing.
+    /// The bytes of the views in `rooms`, by rank. `memory` has the bytes of all tensors in the map's order.
+    ///
+    /// The views of a dtype follow each other in memory, so each is split off from what is left.
     fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
         let mut left: HashMap<DType, (usize, &mut [u8])> =
             self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
@@ -60,8 +68,8 @@ impl Inbox {
         rooms.iter().map(|of_rank| not_empty(of_rank.iter().filter_map(&mut slice))).collect()
     }
 
-    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. Returns what each rank has sent; it
-    /// stays until the inbox is used again.
+    /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. Returns the tensors that each rank
+    /// has sent, which are overwritten when the inbox is used again.
     pub(crate) fn exchange(
         &mut self,
         world: &StateWorld,
@@ -80,7 +88,7 @@ impl Inbox {
         })
     }
 
-    /// [`Inbox::exchange`] of the same tensors with all other ranks.
+    /// [`Inbox::exchange`] that sends the same tensors to all other ranks.
     pub(crate) fn gather(
         &mut self,
         world: &StateWorld,
@@ -97,7 +105,7 @@ impl Inbox {
         self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own)?)?, from)?))
     }
 
-    /// What arrives by a transport between devices.
+    /// The tensors that arrive over a transport between devices.
     fn on_device(
         &mut self,
         world: &StateWorld,
@@ -110,7 +118,7 @@ impl Inbox {
         Ok(rooms)
     }
 
-    /// What arrives by a transport of bytes: `talk` fills the slices.
+    /// The tensors that arrive over a transport of bytes; `talk` fills the slices.
     fn on_host(
         &mut self,
         awaited: &[ExpectedTensors],
@@ -118,6 +126,7 @@ impl Inbox {
     ) -> Result<Vec<Vec<Tensor>>> {
         let rooms = self.room(awaited, &Device::Cpu)?;
         let mut outcome = Ok(());
+        // `slices` reads the keys: keys and values of an unchanged map have the same order.
         let memory: Vec<&Tensor> = self.0.values().collect();
         with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&rooms, memory)))?;
         outcome?;
@@ -125,7 +134,7 @@ impl Inbox {
     }
 }
 
-/// The tensors, contiguous and where the transport reads them.
+/// The tensors, contiguous, and on the host unless the transport has a device.
 fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let here = |tensor: &Tensor| match tensor.device() {
         device if device.is_cpu() => Ok(tensor.contiguous()?),
@@ -145,21 +154,21 @@ fn byte_length(tensor: &Tensor) -> usize {
     tensor.elem_count() * tensor.dtype().size_in_bytes()
 }
 
-type LockedTensor<'t> = (StorageRef<'t>, &'t Layout);
-
-/// The locks of tensors. `storage_of` compares each storage with its tensor: other ranks wait for that many
-/// bytes.
-fn locked(tensors: &[Tensor]) -> Result<Vec<LockedTensor<'_>>> {
+/// The locks of tensors. `storage_of` compares the length of each storage with its tensor, because other
+/// ranks wait for exactly that many bytes.
+fn locked(tensors: &[Tensor]) -> Result<Vec<(impl Deref<Target = Storage>, &Layout)>> {
     tensors.iter().map(|tensor| storage_of("tensor", tensor)).collect()
 }
 
-/// The values of contiguous tensors on the host. Those that have none are left out.
-fn lent<'l>(locked: &'l [LockedTensor<'_>]) -> crate::tensors::Result<Vec<&'l [u8]>> {
+/// The bytes of contiguous tensors on the host, without those of empty tensors.
+fn lent<'l>(locked: &'l [(impl Deref<Target = Storage>, &Layout)]) -> crate::tensors::Result<Vec<&'l [u8]>> {
     let values = locked.iter().map(|(storage, layout)| bytes_of(storage, layout));
     Ok(not_empty(values.collect::<crate::tensors::Result<Vec<_>>>()?))
 }
 
-/// Calls `run` with `held` and the memory of all tensors. Each tensor has a storage of its own.
+/// Calls `run` with `held` and the bytes of all tensors. Each tensor must have a storage of its own.
+///
+/// Recursive, because `with_numbers_mut` lends a storage only during a call, and `run` needs all at once.
 fn with_bytes_mut(
     tensors: &[&Tensor],
     held: Vec<&mut [u8]>,
@@ -178,15 +187,15 @@ fn with_bytes_mut(
     })
 }
 
-/// Sums that are kept from one call to the next, by leaf: new memory from the system, page by page, takes
-/// longer than the additions.
+/// Memory for sums of gradients, by leaf, kept from one call to the next. To get new memory from the system,
+/// page by page, takes longer than the additions.
 #[derive(Debug, Default)]
 pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 
 impl KeptSums {
-    /// A vector for the sum of a leaf's gradients; its numbers are arbitrary.
+    /// A vector for the sum of a leaf's gradients, with arbitrary numbers.
     pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        // Devices have allocators that keep memory.
+        // Nothing is kept for a device, because its allocator keeps memory.
         if !device.is_cpu() {
             return Ok(zeros(length, dtype, device)?);
         }

@@ -1,4 +1,5 @@
-//! candle's tensors, by the names that the crate has for them, and what needs candle's inner parts.
+//! candle's types and functions under the names that `plain.rs` has as well, and what needs candle's
+//! internals.
 
 use std::cell::RefCell;
 
@@ -13,26 +14,23 @@ use crate::numbers::DType;
 #[cfg(feature = "cuda")]
 pub(crate) use candle_core::CudaStorage;
 pub(crate) use candle_core::{
-    CpuStorage, Device, Error as TensorError, Layout, Result, Shape, Storage, StorageRef, Tensor, TensorId,
-    Var, WithDType,
+    CpuStorage, Device, Error as TensorError, Layout, Result, Shape, Storage, Tensor, TensorId, Var,
+    WithDType,
 };
 
-/// An error of tensors with this text.
 pub(crate) fn failure(text: impl Into<String>) -> TensorError {
     TensorError::Msg(text.into())
 }
 
-/// A tensor in row-major order whose numbers these are.
+/// A tensor of these numbers, which are in row-major order.
 pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(Storage::Cpu(numbers), shape, BackpropOp::none(), false)
 }
 
-/// A tensor of zeros.
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     Tensor::zeros(shape, dtype.into(), device)
 }
 
-/// Zeros for a tensor of this shape.
 pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
     CpuDevice.zeros_impl(shape, dtype.into())
 }
@@ -42,12 +40,10 @@ pub(crate) fn from_bytes(bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<
     Tensor::from_raw_buffer(bytes, dtype.into(), shape, &Device::Cpu)
 }
 
-/// The dtype of a tensor.
 pub(crate) fn dtype_of(tensor: &Tensor) -> DType {
     tensor.dtype().into()
 }
 
-/// The dtype of numbers on the CPU.
 pub(crate) fn dtype_of_numbers(numbers: &CpuStorage) -> DType {
     numbers.dtype().into()
 }
@@ -67,19 +63,19 @@ pub(crate) fn copy_elements(
     from.copy_strided_src(to, start, layout)
 }
 
-/// The dtype of a locked storage, and how many bytes it has for its tensor: none if it is on another device.
+/// The dtype of a locked storage and its size in bytes. The size is 0 if the storage is not on the tensor's
+/// device, so that no pointer into it passes a length check.
 pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
     match (storage, tensor.device()) {
         (Storage::Cpu(numbers), Device::Cpu) => super::held_on_cpu(numbers),
         #[cfg(feature = "cuda")]
         (Storage::Cuda(storage), Device::Cuda(_)) => held_on_cuda(storage, tensor),
-        // The fused engines have no pointers to others.
+        // Any length passes, because the fused engines make no pointers to Metal memory.
         (Storage::Metal(_), Device::Metal(_)) => (dtype_of(tensor), usize::MAX),
         (storage, _) => (storage.dtype().into(), 0),
     }
 }
 
-/// [`held`] by a storage on a CUDA device.
 #[cfg(feature = "cuda")]
 pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, usize) {
     use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
@@ -103,7 +99,7 @@ pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, us
 /// Lends the numbers of a tensor on the CPU to `run`, while nobody else can read or write them.
 ///
 /// # Errors
-/// If the tensor is on another device; else as `run`.
+/// If the tensor is on another device, and those of `run`.
 pub(crate) fn with_numbers_mut(
     tensor: &Tensor,
     run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
@@ -113,11 +109,12 @@ pub(crate) fn with_numbers_mut(
     operation.outcome.into_inner()
 }
 
-/// What is run on the numbers of a tensor.
+/// A function that writes the numbers of a tensor.
 type WriteNumbers<'f> = &'f mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>;
 
-/// candle locks a storage for writing during an in-place operation alone. This one keeps the outcome, because
-/// candle's errors would wrap this crate's.
+/// An in-place operation, because candle locks a storage for writing only during such operations. The outcome
+/// is kept in a field, because candle would wrap an error of this crate. The fields are cells, because candle
+/// passes the operation by `&`.
 struct LendNumbers<'f> {
     run: RefCell<WriteNumbers<'f>>,
     outcome: RefCell<error::Result<()>>,
@@ -134,18 +131,8 @@ impl InplaceOp1 for LendNumbers<'_> {
     }
 }
 
-/// The dtype of a file's tensor.
-pub(crate) fn from_file(dtype: safetensors::Dtype) -> Result<DType> {
-    candle_core::DType::try_from(dtype).map(DType::from)
-}
-
-/// A dtype as files name it.
-pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
-    candle_core::DType::from(dtype).into()
-}
-
-/// The result of an operation on the elements of a tensor, or the tensor if it has none: candle launches a
-/// kernel for such a tensor as well, and CUDA refuses a launch without threads.
+/// The result of an operation on the elements of a tensor. A tensor without elements is returned as it is,
+/// because candle would launch a kernel for it, and CUDA refuses a launch without threads.
 fn on_elements(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     if tensor.elem_count() == 0 { Ok(tensor.clone()) } else { operation() }
 }
@@ -158,19 +145,17 @@ pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// The rows of these indices, of a tensor on the CPU.
+/// The rows with these indices, of a tensor on the CPU.
 pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
-    // In the memory of the rows.
+    // Rust collects in place, in the memory of `rows`, because both types have the same size.
     let (count, indices) = (rows.len(), rows.into_iter().map(|row| row as i64).collect());
     tensor.index_select(&Tensor::from_vec::<_, i64>(indices, count, &Device::Cpu)?, 0)
 }
 
-/// The sum of two tensors of one shape and dtype.
 pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     on_elements(a, || a + b)
 }
 
-/// The difference of two tensors of one shape and dtype.
 pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     on_elements(a, || a - b)
 }

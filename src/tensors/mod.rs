@@ -1,8 +1,8 @@
-//! What a tensor is to this crate: one of candle's, or without candle numbers in a shape.
+//! The tensors of this crate: candle's, or without the feature `candle` those of `plain.rs`.
 //!
-//! The rooms behind this one move tensors and read and write their memory. They name candle nowhere else, and
-//! need no arithmetic on tensors. What does need it (rules of whole tensors, the reference engine, devices)
-//! is there with candle alone.
+//! Both have the same names and functions, so that most other modules are written once, without naming
+//! candle. These move tensors, read and write their memory, and need hardly any arithmetic. What needs more
+//! (rules of whole tensors, the reference engine, devices) exists only with candle.
 
 mod bytes;
 #[cfg(feature = "candle")]
@@ -16,9 +16,36 @@ pub(crate) use candle::*;
 #[cfg(not(feature = "candle"))]
 pub(crate) use plain::*;
 
-use crate::numbers::DType;
+use safetensors::Dtype;
 
-/// A tensor of zeros that has memory for one of them.
+use crate::numbers::DType::{self, BF16, F16, F32, F64, I16, I32, I64, U8, U32};
+
+/// The dtypes that files have. By hand, because candle converts to the names of the `safetensors` that candle
+/// is built with, which may be another version.
+const IN_FILES: [(DType, Dtype); 9] = [
+    (U8, Dtype::U8),
+    (U32, Dtype::U32),
+    (I16, Dtype::I16),
+    (I32, Dtype::I32),
+    (I64, Dtype::I64),
+    (BF16, Dtype::BF16),
+    (F16, Dtype::F16),
+    (F32, Dtype::F32),
+    (F64, Dtype::F64),
+];
+
+/// The dtype of a tensor in a file.
+pub(crate) fn from_file(dtype: Dtype) -> Result<DType> {
+    let known = IN_FILES.iter().find(|(_, in_file)| *in_file == dtype);
+    known.map(|(own, _)| *own).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
+}
+
+/// The name in files of a dtype; `None` if no file has it.
+pub(crate) fn in_file(dtype: DType) -> Option<Dtype> {
+    IN_FILES.iter().find(|(own, _)| *own == dtype).map(|(_, in_file)| *in_file)
+}
+
+/// A tensor of zeros with memory for a single number, which is repeated by strides of 0.
 pub(crate) fn repeated_zero(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     zeros((), dtype, device)?.broadcast_as(shape)
 }

@@ -1,9 +1,20 @@
 //! Tensors without candle: numbers of one dtype in a shape, under a lock.
 //!
-//! The other rooms view, copy and convert tensors. Of arithmetic they need the sums of tied gradients, means
-//! and the rests of compensated parameters, element by element. Names and meaning are candle's. Programs
-//! cannot name these types and have no methods of them but those of the crate's own traits, so that no
-//! program depends on which of the two kinds a build has.
+//! This is the part of candle that other modules use, with candle's names. Each function must return what
+//! candle's returns, to the bit: `.ci/run plain` compares the two builds. Arithmetic on tensors is here only
+//! for sums of tied gradients, for means, and for what compensated parameters lack.
+//!
+//! ```text
+//! Tensor ─┐                          a handle; clones are one tensor
+//! Tensor ─┴─> Inner ──> Layout       shape, strides and start in the storage
+//!               └─────> Storage      the numbers, under a lock; a tensor and its views share them
+//! ```
+//!
+//! A view is a new `Inner` with the same storage. A thread that has locked a storage to write must not read
+//! another tensor: that tensor may be a view of the same storage, and the thread would wait for itself.
+//!
+//! Programs cannot name these types, and have only the methods of the crate's own traits for them. No program
+//! can therefore depend on which tensors a build has.
 #![allow(unreachable_pub, reason = "signatures that are public with candle name them")]
 
 use std::ops::Deref;
@@ -16,10 +27,10 @@ use crate::error::{self, Error, ErrorKind};
 pub(crate) use crate::numbers::Shape;
 use crate::numbers::{DType, place_of, round_to_odd};
 
-/// Where a tensor is.
+/// The device of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Device {
-    /// The only place.
+    /// The only device without candle.
     Cpu,
 }
 
@@ -32,18 +43,18 @@ impl Device {
         true
     }
 
-    /// The device in errors.
+    /// The device as errors print it.
     pub(crate) fn location(&self) -> &Device {
         self
     }
 
-    /// Nothing is under way there.
+    /// Does nothing, because the CPU has no work in flight.
     pub(crate) fn synchronize(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// What is wrong with an operation on tensors.
+/// The error of an operation on tensors.
 #[derive(Debug)]
 pub(crate) struct TensorError(Error);
 
@@ -69,7 +80,7 @@ impl std::fmt::Display for TensorError {
 
 impl std::error::Error for TensorError {}
 
-/// Makes the types that differ by dtype.
+/// Makes types and functions with a case for each dtype.
 macro_rules! dtypes {
     ($($Variant:ident: $T:ty),*) => {
         /// Numbers of one dtype.
@@ -78,12 +89,10 @@ macro_rules! dtypes {
             $($Variant(Vec<$T>),)*
         }
 
-        /// The dtype of numbers.
         pub(crate) fn dtype_of_numbers(numbers: &CpuStorage) -> DType {
             match numbers { $(CpuStorage::$Variant(_) => DType::$Variant,)* }
         }
 
-        /// As many zeros.
         fn zero_numbers(length: usize, dtype: DType) -> CpuStorage {
             match dtype {
                 $(DType::$Variant => CpuStorage::$Variant(vec![<$T>::default(); length]),)*
@@ -97,8 +106,6 @@ macro_rules! dtypes {
                 _ => Err(failure("numbers are copied to those of another dtype")),
             }
         }
-
-        const FILE_DTYPES: &[(DType, safetensors::Dtype)] = &[$((DType::$Variant, safetensors::Dtype::$Variant)),*];
 
         $(impl WithDType for $T {
             fn storage(numbers: Vec<Self>) -> CpuStorage {
@@ -114,19 +121,6 @@ macro_rules! dtypes {
 
 dtypes! { U8: u8, U32: u32, I16: i16, I32: i32, I64: i64, BF16: bf16, F16: f16, F32: f32, F64: f64 }
 
-/// The dtype of a file's tensor.
-pub(crate) fn from_file(dtype: safetensors::Dtype) -> Result<DType> {
-    let known = FILE_DTYPES.iter().find(|(_, in_file)| *in_file == dtype);
-    known.map(|(dtype, _)| *dtype).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
-}
-
-/// A dtype as files name it.
-pub(crate) fn in_file(dtype: DType) -> safetensors::Dtype {
-    let known = FILE_DTYPES.iter().find(|(own, _)| *own == dtype);
-    known.map_or(safetensors::Dtype::U8, |(_, in_file)| *in_file)
-}
-
-/// A type of numbers that tensors have.
 pub(crate) trait WithDType: Copy {
     fn storage(numbers: Vec<Self>) -> CpuStorage;
 
@@ -148,17 +142,15 @@ fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()
     Ok(())
 }
 
-/// An error of tensors with this text.
 pub(crate) fn failure(text: impl Into<String>) -> TensorError {
     TensorError(Error::new(ErrorKind::Other, text.into()))
 }
 
-/// A tensor in row-major order whose numbers these are.
+/// A tensor of these numbers, which are in row-major order.
 pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor {
     Tensor::viewing(Arc::new(RwLock::new(Storage(numbers))), Layout::of(shape.into()))
 }
 
-/// A tensor of zeros.
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> Result<Tensor> {
     let shape = shape.into();
     Ok(tensor_of(zero_numbers(shape.elem_count(), dtype), shape))
@@ -176,12 +168,10 @@ pub(crate) fn from_bytes(bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<
     Ok(tensor_of(numbers, shape))
 }
 
-/// The dtype of a tensor.
 pub(crate) fn dtype_of(tensor: &Tensor) -> DType {
     tensor.dtype()
 }
 
-/// Zeros for a tensor of this shape.
 pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
     Ok(zero_numbers(shape.elem_count(), dtype))
 }
@@ -191,17 +181,15 @@ pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
     Some(&storage.0)
 }
 
-/// The dtype of a locked storage, and how many bytes it has.
+/// The dtype of a locked storage, and its size in bytes.
 pub(crate) fn held(storage: &Storage, _tensor: &Tensor) -> (DType, usize) {
     super::held_on_cpu(&storage.0)
 }
 
-/// What the lock of a tensor guards.
+/// The contents of the lock of a tensor.
 pub(crate) struct Storage(CpuStorage);
 
-pub(crate) type StorageRef<'t> = RwLockReadGuard<'t, Storage>;
-
-/// How the elements of a tensor lie in its storage.
+/// The places of a tensor's elements in its storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     shape: Shape,
@@ -210,7 +198,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Row-major order from the first number on.
+    /// The layout of row-major order from the first number on.
     fn of(shape: Shape) -> Self {
         Layout { stride: row_major(shape.dims()), shape, start: 0 }
     }
@@ -234,19 +222,19 @@ impl Layout {
     fn is_contiguous(&self) -> bool {
         let mut next = 1;
         self.dims().iter().zip(&self.stride).rev().all(|(dim, stride)| {
+            // The stride of a dimension of 1 is never used, so any will do.
             let follows = *dim == 1 || *stride == next;
             next *= dim;
             follows
         })
     }
 
-    /// The range of the elements, if they lie in order.
+    /// The range of the elements in the storage, if they are in row-major order without gaps.
     pub(crate) fn contiguous_offsets(&self) -> Option<(usize, usize)> {
         self.is_contiguous().then(|| (self.start, self.start + self.elem_count()))
     }
 }
 
-/// The strides of row-major order.
 fn row_major(dims: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; dims.len()];
     for dim in (1..dims.len()).rev() {
@@ -255,22 +243,23 @@ fn row_major(dims: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Tells tensors apart. A view is another tensor than what it shows.
+/// Identifies a tensor. A view has an id of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TensorId(u64);
 
-/// Numbers in a shape; a handle, whose copies are one tensor.
+/// A handle of numbers in a shape. Clones are one tensor.
 #[derive(Clone, Debug)]
 pub struct Tensor(Arc<Inner>);
 
-/// A tensor is written while others have it.
+/// The same type as [`Tensor`], because every tensor can be written through its lock.
 pub(crate) type Var = Tensor;
 
-/// What all handles of a tensor share.
+/// The contents of a tensor, which all its handles share.
 pub struct Inner {
     id: TensorId,
     storage: Arc<RwLock<Storage>>,
     layout: Layout,
+    /// The dtype of the storage, so that [`Tensor::dtype`] takes no lock.
     dtype: DType,
 }
 
@@ -322,7 +311,7 @@ impl Tensor {
         }
     }
 
-    /// One vector of several.
+    /// Joins vectors to one.
     pub(crate) fn cat(vectors: &[Tensor], _dim: usize) -> Result<Self> {
         let first = vectors.first().ok_or_else(|| failure("no vectors to join"))?;
         let length: usize = vectors.iter().map(Tensor::elem_count).sum();
@@ -339,7 +328,7 @@ impl Tensor {
         self.0.id
     }
 
-    /// No program can name a tensor, so none is a parameter.
+    /// Always `false`: no program can name a tensor, so no tensor is a parameter.
     pub(crate) fn is_variable(&self) -> bool {
         false
     }
@@ -374,6 +363,7 @@ impl Tensor {
 
     /// Overwrites numbers from `start` on. This tensor is contiguous.
     fn put(&self, start: usize, next: &Tensor) -> Result<()> {
+        // Copied before the lock is taken, because `next` may be in the same storage.
         let (numbers, layout) = (next.numbers()?, Layout::of(next.shape().clone()));
         let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
         copy_elements(&numbers, &layout, &mut storage.0, self.layout().start + start)
@@ -415,7 +405,7 @@ impl Tensor {
         self.0.layout.is_contiguous()
     }
 
-    pub(crate) fn storage_and_layout(&self) -> (StorageRef<'_>, &Layout) {
+    pub(crate) fn storage_and_layout(&self) -> (RwLockReadGuard<'_, Storage>, &Layout) {
         (self.0.storage.read().unwrap_or_else(PoisonError::into_inner), &self.0.layout)
     }
 
@@ -423,9 +413,10 @@ impl Tensor {
         Ok(self.clone())
     }
 
-    /// The elements in row-major order, in numbers of their own.
+    /// A copy of the elements, in row-major order.
     fn numbers(&self) -> Result<CpuStorage> {
         let (storage, layout) = self.storage_and_layout();
+        // If the elements are the whole storage, a clone saves the zeros that are overwritten below.
         if layout.contiguous_offsets()
             == Some((0, super::bytes(&storage.0)?.len() / self.dtype().size_in_bytes()))
         {
@@ -464,7 +455,7 @@ impl Tensor {
         self.reshape(self.elem_count())
     }
 
-    /// The elements of a range of a dimension.
+    /// A view of a range of a dimension.
     pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Result<Self> {
         let (mut dims, layout) = (self.dims().to_vec(), self.layout());
         if dims.get(dim).is_none_or(|dim| start + length > *dim) {
@@ -477,7 +468,7 @@ impl Tensor {
         Ok(self.view(dims.into(), layout.stride.clone(), layout.start + start * layout.stride[dim]))
     }
 
-    /// The elements as those of a larger tensor, in which they repeat.
+    /// A view of a larger shape, in which the elements repeat by strides of 0.
     pub(crate) fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self> {
         let (shape, layout) = (shape.into(), self.layout());
         let fit = |shape: &[usize]| {
@@ -501,13 +492,12 @@ impl Tensor {
         self.put(start * self.stride().first().unwrap_or(&1), rows)
     }
 
-    /// The numbers of a vector.
     pub(crate) fn to_vec1<T: WithDType>(&self) -> Result<Vec<T>> {
         T::numbers(self.numbers()?)
     }
 }
 
-/// The same numbers in another dtype of floats, each rounded once, to nearest even.
+/// The numbers in another floating-point dtype, each rounded once, to nearest even.
 pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     if dtype == tensor.dtype() {
         return Ok(tensor.clone());
@@ -515,7 +505,6 @@ pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(tensor_of(converted(tensor.numbers()?, dtype)?, tensor.shape().clone()))
 }
 
-/// The rows of these indices.
 pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
     let mut dims = tensor.dims().to_vec();
     *dims.first_mut().ok_or_else(|| failure("a number has no rows"))? = rows.len();
@@ -526,7 +515,7 @@ pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
     Ok(selected)
 }
 
-/// Makes functions of two tensors of one dtype: of one shape, or the second a number.
+/// Makes functions of two tensors of the same dtype. The second has the shape of the first, or one element.
 macro_rules! operations {
     ($($name:ident $sign:tt)*) => {$(
         pub(crate) fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -537,7 +526,8 @@ macro_rules! operations {
 
 operations! { sum + difference - product * quotient / }
 
-/// Elements of both by pairs; a number alone stands for all. Those of 16 bits are widened, and rounded again.
+/// Applies a function to pairs of elements. Numbers of 16 bits are computed in f32 and rounded again, as
+/// candle does.
 fn combined(
     a: &Tensor,
     b: &Tensor,
@@ -561,7 +551,6 @@ fn combined(
     Ok(tensor_of(numbers, a.shape().clone()))
 }
 
-/// Floats in another dtype.
 fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
     let narrow = |numbers: Vec<f32>| {
         Ok(match dtype {
@@ -579,6 +568,7 @@ fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
         CpuStorage::F64(numbers) if dtype == DType::F32 => {
             narrow(numbers.into_iter().map(|number| number as f32).collect())
         }
+        // To 16 bits. Without `round_to_odd` f64 to f32 to 16 bits would round twice.
         CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
         numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of_numbers(&numbers)))),
     }

@@ -1,4 +1,4 @@
-//! Opening a checkpoint: its structure, before anything is taken over.
+//! [`CheckpointFile`]: opens a checkpoint, checks format and checksum, and has the options of a restore.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::tree::StateTree;
 
 /// An open checkpoint whose format, version and checksum are right.
 ///
-/// Whether it fits a state is checked when it is restored.
+/// Whether the file fits a state is checked when it is restored.
 ///
-/// It holds the file's description and the open file. Tensors are read when they are taken over, so only the
-/// state needs memory. If the file is replaced meanwhile, as by a new save, the one that was opened is still
-/// read; on Windows it cannot be replaced before this is dropped. A file that is changed in its place after
-/// it was opened is refused, as far as its length and its time of modification show.
+/// Tensors stay in the open file until they are taken over, so only the state needs memory. If a new save
+/// replaces the file, the one that was opened is still read; on Windows no save can replace it before this
+/// value is dropped. If the file is changed in place, it is refused, as far as its length and its time of
+/// modification show the change.
 #[must_use = "reading a checkpoint changes nothing: call one of its `restore` methods"]
 #[derive(Debug)]
 pub struct CheckpointFile {
@@ -37,12 +37,12 @@ pub struct CheckpointFile {
 impl CheckpointFile {
     /// Opens a file and compares its checksum.
     ///
-    /// Over [ranks](crate::Setup::over) each opens it. A rank that gets an error has to leave with it, as `?`
-    /// does in a loop, because the others wait for it in [`restore`](CheckpointFile::restore) until it is
-    /// gone.
+    /// Over [ranks](crate::Setup::over) each rank opens the file. A rank that gets an error has to end with
+    /// that error, as `?` does, because the other ranks wait in [`restore`](CheckpointFile::restore) until
+    /// this rank has ended.
     ///
     /// # Errors
-    /// If it cannot be read, is no checkpoint, has another version of the format, or was damaged or
+    /// If the file cannot be read, is no checkpoint, has another version of the format, or was damaged or
     /// truncated.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::read(path.as_ref(), true)
@@ -60,7 +60,7 @@ impl CheckpointFile {
         Self::parse(path, TensorFile::open(path), verify).map_err(|error| error.in_file("checkpoint", path))
     }
 
-    /// Reads the bytes of a file, and holds them; `name` is for errors.
+    /// Reads a checkpoint from bytes, which it keeps; `name` is for errors.
     ///
     /// # Errors
     /// As [`CheckpointFile::open`].
@@ -68,7 +68,7 @@ impl CheckpointFile {
         Self::read_bytes(&name.into(), bytes, true)
     }
 
-    /// Reads the bytes of a file that another program has edited; the checksum is not compared.
+    /// Reads a checkpoint from bytes that another program has edited; the checksum is not compared.
     ///
     /// # Errors
     /// As [`CheckpointFile::open`].
@@ -87,9 +87,10 @@ impl CheckpointFile {
             let problem = "a safetensors file without optimiser state (its metadata has no \"optimisers\")";
             Error::new(ErrorKind::File, problem).with_remedy("for plain weights use `Weights`")
         })?;
+        // Reads the version first, because another version may have other fields than `Record`.
         let Origin { format, version } = serde_json::from_str(&description).map_err(damaged_by)?;
         if format != FORMAT {
-            let remedy = format!("it was written by optimisers {version}, so read it with that");
+            let remedy = format!("read the file with optimisers {version}, which wrote the file");
             return Err(Error::new(ErrorKind::File, "it has format version")
                 .with_got(format)
                 .with_expected(FORMAT)
@@ -97,16 +98,14 @@ impl CheckpointFile {
         }
         let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;
         if verify {
-            let found =
-                checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "in another place".to_string());
+            let found = checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "missing".to_string());
             if found != record.checksum {
-                return Err(Error::new(
-                    ErrorKind::File,
-                    "the file was damaged or edited: it has the checksum",
-                )
-                .with_got(found)
-                .with_expected(record.checksum)
-                .with_remedy("after an edit on purpose read it with `CheckpointFile::open_edited`"));
+                return Err(Error::new(ErrorKind::File, "the file was damaged or edited: its checksum is")
+                    .with_got(found)
+                    .with_expected(record.checksum)
+                    .with_remedy(
+                        "if the edit was intended, read the file with `CheckpointFile::open_edited`",
+                    ));
             }
         }
         let path = path.to_path_buf();
@@ -123,11 +122,9 @@ impl CheckpointFile {
 
     /// Allows a state or model of other dtypes than the file's.
     ///
-    /// Tensors are converted, and rounded once if needed.
-    ///
-    /// The precise copy of each parameter in the file (its master, or the parameter itself) becomes the
-    /// precise copy in the state or model. So a run can go on in another precision: from bf16 with f32
-    /// masters to all f32, or back, or with masters in f64.
+    /// Tensors are converted, and rounded once if needed. The precise copy of each parameter in the file (its
+    /// master, or the parameter itself) becomes the precise copy in the state or model. So a run can go on in
+    /// another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
     ///
     /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with or without
     /// [`Offload`](crate::Offload). From and to other stores, such as [`Kahan`](crate::Kahan), restore the
@@ -145,10 +142,10 @@ impl CheckpointFile {
 
     /// Keeps the program's hyper-parameters, schedules and count of steps, and which parameters are frozen.
     ///
-    /// By default a state goes on with those of the file, and [`Restored::differences`](crate::Restored) has
-    /// the hyper-parameters that change. With this method the file gives only what rules remember, such as
-    /// moments with their counts, and `differences` has the hyper-parameters of the file that are other ones.
-    /// Schedules then begin where the program is, at step 0 in a new state.
+    /// By default a restore takes all of these from the file. With this method the file gives only what rules
+    /// remember, such as moments with their counts. Schedules then begin at the program's count of steps,
+    /// which is 0 in a new state. In both cases [`Restored::differences`](crate::Restored) lists the
+    /// hyper-parameters that differ.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -170,11 +167,11 @@ impl CheckpointFile {
 
     /// Leaves out the parameters whose path matches one of these patterns, in the file and in the state.
     ///
-    /// For a model that is not quite the saved one: with a head of another shape, without a part of it, or
-    /// with new parts. What is left out of the state (and of the model) stays as it is, and may have any
-    /// shape and rule. Everything else has to fit, and [`Restored`](crate::Restored) lists both. In a pattern
-    /// `*` stands for any text, dots included, and `?` for one character; the whole path must match. A
-    /// parameter with several paths is left out if one of them matches.
+    /// For a model that differs from the saved one: by a head of another shape, a missing part, or new parts.
+    /// Parameters that are left out stay as they are, in state and model, and may have any shape and rule.
+    /// Everything else has to fit. [`Restored`](crate::Restored) lists what was taken over and what was left
+    /// out. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path
+    /// must match. A parameter with several paths is left out if one of them matches.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -202,7 +199,7 @@ impl CheckpointFile {
         self
     }
 
-    /// Whether a parameter of the state or of the file is left out, by all of its paths that are known.
+    /// Whether a pattern matches one of the parameter's paths. Only the state has all paths of a tied weight.
     pub(super) fn leaves_out(&self, state: &StateTree, path: &str) -> bool {
         match state.leaf(path) {
             Some(leaf) => self.except.first(&leaf.paths().collect::<Vec<_>>()).is_some(),
@@ -213,7 +210,7 @@ impl CheckpointFile {
     /// The bytes that were saved under this name.
     ///
     /// # Errors
-    /// If the file can no longer be read, was changed after it was opened, or does not have what it names.
+    /// If the file can no longer be read, was changed after it was opened, or lacks bytes that it names.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -236,6 +233,7 @@ impl CheckpointFile {
         let bytes = self.entry(&name).filter(|entry| entry.dtype == safetensors::Dtype::U8);
         let bytes =
             bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
+        // Compared after the read, because the file may change during the read.
         let read = bytes.and_then(|entry| {
             let bytes = entry.bytes().and_then(|bytes| self.tensors.check_unchanged().map(|()| bytes));
             bytes.map_err(read_error)
@@ -277,7 +275,8 @@ impl CheckpointFile {
     /// A copy of the tensor of this name on the CPU, such as `encoder.0.weight/master`.
     ///
     /// # Errors
-    /// If candle lacks its dtype, or the file can no longer be read or was changed after it was opened.
+    /// If the dtype is none of U8, U32, I16, I32, I64, F16, BF16, F32 and F64. If the file can no longer be read,
+    /// or was changed after it was opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         from_file(entry.dtype)?;
@@ -289,7 +288,7 @@ impl CheckpointFile {
         self.tensors.entry(name)
     }
 
-    /// Refuses a file that was changed in its place after it was opened.
+    /// Refuses a file whose content was modified after it was opened.
     pub(super) fn check_unchanged(&self) -> std::io::Result<()> {
         self.tensors.check_unchanged()
     }
@@ -312,6 +311,7 @@ fn checksum(file: &TensorFile) -> std::io::Result<Option<String>> {
     sum.update(&head[..place.start]);
     sum.update(NO_CHECKSUM.as_bytes());
     sum.update(&head[place.end..]);
+    // Freed now, because a header can have 100 MB, and the rest of the sum does not need them.
     drop(buffer);
     file.stream(|bytes| sum.update(bytes))?;
     Ok(Some(format!("{:08x}", sum.finalize())))

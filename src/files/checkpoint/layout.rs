@@ -1,5 +1,4 @@
-//! The layout of a file. It follows from names, shapes and dtypes, so whoever knows these can write or read
-//! any part.
+//! The layout of a file. It follows from names, shapes and dtypes alone, so all ranks compute the same one.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -61,6 +60,7 @@ impl FileLayout {
         entries: impl Iterator<Item = &'e EntryInfo>,
         remarks: Remarks<'_>,
     ) -> Result<Self> {
+        // The format uses this name itself.
         let mut names = HashSet::from(["__metadata__"]);
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
         let mut end = 0;
@@ -69,16 +69,16 @@ impl FileLayout {
                 let problem = format!("two tensors would have the name {name:?} in the file");
                 return Err(Error::new(ErrorKind::Model, problem).with_remedy("rename a parameter"));
             }
-            if !is_plain(*dtype) {
+            let Some(in_file) = in_file(*dtype) else {
                 let expected = "U8, U32, I16, I32, I64, F16, BF16, F32 or F64, which files can hold";
                 return Err(Error::dtype(format_args!("{name:?}"), dtype, expected)
                     .with_remedy("convert it before it is saved"));
-            }
+            };
             let (start, width) = (end, dtype.size_in_bytes());
             end += shape.iter().product::<usize>() * width;
             tensors.push((
                 name.clone(),
-                TensorInfo { dtype: in_file(*dtype), shape: shape.clone(), data_offsets: (start, end) },
+                TensorInfo { dtype: in_file, shape: shape.clone(), data_offsets: (start, end) },
             ));
             places.push((start as u64, width));
         }
@@ -115,6 +115,8 @@ fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<
     };
     let description = description.map(|(name, text)| HashMap::from([(name.to_string(), text)]));
     let metadata = Metadata::new(description, tensors).map_err(not_whole)?;
+    // The first 8 bytes are for the length. Spaces fill the header up to a multiple of 8 bytes, so that the
+    // tensors are aligned.
     let mut head = vec![0; size_of::<u64>()];
     serde_json::to_writer(&mut head, &metadata).map_err(damaged_by)?;
     head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
@@ -122,15 +124,11 @@ fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<
     if length > LARGEST_HEADER {
         return Err(Error::new(ErrorKind::Unsupported, "names and hyper-parameters would take")
             .with_got(format_args!("{length} bytes"))
-            .with_expected(format_args!("at most {LARGEST_HEADER}, as no safetensors file can have more"))
+            .with_expected(format_args!(
+                "at most {LARGEST_HEADER}, because no safetensors file can have more"
+            ))
             .with_remedy("give shorter names to parameters and bytes"));
     }
     head[..size_of::<u64>()].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(head)
-}
-
-/// Whether files hold this dtype.
-fn is_plain(dtype: DType) -> bool {
-    use DType::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
-    matches!(dtype, U8 | U32 | I16 | I32 | I64 | F16 | BF16 | F32 | F64)
 }

@@ -1,4 +1,4 @@
-//! A safetensors file. Its header is checked, nothing is trusted; tensors are read by position when needed.
+//! A safetensors file. Its header is checked as a whole; tensors are read by position when they are needed.
 
 mod header;
 mod source;
@@ -17,9 +17,11 @@ pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite, ranges};
+#[cfg(feature = "torch")]
+use crate::tensors::in_file;
 use crate::tensors::{Tensor, from_bytes, from_file};
 
-/// A file, and where its tensors are.
+/// An open file and its header.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     source: Source,
@@ -29,33 +31,33 @@ pub(crate) struct TensorFile {
 }
 
 impl TensorFile {
-    /// The file at a path, and its texts.
+    /// Opens the file at a path. Also returns the texts of its metadata.
     pub(crate) fn open(path: &Path) -> Result<(Self, Texts), SafeTensorError> {
         Self::of(Source::open(path)?)
     }
 
-    /// As [`TensorFile::open`], for the bytes of a file.
+    /// [`TensorFile::open`] for the bytes of a file.
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Result<(Self, Texts), SafeTensorError> {
         Self::of(Source::Memory(bytes))
     }
 
-    /// As [`TensorFile::open`], for an open source.
+    /// [`TensorFile::open`] for an open source.
     pub(crate) fn of(source: Source) -> Result<(Self, Texts), SafeTensorError> {
         let Header { tensors, end: start, texts } = Header::read(&source)?;
         Ok((TensorFile { source, start, tensors }, texts))
     }
 
-    /// All bytes before the tensors; in `buffer`, unless they are in memory.
+    /// All bytes before the tensors. They are read into `buffer`, unless the file is in memory.
     pub(crate) fn head<'b>(&'b self, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         self.source.read(0, self.start, buffer)
     }
 
-    /// Hands over the bytes of all tensors, piece by piece.
+    /// Calls `visit` with the bytes of all tensors, piece by piece.
     pub(crate) fn stream(&self, visit: impl FnMut(&[u8])) -> io::Result<()> {
         self.source.stream(self.start as u64, visit)
     }
 
-    /// Refuses a file that was changed in its place after it was opened, as far as its length and its time of
+    /// Refuses a file whose content was modified after it was opened, as far as its length and its time of
     /// modification show.
     pub(crate) fn check_unchanged(&self) -> io::Result<()> {
         self.source.check_unchanged()
@@ -69,31 +71,34 @@ impl TensorFile {
     pub(crate) fn entry(&self, name: &str) -> Option<Entry<'_>> {
         let info = self.tensors.info(name)?;
         let (start, end) = info.data_offsets;
-        // The library has checked that both are within the file.
+        // Sum and difference do not overflow, because `Header::read` has compared the offsets with the length
+        // of the file.
         let (start, length) = ((self.start + start) as u64, end - start);
         Some(Entry { dtype: info.dtype, shape: &info.shape, source: &self.source, start, length })
     }
 }
 
-/// A tensor in the file.
+/// A tensor of an open file, whose bytes are still in the file.
 pub(crate) struct Entry<'f> {
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: &'f [usize],
     source: &'f Source,
-    /// Where its bytes begin in the file.
+    /// Where the bytes begin in the file.
     start: u64,
     length: usize,
 }
 
 impl<'f> Entry<'f> {
-    /// The entry of a tensor of this shape from byte `start` on.
+    /// The entry of a tensor of this shape whose bytes begin at `start`.
     #[cfg(feature = "torch")]
-    pub(crate) fn at(source: &'f Source, start: u64, dtype: safetensors::Dtype, shape: &'f [usize]) -> Self {
-        let length = shape.iter().product::<usize>() * dtype.bitsize().div_ceil(8);
-        Entry { dtype, shape, source, start, length }
+    pub(crate) fn at(source: &'f Source, start: u64, dtype: DType, shape: &'f [usize]) -> io::Result<Self> {
+        let length = shape.iter().product::<usize>() * dtype.size_in_bytes();
+        let dtype =
+            in_file(dtype).ok_or_else(|| io::Error::other(format!("no file has numbers of {dtype:?}")))?;
+        Ok(Entry { dtype, shape, source, start, length })
     }
 
-    /// How many elements it has. The shape of an empty tensor may claim any lengths.
+    /// The number of elements. Not the product of the shape, which overflows for some empty tensors.
     pub(crate) fn elements(&self) -> usize {
         self.length / self.dtype.bitsize().div_ceil(8)
     }
@@ -103,7 +108,7 @@ impl<'f> Entry<'f> {
         self.made(self.source.read(self.start, self.length, &mut Vec::new())?, self.shape)
     }
 
-    /// These elements in row-major order, as a vector on the CPU.
+    /// The elements with these row-major indices, as a vector on the CPU.
     pub(crate) fn part(&self, elements: Range<usize>) -> io::Result<Tensor> {
         let length = elements.len();
         self.made(self.read(elements, &mut Vec::new())?, &[length])
@@ -114,7 +119,7 @@ impl<'f> Entry<'f> {
         Ok(self.source.read(self.start, self.length, &mut Vec::new())?.to_vec())
     }
 
-    /// The bytes of these elements; in `buffer`, unless they are in memory.
+    /// The bytes of these elements. They are read into `buffer`, unless the file is in memory.
     fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         if elements.start > elements.end || elements.end > self.elements() {
             return Err(io::Error::new(
@@ -128,6 +133,7 @@ impl<'f> Entry<'f> {
 
     fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
         let dtype = from_file(self.dtype).map_err(io::Error::other)?;
+        // Files are little-endian.
         let bytes = if cfg!(target_endian = "little") {
             Cow::Borrowed(bytes)
         } else {
@@ -136,12 +142,13 @@ impl<'f> Entry<'f> {
         from_bytes(&bytes, dtype, shape).map_err(io::Error::other)
     }
 
-    /// The dtype, if candle has it.
+    /// The dtype, if tensors can have it.
     pub(crate) fn known_dtype(&self) -> Option<DType> {
         from_file(self.dtype).ok()
     }
 
     /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.
+    /// Integers are always finite.
     pub(crate) fn non_finite(
         &self,
         elements: Range<usize>,

@@ -1,4 +1,14 @@
 //! The container of `torch.save`: a zip archive whose records are not compressed.
+//!
+//! ```text
+//! for each record:  header (30 bytes, name, extra field), bytes
+//! directory         for each record: checksum, length, place of its header
+//! end record        place of the directory; with ZIP64 a record with 64-bit numbers comes before it
+//! ```
+//!
+//! An archive is therefore opened from its end: end record, then directory. Records are read later and by
+//! position, because a state may be larger than memory. Places and lengths come from the file, so each is
+//! compared with the length of the file before memory is allocated or bytes are read.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,26 +22,26 @@ use crate::files::tensor_file::{Entry, Source};
 /// The first bytes of a zip archive.
 pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
 
-/// An archive, and where its records are.
+/// An open archive and its directory.
 #[derive(Debug)]
 pub(super) struct Archive {
     source: Source,
     records: HashMap<String, ArchiveRecord>,
-    /// `false` after `torch.serialization.set_crc32_options(False)`, which makes all checksums 0.
+    /// `false` if all checksums are 0, which is what `torch.serialization.set_crc32_options(False)` writes.
     has_checksums: bool,
 }
 
 #[derive(Debug)]
 struct ArchiveRecord {
-    /// Where its header begins in the file.
+    /// Where the header begins in the file.
     header: u64,
     length: u64,
     crc: u32,
-    /// Whether its bytes were read and have this checksum: thousands of tensors may be views of one record.
+    /// Whether the bytes have this checksum. Kept, because thousands of tensors may be views of one record.
     is_verified: AtomicBool,
 }
 
-/// The `N` bytes of a number at a place.
+/// The `N` bytes of the number at `at`.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> io::Result<[u8; N]> {
     bytes
         .get(at..)
@@ -55,7 +65,7 @@ fn damaged(reason: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason.into())
 }
 
-/// `length` bytes at a place that the file names, which may lie outside of it.
+/// `length` bytes from `start` on. Both come from the file, so they may lie outside of it.
 fn bytes_at(source: &Source, start: u64, length: u64) -> io::Result<Vec<u8>> {
     if start.checked_add(length).is_none_or(|end| end > source.length()) {
         return Err(damaged("it ends before what its directory names"));
@@ -71,6 +81,7 @@ impl Archive {
         let (start, length) = directory(&source)?;
         let bytes = bytes_at(&source, start, length)?;
         let (mut records, mut rest) = (HashMap::new(), &bytes[..]);
+        // An entry of the directory has 46 bytes, the name, the extra field and a comment.
         while rest.starts_with(b"PK\x01\x02") {
             let [name, extra, comment] = [28, 30, 32].map(|at| u16_at(rest, at));
             let (name_end, extra_end) = (46 + name?, 46 + u16_at(rest, 28)? + extra?);
@@ -97,7 +108,7 @@ impl Archive {
         &self.source
     }
 
-    /// The first record name, in sorted order, with this end.
+    /// The first record name, in sorted order, that ends with `end`. Sorted, because a map has no order.
     pub(super) fn find(&self, end: &str) -> Option<&str> {
         self.records.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()
     }
@@ -111,8 +122,9 @@ impl Archive {
         let record = self.record(name)?;
         let head = bytes_at(&self.source, record.header, 30)?;
         if !head.starts_with(MAGIC) {
-            return Err(damaged(format!("its record {name:?} is not where its directory says")));
+            return Err(damaged(format!("its record {name:?} is not at the place that its directory names")));
         }
+        // These lengths are not those in the directory, because torch aligns records by this extra field.
         let start = record.header + 30 + (u16_at(&head, 26)? + u16_at(&head, 28)?) as u64;
         match start.checked_add(record.length) {
             Some(end) if end <= self.source.length() => Ok((start, record.length)),
@@ -120,7 +132,7 @@ impl Archive {
         }
     }
 
-    /// The run of numbers that contains a tensor's elements.
+    /// The run of numbers from the first element of a tensor to the last.
     pub(super) fn entry<'f>(
         &'f self,
         stored: &StoredTensor,
@@ -132,12 +144,7 @@ impl Archive {
         if end.is_none_or(|end| end as u64 > length) {
             return Err(damaged(format!("its record {:?} is shorter than a tensor in it", stored.place)));
         }
-        Ok(Entry::at(
-            &self.source,
-            start + (strided.offset * width) as u64,
-            stored.dtype.into(),
-            &strided.span,
-        ))
+        Entry::at(&self.source, start + (strided.offset * width) as u64, stored.dtype, &strided.span)
     }
 
     /// A tensor, in row-major order.
@@ -146,7 +153,7 @@ impl Archive {
         strided.of(&run, &stored.shape).map_err(io::Error::other)
     }
 
-    /// The bytes of a record.
+    /// The bytes of a record, whose checksum is verified.
     pub(super) fn bytes(&self, name: &str) -> io::Result<Vec<u8>> {
         self.verify(name)?;
         let (start, length) = self.place(name)?;
@@ -155,9 +162,10 @@ impl Archive {
 
     /// Refuses a record whose checksum is wrong.
     pub(super) fn verify(&self, name: &str) -> io::Result<()> {
-        /// The bytes of a piece, which stays in the cache.
+        /// The bytes of a piece, few enough to stay in the cache.
         const PIECE: u64 = 1 << 20;
         let record = self.record(name)?;
+        // `Relaxed`, because the flag guards no other memory: at worst two threads verify one record.
         if record.is_verified.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -175,7 +183,7 @@ impl Archive {
     }
 }
 
-/// Where the directory begins in the file, and its bytes.
+/// Where the directory begins in the file, and its length in bytes.
 fn directory(source: &Source) -> io::Result<(u64, u64)> {
     /// The length of the end record of a directory, without and with the longest comment.
     const END: (u64, u64) = (22, 22 + 65535);
@@ -183,6 +191,7 @@ fn directory(source: &Source) -> io::Result<(u64, u64)> {
     let start = source.length() - tail;
     let bytes = bytes_at(source, start, tail)?;
     let last = bytes.len().checked_sub(END.0 as usize).ok_or_else(|| damaged("it is cut"))?;
+    // Searched from the back, because a comment of unknown length may follow the end record.
     let end = (0..=last)
         .rev()
         .find(|at| bytes[*at..].starts_with(b"PK\x05\x06"))
@@ -193,7 +202,7 @@ fn directory(source: &Source) -> io::Result<(u64, u64)> {
         Some(at) => {
             let large = bytes_at(source, u64_at(&bytes, at + 8)?, 56)?;
             if !large.starts_with(b"PK\x06\x06") {
-                return Err(damaged("its directory is not where its end says"));
+                return Err(damaged("its directory is not at the place that its end names"));
             }
             Ok((u64_at(&large, 48)?, u64_at(&large, 40)?))
         }
@@ -213,7 +222,8 @@ impl ArchiveRecord {
             }
             extra = extra.get(end..).unwrap_or_default();
         }
-        // The ZIP64 field has the numbers that do not fit 32 bits, in the order of the format.
+        // A number that does not fit 32 bits is `u32::MAX` here and the next of the ZIP64 field. So `whole`
+        // must be called in the order of that field: the length, the stored length, the header.
         let mut at = 0;
         let mut whole = |short: u32| -> io::Result<u64> {
             if short != u32::MAX {

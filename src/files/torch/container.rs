@@ -1,17 +1,18 @@
-//! The container of a file's numbers, in either format.
+//! The numbers of a file in either format, read when a tensor is needed.
 
 use std::io;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 use super::archive::Archive;
 use super::content::StoredTensor;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile};
 use crate::model::lent::{Lend, MemoryMut, View, read_only};
-use crate::numbers::elem_count;
+use crate::numbers::{DType, elem_count};
+use crate::tensors::zeros;
 
-/// A file of either format.
+/// An open file of either format.
 #[derive(Debug)]
 pub(super) enum Container {
     Flat(TensorFile),
@@ -36,7 +37,7 @@ impl Container {
         }
     }
 
-    /// The one number of a tensor, if it has one.
+    /// The number of a tensor with one element, `None` for any other tensor.
     pub(super) fn number(&self, stored: &StoredTensor) -> io::Result<Option<f64>> {
         if elem_count(&stored.shape) != 1 {
             return Ok(None);
@@ -45,19 +46,21 @@ impl Container {
         Ok(self.numbers(stored)?.first().copied())
     }
 
-    /// All numbers of a tensor.
+    /// All numbers of a tensor, in row-major order.
     pub(super) fn numbers(&self, stored: &StoredTensor) -> io::Result<Vec<f64>> {
-        let numbers = self.tensor(stored)?.to_dtype(DType::F64).and_then(|tensor| tensor.flatten_all());
+        let numbers =
+            self.tensor(stored)?.to_dtype(DType::F64.into()).and_then(|tensor| tensor.flatten_all());
         numbers.and_then(|numbers| numbers.to_vec1()).map_err(io::Error::other)
     }
 
     /// Refuses a record whose checksum is wrong, or that is shorter than the tensor.
     pub(super) fn verify(&self, stored: &StoredTensor) -> io::Result<()> {
+        // `entry` compares the lengths.
         self.entry(stored)?;
         if let Container::Archive(archive) = self { archive.verify(&stored.place) } else { Ok(()) }
     }
 
-    /// Refuses a file that was changed in its place after it was opened.
+    /// Refuses a file whose content was modified after it was opened.
     pub(super) fn check_unchanged(&self) -> io::Result<()> {
         match self {
             Container::Flat(file) => file.check_unchanged(),
@@ -66,12 +69,14 @@ impl Container {
     }
 }
 
-/// A tensor of the file as a state takes it, in the state's scale. It is read each time that it is lent.
+/// A tensor of the file, times a factor, as `StateTree::assign_entries` takes it.
+///
+/// The tensor is read again each time that it is lent, so that a restore has one tensor in memory at a time.
 pub(super) struct FileTensor<'c> {
     container: &'c Container,
-    /// The place in the file; `None` for zeros.
+    /// The tensor in the file; `None` for zeros.
     stored: Option<&'c StoredTensor>,
-    /// The factor of its numbers.
+    /// The factor of the numbers.
     scale: f64,
     shape: Vec<usize>,
 }
@@ -86,17 +91,18 @@ impl<'c> FileTensor<'c> {
         FileTensor { container, stored: None, scale: 1.0, shape: shape.to_vec() }
     }
 
-    /// The numbers; without a factor in their own dtype.
+    /// The numbers: in the dtype of the file if the factor is 1, else in F64.
     fn values(&self) -> io::Result<Tensor> {
         self.container.check_unchanged()?;
         let Some(stored) = self.stored else {
-            return Tensor::zeros(&self.shape[..], DType::F32, &Device::Cpu).map_err(io::Error::other);
+            return zeros(&self.shape[..], DType::F32, &Device::Cpu).map_err(io::Error::other);
         };
         let tensor = self.container.tensor(stored)?;
         if self.scale == 1.0 {
             return Ok(tensor);
         }
-        tensor.to_dtype(DType::F64).and_then(|tensor| tensor * self.scale).map_err(io::Error::other)
+        // In F64, so that only the conversion to the dtype of the state rounds.
+        tensor.to_dtype(DType::F64.into()).and_then(|tensor| tensor * self.scale).map_err(io::Error::other)
     }
 }
 
@@ -105,13 +111,12 @@ impl Lend for FileTensor<'_> {
         &self.shape
     }
 
-    fn lent_dtype(&self) -> crate::numbers::DType {
+    fn lent_dtype(&self) -> DType {
         match self.stored {
             None => DType::F32,
             Some(stored) if self.scale == 1.0 => stored.dtype,
             Some(_) => DType::F64,
         }
-        .into()
     }
 
     fn memory(&self) -> Option<usize> {
@@ -127,7 +132,7 @@ impl Lend for FileTensor<'_> {
     }
 }
 
-/// The error of reading: the file has changed or is damaged, or the file system fails.
+/// The error that the file has changed, is damaged, or cannot be read.
 pub(super) fn read_error(source: io::Error) -> Error {
     use std::io::ErrorKind::{InvalidData, UnexpectedEof};
     let kind =
@@ -146,7 +151,7 @@ mod tests {
         let path = folder.path().join("state");
         let numbers = Tensor::from_vec(vec![1f32, 2.0], 2, &Device::Cpu).expect("a tensor");
         let tensors = std::collections::HashMap::from([("x/exp_avg", numbers)]);
-        safetensors::serialize_to_file(&tensors, None, &path).expect("a file");
+        candle_core::safetensors::save(&tensors, &path).expect("a file");
         let container = Container::Flat(TensorFile::open(&path).expect("the file").0);
         let place = "x/exp_avg".to_string();
         let stored = StoredTensor { place, strided: None, dtype: DType::F32, shape: vec![2] };

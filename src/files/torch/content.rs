@@ -1,21 +1,22 @@
-//! The content of a file: the state of torch's optimiser, in either format.
+//! The content of a file in either format: torch's groups, and for each parameter where its state is.
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use serde_json::{Map, Value};
 
 use super::objects::damaged;
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 
-/// The state of an optimiser; the numbers of its tensors stay in the file.
+/// The state of an optimiser. The numbers of its tensors stay in the file.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     /// The hyper-parameters of each group, by torch's names.
     pub(super) groups: Vec<Map<String, Value>>,
     /// The parameters, in the order of the groups.
     pub(super) parameters: Vec<TorchParameter>,
-    /// The names of the parameters, if they are known.
+    /// The names of the parameters, if the file has them or the user gave them.
     pub(super) names: Option<Vec<String>>,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct TorchParameter {
 pub(super) enum StateEntry {
     Number(f64),
     Tensor(StoredTensor),
-    /// Anything else, in words.
+    /// Anything else, described for errors.
     Other(String),
 }
 
@@ -42,26 +43,28 @@ pub(super) enum StateEntry {
 pub(super) struct StoredTensor {
     /// The tensor of a safetensors file, or the record of an archive.
     pub(super) place: String,
-    /// The elements of the record; `None` in a safetensors file.
+    /// Which elements of the record belong to the tensor. `None` in a safetensors file.
     pub(super) strided: Option<StridedRun>,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
 }
 
-/// The elements of a run of numbers that belong to a tensor.
+/// The elements of a record that belong to a tensor. A record is a whole storage of torch, and a tensor is a
+/// view of it.
 #[derive(Debug)]
 pub(super) struct StridedRun {
+    /// The index of the first element in the record.
     pub(super) offset: usize,
     pub(super) strides: Vec<usize>,
-    /// The length from the first element to the last, as a shape.
+    /// The number of elements from the first one of the tensor to the last, as a shape.
     pub(super) span: [usize; 1],
 }
 
 impl StridedRun {
-    /// The elements of a tensor of this shape in the run.
+    /// The tensor of this shape. `run` has the record's numbers from the tensor's first element to its last.
     pub(super) fn of(&self, run: &Tensor, shape: &[usize]) -> candle_core::Result<Tensor> {
         if self.span == [0] {
-            // The other dimensions of an empty tensor may be of any size.
+            // Before the loop, because the other dimensions of an empty tensor may be of any size.
             return run.reshape(shape);
         }
         let mut places = vec![0i64];
@@ -71,6 +74,7 @@ impl StridedRun {
                 .flat_map(|place| (0..*length).map(move |i| place + (i * stride) as i64))
                 .collect();
         }
+        // Most tensors are contiguous and need no selection.
         if places.iter().copied().eq(0..self.span[0] as i64) {
             return run.reshape(shape);
         }
@@ -90,7 +94,7 @@ impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
         let mut content = Content::default();
         for (group, (settings, keys)) in self.groups.into_iter().enumerate() {
             for key in keys {
-                // torch has no state of a parameter before its first step.
+                // torch has no state for a parameter before the first step.
                 let entries = state.remove(&key).unwrap_or_default();
                 content.parameters.push(TorchParameter { group, entries });
             }
@@ -104,17 +108,17 @@ impl<K: Eq + std::hash::Hash + std::fmt::Debug> NamedGroups<K> {
 }
 
 impl Content {
-    /// The names of the parameters, one for each.
+    /// The names of the parameters. An error if there are none, or not one for each parameter.
     pub(super) fn check_names(&self) -> Result<&[String]> {
         let parameters = self.parameters.len();
         let unnamed = || {
             Error::new(
                 ErrorKind::File,
-                format!("the file numbers its {parameters} parameters and does not name them"),
+                format!("the file has numbers instead of names for its {parameters} parameters"),
             )
             .with_remedy(
-                "give their names in the order of the optimiser's groups with `TorchState::named`, or save \
-                 `param_names` along",
+                "give the names, in the order of the optimiser's groups, with `TorchState::named`, or save \
+                 the file with `param_names`",
             )
         };
         let names = self.names.as_ref().ok_or_else(unnamed)?;
@@ -124,11 +128,11 @@ impl Content {
         Err(Error::new(ErrorKind::Argument, "the parameters of the file are given")
             .with_got(format_args!("{} names", names.len()))
             .with_expected(parameters)
-            .with_remedy("name all that the optimiser has, in the order of its groups, frozen ones too"))
+            .with_remedy("name all parameters of the optimiser, in the order of its groups, frozen ones too"))
     }
 }
 
-/// The texts of a list.
+/// The texts of a JSON list, if it has only texts.
 pub(super) fn texts(value: &Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|text| text.as_str().map(str::to_string)).collect()
 }
@@ -147,8 +151,9 @@ mod tests {
             run(&[1, 2], 6).of(&numbers, &[2, 3])?.to_vec2::<f32>()?,
             [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
         );
-        // At once, however large the other dimensions are.
-        let none = run(&[0, 1], 0).of(&Tensor::zeros(0, DType::F32, &Device::Cpu)?, &[1 << 40, 0])?;
+        // Makes no list of 2⁴⁰ places.
+        let none =
+            run(&[0, 1], 0).of(&Tensor::zeros(0, candle_core::DType::F32, &Device::Cpu)?, &[1 << 40, 0])?;
         assert_eq!(none.dims(), [1 << 40, 0]);
         Ok(())
     }

@@ -14,39 +14,42 @@ use crate::numbers::{DType, is_supported};
 use crate::rule::RATE;
 use crate::tree::{Leaf, StateTree};
 
-const RENAME: &str = "where only the names differ, translate them with `TorchState::renamed`";
+const RENAME: &str = "if only the names differ, translate the names with `TorchState::renamed`";
 
-/// The entry with the count of steps.
+/// The entry of torch's state with the count of steps.
 pub(super) const STEP: &str = "step";
 
 /// The least count of steps that is refused: 2⁵³, up to which f64 is exact.
 const TOO_MANY: f64 = 9_007_199_254_740_992.0;
 
-/// The count at which torch's steps stand still in a dtype of 16 bits, because the next number is not there.
-fn counts_to(dtype: candle_core::DType) -> Option<f64> {
-    match dtype.into() {
+/// The count at which torch's `step` stops in a 16-bit dtype, because adding 1 is rounded back.
+fn counts_to(dtype: DType) -> Option<f64> {
+    match dtype {
         DType::BF16 => Some(256.0),
         DType::F16 => Some(2048.0),
         _ => None,
     }
 }
 
-/// What all leaves take over, in their order.
+/// What a state takes over.
 pub(super) struct Continuation<'c> {
+    /// In the order of the leaves.
     pub(super) leaves: Vec<LeafContinuation<'c>>,
-    /// The parameters of which torch has no state yet.
+    /// The paths of the parameters for which torch has no state yet.
     pub(super) unmoved: Vec<String>,
-    /// The warning of the first parameter whose rate follows a schedule in torch and none here.
+    /// The warning about the first parameter whose rate follows a scheduler in torch and no schedule here.
     pub(super) undriven: Option<Warning>,
 }
 
 /// What a leaf takes over.
 pub(super) struct LeafContinuation<'c> {
-    /// Each tensor with its slot, which has its names in torch and here.
+    /// Each tensor with its names in torch and here.
     pub(super) tensors: Vec<(TorchSlot, FileTensor<'c>)>,
+    /// The counter here that is torch's `step`.
     pub(super) counter: String,
+    /// `None` if torch does not count the steps.
     pub(super) step: Option<u64>,
-    /// Whether torch has no state of it yet.
+    /// Whether torch has no state for the parameter yet.
     is_unmoved: bool,
     pub(super) wanted: WantedFields,
     undriven: Option<Warning>,
@@ -57,7 +60,7 @@ pub(super) struct Check<'c> {
     pub(super) content: &'c Content,
     pub(super) container: &'c Container,
     pub(super) takes_over: bool,
-    /// The step that schedules give values for.
+    /// The step at which schedules are evaluated.
     pub(super) steps: u64,
 }
 
@@ -68,23 +71,28 @@ impl<'c> Check<'c> {
         for (name, parameter) in names.iter().zip(&self.content.parameters) {
             let leaf = state.leaf(name);
             let unknown = || {
-                Error::new(ErrorKind::Model, "the file has it, and the state lacks it; there are:")
-                    .with_got(shown(state.listed()))
-                    .with_remedy(RENAME)
-                    .at(name)
+                Error::new(
+                    ErrorKind::Model,
+                    "the file has this parameter, but the state does not; the state has:",
+                )
+                .with_got(shown(state.listed()))
+                .with_remedy(RENAME)
+                .at(name)
             };
             let leaf = leaf.ok_or_else(unknown)?;
             if of_leaf.insert(leaf.path(), parameter).is_some() {
-                let twice =
-                    Error::new(ErrorKind::Model, "two parameters of the file are this one in the state");
-                return Err(twice.with_remedy("name each once").at(leaf.path()));
+                let twice = Error::new(
+                    ErrorKind::Model,
+                    "two parameters of the file are this parameter of the state",
+                );
+                return Err(twice.with_remedy("name each parameter once").at(leaf.path()));
             }
         }
         let mut continuation =
             Continuation { leaves: Vec::with_capacity(state.len()), unmoved: Vec::new(), undriven: None };
         for leaf in state.leaves() {
             let missing = || {
-                Error::new(ErrorKind::Model, "the file lacks it; it has:")
+                Error::new(ErrorKind::Model, "the file lacks this parameter; the file has:")
                     .with_got(shown(listed(names.iter().map(String::as_str))))
                     .with_remedy(RENAME)
                     .at(leaf.path())
@@ -112,12 +120,9 @@ impl<'c> Check<'c> {
             path: leaf.path().to_string(),
             field: RATE.to_string(),
             program: None,
-            file: format!(
-                "a scheduler of torch's that began at {initial} and is at {}",
-                own.learning_rate_with(rate)
-            ),
+            file: format!("a scheduler of torch's (from {initial} to {})", own.learning_rate_with(rate)),
         });
-        // Without a state torch would start from zeros. Adagrad has a state from the start.
+        // torch has no state before the first step, and starts from zeros then. Only Adagrad always has one.
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let scale = slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
@@ -133,7 +138,7 @@ impl<'c> Check<'c> {
             let known = own.slots.iter().map(|slot| slot.key).chain([STEP]).collect::<Vec<_>>().join(", ");
             let unknown = Error::new(
                 ErrorKind::File,
-                format!("the file has an entry that no rule here takes, {key:?}"),
+                format!("the rule here has no state for the file's entry {key:?}"),
             );
             return Err(unknown.with_expected(format_args!("one of: {known}")));
         }
@@ -145,7 +150,7 @@ impl<'c> Check<'c> {
         Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, undriven })
     }
 
-    /// The tensor of a slot, of whose numbers the state gets `scale` times as much.
+    /// The file's tensor for a slot, times `scale`.
     fn tensor(
         &self,
         leaf: &Leaf,
@@ -165,20 +170,22 @@ impl<'c> Check<'c> {
             StateEntry::Other(other) => return Err(no_tensor(other)),
         };
         if stored.shape != leaf.shape() {
-            let remedy =
-                "it belongs to another parameter: name the parameters as the optimiser of the file has them";
+            let remedy = "the tensor belongs to another parameter: name the parameters in the order of the \
+                          optimiser that was saved";
             return Err(Error::shape(slot.in_file(), &stored.shape, leaf.shape()).with_remedy(remedy));
         }
         self.container.verify(stored).map_err(read_error)?;
+        // Only a velocity can have the factor 0. The file's numbers would be lost, so they must be 0 as well.
         if scale == 0.0 {
             let numbers = self.container.numbers(stored).map_err(read_error)?;
             if let Some(element) = numbers.iter().position(|number| number.is_finite() && *number != 0.0) {
                 return Err(Error::new(ErrorKind::Unsupported, format!("{} is", slot.in_file()))
                     .with_got(numbers[element])
                     .at_element(element)
-                    .with_expected("0, as the velocity here contains a learning rate, which is 0")
+                    .with_expected("0, because the velocity here contains the learning rate, which is 0")
                     .with_remedy(
-                        "set up the rule with η = 1 and a `Descent` behind it: that velocity is torch's",
+                        "set up the rule with η = 1, and a `Descent` after the rule with the learning rate: \
+                         then the velocity is equal to torch's",
                     ));
             }
         }
@@ -203,7 +210,7 @@ impl<'c> Check<'c> {
             StateEntry::Tensor(stored) if counts_to(stored.dtype).is_some_and(|last| step >= last) => {
                 Err(refused()
                     .with_expected(format_args!(
-                        "a count in F32: adding 1 to it in {:?} changes nothing",
+                        "a count in F32, because adding 1 to this count in {:?} changes nothing",
                         stored.dtype
                     ))
                     .with_remedy(
@@ -216,9 +223,9 @@ impl<'c> Check<'c> {
     }
 }
 
-/// The error that a parameter's state lacks an entry.
+/// The error that the file has no entry `key` for a parameter.
 fn lacks(key: &str, entries: &BTreeMap<String, StateEntry>) -> Error {
-    Error::missing(format!("the file lacks {key:?}; it has:"))
+    Error::missing(format!("the file lacks {key:?} of this parameter; the file has:"))
         .with_got(shown(listed(entries.keys().map(String::as_str))))
 }
 

@@ -1,25 +1,25 @@
-//! The flat container, a safetensors file: a tensor `<parameter>/<entry>` for each entry of the state, and
-//! the groups as JSON.
+//! The content of a safetensors file: a tensor `<parameter>/<entry>` for each entry of the state, and the
+//! groups as JSON.
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::DType;
 use serde_json::{Map, Value};
 
 use super::content::{Content, NamedGroups, StateEntry, StoredTensor, texts};
 use super::objects::{damaged, stateless};
 use crate::error::Result;
 use crate::files::tensor_file::{TensorFile, Texts};
+use crate::tensors::from_file;
 
 /// The key of the groups in the metadata.
 pub(super) const GROUPS: &str = "param_groups";
 
-/// The key of a group's parameters.
+/// The key of the parameters in a group.
 pub(super) const PARAMETERS: &str = "params";
 
-pub(super) fn content(file: &TensorFile, said: Texts) -> Result<Content> {
+pub(super) fn content(file: &TensorFile, texts_of_file: Texts) -> Result<Content> {
     let reason = "its metadata has no \"param_groups\", which the snippet in the documentation writes";
-    let groups = said.param_groups.ok_or_else(|| stateless(reason))?;
+    let groups = texts_of_file.param_groups.ok_or_else(|| stateless(reason))?;
     let unread = |reason: &dyn std::fmt::Display| damaged(format!("its param_groups are damaged: {reason}"));
     let groups: Vec<Map<String, Value>> = serde_json::from_str(&groups).map_err(|error| unread(&error))?;
     let named = |mut group: Map<String, Value>| {
@@ -32,11 +32,12 @@ pub(super) fn content(file: &TensorFile, said: Texts) -> Result<Content> {
     let names = groups.iter().flat_map(|(_, names)| names.iter().cloned()).collect();
     let mut state: HashMap<String, BTreeMap<String, StateEntry>> = HashMap::new();
     for place in file.names() {
+        // From the right, because names of parameters may have slashes.
         let (Some((name, key)), Some(entry)) = (place.rsplit_once('/'), file.entry(&place)) else {
             return Err(damaged(format!("its tensor {place:?} is not named <parameter>/<entry>")));
         };
         let (name, key) = (name.to_string(), key.to_string());
-        let found = match DType::try_from(entry.dtype) {
+        let found = match from_file(entry.dtype) {
             Ok(dtype) => {
                 StateEntry::Tensor(StoredTensor { strided: None, dtype, shape: entry.shape.to_vec(), place })
             }

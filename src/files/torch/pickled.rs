@@ -1,8 +1,13 @@
-//! The container of `torch.save`: a pickle, read by candle, that names records of numbers.
+//! The content of a file of `torch.save`: a pickle, whose tensors name records of the archive.
+//!
+//! A tensor in a pickle is a call that makes it, and the id of a record `data/<key>`:
+//!
+//! ```text
+//! _rebuild_tensor_v2(id = ("storage", FloatStorage, key, ..), offset, shape, strides, ..)
+//! ```
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::DType;
 use candle_core::pickle::Object;
 use serde_json::{Map, Value};
 
@@ -11,16 +16,17 @@ use super::content::{Content, NamedGroups, StateEntry, StoredTensor, StridedRun,
 use super::flat::{GROUPS, PARAMETERS};
 use super::objects::{damaged, object, stateless};
 use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::DType;
 
 type Pairs = [(Object, Object)];
 
-/// The end of the name of an archive's pickle. Records of numbers are beside it.
+/// The end of the name of an archive's pickle. What precedes it is the folder of all records.
 const PICKLE: &str = "data.pkl";
 
-/// The key of the names in an optimiser's groups, and of a list of all names beside the optimiser.
+/// The key of the names of parameters: in an optimiser's groups, or in the dict of the whole file.
 const NAMES: &str = "param_names";
 
-/// The state of the optimiser at a place in the file, or of the only optimiser.
+/// The state of the optimiser at the place `at`, or of the only optimiser of the file.
 pub(super) fn content(archive: &Archive, at: Option<&str>) -> Result<Content> {
     let pickle = archive.find(PICKLE).ok_or_else(|| damaged("it has no record \"data.pkl\""))?;
     let folder = pickle.strip_suffix(PICKLE).unwrap_or_default();
@@ -53,7 +59,7 @@ pub(super) fn content(archive: &Archive, at: Option<&str>) -> Result<Content> {
     Ok(Content { names: state.names.or(beside), ..state })
 }
 
-/// The states of optimisers in an object, with their places: keys and indices, with dots between.
+/// Adds the states of optimisers in an object, with their places: keys and indices, joined by dots.
 fn find<'o>(place: &str, object: &'o Object, found: &mut Vec<(String, &'o Pairs)>) {
     let inside = |name: String| if place.is_empty() { name } else { format!("{place}.{name}") };
     match object {
@@ -96,7 +102,7 @@ fn integer(object: &Object) -> Option<i64> {
     }
 }
 
-/// A hyper-parameter as JSON, or its description if JSON has no value for it.
+/// A hyper-parameter as JSON. If JSON has no such value, a text that describes it.
 fn value(object: &Object) -> Value {
     match object {
         Object::None => Value::Null,
@@ -112,7 +118,7 @@ fn value(object: &Object) -> Value {
     }
 }
 
-/// The kind of an object, in words.
+/// The kind of an object, for errors.
 fn kind(object: &Object) -> String {
     match object {
         Object::Dict(_) => "a dict".to_string(),
@@ -127,7 +133,7 @@ fn kind(object: &Object) -> String {
     }
 }
 
-/// Makes a [`Content`] of the objects of an archive.
+/// Reads a [`Content`] from the objects of an archive.
 struct Reader<'a> {
     archive: &'a Archive,
     /// The prefix of the names of the archive's records.
@@ -146,6 +152,7 @@ impl Reader<'_> {
             let keys = keys.ok_or_else(|| damaged("a group has no list of its params, by number or name"))?;
             let said = get(group, NAMES).and_then(|names| texts(&value(names)));
             let said = said.or_else(|| keys.iter().map(ParameterKey::name).collect());
+            // Without the names of one group, those of later groups would move to other parameters.
             own_names &= said.is_some();
             names.extend(said.into_iter().flatten());
             let settings = group.iter().filter_map(|(key, object)| match key {
@@ -166,7 +173,7 @@ impl Reader<'_> {
         Ok(Content { names: own_names.then_some(names), ..NamedGroups { groups }.with_state(state)? })
     }
 
-    /// A hyper-parameter. If a CUDA graph captures the optimiser, it is a tensor of one number.
+    /// A hyper-parameter as JSON. If a CUDA graph captures the optimiser, torch has a tensor of one number.
     fn setting(&self, object: &Object) -> Result<Value> {
         match self.tensor(object) {
             Some(StoredTensor { strided: Some(strided), place, dtype, shape }) if strided.span == [1] => {
@@ -174,7 +181,7 @@ impl Reader<'_> {
                 self.archive.verify(&stored.place).map_err(damaged)?;
                 let number = self.archive.tensor(&stored, &strided).map_err(damaged)?;
                 Ok(number
-                    .to_dtype(DType::F64)
+                    .to_dtype(DType::F64.into())
                     .and_then(|number| number.reshape(())?.to_scalar::<f64>())
                     .map_err(damaged)?
                     .into())
@@ -190,7 +197,7 @@ impl Reader<'_> {
                 return Err(damaged("an entry of a parameter's state has no name"));
             };
             let entry = match object {
-                // SGD's velocity before the first step.
+                // SGD has this as its velocity before the first step.
                 Object::None => continue,
                 Object::Float(number) => StateEntry::Number(*number),
                 object => match (integer(object), self.tensor(object)) {
@@ -204,7 +211,7 @@ impl Reader<'_> {
         Ok(entries)
     }
 
-    /// The tensor that an object describes.
+    /// The tensor that an object describes, if it describes one in a known way.
     fn tensor(&self, object: &Object) -> Option<StoredTensor> {
         let Object::Reduce { callable, args } = object else { return None };
         let Object::Class { class_name, .. } = &**callable else { return None };
@@ -235,12 +242,13 @@ impl Reader<'_> {
     }
 }
 
-/// The length of the run from the first element of a tensor to the last.
+/// The number of elements from the first one of a tensor to the last. `None` if a count overflows, or if
+/// elements of the tensor share a place.
 fn span(shape: &[usize], strides: &[usize]) -> Option<usize> {
     if shape.len() != strides.len() {
         return None;
     }
-    // The number of elements has to fit as well: strides of 0 take no room.
+    // Counted as well, because with strides of 0 a short run would have any number of elements.
     let elements = shape.iter().try_fold(1usize, |elements, length| elements.checked_mul(*length))?;
     if elements == 0 {
         return Some(0);
@@ -263,7 +271,7 @@ fn dtype(storage: &str) -> Option<DType> {
     })
 }
 
-/// The key of a parameter in an optimiser's state.
+/// The key of a parameter in an optimiser's state and groups.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum ParameterKey {
     Number(i64),

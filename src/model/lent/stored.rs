@@ -1,18 +1,19 @@
-//! The check that a storage holds what its tensor says.
+//! The check that a storage holds the elements that the layout of its tensor addresses.
 //!
-//! The layout, dtype and device of a tensor never change; its storage can. candle hands it to anybody's
-//! in-place operation by `&mut`, which may put another in its place whenever the lock is free. And
-//! `Tensor::from_storage` takes any storage for any shape. So whoever makes a pointer from a layout asks
-//! here, while it holds the lock. The plan asks first, for all that a call reads and writes: when it refuses,
-//! nothing has been written.
+//! The layout, dtype and device of a tensor never change, but its storage can: candle passes it by `&mut` to
+//! any in-place operation, which may exchange it whenever the lock is free. And `Tensor::from_storage` takes
+//! any storage for any shape. So a call checks twice:
+//! 1. in the plan, for all tensors that it reads or writes, so that a refusal changes nothing;
+//! 2. under the lock, before it makes a pointer from a layout, because the first check may be out of date.
 
 use std::io::{self, Write};
+use std::ops::Deref;
 
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 use crate::tensors::{
-    CpuStorage, Device, Layout, Storage, StorageRef, Tensor, bytes_of, held, held_on_cpu, write_values,
+    CpuStorage, Device, Layout, Storage, Tensor, bytes_of, held, held_on_cpu, write_values,
 };
 
 /// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
@@ -23,15 +24,17 @@ fn needed(layout: &Layout) -> usize {
     }
 }
 
-/// The lock of a tensor's storage for reading, if the storage holds what the tensor says.
-pub(crate) fn storage_of<'t>(name: &'static str, tensor: &'t Tensor) -> Result<(StorageRef<'t>, &'t Layout)> {
+/// Locks the storage of a tensor for reading. Refuses a storage that lacks elements of the tensor.
+pub(crate) fn storage_of<'t>(
+    name: &'static str,
+    tensor: &'t Tensor,
+) -> Result<(impl Deref<Target = Storage> + use<'t>, &'t Layout)> {
     let (storage, layout) = tensor.storage_and_layout();
     check_held(name, &storage, tensor)?;
     Ok((storage, layout))
 }
 
-/// Refuses a locked storage that does not hold what its tensor says. `name` is what the tensor is to the
-/// program.
+/// Refuses a locked storage that lacks elements of its tensor. `name` is the tensor's role, for errors.
 fn check_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = held(storage, tensor);
     expect(name, tensor, dtype, bytes)
@@ -54,8 +57,9 @@ pub(crate) fn check_on_cuda(
     expect(name, tensor, dtype, bytes)
 }
 
-/// Writes the values of a tensor, wherever it is. On the CPU nothing is copied; the tensor stays locked for
-/// reading meanwhile.
+/// Writes the values of a tensor on any device in row-major order, as little-endian bytes.
+///
+/// A contiguous tensor on the CPU is not copied, and is locked for reading until its values are written.
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
     let tensor =
         tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
@@ -73,8 +77,8 @@ fn expect(name: &'static str, tensor: &Tensor, dtype: DType, bytes: usize) -> Re
         .with_got(format_args!("{} elements of {dtype:?}", bytes / size.max(1)))
         .with_expected(format_args!("{expected} of {:?}", tensor.dtype()))
         .with_remedy(
-            "make the tensor anew, as something has put another storage in its place \
-             (an in-place operation or `Tensor::from_storage` can)",
+            "make a new tensor, because something has replaced the storage of this one (an in-place \
+             operation or `Tensor::from_storage` can)",
         ))
 }
 

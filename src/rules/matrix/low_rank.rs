@@ -1,4 +1,8 @@
-//! Random projections of the matrices of a parameter to a few rows or columns.
+//! Random projections of the matrices of a parameter to a few rows or columns, and Adam's moments of them.
+//!
+//! The projection P is never stored. Each step makes it again from a hash of seed, path and interval, so no
+//! state contains it. The number of dimensions is read from the shape of the moments. That shape also shows
+//! whether the state is of another rule.
 
 use candle_core::{Device, Result as Candle, Tensor};
 use rayon::prelude::*;
@@ -14,26 +18,30 @@ use crate::rules::adam::adamw::AdamW;
 use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::rules::moments::correction;
 
-/// Which side of its matrices a state has projected, and to how many dimensions.
+/// The projection of a state: which side of the matrices is projected, and to how many dimensions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LowRank {
     side: Side,
     count: usize,
-    /// The length of the side that stays.
+    /// The length of the other side.
     other: usize,
+    /// The length of the projected side.
     size: usize,
     rank: usize,
 }
 
 impl LowRank {
-    /// The shorter side of the matrices of x, if it is longer than `rank`.
+    /// Projects the shorter side of the matrices of x; `None` if that is not longer than `rank`.
     fn new(x: Parameter<'_>, form: MatrixForm, rank: usize) -> Option<Self> {
         let [count, rows, columns] = form.dims(x.shape())?;
         let (side, size) = if rows < columns { (Side::Left, rows) } else { (Side::Right, columns) };
         (rank < size).then_some(LowRank { side, count, other: rows.max(columns), size, rank })
     }
 
-    /// The projection of the state that [`with_moments`] has made for x; `None` if nothing is projected.
+    /// The projection of a state that [`with_moments`] has made for x; `None` if nothing is projected.
+    ///
+    /// # Errors
+    /// If the shape of the first moment is not one that [`with_moments`] makes.
     pub(crate) fn of_state(
         rule: &impl Rule,
         state: &State,
@@ -41,8 +49,9 @@ impl LowRank {
         form: MatrixForm,
     ) -> Result<Option<Self>> {
         match state.tensors.first().map(|(_, m)| m.shape()) {
+            // A projection makes one dimension shorter, so that the shape of x means no projection.
             Some(shape) if shape == x.shape() => Ok(None),
-            Some(shape) if let [_, rows, columns] = *shape => {
+            Some(shape @ &[_, rows, columns]) => {
                 let found = LowRank::new(x, form, rows.min(columns)).filter(|found| *shape == found.shape());
                 found.map_or_else(|| state_of_another_rule(rule), |found| Ok(Some(found)))
             }
@@ -50,7 +59,7 @@ impl LowRank {
         }
     }
 
-    /// The shape of what is projected.
+    /// The shape of a projected gradient and of its moments.
     fn shape(self) -> [usize; 3] {
         let LowRank { count, other, rank, .. } = self;
         if self.side == Side::Left { [count, rank, other] } else { [count, other, rank] }
@@ -61,14 +70,14 @@ impl LowRank {
         self.side.dimension()
     }
 
-    /// For each matrix of a stack `rank` vectors of the projected side's length, as columns of independent
-    /// numbers from N(0, 1 / length).
+    /// Makes `rank` random vectors for each matrix, as the columns of a stack.
     ///
-    /// They are a hash of seed, path and period (the index of the interval), and of their places in a tensor
-    /// \[matrices, rank, length\].
+    /// The numbers are independent, from N(0, 1 / length of a vector). Each is a hash of seed, path, period
+    /// (the index of the interval) and its place in a tensor \[matrices, rank, length\].
     pub(crate) fn random(self, seed: u64, path: &str, period: u64, like: &Tensor) -> Candle<Tensor> {
         let key = random_key(seed, period, path);
         let deviation = (self.size as f64).sqrt().recip();
+        // Each number follows from its place alone, so that the number of threads changes no bit.
         let numbers = (0..self.count * self.rank * self.size)
             .into_par_iter()
             .map(|place| deviation * gaussian(key, place));
@@ -80,7 +89,7 @@ impl LowRank {
         vectors.to_dtype(like.dtype())?.to_device(like.device())?.t()
     }
 
-    /// By how much numbers from N(0, 1 / rank) are larger than those of [`LowRank::random`].
+    /// The factor from the numbers of [`LowRank::random`] to numbers from N(0, 1 / rank).
     pub(crate) fn spread(self) -> f64 {
         (self.size as f64 / self.rank as f64).sqrt()
     }
@@ -96,12 +105,14 @@ impl LowRank {
     }
 }
 
-/// The names of the moments of what is projected: other quantities than those of the gradient.
+/// The names of the moments of a projected gradient. Rules that keep moments of the gradient itself do not
+/// take these over.
 const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 
-/// Adam's moments of x, or of the projection of its matrices to `rank` dimensions where these have more.
+/// A state with Adam's moments of the gradient, or of its projection if it has one.
 ///
-/// The names follow from the number of dimensions alone: ranks without a part of a parameter need them, too.
+/// The names depend on the number of dimensions alone, because a process without elements of the parameter
+/// must give its state the same names.
 pub(crate) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Result<State> {
     let names = if form.dims(x.shape()).is_some() { MOMENTS } else { ["m", "v"] };
     let low = LowRank::new(x, form, rank as usize);
@@ -110,7 +121,7 @@ pub(crate) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Res
     State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)
 }
 
-/// Moves both moments.
+/// Moves both moments by a gradient.
 pub(crate) fn move_moments(gradient: &Tensor, [m, v]: [&mut Tensor; 2], beta: (f64, f64)) -> Candle<()> {
     *m = toward(m, gradient, 1.0 - beta.0)?;
     *v = toward(v, &gradient.sqr()?, 1.0 - beta.1)?;
@@ -129,15 +140,18 @@ pub(crate) fn direction(
     whole_direction((m, correction(beta.0, t)), (v, correction(beta.1, t)), epsilon)
 }
 
-/// What goes into a step beside the tensors.
+/// What a step needs besides its tensors.
 pub(crate) struct ProjectedStep<'a> {
     pub(crate) t: u64,
     pub(crate) path: &'a str,
+    /// `None` if nothing is projected.
     pub(crate) low: Option<LowRank>,
 }
 
-/// A step of a rule whose state [`with_moments`] has begun: a function of the gradient and all its tensors,
-/// with the decay of `adam`. A parameter without matrices has the whole step of `adam`.
+/// Plans a step of a rule whose state begins with the moments of [`with_moments`].
+///
+/// `step` gets the gradient and all state tensors. The decay of `adam` follows. A parameter without matrices
+/// has the step of `adam` instead.
 pub(crate) fn projected_step<'a, const N: usize>(
     rule: &'a impl Rule,
     form: MatrixForm,

@@ -96,12 +96,13 @@ pub use activations::Activations;
 ///   of candle [cut](crate::guide::cuts) the graph, and for others they do not.
 /// - It detaches no parameter that a later segment trains. `train` may move that parameter before the segment
 ///   runs again, which is noticed only if the output differs: use [`gradients`](Segments::gradients).
-/// - What it writes elsewhere, such as the running statistics of BatchNorm, it writes in each run.
+/// - It may write elsewhere, such as BatchNorm's running statistics, but it does so in each run.
 /// - A closure may capture tensors, such as a mask. If a captured tensor depends on variables, each segment
 ///   goes through the graph of that tensor again, and the gradients are right.
 ///
-/// Several tensors go between segments as a tuple. What is not floating-point, or depends on no variable, has
-/// no gradient. A sum of further losses, such as those of experts, is one more tensor: `(hidden, sum)`.
+/// Several tensors go between segments as a tuple. A tensor that is not floating-point, or depends on no
+/// variable, has no gradient. A sum of further losses, such as those of experts, is one more tensor:
+/// `(hidden, sum)`.
 #[must_use = "nothing is computed before `train` or `gradients`"]
 pub struct Segments<'a, X> {
     input: Vec<Tensor>,
@@ -119,9 +120,9 @@ impl<X> std::fmt::Debug for Segments<'_, X> {
 }
 
 impl<'a, X: Activations + 'a> Segments<'a, X> {
-    /// No segments yet, of a model with this input.
+    /// Begins with the input of the model, and without segments.
     ///
-    /// The input has no gradient: tokens, pictures, or what was computed without variables.
+    /// The input must not depend on a variable: tokens or pictures, for example.
     pub fn new(input: &X) -> Self {
         Segments { input: input.tensors(), runs: Vec::new(), output: PhantomData }
     }
@@ -152,9 +153,9 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
 
     /// Trains the model by one step, and returns the loss.
     ///
-    /// Each parameter moves as soon as its gradient is complete, and the gradient is freed: it is the
-    /// [streamed step](crate::StreamedStep) of [`Update::begin`], with its options. With a
-    /// [scaler](Update::scaler) the loss is scaled here; the loss that is returned is not.
+    /// Each parameter moves as soon as its gradient is complete, and the gradient is freed. This is the
+    /// [streamed step](crate::StreamedStep) of [`Update::begin`], with the options of that step. With a
+    /// [scaler](Update::scaler) the loss is scaled here, but the returned loss is not.
     ///
     /// If a gradient is not finite and the scaler is dynamic, its parameter stays, others move, and the scale
     /// falls. To skip such a step as a whole, or to clip by the norm of all gradients, give those of
@@ -219,8 +220,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
 
     /// The loss, and the gradients of all variables, as `loss.backward()` returns them.
     ///
-    /// They are for what needs all gradients at once: clipping by their norm, steps that are skipped as a
-    /// whole, states over ranks. [`Update::apply_owned`] then frees each gradient when its parameter moves.
+    /// Use this if an update needs all gradients at once: to clip by their norm, to skip steps as a whole, or
+    /// over ranks. [`Update::apply_owned`] then frees each gradient when its parameter moves.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -247,7 +248,9 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
     ) -> Result<(Tensor, GradStore)> {
         let (pass, root) = self.forward(loss, false)?;
-        let (loss, mut gradients) = (root.detach(), GradStore::default());
+        let loss = root.detach();
+        // The store has the gradient 1 of the loss alone, because candle 0.10 makes no empty one.
+        let mut gradients = loss.backward()?;
         pass.backward(root, &mut |x, gradient| {
             gradients.insert(x, gradient);
             Ok(())
@@ -255,7 +258,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         Ok((loss, gradients))
     }
 
-    /// Runs all segments and the loss, and with `repeats` those twice that are to run again.
+    /// Runs all segments and the loss. With `repeats`, segments that have to run again do so at once.
     fn forward(
         self,
         loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
@@ -268,7 +271,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
                 "compute it in a segment, so that the variable has a gradient, or `detach` it",
             ));
         }
-        // The loss follows the last segment at once, so that this need not run again.
+        // The loss follows the last segment at once, so the last segment need not run again.
         let last = runs.pop();
         let mut pass = ForwardPass { runs, inputs: vec![input], first: HashMap::new() };
         for place in 0..pass.runs.len() {
@@ -282,12 +285,12 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     }
 }
 
-/// A forward pass, as far as the backward pass needs it.
+/// The results of a forward pass that the backward pass needs.
 struct ForwardPass<'a> {
-    /// The segments but the last.
+    /// All segments except the last.
     runs: Vec<SegmentRun<'a>>,
-    /// The inputs of each segment, and of the last one with the loss. Those that have a gradient are
-    /// variables. Empty for a segment that need not run again.
+    /// The inputs of all segments, also of the last. Inputs that have a gradient are variables. Empty for a
+    /// segment that need not run again.
     inputs: Vec<Vec<Tensor>>,
     /// The first segment that reads each variable.
     first: HashMap<TensorId, usize>,
@@ -320,9 +323,10 @@ impl ForwardPass<'_> {
         let own: Vec<_> = self.inputs[place].iter().filter(|x| x.is_variable()).collect();
         if !own.is_empty() && !own.iter().any(|x| self.first.contains_key(&x.id())) {
             let name = self.name(place);
-            let problem = format!("nothing that {name} returns depends on what it takes");
+            let problem = format!("no output of {name} depends on its input");
             return Err(Error::new(ErrorKind::NoGradient, problem).with_remedy(format!(
-                "find what cuts the graph in it, because no segment before it has a gradient. {CUTS}"
+                "find what cuts the graph in this segment, because no segment before it has a gradient. \
+                 {CUTS}"
             )));
         }
         Ok(reads.iter().map(|reads| !reads.is_empty()).collect())
@@ -334,7 +338,7 @@ impl ForwardPass<'_> {
         mut root: Tensor,
         take: &mut dyn FnMut(&Tensor, Tensor) -> Result<()>,
     ) -> Result<()> {
-        // The gradients so far of variables that earlier segments read, too.
+        // Variables that earlier segments read as well, with the gradients that later segments have found.
         let mut open: HashMap<TensorId, (Tensor, Tensor)> = HashMap::new();
         while let Some(x) = self.inputs.pop() {
             let place = self.inputs.len();
@@ -361,7 +365,7 @@ impl ForwardPass<'_> {
             // Shared variables last, because candle takes the terms of a sum from the last to the first. So
             // the segment adds its own gradients to those of later segments, in the order of one graph.
             let terms = y.into_iter().zip(cotangents).chain(shared).filter_map(|(y, cotangent)| {
-                // The value means nothing. Its gradient is 1, and that of `y` therefore the cotangent.
+                // Only gradients matter here: that of the sum is 1, so that of `y` is the cotangent.
                 Some((y * cotangent?).and_then(|product| product.sum_all()?.to_dtype(F32)))
             });
             let sum = terms.reduce(|sum, term| {
@@ -371,7 +375,7 @@ impl ForwardPass<'_> {
             let Some(sum) = sum.transpose()? else { break };
             root = sum;
         }
-        // Variables that earlier segments read, too, but only for outputs without a gradient.
+        // After a `break` these are left: no gradient reaches the earlier segments that read them.
         open.into_values().try_for_each(|(x, gradient)| take(&x, gradient))
     }
 
@@ -382,7 +386,7 @@ impl ForwardPass<'_> {
         for (y, before) in y.iter().zip(before) {
             is_same &= y.shape() == before.shape() && y.dtype() == before.dtype();
             if is_same && y.elem_count() > 0 {
-                // NaN differs from itself, too.
+                // Two NaN are the same output, although NaN differs from itself.
                 let (differs, is_nan) = (y.ne(before)?, (y.ne(y)? * before.ne(before)?)?);
                 is_same = differs.ne(&is_nan)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0;
             }
