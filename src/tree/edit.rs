@@ -1,4 +1,8 @@
 //! Leaves that are added, removed, renamed or rebound, as the model changes.
+//!
+//! Each edit checks everything and makes all new state before it changes a leaf, so that an error leaves the
+//! state as it was. `remove` and `rename` take their leaves out of the tree and put them back, because a
+//! program may call them for each parameter of a large model. The others make the tree anew.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,12 +19,12 @@ use crate::tensors::Tensor;
 impl StateTree {
     /// Makes leaves for the variables of `model` that are new to this state, and returns their paths.
     ///
-    /// The others keep their leaves. New leaves get the [schedules](StateTree::schedule) that were given to
-    /// all.
+    /// Other variables keep their leaves. New leaves get the [schedules](StateTree::schedule) that were given
+    /// to all.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, a new variable has the path of a known one, or a schedule that
-    /// is not relative would make different rates equal; nothing changes then.
+    /// If a hyper-parameter is out of range, a new variable has a path of the state, or a schedule that is
+    /// not relative would make different rates equal. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -47,10 +51,10 @@ impl StateTree {
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
 
-    /// Asks `choose` for the optimiser of every variable of `model` without a leaf.
+    /// Makes leaves for variables of `model` without one, with the optimisers that `choose` returns.
     ///
-    /// Variables that were left out are asked for too. With `None` a variable is left out from now on.
-    /// Returns the paths of the new leaves.
+    /// `choose` is also called for variables that were left out. If it returns `None`, the variable is left
+    /// out from now on. Returns the paths of the new leaves.
     ///
     /// # Errors
     /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one
@@ -76,7 +80,7 @@ impl StateTree {
         self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
     }
 
-    /// Makes leaves for variables that have none, with these optimisers; those without one are left out.
+    /// Makes leaves for variables that have none. A variable without an optimiser here is left out.
     pub(crate) fn extend<'m>(
         &mut self,
         choices: impl IntoIterator<Item = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>)>,
@@ -84,10 +88,16 @@ impl StateTree {
         let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
         for (Variable { paths, x }, optimiser) in choices {
             let id = x.tensor().map(Tensor::id);
+            // The path of a variable that was left out may get a leaf, but for no other variable. Lent memory
+            // without an id is known by its path, so it is the same variable.
+            let is_other = |path: &str| match id {
+                Some(id) => !self.by_id.contains_key(&id),
+                None => {
+                    self.left_out.iter().any(|left| left.id.is_some() && left.names().any(|own| own == path))
+                }
+            };
             let taken = |path: &&String| {
-                self.by_path.get(*path).is_some_and(|known| {
-                    known.is_some() || !id.is_some_and(|id| self.by_id.contains_key(&id))
-                })
+                self.by_path.get(*path).is_some_and(|known| known.is_some() || is_other(path))
             };
             if let Some(path) = paths.iter().find(taken) {
                 return Err(path_taken(path));
@@ -104,22 +114,28 @@ impl StateTree {
             .filter_map(|leaf| leaf.id)
             .chain(left_out.iter().filter_map(|variable| variable.id))
             .collect();
+        let named: HashSet<_> =
+            leaves.iter().flat_map(Leaf::paths).chain(left_out.iter().flat_map(LeftOut::names)).collect();
+        let is_seen = |variable: &LeftOut| match variable.id {
+            Some(id) => seen.contains(&id),
+            None => variable.names().any(|name| named.contains(name)),
+        };
         let (mut all, mut others) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
+        others.retain(|variable| !is_seen(variable));
         all.extend(leaves);
-        others.retain(|variable| !variable.id.is_some_and(|id| seen.contains(&id)));
         others.extend(left_out);
         *self = self.with_leaves(all, others);
         Ok(added)
     }
 
-    /// Forgets the parameters at `path` and below, and returns the paths of the leaves that are gone.
+    /// Removes the parameters at `path` and below from the state, and returns the paths of their leaves.
     ///
-    /// The model of the next update must no longer have them. A parameter that stays in the model untrained
-    /// can be [frozen](crate::Selection::freeze), which keeps its state, or left out after the removal:
+    /// The model of the next update must not have them. If a parameter stays in the model but is not trained,
+    /// [freeze](crate::Selection::freeze) it, which keeps its state, or leave it out after the removal:
     /// `state.add_with(&model, |_, _| None::<Descent>)`.
     ///
     /// # Errors
-    /// If there is none, or the model has the average of one in its place. Nothing changes then.
+    /// If there is no such parameter, or the model has an average instead of one. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -158,7 +174,7 @@ impl StateTree {
     /// empty path stands for the root.
     ///
     /// # Errors
-    /// If there is no such path, or a new one exists already; nothing changes then.
+    /// If there is no such path, or a new path exists already. Nothing changes then.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
@@ -189,7 +205,7 @@ impl StateTree {
             .iter()
             .flat_map(|&place| self.leaves[place].paths())
             .chain(left_out().flat_map(LeftOut::names));
-        // Names that are below `from` themselves make room.
+        // A path that is renamed itself is free, as `a.b` is when `a` becomes `a.b`.
         let taken = |name: &String| self.by_path.contains_key(name) && renamed(name).is_none();
         if let Some(path) = old.filter_map(renamed).find(taken) {
             return Err(path_taken(&path));
@@ -204,6 +220,8 @@ impl StateTree {
         for leaf in &mut leaves {
             let mut paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             rename_all(&mut paths);
+            // If `from` is the full path of a leaf, the leaf now has a name. If `from` is only a prefix, the
+            // rest of the path is still a place in a list.
             leaf.is_place &= leaf.path != from;
             leaf.aliases = paths.split_off(1);
             leaf.path = paths.swap_remove(0);
@@ -221,15 +239,15 @@ impl StateTree {
     /// Gives the state to another model with variables of the same paths, shapes and dtypes.
     ///
     /// State tensors move to the devices of these variables. Use it to move a training between devices, or to
-    /// give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) each has to do the
-    /// same.
+    /// give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) each rank has to do
+    /// the same.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state, has one that the state does not know, or two for one
+    /// If the model lacks a parameter of this state, has one that is not in the state, or has two for one
     /// leaf with two paths. If the parameters have [no names](crate::CandleOptimizer), a shape or dtype
-    /// differs, the old model has averages in place of its parameters, or a device has no memory left. Over
-    /// ranks also if a parameter is not on the [device](crate::Communicator::device) of a transport that has
-    /// one. Nothing changes then.
+    /// differs, the old model has averages instead of its parameters, or a device has no memory left. Over
+    /// ranks also if the transport has a [device](crate::Communicator::device) and a parameter is on another.
+    /// Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -268,13 +286,14 @@ impl StateTree {
         let found =
             self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
         let found: Vec<Rebinding<'_>> = found.collect::<Result<_>>()?;
+        // From here on nothing can fail: state for other devices is made already.
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
         *self = self.with_leaves(leaves, left_out);
         Ok(())
     }
 
-    /// Refuses two variables for one leaf that has a path of each.
+    /// Refuses a model in which the paths of one leaf belong to two variables.
     pub(super) fn check_ties(&self, variables: &[Variable<'_>]) -> Result<()> {
         let places = variables
             .iter()
@@ -290,7 +309,7 @@ impl StateTree {
             if let Some((second, _)) = known.find(|(_, other)| *other != place) {
                 let problem =
                     format!("{first:?} and {second:?} are one variable in this state and two in the model");
-                let remedy = "tie them there, or `remove` the parameter and `add` both";
+                let remedy = "tie the two in the model, or `remove` the parameter and `add` both";
                 return Err(Error::new(ErrorKind::Model, problem).at(first).with_remedy(remedy));
             }
         }
@@ -310,10 +329,10 @@ impl StateTree {
 
 fn path_taken(path: &str) -> Error {
     let remedy = "rename or remove the old parameter first (or `rebind` the state to a new model)";
-    Error::new(ErrorKind::Model, "the state knows this path already").at(path).with_remedy(remedy)
+    Error::new(ErrorKind::Model, "the state has this path already").at(path).with_remedy(remedy)
 }
 
-/// A leaf's new variable, and the leaf's state if it had to move to another device.
+/// A leaf's new variable, and a copy of the leaf's state if the variable is on another device.
 struct Rebinding<'m> {
     x: Lent<'m>,
     moved: Option<State>,

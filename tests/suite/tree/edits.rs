@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, ErrorKind, LAMB, Lion,
-    MixedPrecision, Momentum, Nesterov, Optimiser, OptimiserChain, Rule, Scale, StateChange, StateTree,
-    WeightDecay, setup, setup_with, update,
+    AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, ErrorKind, GradientSlices, LAMB,
+    Lion, MixedPrecision, Momentum, Nesterov, Optimiser, OptimiserChain, ParameterSlices, Rule, Scale,
+    StateChange, StateTree, WeightDecay, setup, setup_with, update,
 };
 
 use support::common::{
@@ -78,6 +78,25 @@ fn adding_respects_what_was_left_out_and_can_take_it_in() {
     );
 }
 
+/// Lent memory is known by its paths alone.
+#[test]
+fn lent_memory_that_was_left_out_can_be_added() {
+    let (mut bias, mut weight) = ([1f32; 2], [1f32; 2]);
+    let model = ParameterSlices::new().with("bias", 2, &mut bias[..]).expect("a parameter");
+    let model = model.with("weight", 2, &mut weight[..]).expect("a parameter");
+    let is_weight = |path: &str| (path == "weight").then(|| Descent::new(0.5));
+    let mut state = setup_with(&model, |path, _| is_weight(path)).expect("a state");
+    assert_eq!(state.add_with(&model, |path, _| is_weight(path)).expect("left out again"), [""; 0]);
+    assert_eq!(state.add_with(&model, |_, _| Some(Descent::new(0.5))).expect("a leaf"), ["bias"]);
+    assert_eq!(state.add_with(&model, |_, _| Some(Descent::new(0.5))).expect("no new leaf"), [""; 0]);
+    let ones = [1f32; 2];
+    let gradients = GradientSlices::new().with("bias", &ones[..]).expect("a gradient");
+    let gradients = gradients.with("weight", &ones[..]).expect("a gradient");
+    assert_eq!(update(&mut state, &model, &gradients).expect("an update").applied, 2);
+    drop(model);
+    assert_eq!([bias, weight], [[0.5; 2]; 2]);
+}
+
 #[test]
 fn another_variable_of_a_known_path_is_refused() {
     let old = model(DType::F32);
@@ -86,7 +105,7 @@ fn another_variable_of_a_known_path_is_refused() {
     new.insert("head.weight".into(), var(&tensor(9, DType::F32)));
     let before = snapshot(&old, &state);
     let error = state.add(Adam::new(0.1), &new).expect_err("refused");
-    is_kind(&error, ErrorKind::Model, &["knows this path already"]);
+    is_kind(&error, ErrorKind::Model, &["the state has this path already"]);
     assert_eq!(error.path(), Some("head.weight"), "{error}");
     assert_same(&[snapshot(&old, &state)], &[before], "after the refusal");
     state.remove("head").expect("the old head");
@@ -159,7 +178,7 @@ fn renaming_moves_everything_below() {
     state.rename("zebra", "").expect("a step up");
     assert_eq!(paths(&state), PATHS);
     let taken = state.rename("encoder.bias", "encoder2.weight").expect_err("taken");
-    is_kind(&taken, ErrorKind::Model, &["knows this path already"]);
+    is_kind(&taken, ErrorKind::Model, &["the state has this path already"]);
     assert_eq!(taken.path(), Some("encoder2.weight"), "{taken}");
     for part in ["nothing", "enc"] {
         let error = state.rename(part, "new").expect_err(part);
@@ -311,7 +330,7 @@ fn a_tied_variable_is_not_rebound_to_two() {
     is_kind(
         &error,
         ErrorKind::Model,
-        &["\"embedding\" and \"head\" are one variable in this state", "tie them"],
+        &["\"embedding\" and \"head\" are one variable in this state", "tie the two"],
     );
     assert_same(&[snapshot(&tied, &state)], &[before], &error);
     update(&mut state, &tied, &gradients(&tied, 1)).expect("the old model");
@@ -462,7 +481,7 @@ fn only_the_selected_leaves_get_the_new_rule() {
     let stranger: Vars = [("head.weight".to_string(), var(&tensor(1, DType::F32)))].into();
     let error =
         state.at("head").expect("a leaf").replace(Descent::new(0.1), &stranger).expect_err("another model");
-    is_kind(&error, ErrorKind::Model, &["the model lacks"]);
+    is_kind(&error, ErrorKind::Model, &["but the model does not"]);
     assert_eq!(error.path(), Some("head.weight"), "{error}");
 }
 
