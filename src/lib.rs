@@ -1,28 +1,28 @@
-// The picture of README's first page, which docs.rs has no file of: of two definitions of a link the first
-// holds.
+// README's picture is a file that docs.rs does not have. `losses.md` defines the picture's link by the
+// picture's data. It comes first, because the first of two definitions of a link is used.
 #![cfg_attr(doc, doc = include_str!("../examples/digits/losses.md"))]
 #![doc = include_str!("../README.md")]
 //!
 //! # What is where
 //!
 //! - **Rules**: [`rules`] has them all in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are
-//!   one.
-//! - **Around rules**: [`OptimiserChain`] (one after another), [`Fallback`] (another one for some
+//!   the same.
+//! - **Around rules**: [`OptimiserChain`] (rules one after another), [`Fallback`] (another rule for some
 //!   parameters), [`Cautious`], [`DecoupledDecay`], [`Hyperball`].
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
 //!   [`StochasticRounding`], [`StoreAs`], [`Offload`].
 //! - **To set up and to step**: [`setup`], [`setup_with`] and [`Setup`]; [`update`] and [`Update`], which
-//!   return an [`Outcome`]; [`StreamedStep`], whose gradients come one at a time; [`CandleOptimizer`] in
-//!   place of candle-nn's.
-//! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects some of
-//!   them, to freeze, adjust or replace.
+//!   return an [`Outcome`]; [`StreamedStep`], whose gradients come one at a time; [`CandleOptimizer`], which
+//!   replaces candle-nn's optimisers.
+//! - **The state**: a [`StateTree`] has a [`Leaf`] for each parameter; [`StateTree::at`] selects leaves to
+//!   freeze, adjust or replace.
 //! - **The model**: [`Model`], which [`model!`] implements for structs; [`Gradients`]; [`trainables`].
 //! - **To drive a training**: [`Schedule`], [`ReduceOnPlateau`], [`LossScaler`],
 //!   [`Accumulator`], [`Sam`], [`Autocast`], [`PrecisionPolicy`].
 //! - **To save and load**: [`Checkpoint`], [`CheckpointFile`], [`Weights`], and with features the modules
 //!   `config` and `torch`.
 //! - **To look**: [`audit`] before a training; [`Update::with_figures`], [`StateTree::warnings`] and
-//!   [`Warning`] in it.
+//!   [`Warning`] during it.
 //! - **Many machines**: [`many_machines`], [`ranks`], [`Communicator`].
 //! - **Without candle** (`default-features = false`): [`ParameterSlices`], [`GradientSlices`], [`Lend`]. For
 //!   buffers on devices, the module [`printed`](mod@printed).
@@ -32,10 +32,10 @@
 //!
 //! - A *leaf* is one parameter's place in the state: its rule, state tensors, counters and schedules.
 //! - A *slot* is one state tensor of a rule, such as Adam's first moment `m`.
-//! - A *window* is the calls, or micro-batches, that accumulation makes one step of.
-//! - A *plan* is what rules make of a gradient before anything is computed: each adds its steps, and one pass
-//!   over memory runs them all.
-// docs.rs says of each item which feature it needs.
+//! - A *window* is the calls (micro-batches) whose gradients accumulation joins in one step.
+//! - A *plan* is a list of steps, to which each rule adds its own before anything is computed. One pass over
+//!   memory then runs all steps.
+// For docs.rs, which then shows the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
@@ -100,15 +100,15 @@ pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
 pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};
-pub use stores::{Kahan, MixedPrecision, Offload, SplitMaster, StochasticRounding};
+pub use stores::*;
 pub use training::accumulator::Accumulator;
 pub use training::plateau::ReduceOnPlateau;
 pub use training::sam::{Climbed, Sam};
 pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree, StateValue};
-pub use wrappers::{Cautious, DecoupledDecay, Fallback, Hyperball, OptimiserChain, StoreAs};
+pub use wrappers::*;
 
-// Named, so that the compiler tells of each which feature it needs.
+// Named, because the compiler's error mentions a missing feature only for items that are named.
 #[cfg(feature = "candle")]
 pub use numbers::OtherDType;
 #[cfg(feature = "candle")]

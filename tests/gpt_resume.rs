@@ -172,8 +172,10 @@ fn a_damaged_checkpoint_is_passed_over() {
     let said = String::from_utf8_lossy(&resumed.stderr);
     assert!(
         step == 6
-            && said
-                .contains("passed over, checkpoint gpt-000000006.safetensors: not a whole safetensors file"),
+            && said.contains(
+                "a checkpoint was passed over: checkpoint gpt-000000006.safetensors: not a whole safetensors \
+                 file"
+            ),
         "{said}"
     );
     assert_eq!(result(&resumed), result(&uninterrupted));

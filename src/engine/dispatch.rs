@@ -1,4 +1,4 @@
-//! Which engine runs a leaf: the only file that names them all.
+//! Chooses the engine that runs a leaf (a parameter with its state). No other file names all engines.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::model::lent::Lend;
 use crate::tensors::{Device, Tensor, in_dtype};
 
-/// Runs a function of the device engine on the back-end of a device; `$without` where there is none.
+/// Runs a function of the device engine on a device's back-end. If the device has no back-end, the result is
+/// `$without`.
 macro_rules! on_backend {
     ($device:expr, $run:path, $data:expr, $without:expr) => {
         match $device {
@@ -33,19 +34,19 @@ macro_rules! on_backend {
     };
 }
 
-/// Runs a function of the reference engine. Without candle there is no such engine, and no job that needs it,
+/// Runs a function of the reference engine. Without candle that engine is missing, and no job needs it,
 /// because all memory is on the CPU.
 macro_rules! by_tensors {
     ($run:ident, $data:expr, $job:expr) => {{
         #[cfg(feature = "candle")]
         let done = reference::$run($data);
         #[cfg(not(feature = "candle"))]
-        let done = Err($job.broken("it asks for tensor operations, which only the feature `candle` brings"));
+        let done = Err($job.broken("it needs tensor operations, which only the feature `candle` brings"));
         done
     }};
 }
 
-/// The indices of items by where their work is done.
+/// The indices of jobs (each is the plan for one leaf), sorted by the engine that does their work.
 #[derive(Default)]
 struct WorkByEngine {
     cpu: Vec<usize>,
@@ -55,12 +56,14 @@ struct WorkByEngine {
 }
 
 impl WorkByEngine {
-    /// The items, each by the device of its x. The code of devices works on tensors alone.
+    /// Sorts jobs by the device of their x, which is the parameter or its master.
     fn new<'j, 'a: 'j>(engine: Engine, jobs: impl Iterator<Item = &'j Job<'a>>) -> Self {
         let mut routed = WorkByEngine::default();
         for (index, job) in jobs.enumerate() {
             let device = job.x.device();
             match engine.route(device) {
+                // The device engine takes only tensors. Other memory goes to tensor operations, which first
+                // copy it to a tensor.
                 Route::Device if !job.is_of_tensors() => routed.tensors.push(index),
                 Route::Cpu(isa) => {
                     routed.isa = Some(isa);
@@ -83,8 +86,9 @@ impl WorkByEngine {
     }
 }
 
-/// Answers questions about leaves: by the fused engine of the leaf's device, or else by tensor operations.
-/// All questions to a device are one call.
+/// Computes an answer to each question about a leaf: totals for a norm, or elements. The fused engine of the
+/// leaf's device computes it. If that engine is missing or has no kernel for the question, tensor operations
+/// do. All questions to a device are one call.
 fn answers<'j, 'a: 'j, Q: Copy, A>(
     engine: Engine,
     questions: &[Q],
@@ -98,6 +102,7 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
     for (device, indices) in std::mem::take(&mut routed.devices) {
         let here: Vec<Q> = indices.iter().map(|&index| questions[index]).collect();
         for (index, answer) in indices.into_iter().zip(on_device(&device, &here)?) {
+            // The device has no kernel for this question, or no back-end.
             if answer.is_none() {
                 routed.tensors.push(index);
             }
@@ -114,7 +119,7 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// The totals of the elements' chunks: one transfer for all that is asked of one device.
+/// For each request, the totals of its chunks. One transfer for all requests to a device.
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
     let on_device =
         |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
@@ -122,7 +127,7 @@ pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> R
     answers(engine, requests, |request| request.view.job, on_device, by_tensors, cpu::reduce)
 }
 
-/// The elements as tensors of the compute dtype.
+/// The elements of views as tensors of the compute dtype.
 pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Result<Vec<Tensor>> {
     let open: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
     let on_device =
@@ -132,12 +137,13 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     let mut made = answers(engine, &open, |view| view.job, on_device, by_tensors, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
         Some(tensor) => Ok(in_dtype(tensor, view.job.compute)?),
-        None => made.next().ok_or_else(|| view.job.broken("elements that no engine has")),
+        None => made.next().ok_or_else(|| view.job.broken("no engine has computed these elements")),
     };
     views.iter().map(tensor).collect()
 }
 
-/// Writes the elements to a contiguous tensor of the compute dtype and of as many elements.
+/// Writes the elements of a view to `target`: a contiguous tensor of the compute dtype that has the number of
+/// elements of the view.
 pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
     match engine.route(view.job.x.device()) {
         Route::Cpu(isa) => cpu::copy_to(isa, view, target),
@@ -145,7 +151,8 @@ pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tenso
     }
 }
 
-/// Writes parameters and state of jobs whose functions have all run, and moves their counters.
+/// Writes parameters and state of jobs whose functions of whole tensors have all run, and sets their
+/// counters.
 ///
 /// # Errors
 /// Only if a device fails.
@@ -168,13 +175,14 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
             }
         }
     }
-    // No loop, because without candle its first turn would be its last.
+    // Not a `for` loop: without candle `by_tensors` always fails, so the loop would return in its first turn,
+    // which lints refuse.
     let by_tensors = |job: &mut Job<'_>| by_tensors!(commit, job, job).map_err(|error| error.at(job.path));
     take(&routed.tensors).into_iter().try_for_each(by_tensors)?;
     cpu::commit(routed.isa(), take(&routed.cpu))
 }
 
-/// A copy on the CPU of a gradient that is elsewhere. If it is contiguous, that takes no memory there.
+/// Copies a gradient to the CPU. If the gradient is contiguous, its device needs no memory for the copy.
 pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]
@@ -183,7 +191,7 @@ pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Writes elements of a tensor on the CPU, rounded, to the same elements of a parameter that is elsewhere.
+/// Rounds elements of a tensor on the CPU, and writes them to a parameter on another device.
 pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, window: Range<usize>) -> Result<()> {
     let part = values.detach().flatten_all()?.narrow(0, window.start, window.len())?;
     let Some(parameter) = parameter.tensor() else { return set_lent_part(parameter, window.start, &part) };
@@ -195,6 +203,8 @@ pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, window: Range<usize>
             window.start,
         )?),
         device if device.is_cpu() => Ok(set_part(parameter, window.start, &part)?),
+        // The part is copied, because candle transfers the whole storage of a view. The other arms transfer
+        // nothing, or only the part.
         _ => Ok(set_part(parameter, window.start, &part.force_contiguous()?)?),
     }
 }

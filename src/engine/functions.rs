@@ -1,4 +1,5 @@
-//! Functions of whole tensors: run some leaves at a time, because their inputs and results take memory.
+//! Functions of whole tensors, such as the orthogonalisation of a matrix. They run on a batch of leaves
+//! (parameters with their state) at a time, because their inputs and results take memory.
 
 use smallvec::smallvec;
 
@@ -13,14 +14,17 @@ use crate::model::lent::{Lend, Lent};
 use crate::numbers::is_supported;
 use crate::tensors::{Tensor, dtype_of, in_dtype, zeros};
 
-/// About how many elements the leaves have whose functions run at the same time.
+/// The number of elements up to which neighbouring leaves form a batch. The functions of a batch run
+/// together. A leaf with more elements is a batch of its own.
 const FUNCTION_BATCH: usize = 1 << 20;
 
-/// Runs these functions, each given by the index of its job and its index among the steps there.
+/// Runs `functions`: pairs of the index of a job and the index of a step there.
 ///
 /// # Errors
-/// If one of them fails.
+/// If a function fails, returns a gradient that does not fit the parameter, or changes the shape of a state
+/// tensor.
 pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize, usize)]) -> Result<()> {
+    // The storages that updates of any state write. A result that lies in one of them is copied.
     let written = UpdateTargets::all();
     for functions in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, FUNCTION_BATCH) {
         let mut views = Vec::with_capacity(2 * functions.len());
@@ -42,8 +46,8 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
     Ok(())
 }
 
-/// Puts an empty result in place of the function at `index`. Other ranks have the elements and see a result
-/// there, and all have to see the same steps.
+/// Replaces the function at `index` by an empty result, because this rank has no elements. Other ranks have a
+/// result there, and all ranks must see the same steps.
 fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
@@ -53,7 +57,7 @@ fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs the function at `index` on these inputs, and puts what it returns in its place.
+/// Runs the function at `index` on these inputs, and replaces it by its result.
 fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &WrittenStorages) -> Result<()> {
     let step = std::mem::replace(&mut job.steps[index], Step::Identity);
     let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
@@ -65,17 +69,17 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
         .iter()
         .map(|(_, slot)| Ok(value(slot)?.detach()))
         .collect::<crate::tensors::Result<Vec<_>>>()?;
-    // A graph that leads back to the parameter would keep everything that is computed.
+    // Detached, because a graph that leads back to the parameter would keep everything that is computed.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if check_gradient(job.path, &x, &result).is_err() {
-        return Err(Error::new(ErrorKind::Contract, "the function of its rule returned")
+        return Err(Error::new(ErrorKind::Contract, "the tensor function of the rule returned")
             .with_got(kind_of(result.dims(), dtype_of(&result), result.device()))
             .with_expected(format_args!(
-                "F16, BF16, F32 or F64 of {:?} on {:?}, as the parameter",
+                "F16, BF16, F32 or F64 with the shape {:?} on {:?}, as the parameter has",
                 x.shape(),
                 x.device().location()
             ))
-            .with_remedy("mend what the rule gives to `Gradient::with_tensors`")
+            .with_remedy("fix the function that the rule gives to `Gradient::with_tensors`")
             .at(job.path));
     }
     for ((name, slot), next) in slots.iter().zip(&values) {
@@ -86,11 +90,12 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
             )
             .with_got(format_args!("{:?}", next.shape()))
             .with_expected(format_args!("{:?}", slot.shape()))
-            .with_remedy("mend what the rule gives to `Gradient::with_tensors`")
+            .with_remedy("fix the function that the rule gives to `Gradient::with_tensors`")
             .at(job.path));
         }
     }
-    // The function may hand back a parameter itself, which the commit writes.
+    // A function may return the parameter itself. The commit would then lock one storage twice, to read the
+    // result and to write the parameter. So a result in memory that an update writes is copied.
     let own: OwnStorages = job.written().filter_map(|(_, lender)| lender.memory()).collect();
     let of_function = |tensor: Tensor| {
         unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path))
@@ -101,13 +106,16 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     Ok(())
 }
 
-/// Writes parameters and state of jobs whose data is where their arithmetic is done, and moves their
-/// counters. Functions that are left run first, a few leaves at a time, so that no more of their results is
-/// kept than is written next.
+/// Writes parameters and state of jobs that are not offloaded, and sets their counters.
+///
+/// Functions by `Gradient::with_tensors_late` whose results the reduce stage did not need have not run yet.
+/// They run here, on a batch of leaves at a time, right before the batch is written, so that only the results
+/// of one batch take memory.
 ///
 /// # Errors
-/// Only if a device or a function that was left fails.
+/// Only if a device fails, or a function that runs here.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
+    // Jobs whose functions have all run need no batches, so they are written at once.
     let (left, ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.has_functions());
     dispatch::commit(engine, ready)?;
     for mut jobs in batches(left, |job| job.length, FUNCTION_BATCH) {
@@ -125,7 +133,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the sum of gradients of x to a contiguous tensor of the dtype of the arithmetic.
+/// Writes the sum of gradients of x to a contiguous tensor, whose dtype is that of the arithmetic.
 ///
 /// # Errors
 /// Only if a device fails.
@@ -134,12 +142,10 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
     dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
 }
 
-/// What elementwise steps make of x and of `dx`, which enters the first step. Both have one shape, and the
-/// result has the dtype of the arithmetic.
+/// The result of elementwise steps on x and `dx`, in the dtype of the arithmetic. `dx` enters the first step.
 ///
 /// # Errors
-/// If the tensor has another shape or device than x, or no float dtype; if x is not contiguous; if a device
-/// fails.
+/// If `dx` has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
 pub(crate) fn elements<'a>(
     engine: Engine,
     x: &'a dyn Lend,
@@ -152,10 +158,10 @@ pub(crate) fn elements<'a>(
         return Ok(zeros(x.shape(), job.compute, x.device())?);
     }
     let made = dispatch::materialise(engine, &[GradientView::gradient(&job, job.steps.len())?])?;
-    made.into_iter().next().ok_or_else(|| job.broken("elements that no engine has"))
+    made.into_iter().next().ok_or_else(|| job.broken("no engine has computed these elements"))
 }
 
-/// Batches of neighbours with at most `elements` elements together; an item with more is alone.
+/// Batches of neighbours with at most `elements` elements together. A larger item is alone.
 pub(super) fn batches<I>(
     items: impl IntoIterator<Item = I>,
     length: impl Fn(&I) -> usize,

@@ -1,4 +1,12 @@
-//! Errors: what is wrong, where, what there was, what was expected, and what to do.
+//! Errors, made of facts: what is wrong, where, what was found, what was expected, and what to do.
+//!
+//! All texts have the facts in this order, without those that an error lacks. A rank is named by its problem
+//! or its remedy.
+//!
+//! ```text
+//! checkpoint {file}: configuration, at {place}: parameter {path}: {problem} {got} at element {element},
+//! expected {expected}: {cause}; {remedy}
+//! ```
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -15,19 +23,19 @@ pub use kind::ErrorKind;
 pub(crate) use names::{joined, listed, meant, one_of};
 pub(crate) use tensors::FLOATS;
 
-/// The result of this crate's functions. With a second argument it is the standard library's: `use
-/// optimisers::*` takes nothing away from a program that writes `Result<T, E>`.
+/// The result of this crate's functions. `Result<T, E>` is the standard library's, so that it still works
+/// after `use optimisers::*`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that this crate refuses, and every failure of a device.
+/// The error of this crate: refused input, or a device, file or rank that fails.
 ///
 /// Bad input is refused before anything is written: after an error from [`update`](crate::update) the model
 /// and the state are as they were, unless a device failed
 /// [in the middle](crate::update#what-is-left-in-the-middle).
 ///
-/// The [kind](Error::kind) is what a program decides on; the text says what is wrong, where, what was
-/// expected, and what to do. `Debug` is the text as well, because a `main` that returns an error, `unwrap`
-/// and `expect` print `Debug`; `{:#?}` has the facts by their names.
+/// A program decides by the [kind](Error::kind). The text has the problem, the place, what was expected, and
+/// what to do. `Debug` prints the same text, because `unwrap`, `expect` and a `main` that returns an error
+/// use `Debug`. `{:#?}` prints the facts by name.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -43,29 +51,27 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 pub struct Error(Box<Facts>);
 
-/// What is known of an error.
+/// The facts of an error.
 #[derive(Debug)]
 struct Facts {
     kind: ErrorKind,
-    /// What is wrong. Empty where the cause says it all.
+    /// What is wrong. Empty if `cause` has the whole text.
     problem: Cow<'static, str>,
     got: Option<String>,
-    /// Which element of the tensor it is, in row-major order.
     element: Option<usize>,
     expected: Option<String>,
     remedy: Option<Cow<'static, str>>,
-    /// The parameter.
+    /// The path of the parameter.
     path: Option<String>,
     rank: Option<usize>,
-    /// What the file is, and where.
+    /// What the file is ("checkpoint"), and its path.
     file: Option<(&'static str, PathBuf)>,
-    /// The part of a configuration, such as `[1].AdamW.beta`.
     place: Option<String>,
     cause: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
-    /// Wraps any error, for rules outside this crate.
+    /// Wraps any error. For rules from outside of this crate.
     ///
     /// ```
     /// let error = optimisers::Error::other("the matrix is singular");
@@ -75,22 +81,22 @@ impl Error {
         Error::new(ErrorKind::Other, "").caused_by(error)
     }
 
-    /// What went wrong, for a program to decide on.
+    /// The kind of error, for a program to decide on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The parameter, if it is about one.
+    /// The path of the parameter, if the error is about one.
     pub fn path(&self) -> Option<&str> {
         self.0.path.as_deref()
     }
 
-    /// The rank that refused, has left, differs, or brought the number that is not finite.
+    /// The rank that refused, left or differs, or whose gradient has the number that is not finite.
     pub fn rank(&self) -> Option<usize> {
         self.0.rank
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_ref().map(|(_, file)| file.as_path())
     }
@@ -100,12 +106,12 @@ impl Error {
         self.0.place.as_deref()
     }
 
-    /// The element of the tensor, in row-major order.
+    /// The index of the element, in row-major order.
     pub fn element(&self) -> Option<usize> {
         self.0.element
     }
 
-    /// What there was.
+    /// What was found.
     pub fn got(&self) -> Option<&str> {
         self.0.got.as_deref()
     }
@@ -120,7 +126,7 @@ impl Error {
         self.0.remedy.as_deref()
     }
 
-    /// An error of this kind. `problem` is a clause that what there was may follow: "the gradient has shape".
+    /// An error of this kind. `problem` is a clause that `with_got` may complete: "the gradient has shape".
     pub(crate) fn new(kind: ErrorKind, problem: impl Into<Cow<'static, str>>) -> Self {
         Error(Box::new(Facts {
             kind,
@@ -137,78 +143,75 @@ impl Error {
         }))
     }
 
-    /// What there was. It stands behind the problem.
+    /// Adds what was found. It follows the problem in the text.
     pub(crate) fn with_got(mut self, got: impl fmt::Display) -> Self {
         self.0.got = Some(got.to_string());
         self
     }
 
-    /// Which element of the tensor it is.
     pub(crate) fn at_element(mut self, element: usize) -> Self {
         self.0.element = Some(element);
         self
     }
 
-    /// What was expected.
     pub(crate) fn with_expected(mut self, expected: impl fmt::Display) -> Self {
         self.0.expected = Some(expected.to_string());
         self
     }
 
-    /// What to do. It stands behind a semicolon.
+    /// Adds what to do. It follows a semicolon at the end of the text.
     pub(crate) fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
         self.0.remedy = Some(remedy.into());
         self
     }
 
-    /// The error behind it, whose text follows the problem.
+    /// Adds the underlying error. Its text follows the problem.
     pub(crate) fn caused_by(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.cause = Some(cause.into());
         self
     }
 
-    /// The same error with the parameter's path, if it has none yet.
+    /// Adds the parameter's path, unless the error has one: inner code sets the more precise path first.
     pub(crate) fn at(mut self, path: &str) -> Self {
         self.0.path.get_or_insert_with(|| path.to_string());
         self
     }
 
-    /// The same error with the rank that it is of.
     pub(crate) fn of_rank(mut self, rank: usize) -> Self {
         self.0.rank = Some(rank);
         self
     }
 
-    /// The same error with the rank that brought the number; the remedy names it too.
+    /// Adds the rank whose gradient has the number, and names that rank in the remedy.
     pub(crate) fn brought_by(mut self, rank: usize) -> Self {
         let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("; {remedy}"));
-        self.of_rank(rank).with_remedy(format!("rank {rank} brought it{remedy}"))
+        self.of_rank(rank).with_remedy(format!("the cause is the gradient of rank {rank}{remedy}"))
     }
 
-    /// The same error with the file, if it has none yet. `what` is what the file is to the program:
-    /// "checkpoint".
+    /// Adds the file, unless the error has one. `what` is what the file is to the program: "checkpoint".
     pub(crate) fn in_file(mut self, what: &'static str, file: &Path) -> Self {
         self.0.file.get_or_insert_with(|| (what, file.to_path_buf()));
         self
     }
 
-    /// The same error with the part of a configuration that it is in, if it has none yet.
+    /// Adds the part of the configuration, unless the error has one.
     #[cfg(feature = "config")]
     pub(crate) fn in_place(mut self, place: &str) -> Self {
         self.0.place.get_or_insert_with(|| place.to_string());
         self
     }
 
-    /// The same error with what the tensor is to the program, if it is about a tensor's memory.
+    /// If the error is about memory, replaces "the tensor" in it by what the tensor is to the program.
     pub(crate) fn naming(mut self, name: &str) -> Self {
+        // The code that lends memory does not have the name, so its texts have "the tensor".
         if self.0.kind == ErrorKind::Memory {
             self.0.problem = self.0.problem.replacen("the tensor", &format!("the {name}"), 1).into();
         }
         self
     }
 
-    /// The same error for the whole parameter: its element is counted from there, and the part begins at
-    /// `first`.
+    /// Turns an element's index in a part of a parameter into the index in the whole parameter. The part
+    /// begins at `first`.
     pub(crate) fn counted_from(mut self, first: usize) -> Self {
         if let Some(element) = &mut self.0.element {
             *element += first;
@@ -216,7 +219,7 @@ impl Error {
         self
     }
 
-    /// The same error, which names the leaves that have moved.
+    /// Adds to the remedy the leaves that have moved before the error, if there are any.
     pub(crate) fn after<'p>(mut self, moved: impl Iterator<Item = &'p str>) -> Self {
         let moved = listed(moved);
         if moved.is_empty() {
@@ -224,7 +227,7 @@ impl Error {
         }
         let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("{remedy}; "));
         self.with_remedy(format!(
-            "{remedy}this came up after {} had moved: take model and state from a checkpoint",
+            "{remedy}these parameters had already moved: {}; restore model and state from a checkpoint",
             joined(&moved)
         ))
     }

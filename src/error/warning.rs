@@ -1,4 +1,12 @@
-//! Warnings: what is no error, but hurts a training.
+//! Warnings: what is not an error but hurts a training.
+//!
+//! [`Warnings`] keeps those of a state, the first of each kind. They have two sources:
+//!
+//! - A call *meets* a warning: it finds something wrong, and the warning is recorded and logged at once.
+//! - Leaves *show* a warning by what they are, such as a dtype that loses steps. `StateTree::warnings` has it
+//!   at once, but it is recorded and logged only in the next update, so that a program can allow it before.
+//!
+//! What leaves show is cached, because each update would otherwise inspect all leaves.
 
 use std::fmt;
 use std::mem::discriminant;
@@ -8,12 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::joined;
 
-/// Something that is no error, but hurts a training. Its `Display` says the remedy.
+/// Something that is not an error but hurts a training. The text (`Display`) contains the remedy.
 ///
-/// A state meets each kind of warning once in its life. [`StateTree::warnings`](crate::StateTree::warnings)
-/// keeps it, the [`Outcome::warnings`](crate::Outcome::warnings) of the call that met it names it, and the
-/// log has a line. In a program without a logger the line goes to standard error, unless
-/// [`Warning::silence`] turns that off.
+/// A state records the first warning of each kind, and ignores later ones of that kind.
+/// [`StateTree::warnings`](crate::StateTree::warnings) lists what is recorded,
+/// [`Outcome::warnings`](crate::Outcome::warnings) what the call has added. Each recorded warning is also a
+/// line of the log. If the program has no logger, the line goes to standard error, unless
+/// [`Warning::silence`] was called.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -31,94 +40,95 @@ use super::joined;
 pub enum Warning {
     /// Parameters without a gradient, which stay as they are.
     WithoutGradient {
-        /// How many.
+        /// The number of parameters without a gradient.
         missing: usize,
-        /// How many parameters the state has.
+        /// The number of parameters in the state.
         parameters: usize,
-        /// Their paths, or the first of them, with running statistics of BatchNorm last. A path that is a
-        /// place in a list ([`CandleOptimizer`](crate::CandleOptimizer)) is followed by the shape.
+        /// The paths of parameters without a gradient, with running statistics of BatchNorm last. After 20
+        /// paths the rest is `...`. If a path is an index in a list
+        /// ([`CandleOptimizer`](crate::CandleOptimizer)), the shape follows it.
         paths: Vec<String>,
         /// The usual reason, and what to do.
         remedy: String,
     },
-    /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this; no state
-    /// keeps it.
+    /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this warning;
+    /// no state records it.
     NotFinite {
         /// The file.
         file: PathBuf,
-        /// How many of its tensors have such a number.
+        /// The number of tensors with such a number.
         tensors: usize,
-        /// The first of them by name.
+        /// The first of these tensors by name.
         entry: String,
-        /// The first such number in it, as its index in row-major order.
+        /// The index of the first such number of `entry`, in row-major order.
         index: usize,
-        /// That number.
+        /// The number at `index`.
         value: f64,
     },
     /// A file of a state with open windows of [`AccumGrad`](crate::AccumGrad).
     ///
-    /// [Saving](crate::Checkpoint::save) returns this, also of masters and for torch; no state keeps it. The
-    /// log does not have it, because a run that goes on from a checkpoint loses nothing. The parameters lack
-    /// what was collected.
+    /// The parameters in the file lack the collected gradients. [Saving](crate::Checkpoint::save) returns
+    /// this warning, also for files of masters and for torch; no state records it. It is not logged, because
+    /// a run that resumes from a checkpoint loses nothing.
     WindowsOpen {
-        /// How many calls the windows have counted.
+        /// The number of calls that the windows have counted.
         calls: u64,
     },
-    /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, as it
-    /// is damaged, of another format or unfinished. No state keeps it.
+    /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, because
+    /// it is damaged, of another format or unfinished. No state records this warning.
     PassedOver {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it, with its path.
+        /// What is wrong with the file, with its path.
         reason: String,
     },
-    /// A save beside the training that failed, of which the program was not told, as it has dropped the
+    /// A save in the background that failed and can only be logged, because the program has dropped its
     /// [`CheckpointSaver`](crate::CheckpointSaver) without [waiting](crate::CheckpointSaver::wait). No state
-    /// keeps it.
+    /// records this warning.
     NotSaved {
         /// The file.
         file: PathBuf,
-        /// Why, with its path.
+        /// Why the save failed, with the path of the file.
         reason: String,
     },
 
     /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses.
     ///
-    /// A step that is below 2⁻⁹ of an element in BF16, and below 2⁻¹² in F16, does not move it.
-    /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
-    /// update on, unless [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) says
-    /// before that it is meant.
+    /// A step below 2⁻⁹ of an element in BF16, or below 2⁻¹² of it in F16, does not move the element.
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `setup` on, and the log from
+    /// the first update on. If [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) is
+    /// called before the first update, neither has it.
     LowPrecision {
-        /// How many are in BF16.
+        /// The number of these parameters in BF16.
         bf16: usize,
-        /// How many are in F16.
+        /// The number of these parameters in F16.
         f16: usize,
-        /// Their paths, or the first of them. A path that is a place in a list
-        /// ([`CandleOptimizer`](crate::CandleOptimizer)) is followed by the shape.
+        /// The paths of these parameters. After 20 paths the rest is `...`. If a path is an index in a list
+        /// ([`CandleOptimizer`](crate::CandleOptimizer)), the shape follows it.
         paths: Vec<String>,
     },
 
-    /// Rules of a chain whose order cannot be meant, by the [roles](crate::Role) that they state.
+    /// Rules of a chain in an order that is surely a mistake, judging by their [roles](crate::Role).
     ///
-    /// [`StateTree::warnings`](crate::StateTree::warnings) has it from `setup` on, and the log from the first
-    /// update on.
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `setup` on, and the log from
+    /// the first update on.
     WrongOrder {
         /// The first parameter with these rules.
         path: String,
         /// The rules.
         rule: String,
-        /// For each rule at the wrong place: which, what comes of it, and where it belongs.
+        /// For each rule at a wrong place: its name, the consequence, and the right place.
         faults: Vec<String>,
     },
 
-    /// A parameter with a number that is infinite or NaN after an update has written it.
+    /// A parameter with a number that is infinite or NaN after an update.
     ///
-    /// Each update looks at a few elements of up to 16 parameters on the CPU (at all, if a parameter has up
-    /// to 64), and the next update at others. A loss that is NaN has such gradients everywhere and is seen at
-    /// once. A single number is seen when it has spread. Parameters on a device are not looked at.
-    /// [`Update::finite_only`](crate::Update::finite_only), [`LossScaler`](crate::LossScaler) and clipping
-    /// rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm) skip or refuse such a call before anything is
-    /// written.
+    /// Each update checks up to 16 parameters on the CPU, the next update others: all elements of a parameter
+    /// that has up to 64, and a few elements of a longer one. If the loss is NaN, so are all gradients, and
+    /// that update finds it. A single NaN is found once it has spread. Parameters on a device are not
+    /// checked. [`Update::finite_only`](crate::Update::finite_only), [`LossScaler`](crate::LossScaler) and
+    /// clipping rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm) skip or refuse such a call before
+    /// anything is written.
     ParameterNotFinite {
         /// The parameter.
         path: String,
@@ -126,70 +136,69 @@ pub enum Warning {
         index: usize,
     },
 
-    /// Windows of [`AccumGrad`](crate::AccumGrad) that were given up, because their sum was not finite.
+    /// Windows of [`AccumGrad`](crate::AccumGrad) that were given up because their sum was not finite.
     WindowsGivenUp {
         /// The first offending parameter.
         path: String,
     },
 
-    /// A step that took its gradients one at a time and was [dropped](crate::StreamedStep) before `finish`.
+    /// A [`StreamedStep`](crate::StreamedStep) that was dropped before `finish`.
     ///
-    /// The parameters that were pushed have moved, the others have not.
+    /// Parameters whose gradients were pushed have moved, the others have not.
     StepDropped {
-        /// How many have moved.
+        /// The number of parameters that have moved.
         moved: usize,
-        /// How many parameters the state has.
+        /// The number of parameters in the state.
         parameters: usize,
     },
 
     /// Updates that run as single tensor operations, which is slow.
     ///
-    /// There is no fused engine for a device, or it does not work there. The warning belongs to no state: the
-    /// log has it once in the life of the process.
+    /// The device has no fused engine, or that engine does not work there. No state records this warning; it
+    /// is logged once in the life of the process.
     SlowEngine {
         /// Why.
         reason: String,
     },
-    /// Ranks of an MPI job on one machine that have more threads together than cores.
+    /// Ranks of an MPI job on one machine whose threads together outnumber the cores.
     ///
-    /// They wait for each other, which can make a step ten times as long. The warning belongs to no state:
-    /// one rank of the machine logs it once in the life of the job.
+    /// The threads wait for each other, which can make a step ten times as long. No state records this
+    /// warning; one rank of the machine logs it once in the life of the job.
     CoresShared {
-        /// The ranks on the machine.
+        /// The number of ranks on the machine.
         ranks: usize,
-        /// The threads of all of them.
+        /// The number of threads of all these ranks.
         threads: usize,
-        /// The cores that they may use.
+        /// The number of cores that these ranks may use.
         cores: usize,
     },
-    /// A schedule of the program that is not the one of the file from which the run goes on.
+    /// A schedule of the program that differs from the schedule in the restored file.
     ///
-    /// That of the program counts. A file of torch tells only that there was a scheduler.
+    /// The program's schedule counts. A file of torch shows only that there was a scheduler.
     ScheduleDiffers {
         /// The first parameter.
         path: String,
         /// The hyper-parameter.
         field: String,
-        /// The schedule of the program; `None` if the program has none, and the file is torch's.
+        /// The schedule of the program. `None` if the program has none and the file is torch's.
         program: Option<String>,
         /// The schedule of the file.
         file: String,
     },
-    /// A restored state whose parameters are named by numbers, as places of a list are, and have one shape
-    /// and dtype.
+    /// A restored state in which only numbers, the indices of a list, distinguish the parameters.
     ///
-    /// If shapes or dtypes differ, a list in another order is refused, unless only parameters of one shape
-    /// and dtype have changed their places. [`StateTree::warnings`](crate::StateTree::warnings) and the log
-    /// have the warning.
+    /// All have one shape and dtype, so the restore could not notice a list in another order. If shapes or
+    /// dtypes differ, there is no warning: the restore refuses another order, unless only parameters of one
+    /// shape and dtype have changed places.
     OrderUnseen {
-        /// How many parameters there are.
+        /// The number of parameters.
         parameters: usize,
-        /// The shape of each.
+        /// The shape of each parameter.
         shape: Vec<usize>,
     },
-    /// A step at a learning rate of 0, which a schedule gives.
+    /// A step at a learning rate of 0 that a schedule gives.
     ///
-    /// A schedule that is 0 in all steps is meant.
+    /// A schedule that is 0 in all steps is taken as intended and causes no warning.
     ScheduledRateOfZero {
         /// The first parameter.
         path: String,
@@ -198,7 +207,7 @@ pub enum Warning {
     },
 }
 
-/// Numbers are compared as they are shown, so that NaN is equal to itself.
+/// Compares what `Debug` prints, so that NaN is equal to itself.
 impl PartialEq for Warning {
     fn eq(&self, other: &Self) -> bool {
         format!("{self:?}") == format!("{other:?}")
@@ -211,28 +220,29 @@ impl fmt::Display for Warning {
             Warning::WithoutGradient { missing, parameters, paths, remedy } => write!(
                 f,
                 "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {remedy}. \
-                 `StateTree::require_all` makes this an error; `Selection::allow_missing` says that it is \
-                 meant",
+                 `StateTree::require_all` makes this an error; if the gradients are missing on purpose, \
+                 call `Selection::allow_missing`",
                 joined(paths)
             ),
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
-                "{tensors} of the tensors in {file:?} are not finite, as {entry:?} with {value} at element \
-                 {index}. The file is whole, and refused when it is read: keep the one before, and skip \
-                 such calls in time (`Update::finite_only`). `accepting_non_finite` takes it over all the \
-                 same"
+                "tensors in {file:?} with numbers that are infinite or NaN: {tensors}, the first is \
+                 {entry:?} with {value} at element {index}. The file was written, but a restore refuses such \
+                 a file unless `accepting_non_finite` is called: keep the file before it, and skip calls \
+                 whose gradients are not finite with `Update::finite_only`"
             ),
             Warning::WindowsOpen { calls } => write!(
                 f,
-                "windows of `AccumGrad` are open: {calls} calls have not moved the parameters in the file. \
-                 Save after a call that makes a step, or end the windows by `Update::release_windows`"
+                "windows of `AccumGrad` are open: the number of calls that have not moved the parameters in \
+                 the file is {calls}. Save after a call that makes a step, or end the windows by \
+                 `Update::release_windows`"
             ),
-            Warning::PassedOver { reason, .. } => write!(f, "passed over, {reason}"),
+            Warning::PassedOver { reason, .. } => write!(f, "a checkpoint was passed over: {reason}"),
             Warning::NotSaved { reason, .. } => {
                 write!(
                     f,
-                    "not saved, {reason}. `CheckpointSaver::wait` at the end of the program returns this as \
-                     an error"
+                    "a checkpoint was not saved: {reason}. `CheckpointSaver::wait` at the end of the program \
+                     returns this as an error"
                 )
             }
             Warning::LowPrecision { bf16, f16, paths } => {
@@ -243,35 +253,33 @@ impl fmt::Display for Warning {
                 });
                 write!(
                     f,
-                    "{}, as they have no master: {}. `MixedPrecision::new(F32, ..)`, `Kahan` or \
-                     `StochasticRounding` around the rule keeps such steps; \
-                     `Selection::allow_low_precision` says that it is meant",
+                    "without a master, {}: {}. To keep such steps, put `MixedPrecision::new(F32, ..)`, \
+                     `Kahan` or `StochasticRounding` around the rule; if this is intended, call \
+                     `Selection::allow_low_precision`",
                     lost.collect::<Vec<_>>().join(", and "),
                     joined(paths)
                 )
             }
             Warning::WrongOrder { path, rule, faults } => {
-                write!(
-                    f,
-                    "the rules of {path:?}, {rule}, are in an order that cannot be meant: {}",
-                    faults.join("; ")
-                )
+                write!(f, "the rules of {path:?}, {rule}, are in a wrong order: {}", faults.join("; "))
             }
             Warning::ParameterNotFinite { path, index } => write!(
                 f,
-                "element {index} of {path:?} is infinite or NaN after an update: its gradient was, or the \
-                 step was too large. Go on from a checkpoint; `Update::finite_only` skips such a call, and \
-                 a clipping rule refuses it, before anything is written"
+                "element {index} of {path:?} is infinite or NaN after an update: the gradient was infinite \
+                 or NaN, or the step was too large. Go on from a checkpoint. `Update::finite_only` skips a \
+                 call with such a gradient, and a clipping rule refuses such a call, before anything is \
+                 written"
             ),
             Warning::WindowsGivenUp { path } => write!(
                 f,
-                "the gradients collected for {path:?} are not finite together, or too large to be squared, \
-                 though each call's are finite: no step, and all windows begin anew"
+                "the sum of the gradients collected for {path:?} is infinite, NaN or too large to be \
+                 squared, although the gradient of each call is finite: there was no step, and all windows \
+                 begin anew"
             ),
             Warning::StepDropped { moved, parameters } => write!(
                 f,
-                "a step was dropped when {moved} of {parameters} parameters had moved: the others have \
-                 missed it. Call `StreamedStep::finish`, or go on from a checkpoint"
+                "a `StreamedStep` was dropped when {moved} of {parameters} parameters had moved, so the \
+                 others have missed this step. Call `StreamedStep::finish`, or go on from a checkpoint"
             ),
             Warning::SlowEngine { reason } => {
                 write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
@@ -279,34 +287,33 @@ impl fmt::Display for Warning {
             Warning::CoresShared { ranks, threads, cores } => write!(
                 f,
                 "{ranks} ranks on this machine have {threads} threads on {cores} cores and wait for each \
-                 other: set RAYON_NUM_THREADS to {} for each, or have `mpirun` bind each to cores of its \
-                 own (`--bind-to core`)",
+                 other: set RAYON_NUM_THREADS to {} for each rank, or have `mpirun` bind each rank to cores \
+                 of its own (`--bind-to core`)",
                 (cores / ranks).max(1)
             ),
             Warning::ScheduleDiffers { path, field, program: None, file } => write!(
                 f,
-                "{field} of {path:?} stays as it is in the file from now on: {file} has changed it, and the \
-                 state has no schedule. Before the restore call `state.schedule` with the schedule of the \
+                "{field} of {path:?} keeps the value of the file: {file} has changed this value, but the \
+                 state has no schedule. Before the restore, call `state.schedule` with the schedule of the \
                  run, and `state.set_steps` with the `last_epoch` of torch's scheduler"
             ),
             Warning::ScheduleDiffers { path, field, program: Some(program), file } => write!(
                 f,
-                "{field} of {path:?} follows another schedule than in the file from which the run goes on: \
-                 the program's is {program}, which counts, and the file's is {file}. Leave out \
-                 `state.schedule(..)` to go on with the file's; with one that is meant to be new, \
-                 `state.set_steps(0)` begins it at its start"
+                "{field} of {path:?} follows the schedule of the program, {program}, which differs from the \
+                 schedule of the file, {file}. To go on with the schedule of the file, leave out \
+                 `state.schedule(..)`; to begin a new schedule at its start, call `state.set_steps(0)`"
             ),
             Warning::OrderUnseen { parameters, shape } => write!(
                 f,
-                "the {parameters} parameters are named by numbers, as places of a list are, and all have the \
-                 shape {shape:?}: if the list has another order than when it was saved, each parameter now \
-                 has what belongs to another one. Name the parameters, as a `VarMap` or `model!` does"
+                "the {parameters} parameters are named by their places in a list, and all have the shape \
+                 {shape:?}: if the list had another order when the state was saved, parameters now have the \
+                 state of others. Name the parameters, as a `VarMap` or `model!` does"
             ),
             Warning::ScheduledRateOfZero { path, step } => write!(
                 f,
-                "the schedule of {path:?} gave step {step} a learning rate of 0, which moves nothing. After \
-                 the end of a schedule end the training, or give it more steps or an end above 0; a warm-up \
-                 loses no step if it begins at peak / steps, as `Schedule::warmup_stable_then` does"
+                "the schedule of {path:?} gave step {step} a learning rate of 0, which moves nothing. If the \
+                 schedule has ended, end the training, or give the schedule more steps or an end above 0; if \
+                 this is a warm-up, begin it at peak / steps, as `Schedule::warmup_stable_then` does"
             ),
         }
     }
@@ -315,46 +322,45 @@ impl fmt::Display for Warning {
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
 impl Warning {
-    /// Prints no warning to standard error from now on. A program with a logger decides by that logger
-    /// instead.
+    /// Turns off warnings on standard error for the whole process. Lines of the log are not affected.
     pub fn silence() {
         IS_SILENT.store(true, Ordering::Relaxed);
     }
 
-    /// Writes a line to the log, or to standard error where the program has no logger.
+    /// Writes a line to the log, or to standard error if the program has no logger.
     pub(crate) fn say(&self) {
         log::warn!("{self}");
+        // `Off` is the level of `log` until a program sets up a logger.
         if log::max_level() == log::LevelFilter::Off && !IS_SILENT.load(Ordering::Relaxed) {
             eprintln!("warning: {self}");
         }
     }
 }
 
-/// The warnings that a state has met, one of each kind.
+/// The warnings of a state, the first of each kind. See the head of the file for *meet* and *show*.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warnings {
     met: Vec<Warning>,
-    /// Whether it meets none: the state of a scratch tree, whose warnings are the training's.
+    /// Whether nothing is recorded. True for a scratch tree, because the training's tree has its warnings.
     is_deaf: bool,
-    /// A cache of all warnings, also of those that leaves show and no call has met. Emptied when leaves may
-    /// change.
+    /// A cache of the recorded warnings and of what leaves show. Emptied by `look_again`.
     with_shown: OnceLock<Vec<Warning>>,
-    /// Whether leaves have shown nothing new since they may last have changed.
+    /// Whether `meet_shown` has inspected the leaves since the last `look_again`.
     are_leaves_clean: bool,
 }
 
 impl Warnings {
-    /// The warnings of a state that meets none.
+    /// The warnings of a state that records none.
     pub(crate) fn none() -> Self {
         Warnings { is_deaf: true, ..Warnings::default() }
     }
 
-    /// The same warnings for a state that has other leaves from now on.
+    /// The recorded warnings for a state with other leaves, without the caches.
     pub(crate) fn of_other_leaves(&self) -> Self {
         Warnings { with_shown: OnceLock::new(), are_leaves_clean: false, ..self.clone() }
     }
 
-    /// All warnings in the order in which they were met, then those that leaves `show` and that would be met.
+    /// The recorded warnings in their order, then what leaves `show` and no call has recorded yet.
     pub(crate) fn with(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
         self.with_shown.get_or_init(|| {
             let shown = show().into_iter().filter(|shown| self.is_first(shown));
@@ -362,23 +368,25 @@ impl Warnings {
         })
     }
 
-    /// Meets what leaves `show`, and does not ask again until they may have changed.
+    /// Records and logs what leaves `show`, and returns what is new. A further call does nothing until the
+    /// next `look_again`.
     pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Vec<Warning>) -> Vec<Warning> {
         if self.are_leaves_clean || self.is_deaf {
             return Vec::new();
         }
         let met = show().into_iter().filter_map(|warning| self.meet(warning)).collect();
+        // Set last, because `meet` clears it.
         self.are_leaves_clean = true;
         met
     }
 
-    /// Forgets what leaves have shown: they may have changed.
+    /// Drops the caches of what leaves show. Must be called wherever leaves may change.
     pub(crate) fn look_again(&mut self) {
         self.with_shown.take();
         self.are_leaves_clean = false;
     }
 
-    /// Whether a warning of this kind would be the first.
+    /// Whether a warning of this kind would be the first. Callers use it to skip the search for a warning.
     pub(crate) fn would_meet(&self, is_kind: impl Fn(&Warning) -> bool) -> bool {
         !self.is_deaf && !self.met.iter().any(is_kind)
     }
@@ -387,7 +395,7 @@ impl Warnings {
         self.would_meet(|met| discriminant(met) == discriminant(warning))
     }
 
-    /// Keeps the first warning of a kind and says it. Returns it if it is the first.
+    /// If the warning is the first of its kind, records it, logs it and returns it.
     pub(crate) fn meet(&mut self, warning: Warning) -> Option<Warning> {
         if !self.is_first(&warning) {
             return None;

@@ -17,11 +17,13 @@ use crate::tree::{MasterValues, WeightFiles};
 ///
 /// Values are converted, and rounded once if needed.
 ///
-/// Any safetensors file is accepted: of another library, of `VarMap::save`, or a checkpoint of this crate. Of
-/// a checkpoint only the parameters are used
-/// ([`CheckpointFile::converting`](crate::CheckpointFile::converting) also reads the precise copies). The
-/// files stay open, and tensors are read when they are used; a clone shares the files. A file that is changed
-/// in its place meanwhile is refused, as far as its length and its time of modification show.
+/// A file may come from another library or from `VarMap::save`, or be a checkpoint of this crate. From a
+/// checkpoint only the parameters are read. [`CheckpointFile::converting`](crate::CheckpointFile::converting)
+/// also reads masters, which are more precise copies of parameters.
+///
+/// The files stay open, and a tensor is read when it is needed. A clone shares the files. If the content of
+/// an open file is modified, the next read is an error, as far as length and time of modification show the
+/// change.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Tensor, Var};
@@ -42,12 +44,12 @@ use crate::tree::{MasterValues, WeightFiles};
 #[derive(Clone)]
 pub struct Weights {
     files: Arc<[File]>,
-    /// The file that has a tensor, by its name.
+    /// The index of the file that has a tensor, by the tensor's name.
     places: Arc<BTreeMap<String, usize>>,
     accept_non_finite: bool,
 }
 
-/// The name of the files in errors.
+/// The word for these files in errors.
 const WEIGHTS: &str = "weights";
 
 /// Variables with their new values.
@@ -65,11 +67,10 @@ impl std::fmt::Debug for Weights {
 }
 
 impl Weights {
-    /// Opens files, which together have the tensors of one model.
+    /// Opens files that together have the tensors of one model.
     ///
     /// # Errors
-    /// If a file cannot be read or is not a whole safetensors file, or two files have a tensor of the same
-    /// name.
+    /// If a file cannot be read or is not a whole safetensors file. If two files have a tensor of one name.
     pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
         let files: Arc<[File]> =
             files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
@@ -90,7 +91,7 @@ impl Weights {
 
     /// Accepts infinities and NaN, which are refused by default.
     ///
-    /// Numbers that are too large for their parameter become infinite.
+    /// Numbers that are too large for the dtype of their parameter then become infinite.
     pub fn accepting_non_finite(mut self) -> Self {
         self.accept_non_finite = true;
         self
@@ -101,14 +102,15 @@ impl Weights {
         self.places.keys().map(String::as_str)
     }
 
-    /// Gives every variable of a model the values of the tensor with its path as name.
+    /// Sets every variable of a model to the tensor whose name is the variable's path.
     ///
-    /// Returns the names that no variable has.
+    /// Everything is read, checked and converted before the first variable is written. Returns the names that
+    /// no variable has.
     ///
-    /// Everything is checked and converted before the first variable is written.
-    ///
-    /// Load first, then set up: this changes no master, and a new master starts from the rounded parameter.
-    /// [`StateTree::set_masters`](crate::StateTree::set_masters) sets masters to the values of the files.
+    /// Load before [`setup`](crate::setup). If a rule has masters (more precise copies of parameters),
+    /// `setup` makes them from the rounded parameters. Loading later changes no master, so the next update
+    /// would refuse a parameter that does not fit its master. To give masters the unrounded values of the
+    /// files, call [`StateTree::set_masters`](crate::StateTree::set_masters).
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
@@ -131,7 +133,7 @@ impl Weights {
         let mut unused: HashSet<&str> = self.names().collect();
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
-            // A file has tied weights under one of their paths.
+            // A file may have tied weights under only one of their paths.
             let name = variable
                 .paths
                 .iter()
@@ -146,17 +148,20 @@ impl Weights {
         Ok((values, self.names().filter(|name| unused.contains(name)).map(str::to_string).collect()))
     }
 
-    /// The tensor for a parameter of this shape and dtype, as the file has it.
+    /// The tensor for a parameter of this shape and dtype, in the dtype of the file.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
         let read = self.check(&entry, shape, dtype).and_then(|()| {
+            // Compared after the last read, because a comparison before it would miss a change between the
+            // two.
             let tensor = entry.tensor().and_then(|tensor| file.tensors.check_unchanged().map(|()| tensor));
             tensor.map_err(read_error)
         });
         read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
 
-    /// Refuses a tensor that does not fit a parameter of this shape and dtype.
+    /// Refuses a tensor that does not fit a parameter of this shape and dtype. Reads all numbers, to find one
+    /// that is infinite or NaN, or becomes infinite in `dtype`.
     fn check(&self, entry: &Entry<'_>, shape: &[usize], dtype: DType) -> Result<()> {
         const WHAT: &str = "the file's tensor";
         if entry.shape != shape {
@@ -164,8 +169,8 @@ impl Weights {
         }
         let found = entry.known_dtype();
         if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
-            let remedy =
-                "save it in this dtype, as only F16, BF16, F32 and F64 are converted into each other";
+            let remedy = "save the tensor in this dtype, because only F16, BF16, F32 and F64 are converted \
+                          into each other";
             return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
         }
         match entry
@@ -175,23 +180,23 @@ impl Weights {
         {
             Some((index, value)) if value.is_finite() => Err(Error::too_large(WHAT, value, index, dtype)
                 .with_remedy(
-                    "give the parameter another dtype, or, to make it infinite, call \
+                    "give the parameter another dtype; to round the number to infinity, call \
                      `Weights::accepting_non_finite` first",
                 )),
             Some((index, value)) => Err(Error::not_finite(WHAT, value, index)
-                .with_remedy("to take it over all the same call `Weights::accepting_non_finite` first")),
+                .with_remedy("to load infinities and NaN, call `Weights::accepting_non_finite` first")),
             None => Ok(()),
         }
     }
 
-    /// A tensor and the file that has it.
+    /// The tensor with this name, and its file.
     fn entry(&self, name: &str) -> Result<(&File, Entry<'_>)> {
         let file = self.places.get(name).map(|&place| &self.files[place]);
         file.and_then(|file| Some((file, file.tensors.entry(name)?))).ok_or_else(|| {
             let paths: Vec<String> = self.paths().iter().map(|path| path.display().to_string()).collect();
             let (problem, names) = ("there is no tensor for it", listed(self.names()));
             let missing = match &*self.files {
-                [] => Error::missing(format!("{problem}, as there are no files")),
+                [] => Error::missing(format!("{problem}, because there are no files")),
                 [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
                 _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
             };

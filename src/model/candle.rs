@@ -1,5 +1,5 @@
-//! [`Model`] for candle's variables and layers, [`Gradients`] for what its backward pass returns, and the
-//! models that have nothing but candle's variables.
+//! [`Model`] and [`Lend`] for candle's types, [`Gradients`] for candle's `GradStore`, and functions for
+//! models that consist of candle variables only.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 use crate::tensors::dtype_of;
 
-/// Every variable under its name. The map is locked while it is visited.
+/// Shows every variable under its name. The map is locked during the visit.
 impl Model for VarMap {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         let variables = self.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -60,7 +60,7 @@ impl Model for Embedding {
     }
 }
 
-/// The weight and the bias; the running statistics are not trained.
+/// Shows the weight and the bias, not the running statistics, because the forward pass moves these.
 impl Model for BatchNorm {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         if let Some((weight, bias)) = self.weight_and_bias() {
@@ -103,10 +103,10 @@ impl Lend for Var {
 }
 
 impl dyn Lend + '_ {
-    /// A tensor of candle's with a copy of what is lent, on the device where that is.
+    /// Copies what is lent into a tensor of candle's, on the device of the memory.
     ///
     /// # Errors
-    /// If the memory cannot be had, or the device fails.
+    /// If the owner does not lend the memory, or the device fails.
     ///
     /// ```
     /// use optimisers::{Lend, TensorSlice};
@@ -120,38 +120,39 @@ impl dyn Lend + '_ {
     }
 }
 
-/// Gradients by variable, as a backward pass returns them.
+/// Finds gradients by variable, as a backward pass returns them, and ignores the paths.
 impl Gradients for GradStore {
     fn gradient(&self, _path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
         self.get(x.tensor()?).map(|gradient| gradient as &dyn Lend)
     }
 
+    /// Empty, because the store finds gradients by variable and has no paths.
     fn paths(&self) -> impl Iterator<Item = &str> {
         std::iter::empty()
     }
 
+    /// `false`, because a variable has one gradient, whatever the number of its paths.
     fn by_path(&self) -> bool {
         false
     }
 }
 
-/// One of candle's variables and all its paths, sorted.
+/// A candle variable and all its paths, sorted.
 pub(crate) struct CandleVariable {
     pub(crate) paths: Vec<String>,
     pub(crate) tensor: Tensor,
 }
 
 impl CandleVariable {
-    /// The first path.
     pub(crate) fn path(&self) -> &str {
         self.paths.first().map_or("", String::as_str)
     }
 }
 
-/// The wanted tensors of a model, like [`in_path_order`], for functions that work with candle's alone.
+/// The wanted tensors of a model as by [`in_path_order`], for functions that need candle's tensors.
 ///
 /// # Errors
-/// If the model lends other memory.
+/// Those of [`in_path_order`], and if the model lends other memory.
 pub(crate) fn of_candle<M: Model + ?Sized>(
     model: &M,
     wanted: impl Fn(&Tensor) -> bool,
@@ -163,13 +164,13 @@ pub(crate) fn of_candle<M: Model + ?Sized>(
     in_path_order(model, wanted)?.into_iter().map(tensor).collect()
 }
 
-/// The error for a parameter that is no variable of candle's.
+/// The error for a parameter that is not a variable of candle's.
 pub(crate) fn not_of_candle(path: &str) -> Error {
-    let problem = "this needs candle variables, and it is memory of another kind";
+    let problem = "this call needs candle variables, but the parameter is memory of another kind";
     Error::new(ErrorKind::Unsupported, problem).with_remedy("make a model of `Var`s for this call").at(path)
 }
 
-/// Those of [`of_candle`], each under the first of its paths.
+/// The tensors of [`of_candle`], each under the first of its paths.
 pub(crate) fn by_first_path<M: Model + ?Sized>(
     model: &M,
     wanted: impl Fn(&Tensor) -> bool,

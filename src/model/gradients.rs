@@ -10,15 +10,17 @@ use crate::tensors::Tensor;
 
 /// Gradients of a model's parameters.
 ///
-/// Implemented for candle's `GradStore` (found by the variable; what else the store holds is ignored), for
-/// maps from paths to tensors, and for slices, arrays and vectors of pairs of both. Paths and tensors may be
-/// owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`, `Vec<(String, Tensor)>`,
-/// `[(&str, Tensor); 2]`. A name that the state does not know is an error, and so is a name that a list has
-/// twice.
+/// Implemented for
+/// - candle's `GradStore`, in which a gradient is found by its variable and other tensors are ignored;
+/// - maps from paths to tensors, and slices, arrays and vectors of pairs of path and tensor.
 ///
-/// A variable with several paths (a tied weight) may have a part of its gradient under each; they are added
-/// up. The same tensor under several is the whole gradient and counts once, so a map can be made by visiting
-/// a model: `grads.insert(path, store.get(x))`.
+/// Paths and tensors may be owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`,
+/// `Vec<(String, Tensor)>`, `[(&str, Tensor); 2]`. A path that the state does not have is an error, and so is
+/// a path that a list has twice.
+///
+/// A variable with several paths (a tied weight) may have a part of its gradient under each path. These parts
+/// are added up. If the same tensor is under several paths, it is the whole gradient and counts once. So a
+/// program can fill a map while it visits all paths of a model: `grads.insert(path, store.get(x))`.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -41,8 +43,8 @@ use crate::tensors::Tensor;
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.
     ///
-    /// It has the parameter's shape. Memory that is no tensor of candle's may be a vector of as many
-    /// elements.
+    /// The gradient has the parameter's shape. If it is no tensor of candle's, it may also be a vector that
+    /// has the parameter's number of elements.
     fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
     /// The paths of all gradients, if gradients have paths.
@@ -51,9 +53,9 @@ pub trait Gradients: Sync {
     /// Whether a variable with several paths can have a gradient under each.
     fn by_path(&self) -> bool;
 
-    /// The same gradients as a map, which an update then uses instead.
+    /// The same gradients as a map. If there is one, an update uses it instead.
     ///
-    /// For gradients that are slow to find, such as those in a list. The default is `None`.
+    /// For collections that are slow to search, such as lists. The default is `None`.
     ///
     /// # Errors
     /// If two gradients have the same path.
@@ -61,10 +63,11 @@ pub trait Gradients: Sync {
         Ok(None)
     }
 
-    /// The scale of the loss that these are the gradients of, if they know one.
+    /// The factor by which the loss of these gradients was scaled, if they record one.
     ///
-    /// An update divides by it only with the [`LossScaler`](crate::LossScaler) that has scaled the loss, and
-    /// refuses such gradients without. The default is `None`: they know nothing of a scale.
+    /// If the update has the [`LossScaler`](crate::LossScaler) that scaled the loss, it divides the gradients
+    /// by this factor. An update without that scaler refuses such gradients. The default is `None`: no scale
+    /// is recorded.
     fn loss_scale(&self) -> Option<f64> {
         None
     }
@@ -73,7 +76,8 @@ pub trait Gradients: Sync {
 /// Gradients by path.
 pub type GradientMap<'g> = HashMap<&'g str, &'g dyn Lend>;
 
-/// What an update asks of any gradients, behind a pointer: so that little is compiled for each kind.
+/// What an update needs of [`Gradients`], as a trait object: otherwise the whole update would be compiled
+/// again for each collection.
 pub(crate) trait GradientLookUp: Sync {
     fn find(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
@@ -102,12 +106,12 @@ impl GradientLookUp for GradientMap<'_> {
 
 /// The error for two gradients with one path.
 pub(crate) fn duplicate_gradient(path: &str) -> Error {
-    Error::new(ErrorKind::Contract, "there are two gradients for it in the list")
-        .with_remedy("add them up, or leave one out")
+    Error::new(ErrorKind::Contract, "the list has two gradients for this parameter")
+        .with_remedy("add the two up, or leave one out")
         .at(path)
 }
 
-/// Gradients in the form in which an update looks them up: these, or their map, which is kept in `map`.
+/// The collection in which an update looks gradients up: `grads`, or its map, which is then kept in `map`.
 pub(crate) fn look_up<'m, 'g, G: Gradients + ?Sized>(
     grads: &'m &'g G,
     map: &'m mut Option<GradientMap<'g>>,
@@ -116,7 +120,7 @@ pub(crate) fn look_up<'m, 'g, G: Gradients + ?Sized>(
     Ok(map.as_ref().map_or(grads as &dyn GradientLookUp, |map| map))
 }
 
-/// Runs a function on gradients in the form in which an update looks them up.
+/// Runs a function on the collection that [`look_up`] returns.
 pub(crate) fn looked_up<G: Gradients + ?Sized, T>(
     grads: &G,
     run: impl FnOnce(&dyn GradientLookUp) -> Result<T>,
@@ -163,6 +167,7 @@ macro_rules! lists {
             }
 
             fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
+                // A search in the list would find only the first of two gradients with one path.
                 let mut map = GradientMap::with_capacity(self.len());
                 for (path, gradient) in self {
                     if map.insert(path.borrow(), gradient.borrow()).is_some() {

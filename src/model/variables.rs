@@ -1,4 +1,9 @@
-//! A model's parameters in the order of their paths.
+//! A model's parameters, each once, in the order of their paths.
+//!
+//! A model may show one parameter under several paths (tied weights), so [`in_path_order`] has to find out
+//! whether two tensors are one. Tensors of candle's have an id. If the owner of lent memory reports too
+//! little, an equal [`Identity`] is no proof. Such a model is refused, because a wrong guess would update one
+//! parameter twice in a step, or leave the second of two parameters out.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,24 +19,22 @@ pub(crate) struct Variable<'m> {
 }
 
 impl<'m> Variable<'m> {
-    /// Its first path and the parameter.
     pub(crate) fn named(self) -> (String, Lent<'m>) {
         (self.paths.into_iter().next().unwrap_or_default(), self.x)
     }
 
-    /// The first path.
     pub(crate) fn path(&self) -> &str {
         self.paths.first().map_or("", String::as_str)
     }
 }
 
-/// What identifies a parameter: if two differ in it, they are two.
+/// A key for parameters. Parameters with different keys are different; the converse needs [`is_surely`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
     Tensor(TensorId),
-    /// Its memory, and where it begins in that, if its owner says so.
+    /// [`Lend::memory`] and [`Lend::offset`].
     Place(usize, Option<usize>),
-    /// The address and the size of a lender whose memory is nobody else's.
+    /// The address and the size of a lender that shares its memory with nobody.
     Object(usize, usize),
 }
 
@@ -46,12 +49,14 @@ pub(crate) fn identity(x: &Lent<'_>) -> Identity {
     }
 }
 
-/// Whether two with one identity are surely one. Owners may say too little.
+/// Whether two handles of equal identity are certainly one parameter. Unless both are one object, that is
+/// uncertain if the owner reports no offset, or if the handles differ in shape or dtype. Objects of size 0
+/// are uncertain, too, because several of them can have one address.
 fn is_surely(known: &Lent<'_>, x: &Lent<'_>) -> bool {
     x.tensor().is_some() || known.is(x) == Some(true)
 }
 
-/// The parameters by path.
+/// Collects the parameters of a visit by path.
 struct ByPath<'m, W> {
     wanted: W,
     found: BTreeMap<String, Lent<'m>>,
@@ -80,7 +85,10 @@ impl<'m, W: Fn(&Tensor) -> bool> See<'m> for ByPath<'m, W> {
     }
 }
 
-/// All that a model lends, and its tensors that are wanted, each once, sorted by their first path.
+/// The wanted tensors of a model and all memory that it lends, each once, sorted by the first path.
+///
+/// # Errors
+/// If two parameters have one path, or if two handles of one memory cannot be told apart.
 pub(crate) fn in_path_order<'m, M>(
     model: &'m M,
     wanted: impl Fn(&Tensor) -> bool,
@@ -95,16 +103,18 @@ where
     }
     let mut places: HashMap<Identity, usize> = HashMap::new();
     let mut variables: Vec<Variable<'m>> = Vec::new();
+    // In the order of paths, so that the paths of each variable are sorted as well.
     for (path, x) in by_path.found {
         let identity = identity(&x);
         match places.get(&identity) {
             Some(&place) => {
                 let known = &mut variables[place];
                 if !is_surely(&known.x, &x) {
-                    let problem = format!("it is in one memory with {path:?}, and may be the same parameter");
+                    let problem = format!("it shares memory with {path:?}, and may be the same parameter");
                     return Err(Error::new(ErrorKind::Memory, problem).at(known.path()).with_remedy(
-                        "let `Lend::memory` and `Lend::offset` say where each begins (handles of one tensor \
-                         at one offset, with one shape and dtype; several tensors at others)",
+                        "let `Lend::memory` and `Lend::offset` return where each tensor begins (one offset, \
+                         shape and dtype for all handles of one tensor; different offsets for different \
+                         tensors)",
                     ));
                 }
                 known.paths.push(path);

@@ -1,4 +1,9 @@
-//! The buffers that a runtime has to keep, derived from the state of a parameter of two elements.
+//! The buffers that a runtime has to keep, derived from the state of a probe: a parameter of two different
+//! elements.
+//!
+//! A tensor that starts with one number in both places is a constant, and one that starts with the probe's
+//! elements is a copy of the parameter. Any other start is refused, because [`BufferStart`] cannot describe
+//! it.
 
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
 use crate::error::{Error, ErrorKind, Result};
@@ -6,7 +11,7 @@ use crate::numbers::{DType, Records};
 use crate::rule::{Optimiser, SlotFormat, State, StateTensor, Store};
 use crate::tensors::{Device, Tensor, in_dtype};
 
-/// A parameter whose elements differ, which tells copies of it from constants.
+/// A parameter with two different elements, so that a copy of it is no constant.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
     Ok(in_dtype(&Tensor::from_vec(vec![1f32, 2.0], 2, &Device::Cpu)?, dtype)?)
 }
@@ -24,13 +29,14 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
         let values = in_dtype(&tensor.tensor()?, DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
             _ if !is_like_parameter => None,
+            // In 8 bits only 0 can be described, because other numbers come with a scale.
             [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => {
                 Some(BufferStart::Number(first))
             }
             _ if values == of_parameter => Some(BufferStart::Parameter),
             _ => None,
         };
-        // Buffers of the store come first, then the slots of rules.
+        // Buffers of the store come first, so a later `rest` or `compensation` is a slot of a rule.
         let role = match (tensor, optimiser.store(), index, name.as_str()) {
             (StateTensor { is_master: true, .. }, ..) => BufferRole::Master,
             (_, Store::Split(_), 0, "rest") => BufferRole::LowBits,
@@ -40,10 +46,10 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
         let undescribed = || {
             let rule = optimiser.name();
             let problem = format!(
-                "{rule}: the state tensor {name:?} starts as neither one number nor the parameter, so no \
-                 buffer can be described for it"
+                "{rule}: the state tensor {name:?} starts neither with one number nor as a copy of the \
+                 parameter, so its buffer cannot be described"
             );
-            Error::new(ErrorKind::Unsupported, problem).with_remedy("take another rule, or `update`")
+            Error::new(ErrorKind::Unsupported, problem).with_remedy("use another rule, or `update`")
         };
         let start = start.ok_or_else(undescribed)?;
         Ok(StateBuffer { role, format, start })
@@ -51,7 +57,7 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
     state.tensors().into_iter().enumerate().map(describe).collect()
 }
 
-/// The full names of slots, by their addresses.
+/// The full names of slots by the addresses of their buffers, because a plan has only references to these.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
     let place = |(name, tensor): (String, StateTensor<'_>)| {
         (!tensor.is_master).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name))

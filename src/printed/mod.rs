@@ -27,14 +27,13 @@ use crate::tensors::{Tensor, dtype_of};
 
 /// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
 ///
-/// Each is F16, BF16, F32 or F64.
+/// Each dtype is one of F16, BF16, F32 and F64.
 ///
 /// The [module](mod@crate::printed) shows how to use them.
 ///
 /// # Errors
-/// - A step of an element depends on other elements
-///   ([`ErrorKind::Unsupported`]).
-/// - A hyper-parameter is out of range, or a dtype is any other.
+/// - A step of an element depends on other elements ([`ErrorKind::Unsupported`]).
+/// - A hyper-parameter is out of range, or a dtype is not one of these four.
 pub fn printed<O: IntoOptimiser>(
     optimiser: O,
     parameter: impl Into<DType>,
@@ -49,6 +48,7 @@ pub fn printed<O: IntoOptimiser>(
     let buffers = buffers(&optimiser, &state, &x)?;
     let parameter = ProbedParameter { path: String::new(), x, gradient };
     let mut printed = Printed { optimiser, parameter, state, buffers, calls: 0, known: Vec::new() };
+    // The first kernel is printed here, so that an optimiser that cannot be printed is refused at once.
     printed.plan(false)?;
     Ok(printed)
 }
@@ -59,12 +59,13 @@ pub fn printed<O: IntoOptimiser>(
 pub struct Printed {
     optimiser: Optimiser,
     parameter: ProbedParameter,
-    /// The state of that parameter; its counters and numbers are those of the training.
+    /// The state of `parameter`. Its counters and numbers are those of the training; its tensors stay at
+    /// their start.
     state: State,
     buffers: Vec<StateBuffer>,
     /// The calls that open windows have counted.
     calls: u64,
-    /// Every kernel so far, the first step's first.
+    /// Every kernel so far. The first step's is at index 0.
     known: Vec<KnownKernel>,
 }
 
@@ -80,6 +81,7 @@ struct ProbedParameter {
 #[derive(Debug)]
 struct KnownKernel {
     traced: TracedKernel,
+    /// Full names. They tell apart equal traces, because a trace has names without the place in a chain.
     slots: Vec<String>,
     /// The indices of the traced scalars that it takes.
     scalars: Vec<usize>,
@@ -87,7 +89,7 @@ struct KnownKernel {
 }
 
 impl Printed {
-    /// The same for the parameter with this path in the model, on which random bits depend.
+    /// Sets the path of the parameter in the model, on which random bits depend.
     ///
     /// Make one for each parameter under [`StochasticRounding`](crate::StochasticRounding).
     pub fn at_path(mut self, path: impl Into<String>) -> Self {
@@ -109,7 +111,7 @@ impl Printed {
     /// Advances by one step, and returns its kernel and numbers.
     ///
     /// # Errors
-    /// If this step, unlike earlier ones, cannot be printed. Nothing has moved then.
+    /// If this step, unlike earlier ones, cannot be printed. Counters and numbers then stay as they are.
     pub fn step(&mut self) -> Result<PrintedStep> {
         self.plan(true)
     }
@@ -124,7 +126,8 @@ impl Printed {
 
     /// Sets a hyper-parameter by [its name](crate::Adjust), from the next step on.
     ///
-    /// The name sets it in all rules that have it; with a place in front, in one.
+    /// A name such as `eta` sets it in all rules that have it; with a place in front, such as `1.eta`, in
+    /// one.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].
@@ -140,7 +143,7 @@ impl Printed {
     /// Resumes from this progress, as after a restart. Hyper-parameters are not part of it.
     ///
     /// # Errors
-    /// If these are the counters of another optimiser.
+    /// If `progress` is not of this optimiser.
     ///
     /// ```
     /// use optimisers::{Adam, DType::F32, printed};
@@ -164,7 +167,10 @@ impl Printed {
         let (expected, got) = (names(&self.progress()), names(progress));
         let (counted, own) = (progress.counters.len(), self.state.counters().len());
         if expected != got || counted != own {
-            let problem = format!("the progress to resume is not of {}: it has", self.optimiser.name());
+            let problem = format!(
+                "the progress to resume is from another optimiser than {}: the progress has",
+                self.optimiser.name()
+            );
             return Err(Error::new(ErrorKind::OtherRule, problem)
                 .with_got(format_args!("{got:?}"))
                 .with_expected(format_args!("{expected:?}"))
@@ -175,8 +181,10 @@ impl Printed {
         Ok(())
     }
 
-    /// The next step. Counters and numbers move if it is taken.
+    /// Plans the next step, and prints its kernel if that is a new one. If `is_taken`, counters and numbers
+    /// move.
     fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
+        // Before the plan, which borrows the state.
         let (places, before) = (slot_places(&self.state), self.progress());
         let Printed { optimiser, parameter, state, calls, known, .. } = self;
         let Planned { mut job, progress, windows } = parameter.planned(optimiser, state, *calls)?;
@@ -188,6 +196,7 @@ impl Printed {
         };
         let slots = slots(&job, &places);
         let bound = traced(&mut job).ok_or_else(nothing)?;
+        // Most steps have the same kernel, which is printed once.
         let index = known
             .iter()
             .position(|known| known.traced == bound.kernel && known.slots == slots)
@@ -206,7 +215,7 @@ impl Printed {
 }
 
 impl ProbedParameter {
-    /// What a step of it is to do. Counters have moved once the job has finished.
+    /// Plans a step of the probe. Counters move once the job has finished.
     fn planned<'s>(
         &'s self,
         optimiser: &'s Optimiser,
@@ -221,7 +230,7 @@ impl ProbedParameter {
         Ok(planned)
     }
 
-    /// Prints what is traced of a step after this progress.
+    /// Prints the kernel of a step that follows this progress.
     fn kernel(
         &self,
         optimiser: &Optimiser,

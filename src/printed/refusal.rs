@@ -1,4 +1,4 @@
-//! Refusals of optimisers that cannot be printed, with the remedy.
+//! Refuses optimisers that cannot be printed, with a remedy.
 
 use crate::engine::{Job, Step};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
@@ -6,9 +6,12 @@ use crate::numbers::{DType, is_supported};
 use crate::rule::{Kind, Optimiser};
 use crate::rules::catalogue;
 
-const FACTOR: &str = "where it is a factor of a norm, compute that yourself and put a `Scale` in the rule's \
-                      place, whose `alpha` is adjusted before each step; else take an elementwise rule, or \
-                      `update` (a rule of your own that is arithmetic alone says so by `Rule::kind`)";
+const FACTOR: &str = "if the rule multiplies by a factor that depends on a norm, compute the factor \
+                      yourself, replace the rule by `Scale`, and adjust the `alpha` of `Scale` before each \
+                      step; otherwise use an elementwise rule, or `update` (a rule of your own that is only \
+                      arithmetic declares that by `Rule::kind`)";
+
+const ONE_ELEMENT: &str = "sees one element at a time";
 
 /// Refuses dtypes that no kernel reads.
 pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
@@ -25,22 +28,24 @@ pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
 
 /// Refuses an optimiser whose step of an element depends on other elements.
 pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
-    let refused = |needs, remedy| Err(not_elementwise(optimiser, needs, remedy));
+    let refused = |needs, limit, remedy| Err(not_elementwise(optimiser, needs, limit, remedy));
     match optimiser.rule().kind() {
-        Kind::WholeModel => return refused("a number of the whole model", FACTOR),
-        Kind::WholeTensor => return refused("the whole parameter", FACTOR),
+        Kind::WholeModel => return refused("a number computed over the whole model", ONE_ELEMENT, FACTOR),
+        Kind::WholeTensor => return refused("the whole parameter", ONE_ELEMENT, FACTOR),
         Kind::Elementwise => {}
     }
     if optimiser.is_offloaded() {
         return refused(
             "two devices",
+            "runs on one",
             "print the optimiser inside of `Offload`, and move the buffers yourself",
         );
     }
     if optimiser.description().has_choice() {
         return refused(
             "a choice by the parameter's path and shape",
-            "print each of the rules that it chooses from",
+            "gets neither of them",
+            "print each of the rules to choose from",
         );
     }
     Ok(())
@@ -54,14 +59,13 @@ pub(super) fn check_arithmetic(optimiser: &Optimiser, job: &Job<'_>) -> Result<(
         Step::Check => Some("a check of the whole gradient"),
         Step::Tensor(_) | Step::Output(_) => Some("a function of the whole parameter"),
     });
-    needs.map_or(Ok(()), |needs| Err(not_elementwise(optimiser, needs, FACTOR)))
+    needs.map_or(Ok(()), |needs| Err(not_elementwise(optimiser, needs, ONE_ELEMENT, FACTOR)))
 }
 
-/// The error that a step of an element depends on more than that element.
-fn not_elementwise(optimiser: &Optimiser, needs: &str, remedy: &'static str) -> Error {
+/// The error that an optimiser `needs` more than a printed kernel has. `limit` is what the kernel does.
+fn not_elementwise(optimiser: &Optimiser, needs: &str, limit: &str, remedy: &'static str) -> Error {
     let rule = at_fault(optimiser);
-    let problem =
-        format!("{rule} needs {needs}, which is no part of one kernel over the elements of a parameter");
+    let problem = format!("{rule} needs {needs}, but a printed kernel {limit}");
     Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy)
 }
 

@@ -1,4 +1,15 @@
-//! Agreements of the ranks before they do anything: all go on, or none does.
+//! Agreements: before a call does anything, all ranks find out whether all of them go on.
+//!
+//! If a rank that fails left the call alone, the others would wait for messages that never come. So every
+//! rank takes part in the agreement, and sends two messages to all others:
+//!
+//! 1. An [`Opening`] of fixed length: the call, the state, the state's count of agreements, whether the rank
+//!    refuses, and the length of the second message. If the openings do not fit together, all ranks return
+//!    the same error, and nobody sends the second message.
+//! 2. The rank's bytes, or if it refuses, the text of the error.
+//!
+//! The count guards against ranks that have made different calls before. After an error all ranks must have
+//! equal counts again, otherwise every later call would fail: see `Pace::catch_up`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,23 +19,25 @@ use super::{Communicator, not_empty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensors::Device;
 
-/// The ranks of a job, as one state knows them. Clones share the count of agreements.
+/// The ranks of a job, with the count of agreements of one state. Clones share the count.
 #[derive(Debug, Clone)]
 pub(crate) struct StateWorld {
     communicator: Arc<dyn Communicator>,
     pace: Arc<Mutex<Pace>>,
 }
 
-/// How many agreements a state has made. From the first on it is the same on all ranks.
+/// The name of a state, and the count of its agreements. After the first agreement both are the same on all
+/// ranks.
 #[derive(Debug)]
 struct Pace {
-    /// The name of the state in the job: rank 0's number for it, which the others take over.
+    /// The name of the state in the job. Before the first agreement each rank has its own number here; all
+    /// take over that of rank 0.
     state: u64,
     agreements: u64,
 }
 
 impl StateWorld {
-    /// A state's world that has agreed on nothing yet.
+    /// The world of a new state, without agreements.
     pub(crate) fn new(communicator: Arc<dyn Communicator>) -> Self {
         static STATES: AtomicU64 = AtomicU64::new(0);
         let pace = Pace { state: STATES.fetch_add(1, Ordering::Relaxed), agreements: 0 };
@@ -48,25 +61,26 @@ impl StateWorld {
         &*self.communicator
     }
 
-    /// Refuses a tensor on another device than that of the transport, if it has one.
+    /// If the transport has a device, refuses a tensor on any other device.
     pub(crate) fn check_device(&self, path: &str, device: &Device) -> Result<()> {
         match self.communicator.device().filter(|expected| !expected.same_device(device)) {
             Some(expected) => {
                 let remedy = "the transport moves tensors of no other device: make the model on a clone of \
                               the transport's device (each `Device::new_cuda` is a device of its own), or \
-                              divide it over a transport for the host, such as MPI or `ranks`";
+                              divide the model over a transport for the host, such as MPI or `ranks`";
                 Err(Error::device("it", device, expected).at(path).with_remedy(remedy))
             }
             None => Ok(()),
         }
     }
 
-    /// Begins a call together, or goes on with it: every rank brings its bytes, or why it refuses. Returns
-    /// the bytes of all, in the order of ranks.
+    /// Agrees on a call or a stage of it. `own` is what this rank sends to the others, or why it refuses.
+    /// Returns the bytes of all ranks, in rank order.
     ///
     /// # Errors
-    /// On every rank if one refuses or calls something else. A rank that refuses gets its own error, the
-    /// others one of the kind [`Ranks`](ErrorKind::Ranks) with its text. The ranks are in step again then.
+    /// If a rank refuses or makes another call, on every rank. A rank that refuses gets its own error, the
+    /// others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text of that error. The next call
+    /// finds all ranks with the same count.
     pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own?]);
@@ -75,11 +89,13 @@ impl StateWorld {
             Ok(bytes) => (bytes, None),
             Err(error) => (error.to_string().into_bytes(), Some(error)),
         };
+        // Locked until both messages are through, because agreements of two clones must not interleave.
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         let Pace { state, agreements } = *pace;
         let openings =
             self.open(Opening::new(call, [state, agreements, refusal.is_some().into(), bytes.len() as u64]))?;
         in_step(&openings).inspect_err(|_| pace.catch_up(&openings))?;
+        // Refusals are counted as well, because all ranks have taken part.
         *pace = Pace { state: openings[0].state, agreements: agreements + 1 };
         let said = self.tell(bytes, |rank| openings[rank].length as usize)?;
         if let Some(error) = refusal {
@@ -94,7 +110,7 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree`], which also passes on a value of this rank.
+    /// [`StateWorld::agree`] that also returns a value of this rank.
     pub(crate) fn agree_with<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
         match own {
             Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
@@ -107,8 +123,7 @@ impl StateWorld {
         }
     }
 
-    /// The value with the bytes of all ranks, in rank order, if none refuses. Without a world they are the
-    /// own bytes.
+    /// [`StateWorld::agree_with`]. Without a world this process is the only rank.
     ///
     /// # Errors
     /// As [`StateWorld::agree`].
@@ -123,7 +138,7 @@ impl StateWorld {
         }
     }
 
-    /// The value, if all ranks have one; without a world, if there is one.
+    /// [`StateWorld::all_agree`] without bytes: returns the own value if no rank refuses.
     ///
     /// # Errors
     /// As [`StateWorld::agree`].
@@ -140,13 +155,14 @@ impl StateWorld {
         Ok(all.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
     }
 
-    /// The bytes of all ranks; all know their lengths. If all are 0, nothing is sent.
+    /// Sends the own bytes to all ranks, and returns the bytes of all. `length` is that of each rank's bytes.
     fn tell(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
         let mut all: Vec<Vec<u8>> =
             (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
         let mut from: Vec<Vec<&mut [u8]>> = all.iter_mut().map(|bytes| not_empty([&mut bytes[..]])).collect();
         let to = not_empty([&own[..]]);
+        // If nobody has bytes, no rank calls the transport: all ranks have the same lengths.
         if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
             self.communicator.gather(&to, &mut from)?;
         }
@@ -156,10 +172,9 @@ impl StateWorld {
 }
 
 impl Pace {
-    /// Takes over the largest count of all ranks with the same state, so that the next call finds all in
-    /// step.
+    /// Takes over the largest count of the ranks with the same state, so that the next call succeeds.
     fn catch_up(&mut self, openings: &[Opening]) {
-        // Before its first agreement a state has no name that others know.
+        // The name of a new state is a number of this rank, which may be that of another state elsewhere.
         if self.agreements > 0 {
             let same =
                 openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
@@ -176,7 +191,7 @@ mod tests {
     use super::*;
     use crate::ranks::{CommunicationError, LocalRank, ranks};
 
-    /// What the ranks return, each in a thread; fails instead of hanging.
+    /// Runs each rank in a thread, and returns the results in rank order. Fails instead of hanging.
     fn together<T: Send + 'static>(size: usize, work: fn(LocalRank) -> T) -> Vec<T> {
         let (done, finished) = channel();
         for own in ranks(size) {
@@ -207,7 +222,7 @@ mod tests {
         message(world.agree(call, Ok(vec![7])))
     }
 
-    /// Says something else than an opening.
+    /// Sends bytes that are no opening.
     fn say(world: &dyn Communicator, bytes: &[u8]) -> std::result::Result<(), CommunicationError> {
         let mut openings = vec![[0; size_of::<Opening>()]; world.size()];
         let mut from: Vec<Vec<&mut [u8]>> = openings.iter_mut().map(|bytes| vec![&mut bytes[..]]).collect();
@@ -342,7 +357,8 @@ mod tests {
             ]
         });
         let told = format!(
-            "rank 1 called update after 2 agreements, and rank 0 update after 1 agreements; {ADVICE}"
+            "rank 1 called update after 2 agreements among ranks, and rank 0 update after 1 agreements among \
+             ranks; {ADVICE}"
         );
         assert_eq!(all, vec![["fine".to_string(), told, "fine".to_string(), "4".to_string()]; 3]);
     }
@@ -393,7 +409,7 @@ mod tests {
         );
     }
 
-    /// A transport that cannot transport.
+    /// A transport that must not be called.
     #[derive(Debug)]
     struct Alone;
 
@@ -454,9 +470,6 @@ mod tests {
             Nccl,
         ];
         assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
-        assert_eq!(
-            [Call::name(Reduce as u64), Call::name(99)],
-            ["the sums of an update", "something that rank 0 does not know"]
-        );
+        assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "an unknown call"]);
     }
 }

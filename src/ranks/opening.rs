@@ -1,16 +1,18 @@
-//! The opening of an agreement: which call of which state a rank makes.
+//! The opening of an agreement: the message by which ranks find out whether all make the same call.
 
 use super::CommunicationError;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The first word of every agreement. Its last byte is the version of what follows.
+/// The first word of every opening. Its last byte is the version of the words after it.
 const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
 
-/// Makes `Call` with its numbers on the wire, which do not change, and its names in errors.
+/// Declares `Call`. The number of a call is sent to other ranks, so it must never change. Its name is for
+/// errors.
 macro_rules! calls {
     ($($call:ident = $number:literal $name:literal,)*) => {
         /// The calls that all ranks make together.
-        // Only programs of MPI have a common end, and only NCCL a common start.
+        // Without the feature `mpi` nothing makes `End`, and without `nccl` nothing makes `Nccl`. The
+        // compiler would warn of such dead code.
         #[cfg_attr(not(all(feature = "mpi", feature = "nccl")), allow(dead_code))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Call {
@@ -22,7 +24,7 @@ macro_rules! calls {
             pub(super) fn name(number: u64) -> &'static str {
                 match number {
                     $($number => $name,)*
-                    _ => "something that rank 0 does not know",
+                    _ => "an unknown call",
                 }
             }
         }
@@ -50,28 +52,28 @@ calls! {
     Nccl = 18 "the start of NCCL",
     Torch = 19 "the restore of torch's state",
     TorchSave = 20 "`save_torch`",
-    Differ = 21 "the comparison of what differs",
+    Differ = 21 "the report of a difference between ranks",
     CheckMasters = 22 "`check_masters`",
     RefreshMasters = 23 "`refresh_masters`",
     MastersRefreshed = 24 "the end of `refresh_masters`",
     WithAverages = 25 "`with_averages`",
-    AveragesPut = 26 "averages in the place of parameters",
+    AveragesPut = 26 "the write of averages into parameters",
     SetEntries = 27 "`set_entries`",
     EntriesSet = 28 "the end of `set_entries`",
 }
 
-/// What each rank says first.
+/// The opening of a rank, as words of 8 bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Opening {
     format: u64,
     call: u64,
-    /// The state's name, if it is not new.
+    /// The number that names the state. If `agreements` is 0, each rank may have another number.
     pub(super) state: u64,
-    /// How many agreements the state has seen.
+    /// The count of the state's agreements.
     pub(super) agreements: u64,
     /// 1 if the rank refuses, else 0.
     pub(super) refuses: u64,
-    /// How many bytes its message has.
+    /// The number of bytes in the message that this rank sends after its opening.
     pub(super) length: u64,
 }
 
@@ -91,6 +93,8 @@ impl Opening {
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let mut words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        // `agree.rs` receives exactly the bytes of an opening, so no word is missing. The default avoids a
+        // panic.
         let mut next = || words.next().unwrap_or_default();
         Opening {
             format: next(),
@@ -102,7 +106,7 @@ impl Opening {
         }
     }
 
-    /// What the rank called, in words that tell it from what `other` called.
+    /// The call of this rank in words, with the first difference from the call of `other`.
     fn called(&self, other: &Opening) -> String {
         let name = Call::name(self.call);
         if self.call != other.call {
@@ -113,11 +117,11 @@ impl Opening {
                 if self.is_new() { "a new state".to_string() } else { format!("the state {}", self.state) }
             )
         } else {
-            format!("{name} after {} agreements", self.agreements)
+            format!("{name} after {} agreements among ranks", self.agreements)
         }
     }
 
-    /// The state's name, if ranks have agreed on one.
+    /// The name of the state, if the ranks have agreed on one.
     fn known_state(&self) -> Option<u64> {
         (!self.is_new()).then_some(self.state)
     }
@@ -127,8 +131,10 @@ impl Opening {
     }
 }
 
-/// Compares all ranks with most of them, so that all come to the same conclusion.
+/// Refuses openings that differ in version, call, state or count of agreements. All ranks compare the same
+/// openings, so all get the same error.
 pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
+    // The version first, because the words of another version mean something else.
     let formats: Vec<u64> = openings.iter().map(|opening| opening.format).collect();
     if let Some(Odd { rank, usual }) = odd_rank(&formats) {
         let reason = format!(
@@ -149,17 +155,18 @@ pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
     Ok(())
 }
 
-/// A rank that differs from most.
+/// A rank whose value differs from the most frequent one.
 pub(super) struct Odd {
     pub(super) rank: usize,
-    /// The first rank that is as most are.
+    /// The first rank with the most frequent value.
     pub(super) usual: usize,
 }
 
-/// The first rank that differs from most, if all are not equal. Where no value is more frequent than another,
-/// rank 0 is as most are.
+/// Finds the first rank whose value differs from the most frequent value. If several values are equally
+/// frequent, the value of the lowest rank counts as the most frequent. Returns `None` if all are equal.
 pub(super) fn odd_rank<T: PartialEq>(values: &[T]) -> Option<Odd> {
     let count = |rank: &usize| values.iter().filter(|value| **value == values[*rank]).count();
+    // In reverse, because `max_by_key` returns the last of equal maxima.
     let usual = (0..values.len()).rev().max_by_key(count)?;
     let rank = values.iter().position(|value| *value != values[usual])?;
     Some(Odd { rank, usual })

@@ -1,4 +1,4 @@
-//! What a rule sees of a parameter while it plans.
+//! A parameter as a rule sees it: without its values.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use crate::model::lent::Lend;
 use crate::numbers::{DType, elem_count};
 use crate::tensors::{Device, Tensor};
 
-/// A parameter, or its master, as a rule sees it: shape, dtype and device, without the values.
+/// Shape, dtype and device of a parameter, or of its master, without the values.
 ///
-/// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so do functions
-/// that choose something for each parameter, as for [`setup_with`](crate::setup_with). A rule that needs
-/// values plans [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
-/// [function of tensors](crate::Gradient::with_tensors). State that starts as a copy of the values is a
+/// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so does a function
+/// that chooses an optimiser for each parameter, as for [`setup_with`](crate::setup_with). If a rule needs
+/// values, it plans [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
+/// [function of tensors](crate::Gradient::with_tensors). If state starts as a copy of the values, it is a
 /// [`Slot::parameter`](crate::Slot::parameter).
 ///
 /// A test that calls a rule by hand makes one from a tensor or a variable:
@@ -32,7 +32,7 @@ pub struct Parameter<'a> {
     shape: &'a [usize],
     dtype: DType,
     device: &'a Device,
-    /// The values, for state that starts as a copy of them; `None` in a step.
+    /// The values, for state that starts as a copy of them. `None` for the master in a step.
     values: Option<&'a dyn Lend>,
 }
 
@@ -47,38 +47,40 @@ impl<'a> Parameter<'a> {
         self.dtype
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     pub fn rank(self) -> usize {
         self.shape.len()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn elem_count(self) -> usize {
         elem_count(self.shape)
     }
 
-    /// Where the parameter, or its master, is.
+    /// The device of the parameter, or of its master.
     pub fn device(self) -> &'a Device {
         self.device
     }
 
-    /// The parameter whose values this lends.
     pub(crate) fn new(x: &'a dyn Lend) -> Self {
         let device = x.tensor().map_or(&Device::Cpu, Tensor::device);
         Parameter { shape: x.shape(), dtype: x.dtype(), device, values: Some(x) }
     }
 
-    /// The master of this parameter in a step: in its own dtype, on the CPU or on the parameter's device.
+    /// The master of this parameter in a step: of its own dtype, on the CPU or on the parameter's device.
     pub(crate) fn as_master(self, dtype: DType, is_on_cpu: bool) -> Self {
         let device = if is_on_cpu { &Device::Cpu } else { self.device };
         Parameter { dtype, device, values: None, ..self }
     }
 
-    /// A tensor with the values.
+    /// The values as a tensor. An error for the master in a step.
     pub(super) fn values(self) -> Result<Tensor> {
         let absent = || {
-            Error::new(ErrorKind::Contract, "a rule asks for the values of its parameter in a step")
-                .with_remedy("make state of them in `Rule::init`, which alone has them")
+            Error::new(
+                ErrorKind::Contract,
+                "a rule reads the values of its parameter in a step, but only `Rule::init` has these values",
+            )
+            .with_remedy("in `Rule::init`, make a state tensor of the values")
         };
         self.values.ok_or_else(absent)?.tensor_or_copy()
     }

@@ -1,9 +1,8 @@
-//! What a rule is: what it says of itself, and how it plans a step.
+//! The traits of a rule: [`Describe`], what it is made of, and [`Rule`], how it plans a step.
 //!
-//! A rule names its fields by `&mut`, so that one description serves for reading and for writing. It is run
-//! for one [`Purpose`] at a time. Reading records a [`Description`], and all else that is asked of a rule is
-//! a function of that value. Only what needs the fields themselves, or the closures and rules that are named,
-//! is a purpose of its own.
+//! [`Describe::describe`] names the fields by `&mut`, so that a rule has one method for reading and writing.
+//! A [`Describer`] runs that method for one [`Purpose`] at a time and counts the fields in depth-first order.
+//! The count is the index by which fields are written, so every run has to name the same fields.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -21,11 +20,11 @@ use super::state::place::ChildPlace;
 use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, State};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Tells what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
+/// Describes what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
 ///
-/// [`Adjust`](crate::Adjust), checkpoints, schedules and errors need nothing else.
-/// [`hyper_parameters!`](crate::hyper_parameters) says it for a struct. A rule that holds others says what is
-/// its own and names them.
+/// [`Adjust`](crate::Adjust), checkpoints, schedules and errors use only this description.
+/// [`hyper_parameters!`](crate::hyper_parameters) implements this trait for a struct without inner rules. A
+/// rule that holds others implements it by hand:
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -69,10 +68,10 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # State of its own
-/// A rule around another adds its counters, numbers and tensors in `init`, to the states of what it holds.
-/// Their names have to differ from those of the rule that it is around. [`setup`](crate::setup) refuses two
-/// of one name, and a state without what is held. [`Flow::and_then`](crate::Flow::and_then) goes on from a
-/// step, if there is one in this call: a window of accumulation inside may hold it back.
+/// A rule around another makes its own counters, numbers and tensors in `init`, and adds the states of the
+/// held rules. Its own names have to differ from those of the inner rule. [`setup`](crate::setup) refuses
+/// equal names, and a state without the states of the held rules. If the inner rule accumulates, it makes no
+/// step in some calls; [`Flow::and_then`](crate::Flow::and_then) runs its function only if there is a step.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -118,40 +117,39 @@ use crate::error::{Error, ErrorKind, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Describe {
-    /// Says its [kind](Describer::kind), then its settings and fields, and then what it holds.
+    /// Names the [kind](Describer::kind), then settings and fields, and then the held rules.
     ///
-    /// It says the same each time. Whoever asks may set the fields that it is shown.
+    /// Every call must name the same things in the same order. The describer may set the fields that it is
+    /// passed.
     fn describe(&mut self, rule: &mut Describer<'_>);
 }
 
-/// What a rule describes itself for.
+/// What a description is run for.
 #[derive(Clone, Copy)]
 pub(super) enum Purpose<'v> {
-    /// To be recorded as a [`Description`].
+    /// Records a [`Description`]. Names, rates, checkpoints and warnings are functions of that value.
     Read,
-    /// To have its values compared with their ranges, and its requirements checked.
+    /// Compares values with their ranges, and runs requirements.
     Check,
-    /// To have fields set. Nothing is recorded then, because a step may set fields of thousands of rules.
+    /// Sets these fields. Records nothing, because a step may set fields of thousands of rules.
     Write(&'v [(usize, FieldValue)]),
-    /// To choose for the parameter with these paths.
+    /// Makes every choice, for the parameter with these paths.
     Choose(&'v [String], Parameter<'v>),
-    /// To show what it holds itself.
+    /// Passes each directly held rule to this function.
     Show(&'v dyn Fn(ChildPlace, &mut dyn Rule)),
 }
 
-/// The first fault of a rule, with the index of the field that is out of range, if that is the fault.
+/// The first fault of a rule. The index is that of the field, if a field is out of range.
 pub(super) type Checked = std::result::Result<(), (Error, Option<usize>)>;
 
-/// What a rule [describes](Describe) itself to.
+/// The visitor that a rule [describes](Describe) itself to.
 pub struct Describer<'v> {
     purpose: Purpose<'v>,
-    /// What was described so far.
     pub(super) description: Description,
     /// The index of the next field.
     next: usize,
     /// How many members and alternatives were named so far.
     members: usize,
-    /// The first fault.
     pub(super) checked: Checked,
 }
 
@@ -162,12 +160,14 @@ impl fmt::Debug for Describer<'_> {
 }
 
 impl Describer<'_> {
-    /// The kind of rule: the name of its type, which checkpoints know it by.
+    /// Sets the kind of rule: the name of its type, by which checkpoints identify it.
     pub fn kind(&mut self, kind: &'static str) {
         self.description.kind = kind;
     }
 
-    /// What it is for in a chain, where that decides [where it has to stand](Role).
+    /// Adds a [`Role`], which decides where in a chain the rule has to stand.
+    ///
+    /// A call after `holds` is for a rule that works on the steps of its inner rule.
     pub fn role(&mut self, role: Role) {
         if matches!(self.purpose, Purpose::Read) {
             let named = self.description.parts.len();
@@ -175,7 +175,7 @@ impl Describer<'_> {
         }
     }
 
-    /// What distinguishes it from others of its kind and cannot be adjusted, such as the dtype of masters.
+    /// Adds a value that distinguishes the rule and cannot be adjusted, such as the dtype of masters.
     pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
         self.check_own();
         if matches!(self.purpose, Purpose::Read) {
@@ -183,12 +183,12 @@ impl Describer<'_> {
         }
     }
 
-    /// How the parameter is stored, where the optimiser decides that.
+    /// Sets how the parameter is stored. A bare rule does not call this.
     pub(crate) fn stores(&mut self, storage: StorageRecord) {
         self.description.storage = Some(storage);
     }
 
-    /// A hyper-parameter, with its default and its [range](crate::range).
+    /// Adds a hyper-parameter, with its default and its [range](crate::range).
     // Not inlined, because rules have hundreds of fields, of a few types.
     #[inline(never)]
     pub fn field<F: Field>(
@@ -206,8 +206,8 @@ impl Describer<'_> {
         }
     }
 
-    /// [`Describer::field`] of any type. Returns what is to be written. `fault` is what a value out of range
-    /// was expected to be.
+    /// [`Describer::field`] without its type. Returns the value to write, if there is one. If `value` is out
+    /// of range, `fault` is what was expected.
     fn field_value(
         &mut self,
         name: &'static str,
@@ -234,7 +234,7 @@ impl Describer<'_> {
         None
     }
 
-    /// The name of what looks like a hyper-parameter and cannot be set: it decides the layout of the state.
+    /// Names what looks like a hyper-parameter but decides the layout of the state: adjusting it is refused.
     pub fn fixed(&mut self, name: &'static str) {
         self.check_own();
         if matches!(self.purpose, Purpose::Read) {
@@ -242,42 +242,42 @@ impl Describer<'_> {
         }
     }
 
-    /// What has to hold beside the ranges of fields. It runs only if the rule is checked.
+    /// Adds a requirement other than the range of one field. `check` runs only if the rule is checked.
     pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
         self.fail(|| check().map_err(|error| (error, None)));
     }
 
-    /// Takes what `check` returns as the first fault, unless there is one.
+    /// Runs `check` if the rule is checked and has no fault yet.
     fn fail(&mut self, check: impl FnOnce() -> Checked) {
         if matches!(self.purpose, Purpose::Check) && self.checked.is_ok() {
             self.checked = check();
         }
     }
 
-    /// The rule that this one is around: its fields are addressed as if it stood alone.
+    /// Names the one rule that this one is around. Fields of `rule` are addressed as if it stood alone.
     pub fn holds(&mut self, rule: &mut dyn Rule) {
         if self.description.parts.iter().any(|(place, _)| *place == ChildPlace::Inner) {
             self.refuse(
-                "it names two rules that it is around, whose fields and state have no places",
-                "name `member`s or `alternative`s",
+                "it calls `holds` twice, but the fields and states of two rules need places",
+                "call `member` or `alternative` for each rule",
             );
         }
         self.held(ChildPlace::Inner, rule);
     }
 
-    /// The next of several rules that act one after another.
+    /// Names the next of several rules that act one after another.
     ///
-    /// Its fields are addressed by its index, from 0 on. The learning rates of all are multiplied.
+    /// Fields of `rule` are addressed by its index, from 0 on. The learning rates of all are multiplied.
     pub fn member(&mut self, rule: &mut dyn Rule) {
         self.held(ChildPlace::Member(self.members), rule);
         self.members += 1;
     }
 
-    /// The next of several rules of which one acts at a time.
+    /// Names the next of several alternatives: only one of these rules acts at a time.
     ///
-    /// Its fields are addressed by its index, as those of [members](Describer::member) are. Each has its own
-    /// learning rate: setting `eta` sets that of each, and reading it gives the one that all have, or `None`.
-    /// [`Rule::evaluation`] has to say which of them acts.
+    /// Fields of `rule` are addressed by its index, as those of [members](Describer::member) are. Each
+    /// alternative has its own learning rate. Setting `eta` sets all of them. Reading it returns `None` if
+    /// they differ. If alternatives keep averages, [`Rule::evaluation`] has to return that of the acting one.
     pub fn alternative(&mut self, rule: &mut dyn Rule) {
         self.held(ChildPlace::Alternative(self.members), rule);
         self.members += 1;
@@ -290,9 +290,9 @@ impl Describer<'_> {
         }
     }
 
-    /// What this is around or holds, which tells itself by `describe`.
+    /// Adds a held rule or a store, which `describe` describes.
     pub(crate) fn part(&mut self, place: ChildPlace, describe: &mut dyn FnMut(&mut Describer<'_>)) {
-        // What a part requires may take for granted that those before it are right.
+        // Not checked after a fault, because requirements may assume that all before them is right.
         if self.checked.is_err() {
             return;
         }
@@ -304,22 +304,25 @@ impl Describer<'_> {
         self.fail(|| part.checked);
     }
 
-    /// Refuses a rule that has said nothing of its kind.
+    /// Refuses a rule that has not named its kind.
     fn check_kind(&mut self) {
         if self.description.kind.is_empty() {
-            self.refuse("it does not say what it is", "call `Describer::kind` first");
+            self.refuse("it names no kind", "call `Describer::kind` first");
         }
     }
 
-    /// Refuses a field or setting that would be taken for another rule's.
+    /// Refuses a field or setting after a held rule.
     fn check_own(&mut self) {
+        // Because `Description::fields` lists own fields before those of parts, and indices have this order.
         if !self.description.parts.is_empty() {
-            self.refuse("it says fields or settings after what it holds", "say them before");
+            self.refuse(
+                "it names fields or settings after a held rule",
+                "name fields and settings before held rules",
+            );
         }
         self.check_kind();
     }
 
-    /// Makes the check of the rule fail.
     fn refuse(&mut self, fault: &'static str, remedy: &'static str) {
         let rule = if self.description.kind.is_empty() { "a rule" } else { self.description.kind };
         let problem = move || format!("`Describe::describe` of {rule} is wrong: {fault}");
@@ -328,7 +331,7 @@ impl Describer<'_> {
 }
 
 impl<'v> Describer<'v> {
-    /// Runs the description of a rule, whose first field has the index `next`.
+    /// Runs `describe`. The first field of the rule has the index `next`.
     pub(super) fn run(
         purpose: Purpose<'v>,
         next: usize,
@@ -341,8 +344,8 @@ impl<'v> Describer<'v> {
         rule
     }
 
-    /// A choice that is made for each parameter by these patterns of paths. Returns what to choose for, if the
-    /// description runs to choose.
+    /// Adds a choice between rules by these patterns of paths. If the rule has to choose now, returns the
+    /// paths and the parameter to choose for.
     pub(crate) fn choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
         match self.purpose {
             Purpose::Choose(paths, x) => return Some((paths, x)),
@@ -353,19 +356,19 @@ impl<'v> Describer<'v> {
     }
 }
 
-/// A rule that can show what it holds.
+/// Access to the rules that a rule holds. Implemented for all rules by their description.
 pub trait Holder {
-    /// Shows all rules that this one holds itself, in their order.
+    /// Calls `show` with each directly held rule, in the order of the description.
     #[doc(hidden)]
     fn visit_held(&self, show: &mut dyn FnMut(ChildPlace, &mut dyn Rule));
 }
 
-/// A gradient transformation: what stands in an [`OptimiserChain`](crate::OptimiserChain) or inside
+/// A gradient transformation: a member of an [`OptimiserChain`](crate::OptimiserChain), or the rule inside
 /// [`MixedPrecision`](crate::MixedPrecision).
 ///
-/// A rule is configuration; what it remembers is a [`State`] outside of it. Most rules are
-/// [`Elementwise`](crate::Elementwise) and get this trait from that. A rule that needs the whole tensor
-/// implements `Rule` itself, and plans a function with [`Gradient::with_tensors`]:
+/// A rule is configuration only; what changes from step to step is in a separate [`State`]. Most rules
+/// implement [`Elementwise`](crate::Elementwise), which implements `Rule` for them. A rule that needs the
+/// whole tensor implements `Rule` itself, and plans a function with [`Gradient::with_tensors`]:
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -399,29 +402,28 @@ pub trait Holder {
 /// ```
 ///
 /// # Panics
-/// A rule says what is wrong by an error, here or in a function of `with_tensors`; nothing is written then.
-/// If it panics instead, the panic reaches the caller of [`update`](crate::update) when all threads have
-/// stopped. Nothing has been written either if it comes from [`apply`](Rule::apply), from
+/// A rule reports a fault by an error, from `apply` or from a function of `with_tensors`; then nothing is
+/// written. If the rule panics instead, all threads stop first, and the panic reaches the caller of
+/// [`update`](crate::update). Nothing has been written if the panic comes from [`apply`](Rule::apply), from
 /// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from
-/// arithmetic before a norm, a sum, a check or such a function: all of this is evaluated before the first
-/// write.
+/// arithmetic before a norm, a sum, a check or such a function: all of these run before the first write.
 ///
 /// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written. A
 /// panic there leaves
 ///
-/// - its own parameter in part: some elements have made the step together with their state, others have not,
-///   and its counters stay. On a CUDA device and with [`Engine::Tensors`](crate::Engine::Tensors) it is as it
-///   was, because arithmetic is recorded first;
-/// - every other parameter as it was, or moved as a whole with its state and counters, whatever the order of
-///   the paths;
-/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted as it was.
+/// - its own parameter torn: some elements and their state have moved, others have not, and its counters
+///   stay. On a CUDA device and with [`Engine::Tensors`](crate::Engine::Tensors) the parameter is unchanged,
+///   because there the arithmetic is recorded before it runs;
+/// - every other parameter either unchanged, or moved as a whole with its state and counters, whatever the
+///   order of the paths;
+/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted unchanged.
 ///
-/// An owner of [lent memory](crate::Lend) that panics there leaves the same, except that its parameter is as
-/// it was, or has moved as a whole with its state and counters.
+/// If an owner of [lent memory](crate::Lend) panics there, the panic leaves the same, except that the owner's
+/// parameter is not torn: it is unchanged, or has moved as a whole with its state and counters.
 ///
-/// No lock of candle's stays held, so model and state can be used. But they do not belong together: take both
-/// from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the originals
-/// are whole.
+/// candle's locks are all released, so model and state can still be used. But they do not belong together:
+/// take both from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the
+/// originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside \
                `MixedPrecision`",
@@ -430,14 +432,14 @@ pub trait Holder {
             `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
 )]
 pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
-    /// The state for a parameter (or its master) `x`.
+    /// Makes the state for a parameter (or its master) `x`.
     ///
-    /// A tensor that starts as x is a [`Slot::parameter`](crate::Slot::parameter), so that it follows new
-    /// weights.
+    /// If a tensor is to start as x, it has to be a [`Slot::parameter`](crate::Slot::parameter): only this
+    /// follows new weights.
     ///
-    /// By default a rule has no state of its own, only the states of the rules that it
-    /// [holds](crate::Describer::holds). A rule that has some adds theirs by [`State::with_held`];
-    /// [`setup`](crate::setup) refuses a state without them.
+    /// By default there are only the states of the [held](crate::Describer::holds) rules. An `init` that
+    /// makes entries of its own adds these states by [`State::with_held`]; [`setup`](crate::setup) refuses a
+    /// state without them.
     ///
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
@@ -445,18 +447,18 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         self.delegate().map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
     }
 
-    /// Plans a step: takes the gradient as the rules before left it, and says how it goes on.
+    /// Plans a step: takes the gradient that the rules before have planned, and returns what follows.
     ///
-    /// Nothing is computed or written here.
+    /// Nothing is computed or written here. After an error the whole call writes nothing.
     ///
     /// # Errors
-    /// If the rule does not fit the parameter; nothing is written then.
+    /// If the rule does not fit the parameter.
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>>;
 
     /// What the step of one element depends on.
     ///
-    /// Every [`Elementwise`](crate::Elementwise) says so itself. By default a rule that holds others depends
-    /// on what they do, and any other rule on the whole tensor.
+    /// The default is the widest kind of the held rules, and [`Kind::WholeTensor`] if there are none. Every
+    /// [`Elementwise`](crate::Elementwise) rule is [`Kind::Elementwise`].
     fn kind(&self) -> Kind {
         if let Some(rule) = self.delegate() {
             return rule.kind();
@@ -468,13 +470,13 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
 
     /// Whether a part of a parameter can be updated without the rest.
     ///
-    /// Ranks that [divide](crate::Setup::over) the state do that: x, gradient and state are then those of a
-    /// run of neighbouring elements, of one dimension. It is right for arithmetic on elements, and for norms
-    /// and sums that the gradient is asked for, which are taken over all parts. It is wrong for functions of
+    /// If ranks [divide](crate::Setup::over) the state, each updates a run of neighbouring elements: x,
+    /// gradient and state then have one dimension. Return `true` for arithmetic on elements, and for norms
+    /// and sums of the [gradient](Gradient), which are taken over all parts. Return `false` for functions of
     /// tensors, and if shape, number or places of elements matter.
     ///
-    /// By default a rule keeps its parameters whole, each on one rank. A rule that holds others is as they
-    /// are.
+    /// By default a rule that holds others is divisible if all of them are. Any other rule is not, so each of
+    /// its parameters stays whole on one rank.
     fn is_divisible(&self) -> bool {
         if let Some(rule) = self.delegate() {
             return rule.is_divisible();
@@ -484,9 +486,9 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         all.unwrap_or(false)
     }
 
-    /// Forgets what was collected for a step that will not be taken.
+    /// Discards what the rule has collected over calls, because its step will not be taken.
     ///
-    /// By default the held rules do so. A rule that collects nothing has nothing to add.
+    /// The default calls this for the held rules, which is right for a rule that collects nothing itself.
     ///
     /// # Errors
     /// If a device fails.
@@ -497,14 +499,15 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         state.end_held_windows(&|show| self.visit_held(show), &|| self.name())
     }
 
-    /// What to evaluate the model with in place of the parameter, if this rule has better weights.
+    /// The weights to evaluate the model with, if this rule has better ones than the parameter.
     ///
-    /// By default that is the state tensor of a [`Slot::average`](crate::Slot::average), if there is one,
-    /// else what the last of the held rules has. A rule with [alternatives](crate::Describer::alternative)
-    /// asks the one that acts, with its state from [`State::held`].
+    /// By default these are the state tensor of a [`Slot::average`](crate::Slot::average) if there is one,
+    /// otherwise the weights of the last held rule that has some. A rule with
+    /// [alternatives](crate::Describer::alternative) has to call this for the one that acts, with its state
+    /// from [`State::held`].
     ///
     /// # Errors
-    /// If the state is not this rule's, or alternatives have such weights and nothing is said of which acts.
+    /// If the state is not this rule's, or if alternatives have such weights and the rule uses the default.
     fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
         if let Some(rule) = self.delegate() {
             return rule.evaluation(state);
@@ -512,7 +515,7 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         state.held_evaluation(&|show| self.visit_held(show), &|| self.name())
     }
 
-    /// The rule that this one stands for, as a box does.
+    /// The rule that this one forwards to, as a box does.
     #[doc(hidden)]
     fn delegate(&self) -> Option<&dyn Rule> {
         None
@@ -537,7 +540,7 @@ impl Describe for Box<dyn Rule> {
     }
 }
 
-/// A rule is cloned to be looked at, because it [describes](Describe) itself by `&mut`.
+/// Reads and checks a clone of the rule, because a rule [describes](Describe) itself by `&mut`.
 impl<R: Describe + Clone> Described for R {
     fn description(&self) -> Cow<'_, Description> {
         let mut rule = self.clone();

@@ -1,4 +1,8 @@
-//! A rank's contribution to an update, and the aspects that have to be the same on all ranks.
+//! A rank's contribution to an update, and the aspects that must be the same on all ranks.
+//!
+//! Each call sends one fingerprint per aspect, four for each leaf (a parameter with its state). The words of
+//! an aspect are made only if its fingerprint differs, so `agreement` has two lists that must agree:
+//! `prints`, and the names by place.
 
 use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
@@ -14,7 +18,7 @@ pub(crate) struct OwnLeaf<'x> {
     pub(crate) parts: LeafParts,
     /// This rank's part of the parameter.
     pub(crate) x: Lent<'x>,
-    /// This rank's gradient of the whole parameter.
+    /// This rank's gradient of the whole parameter, because other ranks get the other parts from it.
     pub(crate) gradient: Option<Tensor>,
 }
 
@@ -26,7 +30,7 @@ impl<'x> OwnLeaf<'x> {
         sources: Result<Sources<'_>>,
         written: &WrittenStorages,
     ) -> Result<Self> {
-        // This rank writes the parameter even if another rank has all of its state and computes it.
+        // Checked for writing even without state here, because `share` writes the parts of other ranks.
         check_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
         let own = OwnLeaf {
             parts: leaf.parts_of_ranks()?,
@@ -40,18 +44,19 @@ impl<'x> OwnLeaf<'x> {
         Ok(own)
     }
 
-    /// The dtype in which the gradient travels, if there is one.
+    /// The dtype in which the gradient travels; `None` without a gradient.
     pub(crate) fn sent_dtype(&self) -> Option<DType> {
         let own = dtype_of(self.gradient.as_ref()?);
         Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
     }
 
-    /// Refuses a finite number that becomes infinite in the dtype in which it travels.
+    /// Refuses a finite number that would become infinite in the dtype in which it travels.
     fn check_no_overflow(&self, path: &str) -> Result<()> {
         let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
         if gradient.dtype() == dtype {
             return Ok(());
         }
+        // Numbers that are infinite or NaN already are left to the checks of the step.
         let or_zero = |number: f64| if number.is_finite() { number } else { 0.0 };
         match first_in(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
             Some((index, number)) => {
@@ -70,7 +75,8 @@ impl<'x> OwnLeaf<'x> {
     }
 }
 
-/// The first number of a tensor that `find` finds, with its index. `find` gets the numbers piece by piece.
+/// The first number of a tensor that `find` returns, with its index. `find` gets the numbers window by
+/// window, so that a large tensor is not copied as a whole to f64.
 fn first_in(
     tensor: &Tensor,
     find: impl Fn(Vec<f64>) -> Option<(usize, f64)>,
@@ -92,7 +98,7 @@ pub(crate) struct Contribution {
     pub(crate) gradients: Vec<Option<DType>>,
 }
 
-/// This rank's whole gradient of a leaf; gradients of tied parameters are added up in the dtype of the
+/// This rank's whole gradient of a leaf. Gradients of tied parameters are added up in the dtype of the
 /// arithmetic.
 fn own_gradient(
     leaf: &Leaf,
@@ -101,8 +107,9 @@ fn own_gradient(
     written: &WrittenStorages,
 ) -> Result<Option<Tensor>> {
     let unshared = |gradient: Lent<'_>| {
-        // Gradients may come as vectors; here they get the parameter's shape.
+        // Reshaped, because memory that is no tensor may come as a vector.
         let gradient = gradient.tensor_or_copy()?.reshape(x.shape())?;
+        // A copy if it lies in memory that updates write, because it is still read while the commit writes.
         unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
     };
     let gradients = sources.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;
@@ -116,7 +123,7 @@ fn own_gradient(
     Ok(Some(total.detach()))
 }
 
-/// The aspects that have to be the same on all ranks.
+/// The aspects of a call that must be the same on all ranks: five of the call, then `EACH` of each leaf.
 pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreement<'a> {
     let options = [
         ("finite_only", call.options.finite_only),
@@ -131,7 +138,7 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreeme
     let mut prints = first.to_vec();
     let mut last: Option<(*const (), u64)> = None;
     for leaf in leaves {
-        // Neighbours usually share an optimiser, which is hashed once.
+        // Hashed once for neighbours with the same optimiser, which is the usual case.
         let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
         let optimiser = match last {
             Some((known, print)) if known == acting => print,
@@ -154,8 +161,8 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreeme
                 let set =
                     options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
                 Aspect::new(
-                    "what is asked of the call",
-                    if set.is_empty() { "nothing".to_string() } else { set.join(" and ") },
+                    "the options of the call",
+                    if set.is_empty() { "none".to_string() } else { set.join(" and ") },
                 )
             }
             3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
@@ -181,9 +188,10 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreeme
     })
 }
 
-/// How many fingerprints a leaf has.
+/// The number of fingerprints of a leaf.
 const EACH: usize = 4;
 
+/// Steps and flags of a leaf in one number.
 fn progress(leaf: &Leaf) -> u64 {
     leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed)
 }
@@ -195,7 +203,7 @@ impl Contribution {
         call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
     }
 
-    /// The contribution in a rank's message.
+    /// The contribution in the message of a rank, which must have a dtype for each of `leaves`.
     pub(crate) fn read((rank, said): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
         let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
         let (weight, codes) = read.ok_or_else(|| unreadable(rank))?;
@@ -206,7 +214,7 @@ impl Contribution {
     }
 }
 
-/// The dtypes of gradients, by their codes on the wire (from 1).
+/// The dtypes of gradients, by their codes on the wire, from 1. Code 0 means that there is no gradient.
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn code(dtype: DType) -> u8 {

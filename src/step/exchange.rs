@@ -1,4 +1,17 @@
-//! The exchange of gradients: each rank sends them to the ranks that have the state.
+//! The exchange of gradients: each rank sends its gradients to the ranks that have the state.
+//!
+//! Memory is the difficulty: a rank must not hold the gradients of all others. So gradients travel in rounds
+//! (`ranks/rounds.rs`) of a bounded number of elements. A leaf (a parameter with its state) takes one of two
+//! ways:
+//!
+//! 1. Its job (the plan for the leaf) needs all elements before it writes (norms, checks, functions, or a
+//!    device): `add_up` fetches the sum before the reduce stage, and the sum becomes the only source of the
+//!    job.
+//! 2. Its job is elementwise on the fused CPU engine: `commit` fetches range after range, and each range is
+//!    added up and written by one pass of the engine.
+//!
+//! All ranks derive the same rounds from plans on which they have agreed. A rank waits for each run that it
+//! expects, so `sent` alone decides for both sides whether a run travels.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -21,25 +34,26 @@ use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
 use crate::tensors::{Tensor, in_dtype, product, zeros};
 use crate::tree::Leaf;
 
-/// The gradients of all ranks. A rank keeps its own until others need them, and receives those for its parts.
+/// The gradients of all ranks, as one rank has them: its own gradients as a whole, and for its own parts the
+/// gradients of the other ranks, when they are fetched.
 pub(super) struct RankGradients<'w> {
     pub(super) world: &'w StateWorld,
     leaves: Vec<OwnLeaf<'w>>,
-    /// What each rank brings, by rank.
+    /// The contribution of each rank, by rank.
     contributions: Vec<Contribution>,
 }
 
 /// Buffers that are kept from one round to the next.
 #[derive(Default)]
 struct ExchangeBuffers {
-    /// This rank's gradients of the leaves of a round, as vectors. One that is not contiguous is copied once,
-    /// not for each of its runs.
+    /// This rank's gradients for the leaves of a round, as vectors. Kept over the rounds of a leaf, so that a
+    /// gradient that is not contiguous is copied once, not for each run.
     own: HashMap<usize, Tensor>,
     inbox: Inbox,
 }
 
 impl ExchangeBuffers {
-    /// Prepares the gradients of the next round, and drops those no longer needed.
+    /// Prepares the gradients of `round`, and drops those that it does not need.
     fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
         let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
         self.own.retain(|leaf, _| leaves.contains(leaf));
@@ -51,7 +65,7 @@ impl ExchangeBuffers {
         Ok(())
     }
 
-    /// This rank's values of a run, in the dtype in which they are sent, if it has a gradient.
+    /// This rank's values of a run, rounded to the dtype in which they are sent; `None` without a gradient.
     fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
         let Some(gradient) = self.own.get(leaf) else { return Ok(None) };
         Ok(Some(rounded(&gradient.narrow(0, elements.start, elements.len())?, dtype)?))
@@ -61,14 +75,13 @@ impl ExchangeBuffers {
 /// The gradients that all ranks have sent for a run of this rank's part.
 struct ReceivedRun {
     leaf: usize,
-    /// Elements, counted from the first of the part.
+    /// Counted from the first element of the part.
     elements: Range<usize>,
     gradients: SmallVec<[Tensor; 1]>,
 }
 
 impl<'w> RankGradients<'w> {
-    /// Agrees with all ranks on the call. Rules get the mean of all gradients, weighted by each rank's
-    /// `call`.
+    /// Agrees with all ranks on the call, and sets its weight and divisor to those of all ranks together.
     pub(super) fn agree(
         world: &'w StateWorld,
         call: &mut UpdateCall,
@@ -91,13 +104,13 @@ impl<'w> RankGradients<'w> {
             .map(|said| Contribution::read(said, leaves.len()))
             .collect::<Result<Vec<_>>>()?;
         call.weight = contributions.iter().map(|one| one.weight).sum();
-        // Divided by the gcd: equal weights each become 1, and no multiplication rounds.
+        // Divided by their gcd, so that equal weights become 1 and no multiplication rounds.
         let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
         if common == 0 {
             let error =
                 Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size()))
                     .with_got(0);
-            let remedy = "say by `Update::weight` how much each of them counts";
+            let remedy = "set the weight of each rank with `Update::weight`";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
         contributions.iter_mut().for_each(|one| one.weight /= common);
@@ -105,12 +118,12 @@ impl<'w> RankGradients<'w> {
         Ok(RankGradients { world, leaves: own, contributions })
     }
 
-    /// This rank's part of a leaf's parameter.
+    /// This rank's part of the parameter of a leaf.
     pub(super) fn part(&self, leaf: usize) -> &Lent<'w> {
         &self.leaves[leaf].x
     }
 
-    /// What the plans of all leaves get until the gradients come.
+    /// The sources that the plans of all leaves get until the gradients come.
     pub(super) fn promised<'g>(&self) -> Vec<GradientSource<'g>> {
         let promised = |leaf: usize| {
             let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
@@ -121,7 +134,7 @@ impl<'w> RankGradients<'w> {
     }
 
     /// Fetches the sum of the gradients for all jobs that read all elements before they write. Returns the
-    /// other jobs with a gradient: theirs come in the commit.
+    /// other leaves with a gradient, in order: their gradients come in the commit.
     pub(super) fn add_up(
         &self,
         engine: Engine,
@@ -142,7 +155,7 @@ impl<'w> RankGradients<'w> {
                 let part = x.part(elements.clone())?;
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
-                    // New memory, as a function may keep the tensor that it gets.
+                    // New memory, because a function may keep the tensor that it gets.
                     None if job.has_functions() => zeros(job.length, job.compute, x.device())?,
                     None => kept.of(leaf, job.length, job.compute, x.device())?,
                 };
@@ -162,8 +175,7 @@ impl<'w> RankGradients<'w> {
         Ok(left)
     }
 
-    /// An error on which all ranks agree. If it is about a gradient that is not finite, the first rank that
-    /// brought one is added.
+    /// If an error of all ranks is about a gradient that is not finite, adds the first rank that brought one.
     pub(super) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
         let Some(leaf) = path
@@ -171,6 +183,7 @@ impl<'w> RankGradients<'w> {
         else {
             return error;
         };
+        // Every rank has the same error, so every rank comes to this agreement.
         let is_origin = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
         match self.world.agree(Call::Reduce, is_origin) {
             Ok(said) => match said.iter().position(|said| *said == [1]) {
@@ -181,7 +194,7 @@ impl<'w> RankGradients<'w> {
         }
     }
 
-    /// Commits all jobs; those in `left` range by range, as their gradients come.
+    /// Commits all jobs. Those of the leaves in `left` are written range by range, as their gradients come.
     pub(super) fn commit<'a>(
         &self,
         engine: Engine,
@@ -200,6 +213,7 @@ impl<'w> RankGradients<'w> {
             let mut jobs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(engine, &mut jobs, arrived.into_iter().map(piece))?;
         }
+        // The other jobs, with those that have no elements here: their counters move as on other ranks.
         let came =
             |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
         let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
@@ -210,8 +224,7 @@ impl<'w> RankGradients<'w> {
         rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
     }
 
-    /// Sends this rank's gradients of a round to the ranks that have the parts. Returns those received for
-    /// this rank's parts.
+    /// Sends this rank's gradients of a round. Returns those of all ranks for its own parts, in rank order.
     fn exchange(
         &self,
         round: &Round,
@@ -240,6 +253,7 @@ impl<'w> RankGradients<'w> {
             let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
             let mut gradients = SmallVec::new();
             for (rank, dtype) in ranks.clone().filter_map(|rank| Some((rank, self.sent(rank, leaf)?))) {
+                // Rounded as on the wire, so that the sum does not depend on which rank has the part.
                 let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
                 let Some(values) = values else { continue };
                 let values = moved(&values, self.leaves[leaf].x.device())?;
@@ -254,14 +268,14 @@ impl<'w> RankGradients<'w> {
         round[me].iter().map(of_run).collect()
     }
 
-    /// The dtype in which a rank sends its gradient of a leaf; `None` if it has none or its weight is 0.
+    /// The dtype in which a rank sends its gradient of a leaf; `None` without a gradient or with weight 0.
     fn sent(&self, rank: usize, leaf: usize) -> Option<DType> {
         let Contribution { weight, gradients } = &self.contributions[rank];
         gradients[leaf].filter(|_| *weight > 0)
     }
 }
 
-/// A gradient as it enters the sum.
+/// The gradient times its weight, as it enters the sum.
 fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
     if weight == 1 {
         return Ok(gradient);

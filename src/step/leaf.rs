@@ -1,4 +1,14 @@
-//! The plan for one leaf: its optimiser makes a job, which is checked.
+//! The plan for one leaf (a parameter with its state): its optimiser makes a job, and the job is checked.
+//!
+//! The order in [`LeafUpdate::make`] matters:
+//!
+//! 1. Take the gradient out of its source, also if the leaf is frozen: it still is a gradient of the call.
+//! 2. Before the first step, compare all of the parameter with the copies that rules keep of it, or renew
+//!    them if earlier calls brought no gradient. The plan works on these copies.
+//! 3. Let the optimiser plan. The job borrows the state from here on.
+//! 4. Compare the parameter with its master, which the plan has chosen as x, and queue the counters.
+//! 5. Check the job, which later stages trust. Then copy gradients that lie in memory that updates write,
+//!    because the commit would ask for their locks while it holds that of the parameter.
 
 use super::call::{UpdateCall, sources};
 use crate::engine::{Job, Sources, WrittenStorages};
@@ -12,34 +22,35 @@ use crate::tree::Leaf;
 
 /// Where a leaf's gradient comes from.
 pub(super) enum GradientSource<'g> {
-    /// From the caller's collection. It is looked up when the leaf is planned, so that all threads share
-    /// thousands of look-ups.
+    /// The caller's collection. The look-up is part of the plan, so that all threads share thousands of
+    /// look-ups.
     LookUp(&'g dyn GradientLookUp),
-    /// From a look-up before the step: one, if there is one, and those of further paths. The plan takes these
-    /// handles, so that the memory of the last one is free once the leaf is written. They are no [`Sources`],
-    /// because those cannot become handles for a shorter time.
+    /// Handles from a look-up before the step: the first path's gradient, and those of further paths. The
+    /// plan takes the handles, so that the memory of the last one is freed once the leaf is written. Not
+    /// [`Sources`], whose lifetime cannot be shortened.
     Found(Option<Lent<'g>>, Vec<Lent<'g>>),
-    /// From all ranks, after they have agreed on the plans. A plan needs only its dtype.
+    /// The sum of all ranks, which comes after they have agreed on the plans. A plan needs only its dtype.
     Promised(DType),
-    /// The leaf has moved already, by a push with this plan.
+    /// A push has already moved the leaf, by this plan.
     Pushed(LeafPlan),
-    /// The leaf had a gradient that was not finite, and is not missing one.
+    /// A push was passed over, because its gradient was not finite. The leaf may lack a gradient.
     NotFinite,
 }
 
 impl<'g> GradientSource<'g> {
-    /// From these gradients.
+    /// A source with these gradients, maybe none.
     pub(super) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
         let mut gradients = gradients.into_iter();
         GradientSource::Found(gradients.next(), gradients.collect())
     }
 
-    /// From this collection, for each of the leaves.
+    /// A source for each leaf, which looks its gradient up in `grads`.
     pub(super) fn all(grads: &'g dyn GradientLookUp, leaves: usize) -> Vec<Self> {
         (0..leaves).map(|_| GradientSource::LookUp(grads)).collect()
     }
 
-    /// Takes the gradients of all paths of the leaf out, each once. A promised one is a tensor without memory.
+    /// Takes the gradients of all paths of the leaf out; a second call finds none. A promised gradient is a
+    /// tensor without memory of its own.
     pub(super) fn take(&mut self, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'g>> {
         match self {
             GradientSource::LookUp(grads) => sources(leaf.paths(), x, *grads),
@@ -60,40 +71,40 @@ impl<'g> GradientSource<'g> {
 /// What the plan for a leaf means for the call.
 #[derive(Clone, Default)]
 pub(super) struct LeafPlan {
-    /// `None` for a frozen leaf.
+    /// `None` if the leaf is frozen.
     pub(super) progress: Option<Progress>,
     pub(super) windows: Windows,
     /// Whether anything of the leaf changes.
     pub(super) moves: bool,
     pub(super) has_gradient: bool,
-    /// Whether it may lack a gradient under `require_all`.
+    /// Whether the leaf may lack a gradient under `require_all`.
     pub(super) allows_missing: bool,
-    /// Whether its window is given up, because no call can end it.
+    /// Whether the window of the leaf is given up, because no call can end it.
     pub(super) gives_up_window: bool,
-    /// Where the norms go that the call was asked for.
+    /// The cells for the norms of `Update::with_figures`.
     pub(super) norms: Option<LeafNorms>,
 }
 
-/// The update of one leaf, planned or to be planned.
+/// The update of one leaf, before and after its plan is made.
 pub(super) struct LeafUpdate<'j, 'a> {
-    /// The leaf, until the plan is made.
+    /// The leaf; taken when the plan is made.
     pub(super) leaf: Option<&'a mut Leaf>,
     pub(super) gradient: GradientSource<'a>,
     /// The parameter, or this rank's part of it.
     pub(super) x: &'a dyn Lend,
     pub(super) plan: LeafPlan,
-    /// `None` for a leaf that is frozen, or has moved already.
+    /// Stays `None` if the leaf is frozen, or has already moved.
     pub(super) job: &'j mut Option<Job<'a>>,
 }
 
 impl LeafUpdate<'_, '_> {
-    /// Whether making the plan reads a tensor on a device. candle has a CUDA stream for each thread; only the
-    /// caller's stream comes after what the caller has computed.
+    /// Whether the plan reads a device. Such a plan is made on the thread of the caller: candle has a CUDA
+    /// stream for each thread, and only that of the caller comes after what the caller has computed.
     pub(super) fn reads_device(&self) -> bool {
         !self.x.device().is_cpu()
     }
 
-    /// Makes the plan, unless it is made.
+    /// Makes the plan. Does nothing at the second call.
     pub(super) fn make(&mut self, call: &UpdateCall, written: &WrittenStorages) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         if let GradientSource::Pushed(plan) = &mut self.gradient {
@@ -111,7 +122,7 @@ impl LeafUpdate<'_, '_> {
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!call.options.keep_masters).then_some(extent);
         if let (true, Some(Extent::First)) = (has_gradient, extent) {
-            // The checks below read all of the parameter, before the rules choose what they work on.
+            // Checked here, because the comparisons read all of the parameter, and `Job::check` comes later.
             check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
             let found =
                 if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
@@ -125,7 +136,7 @@ impl LeafUpdate<'_, '_> {
         let follows_master = state.followed().is_some();
         let planned =
             optimiser.plan(state, x, call.gradient(sources, path, norms.as_ref())).map_err(located)?;
-        // Not in a call that brings the leaf nothing: no step is taken over a change then.
+        // Without a gradient or a step nothing overwrites a change of the parameter, so it is not looked for.
         if let Some(extent) = extent
             && (has_gradient || planned.progress == Progress::Applied)
         {
@@ -133,7 +144,8 @@ impl LeafUpdate<'_, '_> {
             if follows_master { check_rounded(master, x, extent) } else { Leaf::check_left(*left, x) }
                 .map_err(located)?;
         }
-        // Known again once the call has ended: it may fail after it has written the parameter.
+        // `StepSummary::committed` sets it again. Until then it is unknown, because a commit that fails may
+        // have written the parameter.
         *left = left.filter(|_| planned.progress != Progress::Applied);
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;
@@ -141,6 +153,7 @@ impl LeafUpdate<'_, '_> {
             let next = *steps + 1;
             job.counters.push((steps, next));
         }
+        // Such a call brings no gradients by design, so none is missing.
         if !call.options.releases_windows {
             waiting.count(has_gradient, progress, &mut job.counters);
         }
@@ -149,7 +162,8 @@ impl LeafUpdate<'_, '_> {
         if is_cut {
             job.check_divisible(&|| optimiser.name())?;
         }
-        // A rule that does not declare `Kind::WholeModel` would get numbers of this leaf alone.
+        // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not would get
+        // numbers of this leaf alone.
         if call.is_streamed && job.groups().next().is_some() {
             return Err(needs_all_gradients(path));
         }
@@ -160,10 +174,11 @@ impl LeafUpdate<'_, '_> {
     }
 }
 
-/// The error of a streamed step for a rule that depends on gradients that come later.
+/// The error of a streamed step for a rule that depends on later gradients.
 pub(super) fn needs_all_gradients(path: &str) -> Error {
-    let problem = "its rule needs numbers of all gradients, which come one at a time";
+    let problem = "its rule needs norms or sums over the gradients of all parameters, but this step gets the \
+                   gradients one at a time";
     let remedy = "collect the gradients, as `Segments::gradients` does, and call `update`, or \
-                  `Update::apply_owned`, which frees each as it goes";
+                  `Update::apply_owned`, which frees each gradient after its use";
     Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy(remedy)
 }

@@ -1,4 +1,5 @@
-//! Leaves without a gradient in a call: an error under `require_all`, else a warning.
+//! Leaves (parameters with their state) without a gradient in a call: an error under `require_all`, else a
+//! warning.
 
 use super::paths::Paths;
 use crate::error::warning::Warning;
@@ -7,19 +8,19 @@ use crate::model::cuts::{advice, is_running_statistic};
 use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
 
-/// The leaves without a gradient in a call, by index. It allocates nothing if all have one.
+/// The leaves without a gradient in a call, by index. Allocates nothing if all have one.
 pub(crate) struct Missing {
     leaves: Vec<usize>,
     /// Whether the state requires all gradients.
     requires_all: bool,
-    /// Leaves that need a gradient and would miss a step.
+    /// The leaves that need a gradient and would miss a step.
     refused: Vec<usize>,
-    /// Whether any of them needs a gradient.
+    /// Whether any of `leaves` needs a gradient.
     is_odd: bool,
 }
 
 impl Missing {
-    /// The list without leaves.
+    /// An empty list.
     pub(crate) fn new(requires_all: bool) -> Self {
         Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), is_odd: false }
     }
@@ -28,6 +29,7 @@ impl Missing {
     pub(crate) fn add(&mut self, leaf: usize, progress: Progress, is_allowed: bool) {
         self.leaves.push(leaf);
         self.is_odd |= !is_allowed;
+        // `Progress::Waiting` is not refused, because a later call of the window may bring the gradient.
         if self.requires_all && progress == Progress::WithoutGradient && !is_allowed {
             self.refused.push(leaf);
         }
@@ -38,7 +40,7 @@ impl Missing {
         !self.refused.is_empty()
     }
 
-    /// The error of a refused call, which says what has moved.
+    /// The error of a refused call. `moved` is its clause about what has moved.
     pub(crate) fn refusal(&self, state: &StateTree, moved: &str) -> Error {
         let paths = labels(self.refused.iter().map(|&leaf| &state.leaves[leaf]));
         let (missing, leaves) = (self.refused.len(), state.len());
@@ -48,13 +50,13 @@ impl Missing {
         )
         .with_got(joined(&paths))
         .with_remedy(format!(
-            "freeze parameters that need none, leave them out with `setup_with`, or declare them with \
-                 `Selection::allow_missing`; {moved}. {}",
+            "freeze parameters that need no gradient, leave them out with `setup_with`, or declare them with \
+             `Selection::allow_missing`; {moved}. {}",
             advice(&paths)
         ))
     }
 
-    /// Warns once, in the life of a state, of parameters that are not trained.
+    /// Warns, once in the life of a state, of parameters that are not trained.
     pub(crate) fn warn(&self, state: &mut StateTree) -> Option<Warning> {
         if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
             return None;
@@ -72,7 +74,7 @@ impl Missing {
     }
 }
 
-/// Some of these leaves, for messages: BatchNorm's running statistics last, as nothing is wrong with them.
+/// Names of some leaves, for messages. BatchNorm's running statistics come last: nothing is wrong with them.
 fn labels<'l>(leaves: impl Iterator<Item = &'l Leaf>) -> Vec<String> {
     let (statistics, others): (Vec<&Leaf>, Vec<&Leaf>) =
         leaves.partition(|leaf| is_running_statistic(leaf.path()));

@@ -1,5 +1,9 @@
-//! The ranks of a call: their agreements, their norms, and their gradients (`step/exchange.rs`). A process
-//! alone agrees with itself and has all gradients.
+//! The ranks of a call: their agreements, their norms and their gradients (`step/exchange.rs`).
+//!
+//! The only place of a step that distinguishes one process from several ranks: a process alone agrees with
+//! itself and has all gradients. With several ranks each agreement is a meeting point that every rank must
+//! reach, also with an error. So errors go through `settle` or into the next agreement; a `?` before it would
+//! leave the other ranks waiting.
 
 use super::call::UpdateCall;
 use super::exchange::RankGradients;
@@ -17,7 +21,7 @@ impl<'w> Ranks<'w> {
     /// This process alone.
     pub(super) const ALONE: Ranks<'static> = Ranks(None);
 
-    /// Agrees on the call. The result is also where plans get the gradients of their leaves from.
+    /// Agrees on the call. Also returns the sources from which plans get the gradients of their leaves.
     pub(super) fn agree<'g>(
         world: Option<&'w StateWorld>,
         call: &mut UpdateCall,
@@ -45,8 +49,8 @@ impl<'w> Ranks<'w> {
         StateWorld::settle(self.world(), call, own)
     }
 
-    /// Fetches the gradients that have to be there before anything is written. Returns the leaves whose
-    /// gradients come in the commit.
+    /// Fetches the gradients that are needed before anything is written. Returns the leaves whose gradients
+    /// come in the commit.
     pub(super) fn add_up(
         &self,
         engine: Engine,
@@ -77,7 +81,7 @@ impl<'w> Ranks<'w> {
         self.settle(Call::Commit, committed.map_err(|error| error.after(moved)))
     }
 
-    /// Gives all ranks the parameters of these leaves; each has updated its part.
+    /// Exchanges the new values of these leaves: each rank has updated its own parts.
     pub(super) fn share(&self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.world() else { return Ok(()) };
         let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
@@ -92,6 +96,7 @@ impl Gather for Ranks<'_> {
         let count = own.as_ref().map_or(0, Vec::len);
         let said = own.map(|lists| {
             for list in lists {
+                // Each list with its length, because other ranks have other numbers of chunks.
                 bytes.extend((list.len() as u64).to_le_bytes());
                 bytes.extend(list.iter().flat_map(|total| total.to_le_bytes()));
             }
@@ -108,7 +113,7 @@ impl Gather for Ranks<'_> {
                 return Err(differs(
                     rank,
                     format_args!(
-                        "the norms and sums that it takes: they are more than on rank {}",
+                        "the number of norms and sums, which is higher than on rank {}",
                         world.rank()
                     ),
                 ));

@@ -1,9 +1,15 @@
 //! A step whose gradients come one at a time: begin → push, for each leaf → finish.
 //!
-//! A push takes one leaf through the stages of `step/pipeline.rs` as far as the commit, so that the bits are
-//! those of an update. `finish` takes all leaves through all stages, which pass over those that have moved.
-//! The leaves are out of the tree meanwhile, each in a lock of its own that nobody waits for: threads that
-//! push different leaves do not meet, and a second push of a leaf is refused.
+//! A push takes one leaf (a parameter with its state) through the stages of `step/pipeline.rs` as far as the
+//! commit, so the bits are those of an update. `finish` takes all leaves through all stages, which pass over
+//! those that have moved. Two things are difficult:
+//!
+//! - **Threads.** While the step is open, the leaves are out of the tree, each in a lock of its own. A push
+//!   only tries its lock and never waits: pushes of different leaves run at the same time, and a second push
+//!   of one leaf is refused.
+//! - **What has moved.** After an error or a panic in the commit a leaf counts as pushed if it may have
+//!   moved, because a second push would apply its gradient twice. The leaves go back into the tree in every
+//!   ending, also when the step is dropped.
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -29,19 +35,19 @@ use crate::ranks::KeptSums;
 use crate::rule::Kind;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
-/// A step whose gradients come one at a time; each parameter moves when its gradient is there.
+/// A step whose gradients come one at a time: each parameter moves as soon as its gradient is pushed.
 ///
-/// [`Update::begin`] makes it. [`push`](StreamedStep::push) takes a gradient, from any thread, moves its
-/// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So of all gradients only
-/// those are in memory that a backward pass has at the time, and the update is done beside it.
+/// [`Update::begin`] makes the step. [`push`](StreamedStep::push) takes a gradient from any thread, moves its
+/// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So only those gradients
+/// are in memory that the backward pass has at the time, and parameters move while it goes on.
 ///
-/// The bits are those of [`update`](crate::update) with the same gradients, in whatever order and from
-/// whatever threads they come: parameters, state and counters. It takes every optimiser but those that need
-/// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), such as a norm to clip by: for
-/// these [`Update::apply_owned`] frees each gradient once its parameter is written.
+/// Parameters, state and counters have the bits of [`update`](crate::update) with the same gradients, in
+/// whatever order and from whatever threads they come. Every optimiser is accepted except those that need
+/// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), such as a norm to clip by.
+/// For those use [`Update::apply_owned`], which frees each gradient once its parameter is written.
 ///
-/// candle returns all gradients of a graph at once. [`Segments`](crate::Segments) gives a step those of one
-/// part of the model after another.
+/// candle returns all gradients of a graph at once. [`Segments`](crate::Segments) computes those of one part
+/// of the model after another and pushes them.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
@@ -60,30 +66,29 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// ```
 ///
 /// # What it promises less than `update`
-/// An update checks everything before it writes anything. Here a parameter has moved before the next gradient
-/// is there, so the promises are those of each parameter:
+/// An update checks everything before it writes anything. Here a parameter moves before the next gradient
+/// exists, so the promises are those of each parameter:
 ///
-/// - A gradient that does not fit, or is [not finite](Update::finite_only), is an error of its `push`. That
+/// - If a gradient does not fit, or is [not finite](Update::finite_only), its `push` is an error. That
 ///   parameter, its state and its counters stay as they were, and it can be pushed again; others have moved.
-///   If the gradient is finite, but not the sum of its [window](crate::AccumGrad), the window of that
+///   If the gradient is finite but the sum of its [window](crate::AccumGrad) is not, the window of that
 ///   parameter is given up.
-/// - A second gradient for a parameter is an error, also under another of its paths: add up what belongs
-///   together.
-/// - What lacks a gradient is known at the end. `finish` treats it as `update` does; if the state
-///   [requires all](StateTree::require_all), that is an error then, and what was pushed has moved.
-/// - A step that is dropped before `finish` leaves each parameter whole: as it was, or moved with its state
-///   and counters. Windows do not count the call. The state meets a [warning](Warning::StepDropped).
-/// - The [`LossScaler`] divides each gradient. One that is not finite lowers the scale at the end; the others
-///   have moved. If none has moved, the outcome is that of a skipped call. A step in which anything was
-///   pushed uses the scaled loss up, whether it is finished or dropped.
-/// - A model that is evaluated meanwhile has parameters of both sides of the step, for longer. A backward
-///   pass may push a parameter only after it has read it for the last time.
+/// - A second gradient for a parameter is an error, also under another of its paths: push the sum.
+/// - Which parameters lack a gradient is known only at the end. `finish` treats them as `update` does. If the
+///   state [requires all](StateTree::require_all), `finish` is an error, and what was pushed has moved.
+/// - If the step is dropped before `finish`, each parameter is whole: as it was, or moved with its state and
+///   counters. Windows do not count the call. The state records a [warning](Warning::StepDropped).
+/// - If a gradient is not finite, a [`LossScaler`] lowers its scale at the end, and other parameters have
+///   moved. If none has moved, the outcome is that of a skipped call. A step in which anything was pushed
+///   uses up the scaled loss, whether it is finished or dropped.
+/// - An evaluation during the step sees parameters from before and after the step, for longer than with
+///   `update`. A backward pass may push a parameter only after it has read it for the last time.
 ///
-/// Windows, averages and frozen parameters are as in `update`. If the step is leaked (`std::mem::forget`),
-/// the state has lost its leaves, and everything that needs them is an error.
+/// Windows, averages and frozen parameters are treated as in `update`. If the step is leaked
+/// (`std::mem::forget`), the state has lost its leaves, and everything that needs them is an error.
 #[must_use = "gradients that are pushed move their parameters; `finish` ends the step"]
 pub struct StreamedStep<'s> {
-    /// The state; its leaves are in `leaves`.
+    /// The state, without its leaves until the step ends.
     state: &'s mut StateTree,
     leaves: Vec<Mutex<OpenLeaf>>,
     /// In the order of the leaves.
@@ -97,22 +102,22 @@ pub struct StreamedStep<'s> {
 /// A leaf while its step is open.
 struct OpenLeaf {
     leaf: Leaf,
-    /// What became of the gradient that was pushed, if one was.
+    /// The result of a push, if there was one.
     pushed: Option<GradientSource<'static>>,
 }
 
 impl<'s> Update<'s> {
     /// Begins a step whose gradients come one at a time.
     ///
-    /// Options hold as for [`apply`](Update::apply). [`finite_only`](Update::finite_only) is always on, for
-    /// each gradient by itself: one more read of it.
+    /// Options are those of [`apply`](Update::apply). [`finite_only`](Update::finite_only) is always on, for
+    /// each gradient by itself, and costs one more read of it.
     ///
     /// # Errors
-    /// - The model is not the state's, or has other weights in place of its parameters.
+    /// - The model is not the state's, or holds other weights instead of its parameters.
     /// - A rule needs numbers of all gradients together, such as [`ClipGlobalNorm`](crate::ClipGlobalNorm):
     ///   see [`apply_owned`](Update::apply_owned).
     /// - The state is [divided](crate::Setup::over) among ranks, which exchange all gradients in one order.
-    /// - With a [scaler](Update::scaler) also as [`apply`](Update::apply).
+    /// - With a [scaler](Update::scaler) also the errors of [`apply`](Update::apply).
     pub fn begin<M: Model + ?Sized>(self, model: &'s M) -> Result<StreamedStep<'s>> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
@@ -125,6 +130,7 @@ impl<'s> Update<'s> {
         if let Some(leaf) = state.leaves.iter().find(needs_all) {
             return Err(needs_all_gradients(leaf.path()));
         }
+        // Before the first push, whose plan reads what all updates write.
         keep_written(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, pushed: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
@@ -144,30 +150,30 @@ impl std::fmt::Debug for StreamedStep<'_> {
 impl StreamedStep<'_> {
     /// Moves the parameter with this path by its gradient, and frees the gradient.
     ///
-    /// The gradient is a tensor, or [memory](Lend) of another owner. Any thread may push, and several at
-    /// once. All threads of the engine work on a large parameter, the caller's alone on a small one. A
-    /// gradient for a frozen parameter, or one that was left out, is not used.
+    /// The gradient is a tensor, or [memory](Lend) of another owner. Several threads may push at once. A
+    /// large parameter is updated by all threads of the engine, a small one by the calling thread. A gradient
+    /// for a parameter that is frozen or left out is not used.
     ///
     /// # Errors
-    /// The parameter stays as it was, and can be pushed again, except in the cases that say so.
-    /// - There is no parameter with this path; or it has moved in this step, or is about to.
+    /// Unless stated otherwise, the parameter stays as it was and can be pushed again.
+    /// - There is no parameter with this path; or it has moved in this step, or another thread is pushing it.
     /// - The gradient has another shape or device, or a dtype that is not floating-point.
-    /// - It has a number that is [infinite, NaN or too large to be squared](Update::finite_only).
-    /// - What [`update`](crate::update) refuses of a parameter: one that was changed, or whose memory is not
-    ///   what it says. If the owner of the memory fails after it was written, the parameter has moved as a
-    ///   whole, the error says so, and another push of it is refused.
+    /// - The gradient has a number that is [infinite, NaN or too large to be squared](Update::finite_only).
+    /// - [`update`](crate::update) would refuse the parameter: it was changed, or its memory is not as
+    ///   described. If the owner of the memory fails after it was written, the parameter has moved as a
+    ///   whole, the error names it as moved, and another push of it is refused.
     /// - A function of a rule fails.
-    /// - A device fails. The parameter may have moved [in part](crate::update#what-is-left-in-the-middle)
-    ///   then, and cannot be pushed again.
+    /// - A device fails. The parameter may then have moved [in
+    ///   part](crate::update#what-is-left-in-the-middle), and cannot be pushed again.
     ///
     /// # Panics
-    /// As [`update`](crate::update#panics), with the consequences that it has there for this parameter. If it
+    /// As [`update`](crate::update#panics), with the same consequences for this parameter. If the parameter
     /// has moved, another push of it is refused.
     pub fn push(&self, path: &str, gradient: impl Lend) -> Result<()> {
         self.push_lent(path, &gradient, false)
     }
 
-    /// As [`push`](StreamedStep::push), with a gradient in a slice, in row-major order.
+    /// Pushes a gradient that is a slice in row-major order, as [`push`](StreamedStep::push) does.
     ///
     /// ```
     /// use optimisers::{Descent, ParameterSlices, Update, setup};
@@ -189,8 +195,8 @@ impl StreamedStep<'_> {
         self.push_lent(path, &GradientSlice::of(gradient.into()), false)
     }
 
-    /// Pushes a gradient. With `passes_over` one that is not finite is no error: the step goes on without it,
-    /// and the scaler learns of it.
+    /// Pushes a gradient. With `passes_over`, a gradient that is not finite is no error: the step goes on
+    /// without this gradient, and the scaler lowers its scale in `finish`.
     fn push_lent(&self, path: &str, gradient: &dyn Lend, passes_over: bool) -> Result<()> {
         let Some(place) = self.state.place(path) else {
             return Err(Error::unknown("parameter for the gradient of", path, &self.state.known_paths()));
@@ -198,6 +204,7 @@ impl StreamedStep<'_> {
         let Some(index) = place else { return Ok(()) };
         let mut open = match self.leaves[index].try_lock() {
             Ok(open) => open,
+            // Usable after a panic in an earlier push: `pushed` shows whether the leaf has moved.
             Err(TryLockError::Poisoned(open)) => open.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(pushed_twice(path)),
         };
@@ -213,34 +220,35 @@ impl StreamedStep<'_> {
                     open.pushed = Some(GradientSource::NotFinite);
                     return Ok(());
                 }
-                let remedy = "the parameter is as it was: push another gradient, or go on without one; with a \
-                              `LossScaler` the scale falls in `finish`";
+                let remedy = "the parameter has not changed: push another gradient, or go on without one; \
+                              with a `LossScaler`, `finish` lowers the scale";
                 Err(not_finite(path, "its gradient has", remedy))
             }
             Some(SkipReason::WindowsGivenUp { .. }) => {
                 open.leaf.end_window()?;
-                let remedy =
-                    "its window was given up, as no gradient could end it; other parameters have theirs";
+                let remedy = "the window of this parameter was given up, because no gradient could end it; \
+                              other parameters keep their windows";
                 Err(not_finite(path, "the sum of its window has", remedy))
             }
             _ => Ok(()),
         }
     }
 
-    /// Takes a leaf and its parameter through the stages of a step as far as the commit. The result is why the
-    /// gradient is not used, if that is so.
+    /// Takes a leaf through the stages of a step as far as the commit. Returns why it is skipped, if it is.
     fn advance(&self, open: &mut OpenLeaf, x: &Lent<'_>, gradient: Lent<'_>) -> Result<Option<SkipReason>> {
         let OpenLeaf { leaf, pushed } = open;
         let mut job = None;
         let step = plan(&self.call, leaf, x, [gradient], &mut job)?;
         let plan = step.plans[0].clone();
         let mut step = step.reduce(&NormHistories::default(), &mut KeptSums::default())?;
+        // A frozen leaf has nothing to move. Its gradient counts as pushed.
         if let Ending::Skipped { reason, .. } = &step.ending
             && *reason != SkipReason::NothingToMove
         {
             return Ok(Some(reason.clone()));
         }
-        // The owner of the parameter may panic when all is written already.
+        // The owner of the parameter may panic after all is written. A second push would then apply the
+        // gradient twice, so `pushed` is set before the panic goes on.
         let written = catch_unwind(AssertUnwindSafe(|| step.write()));
         if step.may_have_moved() || matches!(written, Ok(Ok(()))) {
             *pushed = Some(GradientSource::Pushed(plan));
@@ -249,18 +257,17 @@ impl StreamedStep<'_> {
         Ok(None)
     }
 
-    /// Ends the step: what was not pushed has no gradient, and is treated as in [`update`](crate::update).
+    /// Ends the step. Parameters that were not pushed have no gradient, as in [`update`](crate::update).
     ///
     /// The outcome is that of all gradients together.
     ///
     /// # Errors
-    /// What was pushed has moved in any case.
+    /// In each case, what was pushed has moved.
     /// - No parameter has a gradient, or not all that are [required](StateTree::require_all). Windows do not
-    ///   count the call then.
+    ///   count such a call.
     /// - The [scaler](Update::scaler) would fall below its floor.
     /// - A device or an owner of lent memory fails, with the
-    ///   [consequences](crate::update#what-is-left-in-the-middle) that it has in `update` for what was not
-    ///   pushed.
+    ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for what was not pushed.
     pub fn finish(mut self) -> Result<Outcome> {
         let pushed = self.put_back();
         let moved = count_moved(&pushed);
@@ -276,11 +283,11 @@ impl StreamedStep<'_> {
         Ok(outcome)
     }
 
-    /// Ends the scaler's step, if leaves have moved or a gradient was not finite. If the scale is at its
-    /// floor, the next step says so.
+    /// Ends the scaler's step, if leaves have moved or a gradient was not finite.
     fn fail(&mut self, moved: usize) {
         let overflow = self.overflow.take();
         if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
+            // The caller already has an error. If the scale is at its floor, the next overflow reports that.
             let _ = scaler.account_with(&mut Outcome::default(), self.call.loss_scale, overflow);
         }
     }
@@ -296,7 +303,7 @@ impl StreamedStep<'_> {
     }
 }
 
-/// The plan of a leaf by itself.
+/// Plans one leaf.
 fn plan<'j, 'a>(
     call: &'a UpdateCall,
     leaf: &'a mut Leaf,
@@ -322,13 +329,13 @@ impl Drop for StreamedStep<'_> {
     }
 }
 
-/// How many leaves were pushed and have moved.
+/// The number of leaves that were pushed and have moved.
 fn count_moved(pushed: &[Option<GradientSource<'_>>]) -> usize {
     let has_moved = |pushed: &&_| matches!(pushed, GradientSource::Pushed(plan) if plan.moves);
     pushed.iter().flatten().filter(has_moved).count()
 }
 
-/// The error for a gradient that is not finite, or whose window is not.
+/// The error for a gradient or a window that is not finite.
 fn not_finite(path: &str, what: &str, remedy: &'static str) -> Error {
     let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
     Error::new(ErrorKind::NotFinite, problem).at(path).with_remedy(remedy)
@@ -339,5 +346,5 @@ fn pushed_twice(path: &str) -> Error {
     let problem = "a gradient was pushed for it in this step already";
     Error::new(ErrorKind::Contract, problem)
         .at(path)
-        .with_remedy("add up what belongs together, also for tied parameters, and push the sum")
+        .with_remedy("add up all gradients of the parameter, also of a tied parameter, and push the sum")
 }

@@ -1,4 +1,8 @@
 //! The plans of all leaves together: whether the call is refused, and its outcome.
+//!
+//! The order in [`StepSummary::committed`] matters: windows (the calls that an `AccumGrad` collects) are
+//! counted before the outcome, which has their calls. The step is counted last, because that gives all leaves
+//! the rates of the next step, and the outcome and its warnings are about this one.
 
 use super::call::UpdateCall;
 use super::figures::LeafFigures;
@@ -11,9 +15,9 @@ use crate::model::lent::Lent;
 use crate::rule::{LeafNorms, Progress, Windows};
 use crate::tree::{Leaf, StateTree};
 
-/// The plans of all leaves together, and the norms of groups once they are found.
+/// The plans of all leaves together, and the norms of groups once they are computed.
 pub(super) struct StepSummary {
-    /// Leaves that move.
+    /// The leaves that move, in order.
     pub(super) moved: Vec<usize>,
     accumulated: usize,
     frozen: usize,
@@ -22,12 +26,12 @@ pub(super) struct StepSummary {
     allows_none: bool,
     is_streamed: bool,
     pub(super) has_gradient: bool,
-    /// Whether anything changes.
+    /// Whether anything changes, state and counters included.
     pub(super) moves: bool,
     pub(super) windows: Windows,
     /// Leaves whose windows are given up.
     given_up: Vec<usize>,
-    /// The norms of leaves that the call was asked for.
+    /// The norms for `Update::with_figures`, each with its leaf.
     norms: Vec<(usize, LeafNorms)>,
     /// The norms of all groups, in their order.
     pub(super) group_norms: Vec<(u64, f64)>,
@@ -68,11 +72,12 @@ impl StepSummary {
         all
     }
 
-    /// Whether any gradient is used.
+    /// Whether any leaf moves or collects.
     pub(super) fn collects(&self) -> bool {
         self.moved.len() + self.accumulated > 0
     }
 
+    /// Whether no leaf has a gradient, and the call does not allow that.
     fn lacks_any(&self) -> bool {
         !self.allows_none && !self.has_gradient
     }
@@ -82,10 +87,14 @@ impl StepSummary {
         self.lacks_any() || self.missing.is_refused() && (self.collects() || !self.allows_none)
     }
 
-    /// The error of a refused call. It tells whether anything has moved.
+    /// The error of a refused call, with whether anything has moved.
     pub(super) fn refusal(&self, state: &StateTree) -> Error {
         if !self.lacks_any() {
-            let moved = if self.is_streamed { "what was pushed has moved" } else { "nothing was changed" };
+            let moved = if self.is_streamed {
+                "the parameters whose gradients were pushed have moved"
+            } else {
+                "nothing was changed"
+            };
             return self.missing.refusal(state, moved);
         }
         let problem = format!("there is no gradient for any of the {} parameters", state.len());
@@ -93,7 +102,7 @@ impl StepSummary {
             .with_remedy("find out by `audit` whether the loss depends on this model's variables")
     }
 
-    /// The outcome of a call that was committed. It counts in windows, and the state meets its warnings.
+    /// Counts a committed call in windows and steps, records its warnings, and makes its outcome.
     pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
         let mut given_up = Vec::new();
         for &leaf in &self.given_up {
@@ -103,12 +112,13 @@ impl StepSummary {
         }
         state.calls = if self.windows.open { state.calls + 1 } else { 0 };
         let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
-        // Without any gradient the call is one that may have none.
+        // A call without any gradient comes here only if that is allowed, so there is nothing to warn of.
         let missing = if self.has_gradient { self.missing.warn(state) } else { None };
         let warnings = missing.into_iter().chain(state.warn_of_shown());
         let has_stepped = status == Status::Stepped;
         let mut warnings: Vec<Warning> = warnings.collect();
         if has_stepped {
+            // Not in a call that only collects, because averages count steps.
             state.count_missed(&self.moved);
             self.moved.iter().for_each(|&leaf| state.leaves[leaf].remember(&*parameters[leaf]));
             warnings.extend(state.warn_of_numbers(parameters));

@@ -1,4 +1,4 @@
-//! Gradients that are collected outside of an optimiser.
+//! An accumulator, which collects gradients outside of an optimiser.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -19,10 +19,10 @@ use crate::tree::is_trainable;
 /// take:  mean = sum / Σ w,   sum = 0,  Σ w = 0
 /// ```
 ///
-/// [`AccumGrad`](crate::AccumGrad) in the chain does the same inside of the state, and is the better choice
-/// in one process. Use this for a state that is [divided](crate::Setup::over) among ranks. There `AccumGrad`
-/// sends the gradients of every call to their owners and keeps a part of the sum on each rank (ZeRO stage 2).
-/// This sums the whole gradient in memory of its own and sends it once per step (stage 1).
+/// In one process [`AccumGrad`](crate::AccumGrad) in the chain is the better choice: it does the same inside
+/// of the state. Use `Accumulator` for a state that is [divided](crate::Setup::over) among ranks. There
+/// `AccumGrad` sends the gradients of every call, and keeps a part of the sum on each rank (ZeRO stage 2).
+/// `Accumulator` keeps the whole sum on each rank, and the sum is sent once per step (stage 1).
 ///
 /// | | memory of each of N ranks, per parameter | sent in a window of n calls, per parameter |
 /// | --- | --- | --- |
@@ -31,14 +31,15 @@ use crate::tree::is_trainable;
 /// | [`StoreAs`](crate::StoreAs) `([("acc", BF16)], AccumGrad)` | 2 / N | 2 n (bf16 gradients) |
 /// | `AccumGrad` | 4 / N | 2 n |
 ///
-/// Each of these also sends the parameters once per step. Multiply all that is sent by (N - 1) / N. Sums are
-/// sent in the dtype in which they are kept; the ranks' means are added up in the dtype of the arithmetic.
+/// In all four cases the parameters are also sent once per step. Multiply all figures of what is sent by
+/// (N - 1) / N. A mean is sent in the dtype of its sum, and the means of all ranks are added up in the compute
+/// dtype.
 ///
-/// For micro-batches of different sizes give each a weight by [`add_weighted`](Accumulator::add_weighted),
-/// and the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`, before
-/// `take`.
+/// If micro-batches have different sizes, give each a weight by [`add_weighted`](Accumulator::add_weighted),
+/// and give the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`. Read
+/// that sum before `take`, which resets it.
 ///
-/// A checkpoint does not have the sums: save between steps.
+/// A checkpoint does not contain the sums, so save between steps.
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Tensor, Var};
@@ -56,9 +57,9 @@ use crate::tree::is_trainable;
 /// ```
 ///
 /// # Loss scaling
-/// Add the gradients of scaled losses as they are, and give the result of [`take`](Accumulator::take) to
-/// an update with this [`scaler`](crate::Update::scaler): the scale does not change between two of its calls. A
-/// sum that has overflowed is infinite, and the step is skipped.
+/// Add the gradients of scaled losses as they are, and give the result of [`take`](Accumulator::take) to an
+/// update with the same [`scaler`](crate::Update::scaler). The scale changes only in such an update, so all
+/// gradients have one scale. If a sum overflows, it is infinite, and the step is skipped.
 #[must_use]
 #[derive(Debug)]
 pub struct Accumulator {
@@ -71,7 +72,7 @@ pub struct Accumulator {
 #[derive(Debug)]
 struct GradientSum {
     paths: Vec<String>,
-    /// The parameter, by which its gradients are found.
+    /// The parameter, by which a `GradStore` finds the gradients.
     x: Tensor,
     /// `None` before the first gradient.
     sum: Option<Tensor>,
@@ -80,10 +81,11 @@ struct GradientSum {
 impl Accumulator {
     /// An accumulator for the model's gradients, with sums of `dtype`: F16, BF16, F32 or F64.
     ///
-    /// The model is the one that the losses are computed with.
+    /// Pass the model that the losses are computed with.
     ///
     /// # Errors
-    /// If the dtype is any other, or the model has no trainable parameter, or one path for two.
+    /// If the dtype is any other, if the model has no trainable parameter, or if two parameters have one
+    /// path.
     pub fn new<M: Model + ?Sized>(dtype: impl Into<DType>, model: &M) -> Result<Self> {
         let dtype = dtype.into();
         let known = in_path_order(model, is_trainable)?;
@@ -91,14 +93,14 @@ impl Accumulator {
             return Err(empty_model());
         }
         if !is_supported(dtype) {
-            return Err(Error::new(ErrorKind::Argument, "`Accumulator::new` asks for")
+            return Err(Error::new(ErrorKind::Argument, "the dtype for `Accumulator::new` is")
                 .with_got(format_args!("{dtype:?}"))
                 .with_expected(FLOATS));
         }
         let sum = |Variable { paths, x }: Variable<'_>| {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
-                // Memory that is no tensor: only shape and dtype are kept, which takes no memory.
+                // Of memory that is no tensor only shape and dtype are used, and a repeated zero has both.
                 x => repeated_zero(x.shape(), x.dtype(), &Device::Cpu)?,
             };
             Ok(GradientSum { paths, x, sum: None })
@@ -106,19 +108,19 @@ impl Accumulator {
         Ok(Accumulator { dtype, sums: known.into_iter().map(sum).collect::<Result<_>>()?, weight: 0 })
     }
 
-    /// Adds the gradients of a call. A parameter may lack one.
+    /// Adds the gradients of a call. Parameters may lack a gradient.
     ///
     /// # Errors
-    /// As [`update`](crate::update). Nothing has been added then, unless a device or the owner of a gradient
-    /// has failed.
+    /// As [`update`](crate::update). After an error nothing is added, unless a device or the owner of a
+    /// gradient has failed.
     pub fn add<G: Gradients + ?Sized>(&mut self, grads: &G) -> Result<()> {
         self.add_weighted(grads, 1)
     }
 
     /// Adds the gradients of a call with a weight.
     ///
-    /// For a loss that is a mean over tokens, the weight is the number of tokens. With 0 the gradients are
-    /// not read.
+    /// For a loss that is a mean over tokens, the weight is the number of tokens. If the weight is 0, the
+    /// gradients are not read.
     ///
     /// # Errors
     /// As [`Accumulator::add`].
@@ -135,6 +137,7 @@ impl Accumulator {
     }
 
     fn add_found(&mut self, grads: &dyn GradientLookUp, weight: u64) -> Result<()> {
+        // All gradients are checked before the first is added, so that an error leaves all sums as they were.
         let mut found = Vec::with_capacity(self.sums.len());
         for GradientSum { paths, x, .. } in &self.sums {
             found.push(sources(paths.iter().map(String::as_str), x, grads)?);
@@ -142,6 +145,7 @@ impl Accumulator {
         for (own, sources) in self.sums.iter_mut().zip(found) {
             let mut dtypes = sources.iter().map(|gradient| gradient.dtype()).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
+            // Detached, because a gradient may have a graph, which the sum would keep in memory.
             let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
             let part = |source: &Lent<'_>| Ok(wide(&source.tensor_or_copy()?)?.reshape(own.x.shape())?);
             let total =
@@ -159,15 +163,15 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The sum of the weights of all calls since the last [`take`](Accumulator::take); each is 1 by default.
+    /// The sum of the weights since the last [`take`](Accumulator::take). A call of `add` has the weight 1.
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// Returns the means, by path, of the parameters that have had a gradient, and begins anew.
+    /// Returns the mean gradients of the parameters that have had a gradient, by path, and resets all sums.
     ///
     /// # Errors
-    /// If a device fails; all is as it was then.
+    /// If a device fails. All sums stay then.
     #[must_use = "these are the gradients, which are forgotten here: `drop` them to begin anew without"]
     pub fn take(&mut self) -> Result<BTreeMap<String, Tensor>> {
         let compute = compute_dtype(self.dtype);
@@ -178,6 +182,7 @@ impl Accumulator {
             let mean = in_dtype(&quotient(&in_dtype(sum, compute)?, &weight)?, self.dtype)?;
             means.insert(own.paths[0].clone(), mean);
         }
+        // Only when all means are there, so that an error loses no sum.
         self.sums.iter_mut().for_each(|own| own.sum = None);
         self.weight = 0;
         Ok(means)

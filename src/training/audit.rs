@@ -1,4 +1,9 @@
 //! The audit: which variables of a model a loss reaches.
+//!
+//! One case is difficult: a matrix can be several matrices in one, and only some of them get a gradient. The
+//! whole matrix has a gradient then, so the audit looks for rows of zeros. But rows of zeros are also usual
+//! in a table that is looked up, and for outputs without influence. So only matrices of linear layers are
+//! searched ([`Projections`]), and only regular ranges of rows are reported ([`cut`]).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,19 +22,17 @@ use crate::tree::is_trainable;
 
 /// Finds out, by one backward pass, which variables of `model` the loss reaches.
 ///
-/// It needs no state, so call it before training. The result prints as a table, and has the data behind it.
-/// The parameters stay as they are, and the loss can be used again. Gradients are copied to the CPU, one
-/// after another.
+/// An audit needs no state, so call it before training, with the model that the loss was computed with. The
+/// result prints as a table with remarks. The parameters stay as they are, and the loss can be used again.
+/// Gradients are copied to the CPU one at a time.
 ///
-/// The model is the one that the loss was computed with.
+/// A remark names the variables whose gradient is exactly zero. For one of LoRA's two factors that is right
+/// in the first step, because the other factor is zero. But `VarBuilder::get` without an initialiser makes
+/// zeros in a `VarMap`, and a model with a norm or table of zeros may never train.
+/// [`StateTree::require_all`](crate::StateTree::require_all) accepts such a model, because it has gradients.
 ///
-/// Variables with a gradient of exactly zero are named at the end. That is no mistake by itself: one of
-/// LoRA's two factors has it in the first step, as the other is zero. But `VarBuilder::get` makes zeros of a
-/// new variable in a `VarMap` that has no initialiser, and a model with such a norm or table may never train.
-/// [`StateTree::require_all`](crate::StateTree::require_all) cannot tell: the gradients are there.
-///
-/// For several matrices in one it shows which [rows](Audited::cut_rows) have no gradient. Variables that the
-/// model does not show have no path; they are listed [by shape and dtype](Audit::outside).
+/// If a matrix is several in one, the audit shows which [rows](Audited::cut_rows) have no gradient. Variables
+/// that the model does not show have no path, and are listed [by shape and dtype](Audit::outside).
 ///
 /// # Errors
 /// If the model has no trainable variable, two variables have one path, or the backward pass fails.
@@ -91,7 +94,7 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
 }
 
 /// The result of [`audit`]. It prints as a table with remarks.
-#[must_use = "an audit says what it has found: print it"]
+#[must_use = "an audit does nothing by itself: print it"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
     variables: Vec<Audited>,
@@ -102,33 +105,33 @@ pub struct Audit {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Audited {
-    /// Its paths: several if it is tied to several places of the model.
+    /// The paths of the variable; several if it is tied.
     pub paths: Vec<String>,
-    /// Its shape.
+    /// The shape of the variable.
     pub shape: Vec<usize>,
-    /// Its dtype.
+    /// The dtype of the variable.
     pub dtype: DType,
-    /// Its gradient.
+    /// The kind of gradient that the variable has.
     pub reach: Reach,
-    /// The rows without any gradient, if they are whole parts of the matrix and all others have one.
+    /// The rows without any gradient, if they are whole parts of the matrix and all other rows have one.
     ///
-    /// For queries, keys and values in one linear layer these are the rows of queries and keys before
-    /// `ops::softmax_last_dim`, which [cuts](crate::guide::cuts) the graph. If each head has its own part
-    /// there are several ranges. In all other cases it is empty: also for an embedding, as most of its rows
-    /// rightly have no gradient.
+    /// An example is a linear layer for queries, keys and values before `ops::softmax_last_dim`, which
+    /// [cuts](crate::guide::cuts) the graph: the rows of queries and keys have no gradient. If each head has
+    /// its own part, there are several ranges. In all other cases the list is empty. It is empty for an
+    /// embedding, because most rows of an embedding rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
 }
 
 /// What kind of gradient a variable has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reach {
-    /// No gradient: the loss does not depend on it, or the graph is cut.
+    /// No gradient: the loss does not depend on the variable, or the graph is cut.
     Unreached,
     /// A gradient that is zero in every element.
     Zero,
     /// A gradient with numbers that are infinite or NaN.
     NonFinite {
-        /// How many of its elements.
+        /// The number of these elements.
         count: usize,
     },
     /// A finite gradient.
@@ -145,7 +148,7 @@ impl Reach {
         if count > 0 {
             Reach::NonFinite { count }
         } else if largest > 0.0 {
-            // Divided by the largest: squares of very large or small numbers leave the range of f64.
+            // Divided by the largest, because squares of very large or small numbers leave the range of f64.
             let sum: f64 = numbers.iter().map(|number| (number / largest).powi(2)).sum();
             Reach::Gradient { norm: largest * sum.sqrt() }
         } else if numbers.is_empty() {
@@ -156,11 +159,11 @@ impl Reach {
     }
 }
 
-/// The matrices that a loss multiplies with transposed, as linear layers do: each row makes one output. An
-/// embedding is looked up, not multiplied, so it is not among them.
+/// The matrices whose transpose a graph multiplies by, as linear layers do. Each row of them makes one
+/// output. An embedding is not among them, because it is looked up.
 struct Projections<'n> {
     nodes: &'n [&'n Tensor],
-    /// Each by the place of its elements and its number of columns.
+    /// By memory and number of columns: a transpose is a view, with the memory of the matrix.
     transposed: HashSet<(Option<usize>, usize)>,
 }
 
@@ -176,8 +179,8 @@ impl<'n> Projections<'n> {
     fn has(&self, x: &Tensor) -> bool {
         let [_, columns] = *x.dims() else { return false };
         let is_transposed = |matrix: &Tensor| self.transposed.contains(&(Lend::memory(matrix), columns));
-        // In the order of the graph, results come before the variables they are made of. If there is a copy
-        // in another dtype, that copy is multiplied with.
+        // A layer may multiply by a copy of x in another dtype. The nodes have results before operands, so
+        // the copy is right before x.
         let is_copy =
             |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
         let of_copy = |pair: &[&Tensor]| pair[1].id() == x.id() && is_copy(pair[0]) && is_transposed(pair[0]);
@@ -185,11 +188,14 @@ impl<'n> Projections<'n> {
     }
 }
 
-/// The fewest rows of a part: fewer are outputs that happen to have no influence.
+/// The fewest rows of a part. Fewer rows may be outputs that happen to have no influence.
 const SMALLEST_PART: usize = 4;
 
-/// The rows of a matrix without any gradient. All others have to have one, and these have to be whole parts
-/// in a row, a quarter or more of all rows or of each head's rows.
+/// The ranges of rows without any gradient, if something seems to cut the graph after them; else empty.
+///
+/// With n ranges the matrix has n heads of equal length. Each head must have one range, at the same place. A
+/// range must be a quarter of its head or more. There must be a length of parts, at least `SMALLEST_PART`, so
+/// that head and range consist of whole parts.
 fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     let [rows, columns] = *shape else { return Vec::new() };
     let mut runs: Vec<Range<usize>> = Vec::new();
@@ -227,9 +233,9 @@ impl Audit {
 
     /// The variables that the loss reaches and the model does not show, by shape and dtype.
     ///
-    /// No optimiser of this model trains them, and no update can tell. They have no path, as only a model has
-    /// paths. Here are the variables that [`model!`](crate::model) leaves out by `..`, and those that your
-    /// own [`Model::visit`] forgets.
+    /// No optimiser of this model trains these variables, and no update can detect that. They have no path,
+    /// because only a model has paths. Examples are the fields that [`model!`](crate::model) leaves out by
+    /// `..`, and those that an own [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Vec<usize>, DType)] {
         &self.outside
     }
@@ -278,7 +284,7 @@ impl fmt::Display for Audit {
             writeln!(
                 f,
                 "The loss reaches none of the {all} variables. Pass the model that the loss was computed \
-                 with; if this is it, something cuts the graph."
+                 with; if this is that model, something cuts the graph."
             )?;
         } else if is_cut {
             writeln!(
@@ -297,15 +303,14 @@ impl fmt::Display for Audit {
             };
             write!(
                 f,
-                "Rows {first:?}{heads} of the {} of {:?} have no gradient at all. ",
+                "Rows {first:?}{heads} of the {} rows of {:?} have no gradient at all. ",
                 shape[0],
                 paths.join(" = ")
             )?;
             writeln!(
                 f,
-                "If the matrix is several in one, such as queries, keys and values, something cuts the \
-                 graph behind these rows. (A single position is an exception: its queries and keys have no \
-                 effect.)"
+                "If the matrix is several in one, such as queries, keys and values, something cuts the graph \
+                 after these rows. (A single position is an exception: its queries and keys have no effect.)"
             )?;
         }
         if is_cut {
@@ -316,8 +321,8 @@ impl fmt::Display for Audit {
             writeln!(
                 f,
                 "{} of {all} variables have a gradient of exactly zero: {}. In the first step that is right \
-                 for one of LoRA's two factors. Otherwise something that they are multiplied with is zero, \
-                 as every variable is that `VarBuilder::get` makes in a `VarMap` without an initialiser.",
+                 for one of LoRA's two factors. Otherwise these variables are multiplied by zeros, for \
+                 example by a variable that `VarBuilder::get` made in a `VarMap` without an initialiser.",
                 zeros.len(),
                 joined(&listed(zeros.iter().copied()))
             )?;
@@ -328,8 +333,8 @@ impl fmt::Display for Audit {
         if !self.outside.is_empty() {
             writeln!(
                 f,
-                "No optimiser of this model trains what it does not show: name the field in the struct's \
-                 `model!`, or show the variable in `Model::visit`, unless it is to stay as it is."
+                "An optimiser of this model does not train such a variable. To train the variable, name its \
+                 field in the `model!` of the struct, or show the variable in `Model::visit`."
             )?;
         }
         Ok(())

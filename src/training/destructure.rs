@@ -12,10 +12,10 @@ use crate::tree::is_trainable;
 
 /// The trainable floating-point variables of `model`, by path.
 ///
-/// A tied variable is there once, under the first of its paths in sorted order.
+/// A tied variable is in the map once, under the first of its paths in sorted order.
 ///
-/// The tensors are the variables themselves, not copies: they follow every update, and [`Var::from_tensor`]
-/// makes a [`Var`] of each that writes to the model.
+/// The tensors are the variables themselves, not copies, so they change with every update.
+/// [`Var::from_tensor`] makes a [`Var`] of such a tensor that writes to the model.
 ///
 /// # Errors
 /// If two different variables have one path. A model without trainable variables has an empty map.
@@ -34,23 +34,23 @@ use crate::tree::is_trainable;
 /// ```
 ///
 /// # Departures
-/// Optimisers.jl's `trainables` lists arrays in the order of the model's fields; this is a map in the order
-/// of paths, which does not depend on how a model is written or a `VarMap` is hashed. Here [`Model`] and
-/// `is_variable` decide what is trainable, there `trainable` and `isnumeric`.
+/// Optimisers.jl's `trainables` lists arrays in the order of the model's fields. This map has the order of
+/// paths, which does not depend on the order of fields or on the hashes of a `VarMap`. In Optimisers.jl
+/// `trainable` and `isnumeric` decide what is trainable, here [`Model`] and `is_variable`.
 pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
     by_first_path(model, is_trainable)
 }
 
 /// All trainable parameters of `model` in one new vector, and the [`Structure`] to go back.
 ///
-/// The parameters stand in the order of [`trainables`], each in row-major order. The vector's dtype is the
-/// widest that occurs (F32 for F16 together with BF16), so every value is exact. Its device is that of the
-/// first parameter. It is a copy, and differentiable: `backward` of a function of it has gradients of the
-/// model's variables.
+/// The parameters are in the order of [`trainables`], each in row-major order. The dtype of the vector is the
+/// widest of all parameters (F32 for F16 together with BF16), so every value is exact. The device is that of
+/// the first parameter. The vector is a copy, and differentiable: `backward` of a function of the vector has
+/// gradients of the model's variables.
 ///
 /// # Errors
-/// If the model has no trainable parameter, one of a dtype other than F16, BF16, F32 and F64, or two with one
-/// path, or a device fails.
+/// If the model has no trainable parameter, a parameter of a dtype other than F16, BF16, F32 and F64, or two
+/// parameters with one path. If a device fails.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -75,11 +75,11 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 /// ```
 ///
 /// # Departures
-/// Optimisers.jl's `destructure` returns a function that makes a new model. A model in candle is code around
-/// its tensors, so [`Structure::rebuild`] makes a map of tensors by path; [`Structure::assign`] corresponds
-/// to the function that `destructure!` returns. In Optimisers.jl the order is that of the model's fields,
-/// arrays are column-major, the vector may have any number type, parameters on several devices are undefined
-/// behaviour, and a model without parameters has an empty vector.
+/// Optimisers.jl's `destructure` returns a function that makes a new model. A model of candle is code around
+/// its tensors, so [`Structure::rebuild`] makes a map of tensors by path. [`Structure::assign`] corresponds
+/// to the function that `destructure!` returns. In Optimisers.jl the parameters are in the order of the
+/// model's fields, arrays are column-major, and the vector may have any number type. There parameters on
+/// several devices are undefined behaviour, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
     let variables = of_candle(model, is_trainable)?;
     let first = variables.first().ok_or_else(empty_model)?;
@@ -113,7 +113,7 @@ fn widest(a: DType, b: DType) -> DType {
     }
 }
 
-/// Which part of a flat vector is which parameter; made by [`destructure`], which has an example.
+/// The places of parameters in a flat vector, made by [`destructure`], which has an example.
 #[derive(Clone, Debug)]
 pub struct Structure {
     parameters: Vec<StructurePart>,
@@ -124,7 +124,7 @@ pub struct Structure {
 /// A parameter without its values.
 #[derive(Clone, Debug)]
 struct StructurePart {
-    /// Sorted; more than one if the variable is tied.
+    /// Sorted. A tied variable has several.
     paths: Vec<String>,
     shape: Shape,
     dtype: DType,
@@ -150,14 +150,15 @@ impl Structure {
 
     /// The parts of `flat` as tensors of the parameters' shapes, dtypes and devices, by path.
     ///
-    /// A tied variable is under its first path. The tensors are copies, and differentiable: `backward` of a
-    /// function of them reaches `flat` if that is a variable, or depends on some. To a narrower dtype values
-    /// are rounded as by candle's `to_dtype`; from F64 to F16 or BF16 that may pick the second nearest if two
-    /// numbers are almost equally near.
+    /// A tied variable is in the map under its first path. The tensors are copies, and differentiable:
+    /// `backward` of a function of them reaches `flat` if `flat` is a variable or depends on variables.
+    ///
+    /// Values are rounded to a narrower dtype by candle's `to_dtype`. From F64 to F16 or BF16 that may take
+    /// the second nearest number if two are almost equally near.
     ///
     /// # Errors
-    /// If `flat` has another shape or dtype than the vector of [`destructure`] (its device may be any), or a
-    /// device fails.
+    /// If `flat` has another shape or dtype than the vector of [`destructure`], or a device fails. `flat` may
+    /// be on any device.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -176,6 +177,7 @@ impl Structure {
     pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
         let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
             let tensor = part.reshape(&parameter.shape)?;
+            // A copy also without a conversion, so that no tensor shares the memory of `flat`.
             let tensor = if parameter.dtype == self.dtype {
                 tensor.force_contiguous()?
             } else {
@@ -188,19 +190,23 @@ impl Structure {
 
     /// Writes the parts of `flat` into the variables of `model`, rounded as by [`Structure::rebuild`].
     ///
-    /// `model` is the one given to [`destructure`], or another with the same paths, ties, shapes and dtypes,
-    /// on any device.
+    /// `model` is the model given to [`destructure`], or another model with the same paths, ties, shapes and
+    /// dtypes, on any device.
     ///
-    /// This is for a model without optimiser state. With one, use
-    /// `state.set_masters(&model, &structure.rebuild(&flat)?)`. Otherwise the next [`update`](crate::update)
-    /// refuses a parameter that is no longer its master rounded, [`SplitMaster`](crate::SplitMaster) and
-    /// [`Kahan`](crate::Kahan) go on with what the old values lacked, and rules with copies of the parameter
-    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree)) with the old copies. If the
-    /// dtypes of the parameters are too narrow for the numbers, [`destructure`] variables made of the
-    /// [masters](crate::StateTree::masters), and rebuild those.
+    /// Use this only for a model without optimiser state. If there is a state, call
+    /// `state.set_masters(&model, &structure.rebuild(&flat)?)`, because a state may have values of the old
+    /// parameters:
+    /// - masters: the next [`update`](crate::update) refuses a parameter that differs from its rounded
+    ///   master,
+    /// - lost bits of [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan), and copies of
+    ///   parameters in [`Lookahead`](crate::Lookahead) and [`ScheduleFree`](crate::ScheduleFree): they would
+    ///   be used with the new values.
+    ///
+    /// If the dtypes of the parameters are too narrow, make variables of the
+    /// [masters](crate::StateTree::masters), and [`destructure`] and rebuild those variables.
     ///
     /// # Errors
-    /// As [`Structure::rebuild`], or if the model differs. All checks come before the first write.
+    /// As [`Structure::rebuild`], and if the model differs. All checks come before the first write.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -227,13 +233,13 @@ impl Structure {
         Ok(())
     }
 
-    /// The vector, cut into the parameters' parts, which share its storage.
+    /// The part of each parameter, which shares the storage of `flat`.
     fn parts(&self, flat: &Tensor) -> Result<Vec<Tensor>> {
         const WHAT: &str = "the flat vector";
         let expected = Shape::from(self.elements);
         if *flat.shape() != expected {
             return Err(Error::shape(WHAT, flat.shape(), expected)
-                .with_remedy("pass one as long as `destructure` gave"));
+                .with_remedy("pass a vector with the length of that from `destructure`"));
         }
         if flat.dtype() != self.dtype {
             let other = Error::dtype(WHAT, flat.dtype(), format_args!("{:?}", self.dtype));
@@ -278,8 +284,10 @@ impl Structure {
     }
 }
 
-/// Cuts a vector into parts of these lengths, by halves. `backward` pads the gradient of a part to the tensor
-/// that it was cut from: cutting all parts from the whole would take quadratic time.
+/// Cuts a vector into parts of these lengths, by halves.
+///
+/// `backward` pads the gradient of a part to the length of the tensor from which the part is cut. If all
+/// parts were cut from the whole vector, that would take quadratic time.
 fn cut(flat: &Tensor, lengths: &[usize], parts: &mut Vec<Tensor>) -> candle_core::Result<()> {
     if lengths.len() < 2 {
         parts.push(flat.clone());

@@ -16,7 +16,7 @@ enum Mode {
     Max,
 }
 
-/// By how much an observation has to be better than the best.
+/// The margin by which an observation has to be better than the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum Threshold {
     Relative(f64),
@@ -25,23 +25,24 @@ enum Threshold {
 
 /// Reduces learning rates when a metric stops improving: torch's `ReduceLROnPlateau`.
 ///
-/// The metric is, for example, the loss of the evaluation.
+/// The metric is, for example, the loss of the evaluation. Each observation runs:
 ///
 /// ```text
-/// better:     best = metric, bad = 0          not better:  bad = bad + 1
-/// cooling:    cooling = cooling - 1, bad = 0
-/// bad > patience:  η = max(η·factor, min_eta), if that is less by more than ε;  cooling = cooldown, bad = 0
+/// if better:          best = metric,  bad = 0;   else  bad = bad + 1
+/// if cooling > 0:     cooling = cooling - 1,  bad = 0
+/// if bad > patience:  η = max(η·factor, min_eta), unless that reduces η by ε or less;
+///                     cooling = cooldown,  bad = 0
 /// ```
 ///
 /// The settings are torch's, with its defaults:
 ///
 /// | | default | |
 /// | --- | --- | --- |
-/// | [`rising`](ReduceOnPlateau::rising) | | a metric that is to rise, as an accuracy |
-/// | [`factor`](ReduceOnPlateau::factor) | 0.1 | what rates are multiplied by |
-/// | [`patience`](ReduceOnPlateau::patience) | 10 | observations in a row that may be no improvement |
-/// | [`relative_threshold`](ReduceOnPlateau::relative_threshold), [`absolute_threshold`](ReduceOnPlateau::absolute_threshold) | 1e-4, relative | what an improvement is |
-/// | [`cooldown`](ReduceOnPlateau::cooldown) | 0 | observations after a reduction that do not count |
+/// | [`rising`](ReduceOnPlateau::rising) | | for a metric that should rise, such as an accuracy |
+/// | [`factor`](ReduceOnPlateau::factor) | 0.1 | the factor of a reduction |
+/// | [`patience`](ReduceOnPlateau::patience) | 10 | observations in a row that may lack improvement |
+/// | [`relative_threshold`](ReduceOnPlateau::relative_threshold), [`absolute_threshold`](ReduceOnPlateau::absolute_threshold) | 1e-4, relative | the least improvement |
+/// | [`cooldown`](ReduceOnPlateau::cooldown) | 0 | observations after a reduction that do not count as bad |
 /// | [`min_eta`](ReduceOnPlateau::min_eta) | 0 | the lowest rate |
 /// | [`epsilon`](ReduceOnPlateau::epsilon) | 1e-8 | a reduction by this or less is left out |
 ///
@@ -60,20 +61,20 @@ enum Threshold {
 /// ```
 ///
 /// # Which leaves
-/// All that are given to [`observe`](ReduceOnPlateau::observe): a state, or a part of it, as in
-/// `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so rates keep their ratios
-/// (down to `min_eta`). Frozen leaves are reduced like the others, leaves without a rate are passed over, and
-/// a leaf that is added later starts from its own rate.
+/// [`observe`](ReduceOnPlateau::observe) reduces the leaves (parameters) that it gets: those of a state, or
+/// of a part as in `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so rates
+/// keep their ratios (down to `min_eta`). Frozen leaves are reduced as well. Leaves without a rate are passed
+/// over. A leaf that is added later starts from its own rate.
 ///
 /// # With a schedule
-/// What is reduced is each leaf's own rate. A [relative](crate::Schedule::relative) schedule multiplies that
-/// rate, so warm-up or decay go on from the reduced one. Any other schedule alone decides the rate, so the
+/// A [relative](crate::Schedule::relative) schedule multiplies the leaf's own rate, so warm-up or decay go on
+/// from the reduced rate. If any other schedule decides the rate, a reduction would have no effect, so the
 /// first observation is refused.
 ///
 /// # Checkpoints
-/// Reduced rates are in the state. The best metric and the counts are here:
-/// [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves them, and
-/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) reads them. Save several of these as
+/// The state has the reduced rates, and this object has the best metric and the counts.
+/// [`Checkpoint::plateau`](crate::Checkpoint::plateau) saves one object, and
+/// [`CheckpointFile::plateau`](crate::CheckpointFile::plateau) reads it. Save several objects as
 /// [bytes](crate::Checkpoint::bytes), by serde's traits.
 ///
 /// ```
@@ -97,16 +98,17 @@ enum Threshold {
 /// ```
 ///
 /// # Over ranks
-/// Let every rank observe the same metric, the mean of all: the next [`update`](crate::update) refuses ranks
-/// with different rates.
+/// Let every rank observe the same metric, such as the mean of all ranks, because the next
+/// [`update`](crate::update) refuses ranks with different rates.
 ///
 /// # Departures
-/// Compared with torch's code, whose rates it has bit for bit, except for a best metric below 0 with a
-/// relative threshold. There, the margin of such a metric is on the wrong side: a loss that stands still
-/// improves with each observation, and rates are never reduced. There, `min_lr` can be a list; here use an
-/// object for each part of the model. There, a relative threshold of 1 or more is accepted, with which no
-/// loss ever improves. There, a schedule that is a factor undoes reductions.
-#[must_use = "it changes nothing unless it is told of losses"]
+/// Rates are those of torch's code bit for bit, except in the first case:
+/// - In torch, a best metric below 0 with a relative threshold has its margin on the wrong side: a loss that
+///   stands still improves with each observation, and rates are never reduced.
+/// - torch accepts a relative threshold of 1 or more, with which no loss ever improves.
+/// - torch's `min_lr` can be a list. Here use one object for each part of the model.
+/// - In torch, a schedule that is a factor undoes reductions.
+#[must_use = "it changes nothing until it is given losses by `observe`"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReduceOnPlateau {
     mode: Mode,
@@ -121,11 +123,11 @@ pub struct ReduceOnPlateau {
     best: Option<Number>,
     /// Observations in a row without improvement.
     bad: u64,
-    /// Observations that remain of the cooldown.
+    /// The remaining observations of the cooldown.
     cooling: u64,
 }
 
-/// The numbers of a leaf that a reduction sets.
+/// The fields of a leaf that a reduction sets, with their new values.
 type Falls = SmallVec<[(SetField<'static>, f64); 1]>;
 
 impl Default for ReduceOnPlateau {
@@ -157,27 +159,32 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { mode: Mode::Max, ..self }
     }
 
-    /// The factor of a reduction; in (0, 1).
+    /// The factor of a reduction, in (0, 1).
     pub fn factor(self, factor: f64) -> Self {
         ReduceOnPlateau { factor, ..self }
     }
 
-    /// How many observations in a row may lack improvement. The next one reduces.
+    /// The number of observations in a row that may lack improvement. The next one without it reduces.
     pub fn patience(self, patience: u64) -> Self {
         ReduceOnPlateau { patience, ..self }
     }
 
-    /// An improvement is below `best - part·|best|`, or above `best + part·|best|`; in [0, 1).
+    /// Sets the least improvement as a part of the best metric, in [0, 1).
+    ///
+    /// A metric that should fall is better below `best - part·|best|`. A metric that should rise is better
+    /// above `best + part·|best|`.
     pub fn relative_threshold(self, part: f64) -> Self {
         ReduceOnPlateau { threshold: Threshold::Relative(part), ..self }
     }
 
-    /// An improvement is below `best - by`, or above `best + by`; 0 or more. torch's `threshold_mode="abs"`.
+    /// Sets the least improvement as a number, 0 or more: torch's `threshold_mode="abs"`.
+    ///
+    /// A metric that should fall is better below `best - by`, and one that should rise above `best + by`.
     pub fn absolute_threshold(self, by: f64) -> Self {
         ReduceOnPlateau { threshold: Threshold::Absolute(by), ..self }
     }
 
-    /// How many observations after a reduction do not count if they lack improvement.
+    /// The number of observations after a reduction that do not count if they lack improvement.
     pub fn cooldown(self, cooldown: u64) -> Self {
         ReduceOnPlateau { cooldown, ..self }
     }
@@ -187,37 +194,36 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { min_eta, ..self }
     }
 
-    /// A reduction by this or less is left out.
+    /// Leaves out a reduction by `epsilon` or less.
     pub fn epsilon(self, epsilon: f64) -> Self {
         ReduceOnPlateau { epsilon, ..self }
     }
 
-    /// Reduces another hyper-parameter in place of the learning rate.
+    /// Reduces another hyper-parameter instead of the learning rate.
     ///
-    /// It is named as in [`Schedule::field`](crate::Schedule::field).
+    /// The hyper-parameter is named as in [`Schedule::field`](crate::Schedule::field).
     pub fn field(self, field: impl Into<String>) -> Self {
         ReduceOnPlateau { field: field.into(), ..self }
     }
 
-    /// Counts a metric, and reduces the learning rates of these leaves if that is due.
+    /// Counts a metric, and reduces the learning rates of the leaves if a reduction is due.
     ///
     /// The leaves are a [`StateTree`](crate::StateTree) or a [`Selection`]. Returns whether a rate has
-    /// changed.
-    ///
-    /// A metric that is NaN is no improvement.
+    /// changed. NaN is no improvement.
     ///
     /// # Errors
-    /// If a setting is out of range; if no leaf has the field, or several members of a chain have it and it
-    /// is not the learning rate; if a schedule that is not relative drives it. Nothing changes then, and the
-    /// metric does not count.
+    /// If a setting is out of range, if no leaf has the field, or if a schedule that is not relative decides
+    /// the field. If the field is not the learning rate and several members of a chain have it. After an
+    /// error nothing has changed, and the metric does not count.
     pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
         self.check()?;
         let mut leaves = leaves.into();
         leaves.check_leaves()?;
         let falls = self.falls(&leaves)?;
+        // Counted in a copy, so that an error below leaves the counts as they are.
         let mut next = self.clone();
         let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());
-        // Tried in each observation, so that the first is refused if no reduction would have an effect.
+        // Prepared in each observation, so that the first one is refused if a reduction would have no effect.
         let keys = falls.into_iter().map(|falls| (!falls.is_empty()).then_some(falls));
         let setting = |falls: &Falls| falls.iter().map(|(field, to)| (*field, (*to).into())).collect();
         let adjustment = Adjustment::by_key(leaves.leaves(), keys, setting)?;
@@ -252,6 +258,7 @@ impl ReduceOnPlateau {
         match (self.mode, self.best, self.threshold) {
             (Mode::Min, None, _) => metric < f64::INFINITY,
             (Mode::Max, None, _) => metric > f64::NEG_INFINITY,
+            // `copysign`, so that the margin is on the right side of a best metric below 0, too.
             (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => {
                 metric < best * (1.0 - part.copysign(best))
             }
@@ -263,7 +270,7 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What a reduction would make of each leaf.
+    /// For each leaf, the fields that a reduction would set.
     fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Falls>> {
         let mut has_field = false;
         let falls_of = |leaf: &Leaf| {
@@ -281,7 +288,7 @@ impl ReduceOnPlateau {
         }
     }
 
-    /// What a reduction would make of a number.
+    /// The value that a reduction would give a number; `None` if the reduction would be `epsilon` or less.
     fn fall(&self, number: &DrivenNumber) -> Option<(SetField<'static>, f64)> {
         let rate = number.own.rate();
         let next = (rate * self.factor).max(self.min_eta);
@@ -290,12 +297,12 @@ impl ReduceOnPlateau {
         Some((SetField::Number(number.place()), to))
     }
 
-    /// The best metric so far; `None` before the first, or if all were NaN or the worst infinity.
+    /// The best metric so far; `None` before the first, or if all metrics were NaN or the worst infinity.
     pub fn best(&self) -> Option<f64> {
         self.best.map(|Number(best)| best)
     }
 
-    /// Checks every number against its range.
+    /// Checks every number against its range, also the counts, because a file can have any numbers.
     pub(crate) fn check(&self) -> Result<()> {
         let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
         let refuse = |field: &str, value: FieldValue, expected: &str| {

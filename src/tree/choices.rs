@@ -8,10 +8,11 @@ use crate::model::Variable;
 use crate::model::patterns::Patterns;
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, OptimiserRecord, Parameter};
 
-/// Variables, each with the optimiser chosen for it; those without one are left out.
+/// Variables, each with the optimiser that was chosen for it. A variable with `None` is left out of the
+/// state.
 pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<Optimiser>>)>;
 
-/// Asks `choose` for every path of every variable.
+/// Calls `choose` for every path of every variable.
 ///
 /// # Errors
 /// If the answers for the paths of one variable differ.
@@ -27,12 +28,13 @@ pub(crate) fn chosen<'m, O: IntoOptimiser>(
             let record = |chosen: &Optimiser| chosen.description().record();
             let chosen = [optimiser.as_ref().map(record), choose(other).as_ref().map(record)];
             if chosen[0] != chosen[1] {
-                let [own, others] = words(&chosen);
+                let ([own, others], path) = (words(&chosen), variable.path());
                 let problem = format!(
-                    "it is tied to {other:?}, and {own} was chosen for the one, {others} for the other"
+                    "{path:?} and {other:?} are one tied parameter, but {own} was chosen for {path:?} and \
+                     {others} for {other:?}"
                 );
-                let remedy = "choose the same for all paths of a parameter";
-                return Err(Error::new(ErrorKind::Model, problem).at(variable.path()).with_remedy(remedy));
+                let remedy = "choose the same optimiser for all paths of a parameter";
+                return Err(Error::new(ErrorKind::Model, problem).at(path).with_remedy(remedy));
             }
         }
         Ok((variable, optimiser.map(Arc::new)))
@@ -46,7 +48,7 @@ pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
         choices.iter().map(|(variable, _)| variable.paths.iter().map(String::as_str).collect()).collect();
     let mut last = None;
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
-        // Neighbours usually share one `Arc`; its patterns are checked once.
+        // Variables in a row usually share one `Arc`, whose patterns are then checked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
             Patterns::new(optimiser.description().patterns()).check_matched(&parameters)?;
         }
@@ -54,9 +56,12 @@ pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The optimiser of each parameter, after its patterns are decided; equal ones are shared.
+/// Optimisers whose rules are chosen for each parameter, by patterns of paths. Parameters for which the same
+/// optimiser has chosen the same rules share one `Arc`.
 #[derive(Default)]
 pub(crate) struct ChoiceCache {
+    /// By the optimiser before the choice (its address) and the fingerprint of what it has chosen: only
+    /// choices that agree in both are shared. All optimisers before the choice live while the map is filled.
     known: HashMap<(*const (), u64), Arc<Optimiser>>,
 }
 
@@ -72,8 +77,10 @@ impl ChoiceCache {
         choices.into_iter().map(of).collect()
     }
 
+    /// The optimiser of one parameter, with all its rules chosen. Parameters with the same choice share it.
+    ///
     /// # Errors
-    /// If the rule decided on does not go with the rules around it.
+    /// If the chosen rule does not go with the rules around it.
     pub(crate) fn of(
         &mut self,
         optimiser: &Arc<Optimiser>,
@@ -85,7 +92,8 @@ impl ChoiceCache {
         }
         let mut own = Optimiser::clone(optimiser);
         own.choose(paths, x);
-        // Checked per parameter: the rule decided on can be wrong for this one only.
+        // Checked for each parameter, because its chosen rule can be wrong here while those of other
+        // parameters are right.
         own.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
         let key = (Arc::as_ptr(optimiser).cast(), own.description().fingerprint());
         Ok(self.known.entry(key).or_insert_with(|| Arc::new(own)).clone())

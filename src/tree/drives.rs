@@ -1,7 +1,13 @@
-//! Schedules, resolved in an optimiser: the numbers that they drive there.
+//! Schedules resolved in an optimiser: which numbers of its fields they drive.
 //!
-//! No step may fail because of a schedule. So a schedule is resolved in each optimiser, and its least and
-//! greatest value are tried, whenever the one or the other is set.
+//! A step must not fail because of a schedule. So whenever a leaf gets a schedule or another optimiser:
+//! 1. `driven_numbers` finds the numbers by the name of the field: a learning rate (in a chain the last one),
+//!    a real field, or one number of a pair (`beta1`).
+//! 2. A schedule replaces earlier ones of the same numbers, also by another name (`eta` and `1.eta`).
+//! 3. `Drive::check` tries the least and the greatest value of the curve in a copy of the optimiser.
+//!
+//! A relative schedule multiplies the leaf's own value. Any other sets the value alone, so own values must be
+//! equal in all its leaves (`check_one_rate`) and must not change under it (`check_same_own`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,14 +23,14 @@ use crate::rule::{
     out_of_range, unreachable_rate,
 };
 
-const FLATTENED: &str = "make it a factor of each leaf's own with `Schedule::relative`, give parts of the \
-                         model schedules of their own with `state.at(path)?.schedule(..)`, or `adjust` the \
-                         leaves to one value first";
+const FLATTENED: &str = "multiply each leaf's own value by the schedule with `Schedule::relative`, give \
+                         parts of the model schedules of their own with `state.at(path)?.schedule(..)`, or \
+                         first `adjust` the leaves to one value";
 
-/// A number of an optimiser: the index of its field, and which number of a pair or of three.
+/// A number of an optimiser: the index of its field, and which number of a pair or of three it is.
 pub(crate) type NumberPlace = (usize, Option<usize>);
 
-/// A schedule that leaves were given.
+/// A schedule as it was given to leaves.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenSchedule {
     pub(crate) schedule: Arc<Schedule>,
@@ -32,7 +38,7 @@ pub(crate) struct GivenSchedule {
     pub(crate) at: u64,
     /// Whether it comes from a file, and the program has given no schedule for the field.
     pub(crate) is_of_file: bool,
-    /// The schedule that the file from which the run goes on has for the field, if the program gave another.
+    /// The schedule of the restored file for this field, if the program gave another. It becomes a warning.
     pub(super) of_file: Option<Arc<Schedule>>,
 }
 
@@ -41,17 +47,18 @@ impl GivenSchedule {
         GivenSchedule { schedule: Arc::new(schedule), at, is_of_file, of_file: None }
     }
 
-    /// The program's, where a file is restored at this count of steps.
+    /// The program's schedule after a file was restored at this count of steps.
     pub(crate) fn restored_at(&self, at: u64) -> Self {
         GivenSchedule { at, of_file: None, ..self.clone() }
     }
 
-    /// Takes the place of an earlier schedule of the same numbers.
+    /// Replaces an earlier schedule of the same numbers, and keeps the file's for the warning.
     fn replace(&mut self, earlier: GivenSchedule) {
         if earlier.schedule == self.schedule {
             self.of_file = self.of_file.take().or(earlier.of_file);
         } else if earlier.is_of_file && !self.is_of_file && earlier.at == self.at {
-            // After steps under the file's schedule a new one is meant: another phase begins.
+            // Only at the same count of steps. After steps under the file's schedule, another schedule begins
+            // a new phase on purpose, so no warning is due.
             self.of_file = Some(earlier.schedule);
         }
     }
@@ -93,18 +100,18 @@ pub(crate) struct ResolvedSchedules {
     pub(crate) missing: Vec<String>,
 }
 
-/// Resolves schedules in optimisers; leaves with the same optimiser and the same schedules share the answer.
+/// Resolves schedules in optimisers. Leaves with the same optimiser and schedules share the answer.
 #[derive(Default)]
 pub(crate) struct ScheduleResolver {
     made: HashMap<ResolverKey, (Arc<Optimiser>, ResolvedSchedules)>,
 }
 
-/// The address of an optimiser, which is kept alive so that no other gets its address; and those of the
-/// schedules, each with that of the file's.
+/// The addresses of an optimiser and of its schedules, each with the file's. The optimiser is kept alive in
+/// `made`, so that no other gets its address.
 type ResolverKey = (*const (), Vec<(*const Schedule, Option<*const Schedule>)>);
 
 impl ScheduleResolver {
-    /// Schedules in an optimiser. A later one takes the place of earlier ones for the same numbers.
+    /// Resolves schedules in an optimiser. A later schedule replaces earlier ones of the same numbers.
     ///
     /// # Errors
     /// If a field is no real number or several members of a chain have it; if no value of the last member of
@@ -214,7 +221,7 @@ fn has_several(
         .with_remedy(remedy)
 }
 
-/// The fields to write to set these numbers.
+/// The values of fields with these numbers set.
 pub(crate) fn fields_with(
     optimiser: &Optimiser,
     numbers: impl Iterator<Item = (NumberPlace, f64)>,
@@ -225,7 +232,7 @@ pub(crate) fn fields_with(
             values.push((index, number.into()));
             continue;
         };
-        // Two numbers of a pair may be set, each by a schedule.
+        // Both numbers of a pair may be set, each by a schedule: the second then joins the first.
         let known =
             values.iter().position(|(known, _)| *known == index).map(|place| values.swap_remove(place));
         let value = known.or_else(|| Some((index, optimiser.fields().get(index)?.1)));
@@ -241,17 +248,17 @@ impl DrivenNumber {
 }
 
 impl Drive {
-    /// The numbers where the schedule is at this value.
+    /// The values of the numbers if that of the curve is `at`.
     fn values(&self, at: f64) -> impl Iterator<Item = (NumberPlace, f64)> {
         let value = move |DrivenNumber { own, .. }: &DrivenNumber| match self.given.schedule.is_relative {
             true => saturating(own.value, at),
-            // `check` has seen that there is one.
+            // There is one, because `check` has refused others.
             false => own.value_for(at).unwrap_or(own.value),
         };
         self.numbers.iter().map(move |number| (number.place(), value(number)))
     }
 
-    /// Tries the least and the greatest value.
+    /// Tries the least and the greatest value of the curve, so that no step can leave the range.
     fn check(&self, optimiser: &Optimiser) -> Result<()> {
         let schedule = &*self.given.schedule;
         for step in schedule.curve.extremes() {
@@ -287,7 +294,9 @@ impl Drives {
         self.0.iter().find(drives).map(|drive| &*drive.given.schedule)
     }
 
-    /// Whether one of a learning rate is at 0 in this step, but not in all. `seen` has some that are not.
+    /// Whether a schedule of a learning rate is at 0 in this step, except a constant 0, which is meant.
+    ///
+    /// `seen` has schedules that are not, so that leaves with one schedule compute its value once.
     pub(super) fn stop(&self, step: u64, seen: &mut SmallVec<[*const Schedule; 4]>) -> bool {
         self.given().any(|GivenSchedule { schedule, .. }| {
             let address = Arc::as_ptr(schedule);
@@ -315,7 +324,7 @@ impl Drives {
     }
 }
 
-/// Refuses schedules that are not relative where the leaves' own values differ: they would become equal.
+/// Refuses a schedule that is not relative if the leaves' own values differ, because it makes them equal.
 pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&'l Drives>)>) -> Result<()> {
     let mut known: HashMap<*const Schedule, (&str, f64)> = HashMap::new();
     for (path, drives) in leaves {
@@ -327,7 +336,8 @@ pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&
                 if !is_same_rate(value, rate) {
                     let field = drive.given.schedule.driven_field();
                     let problem = format!(
-                        "one schedule would make its {field}, {rate}, and that of {first:?}, {value}, equal"
+                        "one schedule would make two different values equal: its {field}, {rate}, and that \
+                         of {first:?}, {value}"
                     );
                     return Err(Error::new(ErrorKind::Argument, problem).with_remedy(FLATTENED).at(path));
                 }
@@ -337,7 +347,7 @@ pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&
     Ok(())
 }
 
-/// Refuses other own values where a schedule alone decides the value: they would have no effect.
+/// Refuses another own value under a schedule that is not relative, because it would have no effect.
 pub(super) fn check_same_own(old: Option<&Drives>, new: Option<&Drives>) -> Result<()> {
     let old: SmallVec<[&Drive; 2]> = old.into_iter().flat_map(|old| &old.0).collect();
     for Drive { given: GivenSchedule { schedule, .. }, numbers } in new.into_iter().flat_map(|new| &new.0) {
@@ -349,7 +359,9 @@ pub(super) fn check_same_own(old: Option<&Drives>, new: Option<&Drives>) -> Resu
         let (before, mut rates) = (before.own.rate(), numbers.iter().map(|number| number.own.rate()));
         if let Some(rate) = rates.find(|rate| !is_same_rate(before, *rate)) {
             let field = schedule.driven_field();
-            let problem = format!("a schedule alone sets its {field}, so its own has to stay, and would be");
+            let problem = format!(
+                "a schedule sets its {field}, so a new own value would have no effect; the own value would be"
+            );
             return Err(Error::new(ErrorKind::Argument, problem)
                 .with_got(rate)
                 .with_expected(format_args!("{before}, as before"))

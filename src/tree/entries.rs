@@ -1,7 +1,10 @@
 //! The entries of a state by name, read and set in memory.
 //!
-//! Values are lent, because a copy of a whole state may be more than memory has room for. So all of them are
-//! read and checked before the first is written, and are read again when they are written.
+//! Values are lent, because memory may have no room for a copy of a whole state. So they are read twice:
+//! 1. `entry_places` finds each entry and checks its value, so that a wrong value changes nothing.
+//! 2. Over ranks all agree on the checksums of the values, because each rank writes its part alone.
+//! 3. The values are read again and written. Here only a device can fail, or an owner that does not lend its
+//!    memory again. The error then tells that a part is written.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -23,11 +26,12 @@ use crate::tensors::{Device, Tensor};
 pub enum StateValue<'v> {
     /// A tensor of F16, BF16, F32 or F64.
     ///
-    /// [`TensorSlice`](crate::TensorSlice) makes one of a slice and a shape. With the feature `candle` candle's
-    /// tensors are such memory too, and `tensor.to_tensor()` makes one of any.
+    /// [`TensorSlice`](crate::TensorSlice) lends a slice in a shape. With the feature `candle`, tensors of
+    /// candle can be lent as they are, and `to_tensor()` copies what is lent into one.
     Tensor(&'v dyn Lend),
-    /// Bytes that are no numbers by themselves, as checkpoints have them, such as those of a tensor in
-    /// [8 bits](crate::Q8), whose numbers [`Leaf::tensor`] returns, or what
+    /// Bytes that are no numbers by themselves, as checkpoints have them.
+    ///
+    /// Examples are a tensor in [8 bits](crate::Q8), whose numbers [`Leaf::tensor`] returns, and what
     /// [`SplitMaster`](crate::SplitMaster) keeps.
     Bytes(Cow<'v, [u8]>),
     /// A counter, such as the number of steps taken.
@@ -48,13 +52,13 @@ impl fmt::Debug for StateValue<'_> {
     }
 }
 
-/// The largest count that is accepted: nobody makes as many calls, and larger counts could overflow.
+/// The largest count that is accepted. No program makes that many calls, and a larger count could overflow.
 pub(crate) const TOO_MANY_CALLS: u64 = u64::MAX / 2;
 
 /// The expectation for a count, in errors.
 pub(crate) const MOST_CALLS: &str = "a number of calls that can be made";
 
-/// The counters of a leaf that are no rule's: [`Leaf::steps`] and what is known of missing gradients.
+/// The counters of a leaf that are no rule's: [`Leaf::steps`] and those of `Waiting`.
 const LEAF_COUNTERS: [&str; 3] = [LEAF_STEPS, "leaf.waited", "leaf.received"];
 
 /// The counter of the steps that were applied to a parameter.
@@ -75,9 +79,8 @@ const OTHER_STATE: &str = "pass what a state of the same rules and parameters ha
 impl StateTree {
     /// All tensors, counters and numbers of the state: the path of a parameter, a name, and the value.
     ///
-    /// With [`set_entries`](StateTree::set_entries) a program hands a state over as it likes, in a database
-    /// or a file of its own. To hand over everything, take
-    /// [`Checkpoint::to_bytes`](crate::Checkpoint::to_bytes).
+    /// With [`set_entries`](StateTree::set_entries) a program can keep a state in a database or a file of its
+    /// own. [`Checkpoint::to_bytes`](crate::Checkpoint::to_bytes) has all that a run needs to go on.
     ///
     /// The names are those of checkpoints: `m` and `t`, or `1.m` in the second rule of a chain, and `master`.
     /// Nothing is copied, except from devices. Three counters of each parameter begin with `leaf.`: the steps
@@ -86,11 +89,11 @@ impl StateTree {
     /// of open windows of [`AccumGrad`](crate::AccumGrad), and the norms that decide on
     /// [outliers](crate::Outlier), if there are any, as JSON.
     ///
-    /// Not in it are hyper-parameters, [schedules](StateTree::schedule), and which parameters are frozen.
+    /// Hyper-parameters and [schedules](StateTree::schedule) are no entries, nor is whether a leaf is frozen.
     ///
     /// # Errors
-    /// If the state is divided among ranks, each of which has a part: save a checkpoint then. If the model
-    /// has averages in place of its parameters, or these have [no names](crate::CandleOptimizer); if a device
+    /// If the state is divided among ranks, because each has a part (save a checkpoint then); if the model
+    /// has averages instead of its parameters, or these have [no names](crate::CandleOptimizer); if a device
     /// fails.
     ///
     /// ```
@@ -170,10 +173,10 @@ impl StateTree {
     ///
     /// # Errors
     /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
-    /// number is not finite, too large for its dtype, or negative among squares of gradients; if a counter
-    /// cannot be one; if the model has averages in place of its parameters, or these have
-    /// [no names](crate::CandleOptimizer); if ranks give other entries. Nothing changes then, unless a device
-    /// fails, or memory that was lent once is not lent again: the error then says that a part was set.
+    /// number is not finite, too large for its dtype, or negative among squares of gradients; if a counter is
+    /// above `u64::MAX / 2`; if the model has averages instead of its parameters, or these have [no
+    /// names](crate::CandleOptimizer); if ranks give different entries. Nothing changes then. If a device
+    /// fails, or memory that was lent once is not lent again, the error tells that a part was set.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -204,19 +207,19 @@ impl StateTree {
             value,
         };
         let entries: Vec<_> = entries.into_iter().map(new).collect();
-        let remedy = "take the state over as a checkpoint, with `CheckpointFile::accepting_non_finite`";
+        let remedy = "restore the state from a checkpoint with `CheckpointFile::accepting_non_finite`";
         self.assign_entries(&entries, Some(remedy))
     }
 
-    /// [`StateTree::set_entries`], where `on_non_finite` is the remedy for infinities and NaN, or these are
-    /// taken over.
+    /// [`StateTree::set_entries`]. `on_non_finite` is the remedy in the error for infinities and NaN; without
+    /// one they are accepted.
     pub(crate) fn assign_entries(
         &mut self,
         entries: &[NewEntry<'_>],
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
         let planned = self.entry_places(entries, on_non_finite).and_then(|places| {
-            // Ranks may give entries in different orders, as maps have.
+            // Sorted, because ranks may give entries in different orders, as hash maps do.
             let mut in_order: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
             in_order.sort_by_key(|(place, _)| **place);
             let aspects: Result<Vec<_>> = in_order.into_iter().map(|(_, entry)| entry.aspect()).collect();
@@ -229,12 +232,13 @@ impl StateTree {
             None => self.set_own_entry(place, &entry.value),
         });
         let written = set.try_for_each(|set| set);
+        // Also after a failure, because the count of steps may be set already, and schedules are read at it.
         act(self.leaves.iter_mut(), self.steps, None);
         self.warnings.look_again();
         self.settle(Call::EntriesSet, written)
     }
 
-    /// The leaf and the place of each entry, whose value is checked; no leaf for the whole state.
+    /// Finds and checks each entry: the index of its leaf, or `None` for the whole state, and its place.
     fn entry_places(
         &self,
         entries: &[NewEntry<'_>],
@@ -250,6 +254,7 @@ impl StateTree {
         let mut of_leaves: HashMap<usize, EntryNames> = HashMap::new();
         let mut taken = HashSet::new();
         let mut place = |entry: &NewEntry<'_>| {
+            // By name first, because a model that is a single parameter has the path `""` as well.
             let found = match (own.place(&entry.name), self.place(&entry.path).flatten()) {
                 (Some(place), _) if entry.path == STATE_PATH => (None, place),
                 (_, Some(leaf)) => {
@@ -440,7 +445,7 @@ impl NewEntry<'_> {
         buffer.code().map_or(Ok(()), |code| check_records(&self.label, bytes, 0, code, on_non_finite))
     }
 
-    /// What all ranks have to set alike.
+    /// The entry as ranks compare it, with a checksum instead of tensors and bytes.
     fn aspect(&self) -> Result<Aspect> {
         let value = match &self.value {
             StateValue::Tensor(values) => format!("checksum {:08x}", checksum(&values.tensor_or_copy()?)?),
@@ -464,9 +469,9 @@ impl Leaf {
             (EntryPlace::Number(index), StateValue::Number(number)) => *numbers[index] = *number,
             (EntryPlace::Tensor(index), value) => {
                 set_tensor(&mut *tensors[index], value, held).map_err(|error| {
-                    let problem = "cannot take over all values, and a part of them has been";
+                    let problem = "the call failed after a part of the values was set";
                     let halfway = Error::new(error.kind(), problem).caused_by(error);
-                    halfway.with_remedy("set or restore all of them again before going on")
+                    halfway.with_remedy("set or restore all values again before you go on")
                 })?;
             }
             _ => {}
@@ -476,7 +481,7 @@ impl Leaf {
     }
 }
 
-/// Sets a state tensor to a value for the whole tensor, of which a rank holds so much.
+/// Sets a state tensor from `value`, which is the whole tensor. This rank has the part `held`.
 fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held) -> Result<()> {
     let part = match held {
         Held::Nothing => return Ok(()),
@@ -506,7 +511,7 @@ fn read_norms(bytes: &[u8]) -> Result<NormHistories> {
     norms.first_invalid().map_or(Ok(norms), |norm| Err(damaged().with_got(norm).with_expected("0 or more")))
 }
 
-/// The shape of a whole state tensor; `None` if only another rank, which has it, can check values for it.
+/// The shape of the whole state tensor; `None` if another rank has it, which then checks the value alone.
 fn whole_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
     match leaf.held() {
         Held::All => Some(buffer.shape()),
@@ -515,7 +520,7 @@ fn whole_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
     }
 }
 
-/// The first number that `find` finds the place of among some, with its index in the whole.
+/// The first number that `find` selects, with its index. `find` gets a window of the numbers at a time.
 fn first_where(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Result<Option<(usize, f64)>> {
     let among = |start: usize, numbers: Vec<f64>| {
         let index = find(&numbers)?;
@@ -523,6 +528,7 @@ fn first_where(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Res
     };
     let mut found = None;
     let mut look = |view: View<'_>| {
+        // In windows, because `numbers` makes an f64 of each.
         found = match view.in_order() {
             Some(memory) => ranges(0..memory.len())
                 .find_map(|window| among(window.start, View::new(memory.part(window)?).numbers())),
@@ -531,15 +537,15 @@ fn first_where(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Res
         Ok(())
     };
     match values.tensor() {
-        // It may be on a device.
+        // A tensor may be on a device.
         Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, &mut look),
         None => read("value", values, &mut look),
     }?;
     Ok(found)
 }
 
-/// Refuses records of codes with a negative scale or a number that is not finite. The first is that of the
-/// block `first`, `name` is the tensor in errors, and without a `remedy` other numbers are accepted.
+/// Refuses records of codes with a negative scale and, if there is a `remedy`, with a number that is not
+/// finite. `first` is the block of the first record, `name` the tensor in errors.
 pub(crate) fn check_records(
     name: &str,
     records: &[u8],

@@ -11,9 +11,9 @@ struct ParameterSearch<'s, 'm> {
     state: &'s StateTree,
     found: Vec<Option<Lent<'m>>>,
     unknown: Option<String>,
-    /// The variables in the order of the last visit: a look-up for each of thousands is slow.
+    /// The variables in the order of an earlier visit, because a look-up for each of thousands is slow.
     expected: std::slice::Iter<'s, (TensorId, usize)>,
-    /// The order of this visit, if it is not known yet.
+    /// The order of this visit, if no earlier one is known.
     visited: Option<Vec<(TensorId, usize)>>,
 }
 
@@ -66,6 +66,7 @@ impl StateTree {
         };
         model.visit(&mut Visitor::seeing(&mut search));
         let ParameterSearch { found, unknown, visited, .. } = search;
+        // Not for memory that is no tensor, because it has no id to compare in the next visit.
         if let Some(visited) = visited
             && visited.len() >= self.leaves.len()
             && self.leaves.iter().all(|leaf| leaf.id.is_some())
@@ -78,7 +79,7 @@ impl StateTree {
         self.in_order(found)
     }
 
-    /// The parameters found for the leaves. All have to be there, and parameters found by path have to fit.
+    /// Refuses a leaf without a parameter, and a parameter of another shape or dtype.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;
@@ -88,7 +89,7 @@ impl StateTree {
         self.leaves.iter().zip(found).map(parameter).collect()
     }
 
-    /// The leaf of a variable, if the state knows it; `Some(None)` if it was left out.
+    /// The index of a variable's leaf; `Some(None)` if it was left out, `None` if it is not in the state.
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
         self.by_id
             .get(&x.id())
@@ -130,7 +131,7 @@ impl Leaf {
 
     /// The error that the model has no variable for this leaf.
     pub(crate) fn not_in_model(&self) -> Error {
-        let problem = "the state has a leaf for it that the model lacks";
+        let problem = "the state has this parameter, but the model does not";
         Error::new(ErrorKind::Model, problem)
             .at(&self.path)
             .with_remedy("pass the model that `setup` saw, or `remove` the leaf")
@@ -140,7 +141,7 @@ impl Leaf {
 /// The name of a leaf's variable in errors.
 pub(super) const IN_MODEL: &str = "its variable in the model";
 
-/// The error that the state does not know a variable of the model.
+/// The error that a variable of the model is not in the state.
 pub(crate) fn not_in_state(path: &str) -> Error {
     let problem = "it is not in this state: it belongs to another model, or was added after `setup`";
     Error::new(ErrorKind::Model, problem)

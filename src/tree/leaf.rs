@@ -1,3 +1,15 @@
+//! A leaf: the optimiser and the state of one parameter.
+//!
+//! A leaf does not hold its parameter, so a program can write the parameter between two updates. What shows
+//! that depends on the state:
+//! 1. With a master, the parameter has to be the master rounded.
+//! 2. Copies that rules keep are equal to the parameter before the first step. Later, without a master, the
+//!    checksum `left` of what the last step wrote shows a change.
+//! 3. Without either, an update takes any value.
+//!
+//! There are two optimisers. Edits and files use `optimiser`, the user's own. What uses values of a step,
+//! from the plan to `end_window`, uses `acting`, a copy with the values of the schedules.
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,46 +27,45 @@ use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 /// One parameter's optimiser, state and bookkeeping.
 #[derive(Debug)]
 pub struct Leaf {
-    /// The first of its paths, so that leaves have one order whatever the model visits first.
+    /// The first of its paths in sorted order, so that the leaves have one order whatever the model visits
+    /// first.
     pub(crate) path: String,
-    /// The further paths, each in order, because a gradient may come under any of them.
+    /// The further paths, sorted. A gradient may come under any of them.
     pub(crate) aliases: Vec<String>,
-    /// `None` for memory that is no tensor: the leaf is found by its path, and `UpdateTargets` has its memory
-    /// from `setup` on.
+    /// The variable; `None` for memory that is no tensor, which is found by its path.
     pub(crate) id: Option<TensorId>,
-    /// The storage whose lock the parameter has, if its owner is known. No gradient may lie there, because a
-    /// lock that is held is not asked for again.
+    /// The storage whose lock the parameter has; `None` if nobody else can access the memory. A gradient that
+    /// lies there is copied, because a lock that is held is not asked for again.
     pub(crate) storage: Option<usize>,
     pub(crate) device: Device,
     /// The shape of the whole parameter, also where this rank has a part.
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// The parts of all ranks, as each sends the others what they have; `None` if the state is not divided.
+    /// The elements that each rank has; `None` if the state is not divided.
     pub(crate) parts: Option<LeafParts>,
-    /// The optimiser as the user made and adjusted it: what a checkpoint has, and what edits change. Shared
-    /// with other leaves, so that thousands take no memory each.
+    /// The optimiser as the user made and adjusted it. Checkpoints save it, and edits change it. Leaves share
+    /// it, because there may be thousands.
     pub(crate) optimiser: Arc<Optimiser>,
-    /// Its schedules, resolved in the optimiser, because finding a field by its name takes long.
+    /// The schedules, resolved in `optimiser`, because finding a field by its name in each step is slow.
     pub(crate) drives: Option<Arc<Drives>>,
-    /// The optimiser with the values that its schedules give the next step; `None` without schedules. Kept
-    /// apart from `optimiser`, because schedules are relative to its values.
+    /// A copy of `optimiser` with the values of the schedules in the next step; `None` without schedules. A
+    /// copy, because relative schedules multiply the values in `optimiser`.
     pub(crate) acting: Option<Arc<Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
-    /// The steps that were applied. Counted for each leaf, because one without a gradient makes none.
+    /// The applied steps. Counted for each leaf, because a leaf without a gradient makes no step.
     pub(crate) steps: u64,
     pub(crate) waiting: Waiting,
-    /// The steps that had been applied when the leaf last got its parameter from elsewhere: from `setup`, a
-    /// file or another model. The next step compares all of the parameter with its master, because a program
-    /// may write parameters until then; later ones compare a sample.
+    /// The value of `steps` when state or variable last came from outside: from `setup`, a file, an edit or
+    /// another model. The next step compares all of the parameter with its master, because a program may
+    /// write parameters until then; later steps compare a sample.
     pub(crate) unsettled_at: u64,
-    /// Whether new weights are known by nothing but `left`: rules keep copies of the parameter, and it has no
-    /// master.
+    /// Whether only `left` shows a changed parameter: rules keep copies of it, and it has no master.
     pub(super) keeps_copies: bool,
-    /// A checksum of a sample of the parameter as the last step left it, if it `keeps_copies`.
+    /// A checksum of a sample of the parameter after the last step, if `keeps_copies`.
     pub(crate) left: Option<u32>,
-    /// The parameter itself, while the model has its average instead, or what `Sam` has moved it to: no
-    /// failure loses it then. While it is here steps are refused.
+    /// A copy of the parameter, while the model has its average instead, or what `Sam` has moved it to. No
+    /// failure loses the copy, and steps are refused meanwhile.
     pub(crate) parameter_aside: Option<Tensor>,
     /// Whether a parameter of 16 bits may lose steps below its rounding without a warning.
     pub(crate) allows_low_precision: bool,
@@ -64,7 +75,7 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// A fresh leaf for the variable `x`, or this rank's part of it.
+    /// A leaf with fresh state for the variable `x`, or for this rank's part of it.
     pub(crate) fn new(
         paths: Vec<String>,
         x: &dyn Lend,
@@ -77,7 +88,7 @@ impl Leaf {
             let error = Error::dtype("it", x.dtype(), FLOATS).at(&path);
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
-        // Before there is memory for the state of what the owner says: it may lend less.
+        // Before the state is made for the shape that the owner claims, because it may lend less memory.
         check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state =
             part_of(parts.as_ref(), x).and_then(|part| fresh_state(&optimiser, &*part, x.elem_count()));
@@ -110,22 +121,22 @@ impl Leaf {
         })
     }
 
-    /// The storages that an update of it writes, except plain memory. Masters on devices count: functions of
-    /// rules see them, and may keep them.
+    /// The storages with a lock that an update of this leaf writes. Masters on devices are among them,
+    /// because functions of rules see them and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
         let master =
             |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
         self.state.tensors().into_iter().filter_map(master).chain(self.storage)
     }
 
-    /// Whether the state is one of `optimiser`, which is the leaf's own with other values of fields.
+    /// Whether `optimiser`, the leaf's own with other values of fields, needs state of the same layout.
     pub(super) fn fits(&self, optimiser: &Optimiser) -> Result<bool> {
         if self.optimiser.fields() == optimiser.fields() {
             return Ok(true);
         }
-        // A divisible rule has a number for each element, so an empty tensor shows all of its layout. Any
-        // other is asked for the whole parameter, on all ranks, even on those without a part. Stores are not
-        // asked, as theirs depends on the parameter alone.
+        // Both optimisers make a state to compare. For a divisible rule an empty parameter is enough, because
+        // such a rule has one number for each element. Others need the real shape, even on a rank without a
+        // part. Stores are not compared, because their tensors depend on the parameter alone.
         let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
         let x = repeated_zero(sizes, self.dtype, &Device::Cpu)?;
@@ -139,7 +150,7 @@ impl Leaf {
         Ok(slots(&self.optimiser)? == slots(optimiser)?)
     }
 
-    /// The path, in lists of messages: a place in a list means nothing without the shape.
+    /// The path for lists in messages. A place in a list means nothing by itself, so the shape follows.
     pub(crate) fn label(&self) -> Cow<'_, str> {
         if self.is_place {
             format!("{} {:?}", self.path, self.shape()).into()
@@ -156,7 +167,7 @@ impl Leaf {
         Ok(Leaf { drives, acting, parameter_aside: self.parameter_aside.clone(), ..copy })
     }
 
-    /// A leaf of the same parameter, with nothing put aside.
+    /// A leaf of the same parameter with this optimiser and state, no schedules and nothing put aside.
     pub(super) fn with_optimiser(&self, optimiser: Arc<Optimiser>, state: State) -> Self {
         Leaf {
             optimiser,
@@ -177,7 +188,7 @@ impl Leaf {
 
     /// The elements, in row-major order, whose state this process has.
     ///
-    /// These are all, unless the state is [divided](crate::Setup::over) among ranks.
+    /// These are all elements, unless the state is [divided](crate::Setup::over) among ranks.
     pub fn part(&self) -> Range<usize> {
         self.parts.as_ref().map_or(0..self.shape.elem_count(), LeafParts::own)
     }
@@ -187,7 +198,7 @@ impl Leaf {
         self.parts.as_ref().map_or(Held::All, LeafParts::held)
     }
 
-    /// Whether any rank has a part of the parameter only.
+    /// Whether several ranks have parts of the parameter.
     pub(crate) fn is_cut(&self) -> bool {
         self.parts.as_ref().is_some_and(LeafParts::are_cut)
     }
@@ -204,7 +215,7 @@ impl Leaf {
         }
     }
 
-    /// Refuses another optimiser that cannot work on this rank's part of the parameter.
+    /// Refuses an optimiser that cannot work on this rank's part of the parameter.
     pub(crate) fn check_divisible(&self, optimiser: &Optimiser) -> Result<()> {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
@@ -212,7 +223,8 @@ impl Leaf {
             return Err(divided("`Offload`", ranks).at(&self.path));
         }
         if self.is_cut() && !optimiser.is_divisible() {
-            let problem = format!("it is cut among ranks, and {} needs it whole", optimiser.name());
+            let problem =
+                format!("it is divided among ranks, but {} needs the whole parameter", optimiser.name());
             let remedy = "save a checkpoint, set up anew with this rule, and restore what fits";
             return Err(Error::new(ErrorKind::Unsupported, problem).at(&self.path).with_remedy(remedy));
         }
@@ -234,7 +246,7 @@ impl Leaf {
         part_of(self.parts.as_ref(), x)
     }
 
-    /// The dtype of the arithmetic, with gradients of these dtypes.
+    /// The dtype of the arithmetic: F64 if parameter, master or one of the gradients has it, otherwise F32.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
         let masters = self.state.tensors().into_iter().filter(|(_, tensor)| tensor.is_master);
         let mut dtypes = masters
@@ -271,16 +283,15 @@ impl Leaf {
         &self.optimiser
     }
 
-    /// The own hyper-parameter of that name: see [`Adjust::field`](crate::Adjust::field).
+    /// The leaf's own hyper-parameter of that name: see [`Adjust::field`](crate::Adjust::field).
     pub fn field(&self, name: &str) -> Option<FieldValue> {
         self.optimiser.field(name)
     }
 
     /// The learning rate of the next step, if the optimiser has one.
     ///
-    /// If no schedule drives it, it is the own one, `field("eta")`.
-    ///
-    /// In a chain it is the product of its members' rates, as in [`Adjust::field`](crate::Adjust::field).
+    /// Without a schedule it is the leaf's own rate, `field("eta")`. In a chain it is the product of the
+    /// members' rates, as in [`Adjust::field`](crate::Adjust::field).
     pub fn learning_rate(&self) -> Option<f64> {
         self.acting().description().learning_rate()
     }
@@ -290,7 +301,7 @@ impl Leaf {
         self.steps
     }
 
-    /// How many calls of `update` brought no gradient since the last that did, or since the start.
+    /// How many calls of `update` have brought no gradient since the last one that did, or since `setup`.
     ///
     /// Skipped calls do not count, nor do calls while the leaf is frozen; [`thaw`](crate::Selection::thaw)
     /// starts the count anew.
@@ -317,8 +328,8 @@ impl Leaf {
         self.steps > 0 || self.waiting.received > 0
     }
 
-    /// Whether there were calls, and none has brought a gradient. The optimiser then follows the variable, as
-    /// for running statistics.
+    /// Whether there were calls and none brought a gradient, as for running statistics. The state of such a
+    /// leaf follows the variable, whatever is written there.
     pub(crate) fn is_unreached(&self) -> bool {
         self.waiting.calls > 0 && !self.has_had_gradient()
     }
@@ -336,11 +347,12 @@ impl Leaf {
         self.unsettle();
     }
 
+    /// Makes the next step compare all of the parameter.
     pub(crate) fn unsettle(&mut self) {
         (self.unsettled_at, self.keeps_copies, self.left) = (self.steps, self.state.is_led_back(), None);
     }
 
-    /// Ends an open window: its rules forget what they have collected.
+    /// Ends an open window: rules drop what they have collected.
     pub(crate) fn end_window(&mut self) -> Result<()> {
         let Leaf { optimiser, acting, state, .. } = self;
         acting.as_ref().unwrap_or(optimiser).end_window(state)
@@ -368,10 +380,10 @@ impl Leaf {
     ///
     /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32.
     ///
-    /// Without candle, and in code that serves both, its shape and numbers are read as what
-    /// [lends](crate::Lend) them: `tensor.lent_shape()`, and
-    /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`. The page
-    /// [frameworks](crate::guide::frameworks#reading-and-setting-the-state) has it as a program.
+    /// Code that has to work without candle reads the shape by `tensor.lent_shape()`, and the numbers by
+    /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`, as of anything that is
+    /// [lent](crate::Lend). The page [frameworks](crate::guide::frameworks#reading-and-setting-the-state) has
+    /// a program.
     ///
     /// # Errors
     /// If the device fails.
@@ -396,7 +408,7 @@ impl Leaf {
         self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
     }
 
-    /// The optimiser that acts, as what ranks need the same.
+    /// The acting optimiser, which has to be the same on all ranks.
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
         let record = self.acting().description().record();
         Aspect::of_words(format!("the optimiser of {:?}", self.path()), record.words())
@@ -409,18 +421,21 @@ fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else {
         return Ok(Lent::new(x));
     };
-    // Rules that look at the shape keep parameters whole, and expect as many dimensions in an empty part.
+    // A rule that looks at the shape keeps parameters whole, so a part can be flat. An empty part keeps the
+    // number of dimensions, because the names of such a rule's state tensors depend on that number.
     if part.is_empty() && !x.shape().is_empty() { Lent::none(x) } else { Lent::new(x).part(part) }
 }
 
 /// The state of a part of a parameter with `whole` elements.
 pub(super) fn fresh_state(optimiser: &Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
     let mut state = optimiser.make_state(part)?;
+    // The whole parameter decides what is too small for 8 bits, so that a part is stored as the whole would
+    // be.
     state.widen_small(part.elem_count(), whole)?;
     Ok(state)
 }
 
-/// Refuses a rule that claims to be divisible and does not keep one number per element.
+/// Refuses a rule that claims to be divisible but does not keep one number per element.
 fn check_a_number_per_element(
     path: &str,
     optimiser: &Optimiser,
@@ -429,10 +444,8 @@ fn check_a_number_per_element(
 ) -> Result<()> {
     let other = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
     let Some((slot, tensor)) = other else { return Ok(()) };
-    let problem = format!(
-        "{} says that it is divisible, and its state tensor {slot:?} has shape",
-        optimiser.rule().name()
-    );
+    let problem =
+        format!("{} is declared divisible, but its state tensor {slot:?} has shape", optimiser.rule().name());
     let error =
         Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
     let expected = format!("a number for each of {elements} elements");

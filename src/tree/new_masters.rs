@@ -113,13 +113,9 @@ impl StateTree {
             .collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
             let available = listed(variables.keys().map(String::as_str));
-            return Err(Error::unknown(
-                "variable in the model that could take a value for",
-                path,
-                &available,
-            ));
+            return Err(Error::unknown("variable in the model with the path", path, &available));
         }
-        // By identity, as a renamed state has other paths than its model.
+        // By identity, because a renamed state has other paths than its model.
         let in_model: HashMap<Identity, &String> =
             variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
@@ -131,7 +127,7 @@ impl StateTree {
             let missing = || {
                 Error::missing("there is no value for it")
                     .at(leaf.path())
-                    .with_remedy("give every leaf of the state one")
+                    .with_remedy("give a value for every leaf of the state")
             };
             let value = found.ok_or_else(missing)?;
             leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
@@ -149,7 +145,7 @@ impl StateTree {
 }
 
 impl NewMasters<'_> {
-    /// The aspects that have to be the same on all ranks: all values.
+    /// All values, which have to be the same on all ranks.
     fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
         let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
         let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
@@ -162,10 +158,10 @@ impl NewMasters<'_> {
 }
 
 impl Leaf {
-    /// Sets the other ranks' parts of the parameter `x` to what they make of these values.
+    /// Sets the other ranks' parts of the parameter `x` as these ranks set them.
     fn set_others_parts(&self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let set = |x: &dyn Lend, values: &Tensor| {
-            // The optimiser rounds the parameter, so it gets a state for this alone.
+            // Made only for `set_precise`, which needs a state for `x`: this rank has none for other parts.
             let mut state = self.optimiser.make_state(x)?;
             self.optimiser.set_precise(&mut state, x, values)
         };
@@ -174,6 +170,7 @@ impl Leaf {
             Held::Nothing => set(x, values),
             Held::Part(own) => {
                 let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
+                // In ranges, so that the state for each is small.
                 let mut others = ranges(0..own.start).chain(ranges(own.end..x.elem_count()));
                 others.try_for_each(|part| {
                     set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?)
@@ -228,13 +225,13 @@ fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) ->
             in_dtype(&value.to_device(&Device::Cpu)?, DType::F64)?.flatten_all()?.to_vec1()?;
         match first_non_finite(numbers, x.dtype()) {
             Some((index, value)) if value.is_finite() => {
-                let remedy = "give the parameter another dtype, or, to make it infinite, take the values \
-                              from a file with `Weights::accepting_non_finite`";
+                let remedy = "give the parameter another dtype; to round the number to infinity, take the \
+                              values from a file with `Weights::accepting_non_finite`";
                 return Err(Error::too_large(VALUE, value, index, x.dtype()).at(path).with_remedy(remedy));
             }
             Some((index, value)) => {
-                let remedy =
-                    "to set it all the same take the values from a file with `Weights::accepting_non_finite`";
+                let remedy = "to set infinities and NaN, take the values from a file with \
+                              `Weights::accepting_non_finite`";
                 return Err(Error::not_finite(VALUE, value, index).at(path).with_remedy(remedy));
             }
             None => {}

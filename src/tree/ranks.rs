@@ -37,7 +37,7 @@ impl StateTree {
         StateWorld::settle(self.world.as_ref(), call, own)
     }
 
-    /// [`share`] with the other ranks of this state. Each tensor is that of a leaf, given by its index.
+    /// [`share`] with the other ranks of this state. Each tensor comes with the index of its leaf.
     pub(super) fn share<'x, 'm: 'x>(
         &self,
         tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>,
@@ -78,5 +78,5 @@ impl StateTree {
 pub(super) fn divided(call: &str, ranks: usize) -> Error {
     let problem = format!("{call} needs the whole state, which is divided among {ranks} ranks");
     Error::new(ErrorKind::Unsupported, problem)
-        .with_remedy("do it in a run of one process, as it is not done over ranks yet")
+        .with_remedy("call it in a run of one process, because it does not work over ranks yet")
 }

@@ -1,4 +1,8 @@
 //! Parameters that get other rows: a larger vocabulary, pruned channels, points that come and go.
+//!
+//! Fresh state is made for the new shape, and takes over the rows that stay (`State::take_rows`). Then
+//! masters and copies are compared with the new variable, because the caller has filled it, maybe with other
+//! rows than `rows` names. All of that comes before the first leaf changes.
 
 use std::collections::HashMap;
 
@@ -13,32 +17,32 @@ use crate::rule::{RowSources, State, Transfer};
 use crate::tensors::Tensor;
 
 impl StateTree {
-    /// Gives the parameters at `path` and below other rows, and their state with them.
+    /// Gives the parameters at `path` and below other rows, and their state the same rows.
     ///
-    /// Uses: a vocabulary grows, channels are pruned, or points of a scene are split and removed (3D Gaussian
-    /// splatting). `rows` says for each row of the new variable which row of the old one it was, or `None`
-    /// for a new one. A row may move, be repeated, or be gone.
+    /// It is for a vocabulary that grows, channels that are pruned, or points of a scene that are split and
+    /// removed (3D Gaussian splatting). `rows` has an entry for each row of the new variable: the index of
+    /// the old row that it was, or `None` for a new row. A row may move, be repeated, or be gone.
     ///
-    /// `model` has the new variables under the paths of the old ones; it may have all others too. They differ
-    /// from the old ones in dimension 0 only. The caller fills them; rows that stay have their old numbers.
-    /// The answer has an entry for each parameter.
+    /// `model` has the new variables under the paths of the old ones, and may have all others too. They
+    /// differ from the old ones in dimension 0 only. The caller fills them, and rows that stay need their old
+    /// numbers. Returns an entry for each parameter.
     ///
     /// # What stays
-    /// The rows that stay, bit for bit, of all state with a number for each element or each row: moments,
-    /// sums of [open windows](crate::AccumGrad), averages, slow weights, masters. New rows start as in
+    /// State with a number for each element or each row keeps the rows that stay, bit for bit: moments, sums
+    /// of [open windows](crate::AccumGrad), averages, slow weights, masters. New rows start as in
     /// [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter. Tensors
-    /// with 1 in place of the rows, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as they are,
-    /// and so do counters, numbers, hyper-parameters and whether the leaf is frozen. A rule with a tensor of
-    /// any other shape, or a tensor [marked so](crate::State::restarted_by_new_rows), starts anew with all
-    /// its state.
+    /// whose first dimension is 1, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as they are,
+    /// and so do counters, numbers, hyper-parameters and whether the leaf is frozen. If a rule has a tensor
+    /// of any other shape, or one [marked so](crate::State::restarted_by_new_rows), all its state starts
+    /// anew.
     ///
     /// In [8 bits](crate::Q8) a record of 128 elements has one scale. If other elements come into a record,
     /// its numbers are rounded anew. A row whose length is a multiple of 128 keeps its bits wherever it goes.
     ///
     /// # The first steps of new rows
-    /// Bias corrections have one step count for all rows. So a new row starts with longer steps than in a new
-    /// training: with Adam at most (1 - β₁) / √(1 - β₂) times η, which is 3.2 for its defaults, and with
-    /// [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. The code of 3D Gaussian splatting, which extends
+    /// Bias corrections have one step count for all rows, so a new row starts with longer steps than in a new
+    /// training. With Adam they are at most (1 - β₁) / √(1 - β₂) times η long, 3.2 times for its defaults,
+    /// with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. The code of 3D Gaussian splatting, which extends
     /// moments by zeros, does the same. Random numbers ([`GradNoise`](crate::GradNoise),
     /// [`StochasticRounding`](crate::StochasticRounding)) belong to places of elements, not to rows.
     ///
@@ -120,7 +124,9 @@ impl StateTree {
         };
         let own = &self.leaves[leaf].path;
         let problem = format!("{other:?} and {own:?} are two variables in this state and one in the model");
-        Err(Error::new(ErrorKind::Model, problem).at(own).with_remedy("untie them there, or `remove` one"))
+        Err(Error::new(ErrorKind::Model, problem)
+            .at(own)
+            .with_remedy("untie the two in the model, or `remove` one"))
     }
 }
 
@@ -139,7 +145,7 @@ impl<'x> NewRows<'x> {
         let mut state = fresh_state(&leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
-        // A leaf that no gradient has reached follows its variable before its first step.
+        // Not if no gradient has reached the leaf: until its first step it follows its variable.
         if !leaf.is_unreached() {
             leaf.check_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
         }
@@ -149,7 +155,7 @@ impl<'x> NewRows<'x> {
     fn apply(self, leaf: &mut Leaf) -> StateChange {
         leaf.follow(self.x);
         leaf.shape = self.x.shape().into();
-        // The state is with one rank, not divided.
+        // They are ranges of the old shape. One rank has all, because `check_whole` refuses several.
         leaf.parts = None;
         leaf.state = self.state;
         let Transfer { kept, fresh, dropped } = self.transfer;
@@ -162,7 +168,7 @@ impl Leaf {
     fn check_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
         let (Some((before, row)), [_, ..]) = (self.shape().split_first(), x.shape()) else {
             let problem = format!(
-                "a number alone has no rows, and its shape is {:?}, in the model {:?}",
+                "a single number has no rows, but the shape is {:?} in the state and {:?} in the model",
                 self.shape,
                 x.shape()
             );
@@ -195,7 +201,7 @@ impl Leaf {
                     .with_got(old)
                     .at(&self.path);
                 Err(error
-                    .with_expected(format_args!("one below {before}, as there were {before}"))
+                    .with_expected(format_args!("one below {before}, because there were {before} rows"))
                     .with_remedy("pass `None` for a new row"))
             }
             None => Ok(()),
@@ -203,7 +209,7 @@ impl Leaf {
     }
 }
 
-/// An error about an element in words of rows.
+/// An error about an element, in words of its row.
 fn changed_row(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
     let (ErrorKind::Changed, Some(index), Some(got), Some(expected)) =
         (error.kind(), error.element(), error.got(), error.expected())

@@ -1,4 +1,5 @@
-//! A leaf's parameter, and the master and copies that follow when it gets new weights.
+//! A leaf's parameter: the checks that it is unchanged, and what its master and copies become with new
+//! weights.
 
 use super::Leaf;
 use crate::engine::owned_on;
@@ -16,7 +17,8 @@ impl Leaf {
     /// The most precise copy of the parameter `x`.
     pub(crate) fn master(&self, x: &dyn Lend) -> Result<Tensor> {
         let x = self.parameter(x);
-        // Before the first step the master holds nothing the parameter does not: a changed parameter wins.
+        // Before the first step a changed parameter counts, and not its master: BatchNorm's running
+        // statistics, for example, move without steps.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
             owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&like))?).map_err(Error::from)
@@ -53,9 +55,10 @@ impl Leaf {
         match state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
             Some((slot, Difference { index, parameter, master: copy })) => {
                 let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
-                let expected = format!("that of {slot:?}, which its rule started as a copy of it, {copy}");
-                let remedy = "it was changed after the state was made: call `refresh_masters` to start from \
-                              the parameters, or `Update::keep_masters` to keep the copy as it is";
+                let expected =
+                    format!("{copy}, as in {slot:?}, which the rule started as a copy of the parameter");
+                let remedy = "the parameter was changed after the state was made: call `refresh_masters` to \
+                              start from the parameters, or `Update::keep_masters` to keep the copy as it is";
                 Err(error.at_element(index).with_expected(expected).with_remedy(remedy).at(&self.path))
             }
             None => Ok(()),
@@ -69,8 +72,10 @@ impl Leaf {
         }
     }
 
-    /// Follows the parameter `x`, if it was changed, before the first gradient after calls without any. The
-    /// call may still fail, but nothing is lost: until then the leaf is what its variable says.
+    /// If the parameter `x` was changed, sets master and copies to it, before the leaf's first gradient.
+    ///
+    /// The call may still fail, but nothing is lost, because until its first gradient a leaf follows `x`
+    /// anyway.
     pub(crate) fn catch_up(&mut self, x: &dyn Lend) -> Result<()> {
         if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
     }
@@ -90,33 +95,33 @@ impl Leaf {
         set.map_err(|error| error.at(path))
     }
 
-    /// Remembers the parameter `x` as a step has left it, if only that tells of new weights.
+    /// Keeps a checksum of the parameter `x` after a step, if only that shows new weights.
     pub(crate) fn remember(&mut self, x: &dyn Lend) {
         if self.keeps_copies {
             self.left = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
         }
     }
 
-    /// Refuses a parameter `x` that is not what the last step has `left`. Without a master no copy in the
-    /// state is equal to it.
+    /// Refuses a parameter `x` that is not what the last step has `left`; for a parameter without a master,
+    /// because then no tensor of the state is equal to it.
     pub(crate) fn check_left(left: Option<u32>, x: &dyn Lend) -> Result<()> {
         let (Some(left), Some(now)) = (left, left.and_then(|_| sample_checksum(x))) else { return Ok(()) };
         if left == now {
             return Ok(());
         }
-        let problem = "it was changed outside of `update`, and its rule has a copy of what it was";
+        let problem = "it was changed outside of `update`, but its rule has a copy of the old values";
         let remedy = "call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go \
-                      on from the copy, which leads the parameter back";
+                      on from the copy, which moves the parameter back";
         Err(Error::new(ErrorKind::Changed, problem).with_remedy(remedy))
     }
 
-    /// Refuses a call while the model has an average in place of the parameter.
+    /// Refuses a call while the model has other weights instead of the parameter.
     pub(crate) fn check_parameter(&self) -> Result<()> {
         if self.parameter_aside.is_none() {
             return Ok(());
         }
-        let problem = "the model has other weights in its place, averages or those that `Sam` has moved to, \
-                       because a `Climbed` was forgotten or a device has failed";
+        let problem = "the model has other weights instead of this parameter (averages, or weights that \
+                       `Sam` has moved), because a `Climbed` was forgotten or a device has failed";
         let remedy = "call `with_averages` or `Sam::ascend`, which put the parameters back first";
         Err(Error::new(ErrorKind::Changed, problem).at(&self.path).with_remedy(remedy))
     }

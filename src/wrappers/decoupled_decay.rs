@@ -5,9 +5,7 @@ use crate::rule::{
     has_no, range,
 };
 
-/// Decoupled weight decay for any rule: the parameter decays beside the rule's step.
-///
-/// The decay is in proportion to the rule's learning rate.
+/// Decoupled weight decay for any rule, proportional to the rule's learning rate.
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -16,20 +14,21 @@ use crate::rule::{
 /// dx' = u + λ·η² / η_max·x               corrected
 /// ```
 ///
-/// For rules without a λ of their own (those that have one get this decay besides), and for two ways to
-/// decay:
+/// It is for rules without a λ of their own, and for two other forms of decay. A rule with a λ would decay a
+/// parameter twice, by its own λ and by that of the wrapper.
 ///
-/// - [`cautious`](DecoupledDecay::cautious) lets only those elements decay that the step moves towards zero,
-///   or not at all (Chen et al. 2025, "Cautious Weight Decay",
-///   [arXiv 2510.12402](https://arxiv.org/abs/2510.12402));
-/// - [`corrected`](DecoupledDecay::corrected) takes the learning rate squared, so that the norms of gradients
-///   do not grow at the end of a schedule (AdamC, Defazio 2025,
-///   [arXiv 2506.02285](https://arxiv.org/abs/2506.02285)). The paper has it for weights in front of a
+/// - [`cautious`](DecoupledDecay::cautious): an element decays only if the step moves it towards zero or does
+///   not move it (Chen et al. 2025, "Cautious Weight Decay", [arXiv
+///   2510.12402](https://arxiv.org/abs/2510.12402));
+/// - [`corrected`](DecoupledDecay::corrected): the decay follows the square of the learning rate, so that the
+///   norms of gradients do not grow at the end of a schedule (AdamC, Defazio 2025, [arXiv
+///   2506.02285](https://arxiv.org/abs/2506.02285)). The paper has this form for weights before a
 ///   normalisation, and the usual decay for others.
 ///
-/// η is read in each step, so a [schedule](crate::StateTree::schedule) moves the decay, too. In a chain η is
-/// the product of the members' rates. An average of the weights sees the decay if it stands behind this rule
-/// in a chain. The decay is part of the one pass of the rule inside, and has no state.
+/// η is read in each step, so a [schedule](crate::StateTree::schedule) changes the decay, too. Around a
+/// chain, η is the product of the members' rates. In a chain, put an average of the weights after this rule,
+/// so that it includes the decay. The decay has no state, and is part of the wrapped rule's one pass over
+/// memory.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
 ///
@@ -45,15 +44,16 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It is not for rules whose parameter follows another sequence, which does not decay with it: put
-/// [`WeightDecay`](crate::WeightDecay) in front of [`ScheduleFree`](crate::ScheduleFree) and its kin, and of
-/// [`MADGRAD`](crate::MADGRAD). Nor is it for [`Prodigy`](crate::Prodigy), whose η is a factor of the
-/// learning rate that it finds.
+/// Do not wrap [`ScheduleFree`](crate::ScheduleFree) and its kin, or [`MADGRAD`](crate::MADGRAD). They
+/// compute the parameter from a second sequence of weights, and that sequence would not decay: put
+/// [`WeightDecay`](crate::WeightDecay) before such a rule. Do not wrap [`Prodigy`](crate::Prodigy) either,
+/// whose η is only a factor of the learning rate that it finds.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses a rule without `eta`, and [alternatives](crate::Describer::alternative)
 /// with different rates. A [`Fallback`](crate::Fallback) inside is allowed: each parameter decays by the rate
 /// of its rule.
+///
 /// # Departures
 /// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
@@ -67,17 +67,19 @@ pub struct DecoupledDecay<R> {
 }
 
 impl<R: Rule + Clone> DecoupledDecay<R> {
-    /// Runs `inner`, and lets the parameter decay by λ times its learning rate.
+    /// Runs `inner`, and lets the parameter decay by λ times the learning rate of `inner`.
     pub fn new(lambda: f64, inner: R) -> Self {
         DecoupledDecay { lambda, eta_max: 0.0, is_cautious: false, inner }
     }
 
-    /// Only where the step and the parameter have the same sign, or one is zero.
+    /// Lets an element decay only if its step and its value have the same sign, or one of the two is zero.
     pub fn cautious(self) -> Self {
         DecoupledDecay { is_cautious: true, ..self }
     }
 
-    /// By λ·η² / `eta_max`, the largest learning rate of the schedule; with 0, by λ·η.
+    /// Makes the decay λ·η² / `eta_max` instead of λ·η.
+    ///
+    /// `eta_max` is the largest learning rate of the schedule. 0 means the usual decay.
     pub fn corrected(self, eta_max: f64) -> Self {
         DecoupledDecay { eta_max, ..self }
     }
@@ -89,17 +91,20 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     }
 }
 
-/// The learning rate of the rule in a wrapper, to which `what` is in proportion.
+/// The learning rate of the rule inside a wrapper. In errors, `what` is the quantity of the wrapper that is
+/// proportional to this rate, such as "a decay".
 pub(super) fn rate_of(inner: &Description, wrapper: &str, what: &str) -> Result<f64> {
     if let Some(eta) = inner.learning_rate() {
         return Ok(eta);
     }
     check_rate(inner, wrapper)?;
-    let conflict = format!("of alternatives they differ, so {what} is in proportion to none");
-    Err(conflicting_rates(inner, &conflict, "put it around each of these rules"))
+    let conflict =
+        format!("its alternatives have different rates, so {what} has no single rate to be proportional to");
+    Err(conflicting_rates(inner, &conflict, "put the wrapper around each alternative"))
 }
 
-/// Refuses a rule without a learning rate. Before `setup` has chosen between two rules, there may be two.
+/// Refuses a rule without a learning rate. A rule with two different rates passes, because it can be a
+/// `Fallback` for which `setup` has not chosen one of the two rules yet.
 pub(super) fn check_rate(inner: &Description, wrapper: &str) -> Result<()> {
     let available = inner.names();
     if available.iter().any(|name| name == RATE) {
@@ -111,7 +116,7 @@ pub(super) fn check_rate(inner: &Description, wrapper: &str) -> Result<()> {
 
 impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
-        // λ has no default.
+        // `field` takes a default. λ has no default, so its own value is passed instead.
         let lambda = self.lambda;
         rule.kind("DecoupledDecay");
         rule.setting("cautious", self.is_cautious);
@@ -134,13 +139,14 @@ impl Arithmetic for DecayStep {
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let decayed = dx + x * self.rate;
-        // Compares signs: a product of small numbers would be 0.
+        // Multiplies by the sign, because the product of two small numbers can be 0.
         if self.is_cautious { V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx) } else { decayed }
     }
 }
 
 impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
+        // `setup` has chosen by now, so rates that still differ are refused.
         self.rate()?;
         State::empty().with_held(self, x)
     }

@@ -2,17 +2,19 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::patterns::Patterns;
 use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, Setting, State};
 
-/// A rule for matrices, and another for all other parameters: what recipes with [`Muon`](crate::Muon) do.
+/// A rule for matrices and another for all other parameters, as in recipes with [`Muon`](crate::Muon).
 ///
-/// Parameters of two or more dimensions get the first rule, vectors and numbers the second. So do those whose
-/// path matches a pattern of [`except`](Fallback::except): usually the embedding and the last layer. In a
-/// pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
+/// Parameters of two or more dimensions get the first rule, vectors and numbers the second. Parameters whose
+/// path matches a pattern of [`except`](Fallback::except) also get the second: usually the embedding and the
+/// last layer. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path
+/// must match.
 ///
-/// [`setup`](crate::setup) decides for each parameter. From then on its leaf has the one rule, with its name,
-/// hyper-parameters and state, as if [`setup_with`](crate::setup_with) had chosen it. Before that it has the
-/// hyper-parameters of both rules, the first's at `0.` and the second's at `1.`. A name without a place
-/// reaches both, as it later reaches all leaves of the state. Each has a learning rate of its own, so a
-/// schedule for all is a [relative](crate::Schedule::relative) one.
+/// [`setup`](crate::setup) chooses for each parameter. Its leaf (the parameter's place in the state) then has
+/// the name, hyper-parameters and state of the chosen rule, as if [`setup_with`](crate::setup_with) had
+/// chosen it. Before `setup`, a `Fallback` has the hyper-parameters of both rules: `0.eta` is the first
+/// rule's and `1.eta` the second's. `eta` sets both, as after `setup` it sets the `eta` of all leaves. Each
+/// of the two rules has a learning rate of its own, so use a [relative](crate::Schedule::relative) schedule
+/// for all parameters.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -38,13 +40,14 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # Errors of `setup`
-/// If a pattern matches no parameter. ([`add`](crate::StateTree::add) and
-/// [`replace`](crate::Selection::replace) are about a part of a model, and do not check that.)
+/// # Errors
+/// [`setup`](crate::setup) refuses a pattern that matches no parameter. [`add`](crate::StateTree::add) and
+/// [`replace`](crate::Selection::replace) do not, because they work on a part of a model.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback<R, F>(FallbackChoice<R, F>);
 
+/// The rules, or the one that `setup` has chosen for a parameter.
 #[derive(Clone, Debug, PartialEq)]
 enum FallbackChoice<R, F> {
     Open { rule: R, fallback: F, except: Patterns },
@@ -53,12 +56,13 @@ enum FallbackChoice<R, F> {
 }
 
 impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
-    /// `rule` for matrices, `fallback` for all others.
+    /// Gives matrices to `rule`, and all other parameters to `fallback`.
     pub fn new(rule: R, fallback: F) -> Self {
         Fallback(FallbackChoice::Open { rule, fallback, except: Patterns::new(Vec::new()) })
     }
 
-    /// Gives the parameters whose paths match one of these patterns to the second rule, too.
+    /// Gives parameters whose paths match one of these patterns to the second rule, even if they are
+    /// matrices.
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
         if let FallbackChoice::Open { except, .. } = &mut self.0 {
             *except = Patterns::new(
@@ -68,7 +72,8 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
         self
     }
 
-    /// The rule that was decided on, or the first.
+    /// The chosen rule. Before the choice it is the first rule. No parameter depends on that, because `init`
+    /// refuses a `Fallback` without a choice.
     fn chosen(&self) -> &dyn Rule {
         match &self.0 {
             FallbackChoice::Open { rule, .. } | FallbackChoice::Rule(rule) => rule,
@@ -79,6 +84,8 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
 
 impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
     fn describe(&mut self, description: &mut Describer<'_>) {
+        // `choice` returns a parameter only while rules are chosen for that parameter. Any other description
+        // leaves the choice open.
         if let FallbackChoice::Open { rule, fallback, except } = &self.0
             && let Some((paths, x)) = description.choice(except.texts())
         {
@@ -110,12 +117,15 @@ impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         match &self.0 {
             FallbackChoice::Open { .. } => {
+                // `setup` chooses through descriptions, so it cannot reach a rule that no description names.
+                let own = self.name();
                 let problem = format!(
-                    "the rule around {} does not name it, so that it cannot choose for its parameter",
-                    self.name()
+                    "the rule around {own} does not describe {own}, so `setup` cannot choose between its two \
+                     rules"
                 );
-                Err(Error::new(ErrorKind::Contract, problem)
-                    .with_remedy("call `Describer::holds` with it in that rule's `describe`"))
+                Err(Error::new(ErrorKind::Contract, problem).with_remedy(
+                    "in the `describe` of the outer rule, call `Describer::holds` with the inner rule",
+                ))
             }
             _ => self.chosen().init(x),
         }

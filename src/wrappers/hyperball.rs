@@ -7,8 +7,8 @@ use crate::rule::{
 
 /// Hyperball: every parameter keeps the norm that it has before the first step of its rule.
 ///
-/// The learning rate is then the length of a step, as a part of this norm. Source: Wen et al. 2026,
-/// "Hyperball Optimization", [arXiv 2606.16899](https://arxiv.org/abs/2606.16899).
+/// The learning rate is then the length of a step relative to this norm. Source: Wen et al. 2026, "Hyperball
+/// Optimization", [arXiv 2606.16899](https://arxiv.org/abs/2606.16899).
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -16,11 +16,11 @@ use crate::rule::{
 /// dx' = x - R·n(x - η·R·n(u)),   n(v) = v / ‖v‖        η is the rule's eta
 /// ```
 ///
-/// For matrices inside a network, where a weight decay is used to keep their norms in balance. Embeddings,
-/// the last layer, biases and the weights of normalisations have other rules. Around [`Adam`](crate::Adam) it
-/// is the paper's AdamH, around [`Muon`](crate::Muon) MuonH. Factors of the whole step, such as Muon's
-/// `scale`, have no effect, as u is normalised. A weight decay inside is a part of u, and has no use here. A
-/// parameter of one element stays where it is.
+/// It is for matrices inside a network, whose norms a weight decay otherwise keeps in balance. Give
+/// embeddings, the last layer, biases and the weights of normalisations other rules. Around
+/// [`Adam`](crate::Adam) it is the paper's AdamH, around [`Muon`](crate::Muon) MuonH. Factors of the whole
+/// step, such as Muon's `scale`, have no effect, because u is normalised. A weight decay of the wrapped rule
+/// is a part of u, and has no use here. A parameter of one element does not move.
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Tensor, Var};
@@ -41,24 +41,25 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The norms are those of one parameter (or its master), in f64. They cost two more reads of the parameter,
-/// of the gradient and of the state. R is a number of the state, `radius`. New weights, by
+/// Norms are of one parameter (or its master), in f64. They cost two more reads of the parameter, of the
+/// gradient and of the state. The state has R as the number `radius`. After new weights, by
 /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters),
-/// and new [rows](crate::StateTree::resize_rows) make it the norm that the parameter has then. A step whose
-/// norm is below 2.6e-23, so that its square is 0 in f32, is no direction, and only scales x to the norm R.
+/// and after new [rows](crate::StateTree::resize_rows), R is the norm that the parameter has then. If the
+/// norm of u is below 2.6e-23, its square is 0 in f32 and u has no direction: the step only scales x to the
+/// norm R.
 ///
-/// It is not for rules whose parameter follows another sequence, such as
-/// [`ScheduleFree`](crate::ScheduleFree), nor for [`Prodigy`](crate::Prodigy), whose η is a factor of the
-/// learning rate that it finds. An average of the weights comes after it in a chain.
+/// Do not wrap rules whose parameter follows another sequence, such as [`ScheduleFree`](crate::ScheduleFree),
+/// nor [`Prodigy`](crate::Prodigy), whose η is only a factor of the learning rate that it finds. In a chain,
+/// put an average of the weights after this rule.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses what it refuses of a [`DecoupledDecay`](crate::DecoupledDecay). An
-/// [`update`](crate::update) refuses a parameter whose norm is 0, before the first step or before it is
-/// scaled to the norm R.
+/// [`setup`](crate::setup) refuses the rules that it refuses in a [`DecoupledDecay`](crate::DecoupledDecay).
+/// An [`update`](crate::update) refuses a parameter whose norm is 0 before the first step, or before it is
+/// scaled to R.
 ///
 /// # Departures
-/// As the paper has it. NVIDIA's Emerging-Optimizers is given one R for all parameters, and levanter takes
-/// the norm anew in each step. heavyball takes 1e-12 for smaller norms.
+/// As in the paper. NVIDIA's Emerging-Optimizers takes one R for all parameters, and levanter measures the
+/// norm again in each step. heavyball raises norms below 1e-12 to 1e-12.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyperball<R> {
@@ -66,7 +67,7 @@ pub struct Hyperball<R> {
 }
 
 impl<R: Rule + Clone> Hyperball<R> {
-    /// Runs `inner`, whose learning rate is the length of a step as a part of the parameter's norm.
+    /// Runs `inner`, whose learning rate becomes the length of a step relative to the parameter's norm.
     pub fn new(inner: R) -> Self {
         Hyperball { inner }
     }
@@ -97,7 +98,7 @@ impl Arithmetic for InnerProduct {
     }
 }
 
-/// x - k·(x - c·u), as a sum of multiples of x and u: by 1 - k and by k·c.
+/// x - k·(x - c·u) as a sum. The fields are the factors of x and u: 1 - k and k·c.
 #[derive(Clone, Copy)]
 struct SphereStep(f64, f64);
 
@@ -126,10 +127,11 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
                 let (x, u) = (sums[0], sums[1]);
                 let radius = if radius == 0.0 { x } else { radius };
                 let c = if (u * u) as f32 == 0.0 { 0.0 } else { eta * radius / u };
-                // Without cancellation, and not below 0 where the sum is rounded or infinite in f32.
+                // ‖x - c·u‖ from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The product
+                // is limited to what the norms allow, because its sum is rounded, and can be infinite in f32.
                 let product = sums[2].max(-x * u).min(x * u);
                 let moved = ((x - c * u).powi(2) + 2.0 * c * (x * u - product)).sqrt();
-                // All ranks see the same sums. Without a direction nothing is lost: x stays at 0.
+                // All ranks have the same sums, so all refuse or none. If u is 0 too, x can stay at 0.
                 if moved == 0.0 && u > 0.0 {
                     return Err(zero_norm());
                 }
@@ -144,10 +146,13 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
     }
 }
 
-/// The error for weights that no factor gives a norm above 0.
+/// The error for a parameter of norm 0, which no factor scales to R.
 fn zero_norm() -> Error {
-    Error::new(ErrorKind::Unsupported, "the norm that `Hyperball` would scale to the first one is")
-        .with_got(0)
-        .with_expected("a number above 0")
-        .with_remedy("give a parameter that starts at 0 another rule, by `Fallback::except` or `setup_with`")
+    Error::new(
+        ErrorKind::Unsupported,
+        "`Hyperball` scales the norm of the parameter to the first norm, but the norm is",
+    )
+    .with_got(0)
+    .with_expected("a number above 0")
+    .with_remedy("give a parameter that starts at 0 another rule, by `Fallback::except` or `setup_with`")
 }

@@ -155,7 +155,7 @@ pub fn needs_matrices(error: &Error) -> bool {
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
     let mut all: Vec<Box<dyn Rule>> =
         rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
-    all.extend::<[Box<dyn Rule>; 15]>([
+    let chains: Vec<Box<dyn Rule>> = vec![
         Box::new(OptimiserChain::new(())),
         Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
@@ -190,14 +190,16 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>,
             Box::new(Momentum::new(0.1)),
         ])),
-    ]);
+    ];
+    all.extend(chains);
     // Their defaults are for larger matrices than those of the tests.
-    all.extend::<[Box<dyn Rule>; 4]>([
+    let for_small_matrices: Vec<Box<dyn Rule>> = vec![
         Box::new(SOAP { interval: 2, ..SOAP::new(0.01) }),
         Box::new(Shampoo { interval: 2, ..Shampoo::new(0.01) }),
         Box::new(GaLore { rank: 2, interval: 2, ..GaLore::new(0.01) }),
         Box::new(APOLLO { interval: 2, ..APOLLO::mini(0.01) }),
-    ]);
+    ];
+    all.extend(for_small_matrices);
     all
 }
 

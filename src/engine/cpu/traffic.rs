@@ -1,15 +1,13 @@
-//! What passes read and write, counted where they take elements: a guard of speed that is no clock.
+//! Counts of what passes read and write, for a test of speed without a clock.
 //!
-//! Memory limits a step, so the time of a step follows the bytes that it moves. Times differ from machine to
-//! machine and from run to run; the bytes do not, so that a pass or a copy too many fails a test. Copies outside
-//! of passes are found by `tests/allocation.rs`.
+//! Memory limits a step, so its time follows the bytes that it moves. Times differ from run to run, bytes do
+//! not, so that a pass or a copy too many fails a test. `tests/allocation.rs` finds copies outside of passes.
 //!
-//! The counts are those of one thread, because other tests run meanwhile. The parameters of the tests are so
-//! small that a step stays on the thread that calls it.
+//! Each thread counts for itself, because other tests run meanwhile. The parameters of the tests are so small
+//! that a step stays on its caller's thread.
 
 use std::cell::Cell;
 
-/// What a step has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Traffic {
     /// Elements that passes went over.
@@ -23,7 +21,7 @@ thread_local! {
     static TRAFFIC: Cell<Traffic> = const { Cell::new(Traffic { passed: 0, read: 0, written: 0 }) };
 }
 
-/// Notes that so many numbers are read, and so many written.
+/// Counts numbers that are read and written.
 pub(super) fn note<T>(read: usize, written: usize) {
     let size = size_of::<T>();
     TRAFFIC.with(|all| {
@@ -33,7 +31,7 @@ pub(super) fn note<T>(read: usize, written: usize) {
     });
 }
 
-/// Notes that a pass goes over so many elements.
+/// Counts elements that a pass goes over.
 pub(super) fn note_pass(elements: usize) {
     TRAFFIC.with(|all| all.set(Traffic { passed: all.get().passed + elements, ..all.get() }));
 }
@@ -50,7 +48,7 @@ mod tests {
         WeightDecay, setup, update,
     };
 
-    /// More than the shortest tensor that is kept in 8 bits, less than what goes to other threads.
+    /// Enough elements for state in 8 bits, too few for other threads.
     const LENGTH: usize = 8192;
 
     /// The traffic of the second step on a parameter of this dtype, and the bytes of the state.
@@ -69,8 +67,8 @@ mod tests {
         (TRAFFIC.get(), state.bytes())
     }
 
-    /// README's table, and what README says of chains: a step goes once over the elements, reads the gradient,
-    /// and reads and writes parameter and state. A parameter that has a master is only written.
+    /// The first table of the page `memory`, and chains: a step goes once over the elements, reads the
+    /// gradient, and reads and writes parameter and state. A parameter that has a master is only written.
     #[test]
     fn a_step_moves_each_byte_once() {
         let adamw = || AdamW::new(1e-3);
@@ -87,7 +85,7 @@ mod tests {
             (BF16, Optimiser::new(Kahan::new(adamw())), 12.0, 1),
             (BF16, Optimiser::new(StochasticRounding::new(0, adamw())), 10.0, 1),
             (F32, Optimiser::new(chain()), 16.0, 1),
-            // The norm of all gradients is there when all have been read once.
+            // Twice, because the norm of all gradients is there only when all have been read.
             (F32, Optimiser::new(clipped()), 12.0, 2),
             (BF16, Optimiser::new(MixedPrecision::new(F32, clipped())), 14.0, 2),
         ];
@@ -99,7 +97,11 @@ mod tests {
                 _ => of_step(optimiser, bf16::ONE),
             };
             let x = dtype.size_in_bytes() * LENGTH;
-            assert_eq!(state + x, (bytes * LENGTH as f64) as usize, "{name}: README has other bytes");
+            assert_eq!(
+                state + x,
+                (bytes * LENGTH as f64) as usize,
+                "{name}: the page `memory` has other bytes"
+            );
             let read = passes * x + state + if is_mixed { 0 } else { x };
             assert_eq!(traffic, Traffic { passed: passes * LENGTH, read, written: state + x }, "{name}");
         }

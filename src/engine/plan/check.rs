@@ -1,11 +1,12 @@
-//! The check that a plan fits its parameter. The loops over elements trust the lengths, and rules are the
-//! user's code.
+//! The check that a plan fits its parameter. The loops over elements trust the lengths, and rules are code of
+//! users.
 //!
-//! What is checked here cannot change afterwards: shapes, dtypes and devices of tensors and of what others
-//! lend (they are asked once, `model/lent/known.rs`), the state, which nobody else can see, and the
-//! arithmetic. A storage can be exchanged, and an owner lend something else, at any time. Both are looked at
-//! here, so that nothing is written if they are wrong already, and again when a pointer is made
-//! (`model/lent/stored.rs`, `model/lent/lend.rs`).
+//! 1. These cannot change after this check: shapes, dtypes and devices of tensors and of lent memory (a call
+//!    reads them from the owner once, `model/lent/known.rs`), the arithmetic, and the state, which nobody
+//!    else can see.
+//! 2. These can change at any time: the storage of a tensor, and the memory that an owner lends. Both are
+//!    checked here, so that nothing is written if they are wrong already, and again whenever a pointer is
+//!    made (`model/lent/stored.rs`, `model/lent/lend.rs`).
 
 use std::ops::Range;
 
@@ -18,17 +19,16 @@ use crate::model::lent::{Lend, check_parameter};
 use crate::numbers::{DType, is_supported};
 use crate::tensors::{Device, Tensor};
 
-/// Refuses a gradient of another shape or device than the parameter's, or of a dtype that the engines do not
-/// read.
+/// Refuses a gradient of another shape or device than x, or of a dtype that the engines do not read.
 ///
-/// Memory that is no tensor of candle's may be a vector of as many elements.
+/// Memory that is no tensor of candle's may also be a vector that has x's number of elements.
 pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> Result<()> {
     let is_vector = || {
         gradient.tensor().is_none() && gradient.shape().len() == 1 && gradient.elem_count() == x.elem_count()
     };
     if gradient.shape() != x.shape() && !is_vector() {
         return Err(Error::shape("the gradient", gradient.shape(), x.shape())
-            .with_remedy("pass that of the loss for this parameter, with a number for each element")
+            .with_remedy("pass the gradient of the loss for this parameter, with a number for each element")
             .at(path));
     }
     let (expected, got) = (x.device().location(), gradient.device().location());
@@ -46,13 +46,10 @@ pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> R
 }
 
 impl Job<'_> {
-    /// Refuses a job that does not fit its parameter, and returns which storages the commit locks for
-    /// writing.
+    /// Refuses a job that does not fit its parameter. Returns the storages that the commit locks for writing.
     ///
-    /// Refused are state tensors of another shape, dtype or device, or another number of them than the
-    /// arithmetic has, and storages that do not hold their tensors.
-    ///
-    /// `rule` names the optimiser in errors.
+    /// `rule` names the optimiser in errors. Refused are state tensors of another shape, dtype or device,
+    /// another number of them than the arithmetic has, and storages that do not hold their tensors.
     pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
         let fits = Fits { job: self, rule };
         match &self.x {
@@ -77,11 +74,11 @@ impl Job<'_> {
         Ok(own)
     }
 
-    /// Refuses a function of the whole tensor, where each rank has a part of it.
+    /// Refuses a function of the whole tensor if each rank has only a part of it.
     pub(crate) fn check_divisible(&self, rule: &dyn Fn() -> String) -> Result<()> {
         if self.steps.iter().any(|step| matches!(step, Step::Tensor(_))) {
-            let problem = "says that it is divisible, and plans a function of the whole tensor, which would \
-                           get a part of it on each rank";
+            let problem = "is declared divisible, but plans a function of the whole tensor, and each rank \
+                           has only a part of the tensor";
             return Err(Error::new(ErrorKind::Contract, format!("{} {problem}", rule()))
                 .with_remedy("return `false` from its `is_divisible`")
                 .at(self.path));
@@ -115,7 +112,7 @@ impl Fits<'_, '_> {
         }
     }
 
-    /// Refuses arithmetic on another number of slots than these.
+    /// Refuses arithmetic that has another number of slots than `range`.
     fn count(
         &self,
         kernel: &dyn Kernel,
@@ -139,8 +136,8 @@ impl Fits<'_, '_> {
         .with_got(got)
         .with_expected(kernel.slots())
         .with_remedy(
-            "give it those that it works on, and keep the state that each rule's `init` made, also that of \
-             a rule which is held",
+            "give the arithmetic the state tensors that it works on, and keep the state that the `init` of \
+             each rule made, also of each held rule",
         )
         .at(self.job.path))
     }
@@ -164,7 +161,7 @@ impl Fits<'_, '_> {
             if lender.tensor().is_some() {
                 return Ok(Addresses::of(name, lender)?.memory);
             }
-            // What an owner refuses is refused before anything is written.
+            // The owner is tried here, so that it refuses before anything is written.
             check_parameter(name, lender, self.job.epilogue.writes_x())?;
             Ok(lender.memory())
         };
@@ -194,18 +191,18 @@ impl Fits<'_, '_> {
         )
         .with_got(got)
         .with_expected(format_args!(
-            "F16, BF16, F32 or F64 of {:?} on {:?}",
+            "F16, BF16, F32 or F64 with the shape {:?} on {:?}",
             x.shape(),
             x.device().location()
         ))
         .with_remedy(
-            "make the state of each rule, also of one that is held, for the parameter that it works on",
+            "make the state of each rule, also of each held rule, for the parameter that the rule works on",
         )
         .at(self.job.path)
     }
 }
 
-/// What a tensor is, in words.
+/// Dtype, shape and device of a tensor in words, for errors.
 pub(in crate::engine) fn kind_of(shape: &[usize], dtype: DType, device: &Device) -> String {
-    format!("{dtype:?} of {shape:?} on {:?}", device.location())
+    format!("{dtype:?} with the shape {shape:?} on {:?}", device.location())
 }

@@ -1,4 +1,5 @@
-//! What is asked about the elements of a leaf, reading only.
+//! Requests for elements of a leaf (a parameter with its state), or for numbers computed from them, such as a
+//! sum. They only read.
 
 use super::{Job, Link, Step, TermOf};
 use crate::engine::kernel::Reducer;
@@ -6,7 +7,7 @@ use crate::error::Result;
 use crate::model::lent::Lent;
 use crate::tensors::Tensor;
 
-/// A view: what is read of each element of a leaf.
+/// What is read of each element of a leaf.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct GradientView<'j, 'a> {
     pub(in crate::engine) job: &'j Job<'a>,
@@ -17,7 +18,7 @@ pub(in crate::engine) struct GradientView<'j, 'a> {
 enum ViewKind<'j> {
     /// What the arithmetic calls x.
     Parameter,
-    /// The gradient after the first `steps` steps of the job, and what a probe makes of it.
+    /// The gradient after the first `steps` steps of the job and then the probe.
     Gradient { steps: usize, probe: Option<Link<'j>> },
 }
 
@@ -29,7 +30,6 @@ pub(in crate::engine) struct ReductionRequest<'j, 'a> {
 }
 
 impl<'j, 'a> GradientView<'j, 'a> {
-    /// What the arithmetic calls x.
     pub(in crate::engine) fn parameter(job: &'j Job<'a>) -> Self {
         GradientView { job, kind: ViewKind::Parameter }
     }
@@ -38,12 +38,12 @@ impl<'j, 'a> GradientView<'j, 'a> {
     pub(in crate::engine) fn gradient(job: &'j Job<'a>, steps: usize) -> Result<Self> {
         let is_open = |step: &Step<'_>| matches!(step, Step::Reduce(_) | Step::Tensor(_));
         if job.steps[..steps].iter().any(is_open) {
-            return Err(job.broken("a step is asked for before those in front of it are resolved"));
+            return Err(job.broken("a step is read before earlier steps are resolved"));
         }
         Ok(GradientView { job, kind: ViewKind::Gradient { steps, probe: None } })
     }
 
-    /// What a term of the reduction at `step` is reduced from.
+    /// The view that a term of the reduction at `step` reduces.
     pub(in crate::engine) fn term(job: &'j Job<'a>, step: usize, term: usize) -> Result<Self> {
         let Step::Reduce(reduction) = &job.steps[step] else {
             return Err(job.broken("a term of a step that is no reduction"));
@@ -64,7 +64,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         matches!(self.kind, ViewKind::Parameter)
     }
 
-    /// The gradients that are read: the job's, or what the last function before these elements has returned.
+    /// The gradients that are read: those of the job, or the result of the last function before the view.
     pub(in crate::engine) fn sources(self) -> &'j [Lent<'a>] {
         match self.kind {
             ViewKind::Parameter => &[],
@@ -80,7 +80,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         }
     }
 
-    /// The arithmetic that the gradients go through.
+    /// The arithmetic between [`GradientView::sources`] and the view.
     pub(in crate::engine) fn links(self) -> impl Iterator<Item = Link<'j>> {
         let (steps, probe) = match self.kind {
             ViewKind::Parameter => (0..0, None),
@@ -93,7 +93,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         self.job.steps[steps].iter().filter_map(Step::link).chain(probe)
     }
 
-    /// The elements, if a tensor has them as they are.
+    /// A tensor that has the elements already, so that nothing has to be computed.
     pub(in crate::engine) fn tensor(self) -> Option<&'j Tensor> {
         match (self.kind, self.sources()) {
             (ViewKind::Parameter, _) if self.job.low_bits.is_some() => None,

@@ -15,10 +15,11 @@ use crate::numbers::value::ScaleBy;
 type TermNumbers = SmallVec<[f64; 2]>;
 
 impl ReduceOutcome {
-    /// Replaces these steps by what follows from their numbers: one step, or all that share numbers.
+    /// Replaces the steps of `answers` (one step, or all that share numbers) by what follows from their
+    /// numbers.
     ///
-    /// Where a norm stands for a check, and a step may not be able to square the gradient, `unknown` gets the
-    /// job and that step.
+    /// If a norm has replaced a check, and shows that a later step may not be able to square the gradient,
+    /// `unknown` gets the job and that step.
     pub(super) fn resolve(
         &mut self,
         jobs: &mut [&mut Job<'_>],
@@ -37,6 +38,7 @@ impl ReduceOutcome {
             }
         }
         let shared = join(jobs, answers)?;
+        // Errors name the first leaf whose own norm is not finite. The shared norm does not show which it is.
         let offender = answers.iter().find(|answer| !answer.is_finite()).map(|answer| answer.step.job);
         for Answer { step: PendingStep { job: index, step, .. }, totals } in answers {
             let job = &mut *jobs[*index];
@@ -60,7 +62,7 @@ impl ReduceOutcome {
         Ok(())
     }
 
-    /// Keeps the norm of a group for the outcome.
+    /// Keeps the norm of a group for the outcome. A limited norm does not replace another norm of its group.
     fn keep_norm(&mut self, reduction: &Reduction<'_>, numbers: &[f64]) {
         let (Some(Group::Norm(group) | Group::Limit(group)), [found, ..]) = (reduction.group, numbers) else {
             return;
@@ -74,7 +76,7 @@ impl ReduceOutcome {
     }
 }
 
-/// What follows from a norm that stands for a check: no element is larger than the norm.
+/// What a norm that has replaced a check shows of the gradient's size: no element is larger than the norm.
 fn size(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answer) -> Size {
     let norm = || {
         let reduction = job.reduction(*step).ok().filter(|reduction| reduction.stands_for_check)?;
@@ -83,7 +85,7 @@ fn size(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answe
     norm().map_or(Size::Fine, |norm| Size::bound(job, *step, norm))
 }
 
-/// The totals of all these leaves together, in their order.
+/// Joins the totals of all leaves, in their order.
 fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     let Some(Answer { step, totals, .. }) = answers.first() else { return Ok(TermNumbers::new()) };
     let terms = &jobs[step.job].reduction(step.step)?.terms;
@@ -97,8 +99,8 @@ fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     Ok((0..totals.len()).map(total).collect())
 }
 
-/// The numbers of a step, from its `own` totals and the `shared` ones. `None` if it has to be asked once more:
-/// the powers of a norm are taken in a unit that the largest element decides, which is known now.
+/// The numbers of a step, from its `own` totals and the `shared` ones. `None` if the step has to be evaluated
+/// once more: the largest element, now found, decides the unit for the powers of the norm.
 fn numbers(
     path: &str,
     reduction: &mut Reduction<'_>,
@@ -106,7 +108,7 @@ fn numbers(
     shared: &[f64],
 ) -> Result<Option<TermNumbers>> {
     if reduction.terms.len() != shared.len() {
-        let what = "takes another number of sums than for other parameters that share them";
+        let what = "takes a different count of sums than for other parameters that share the sums";
         return Err(misfit(path, what, shared.len(), reduction.terms.len()));
     }
     let total = |(index, term)| if reduction.shares(term) { shared[index] } else { own[index] };
@@ -119,10 +121,10 @@ fn numbers(
     Ok(Some(finished.collect()))
 }
 
-/// The error for a norm that is not finite, where a rule refuses such a call.
+/// The error for a norm that is not finite, if a rule refuses such a call.
 fn refused(offender: &Job<'_>, p: f64, norm: f64) -> Error {
-    let remedy = "this call has changed nothing; to go on regardless set the clipping rule's `non_finite` to \
-                  Pass or Skip";
+    let remedy = "this call has changed nothing; to go on regardless, set `non_finite` of the clipping rule \
+                  to Pass or Skip";
     Error::new(ErrorKind::NotFinite, format!("the {p}-norm of its gradient is"))
         .with_got(norm)
         .with_expected("a finite number")
@@ -130,8 +132,8 @@ fn refused(offender: &Job<'_>, p: f64, norm: f64) -> Error {
         .at(offender.path)
 }
 
-/// Replaces a reduction by the arithmetic that follows from these numbers. The result is `Compute`,
-/// unless the norm refuses or skips the call.
+/// Replaces a reduction by the arithmetic that follows from `numbers`. The result is `Compute`, unless the
+/// norm refuses or skips the call.
 fn apply<'a>(
     job: &mut Job<'a>,
     step: usize,
@@ -154,14 +156,15 @@ fn apply<'a>(
         Then::Map { resolve, slots: range, numbers: remembered } => {
             let Resolved { kernel, numbers } = resolve(numbers).map_err(|error| error.at(job.path))?;
             if numbers.len() != remembered.len() {
-                let what = "returns another number of numbers than the state has";
+                let what = "returns a different count of numbers than the state has";
                 return Err(misfit(job.path, what, remembered.len(), numbers.len()));
             }
             job.numbers.extend(remembered.iter_mut().map(|(_, number)| number).zip(numbers));
+            // A leaf without a gradient makes no step, but remembers the numbers.
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
                 if slots.len() != kernel.slots() {
-                    let what = "returns arithmetic for another number of state tensors";
+                    let what = "returns arithmetic for a different count of state tensors than the state has";
                     return Err(misfit(job.path, what, slots.len(), kernel.slots()));
                 }
                 job.steps[step] = Step::Map { kernel, slots };
@@ -171,24 +174,25 @@ fn apply<'a>(
     Ok(OnNonFinite::Compute)
 }
 
-/// The error for sums of a rule that do not fit the arithmetic behind them.
+/// The error for sums of a rule that do not fit the arithmetic after them.
 fn misfit(path: &str, what: &'static str, expected: usize, got: usize) -> Error {
     Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {what}:"))
         .with_got(got)
         .with_expected(expected)
-        .with_remedy("mend the rule: the numbers have to be equal")
+        .with_remedy("fix the rule: both counts must be equal")
         .at(path)
 }
 
-/// Replaces a step by a multiplication. The factor is at most the largest number of the arithmetic,
-/// because infinity would make infinities of denormal numbers, and NaN of 0.
+/// Replaces a step by a multiplication. The factor is limited to the largest number of the arithmetic,
+/// because infinity would turn subnormal numbers into infinities, and 0 into NaN.
 fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {
+        // `take_reduction` has left `Step::Identity` there.
         return;
     }
     let largest = largest(job.compute);
     let mut factor = factor.clamp(-largest, largest);
-    // A power of two right before it is multiplied in, which saves a step.
+    // A power of two right before it (a loss scale) is multiplied in, which saves a step.
     let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
     if let Some(before) = before
         && let Some(power) = before.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())

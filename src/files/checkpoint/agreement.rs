@@ -1,5 +1,9 @@
-//! The agreement of ranks before they write one file: what has to be the same on all, and what only ranks
-//! with a part of a leaf know.
+//! The agreement of ranks before they write one file, after which all have the same description of it.
+//!
+//! 1. Each rank moves out of its record what may differ among ranks (`RankRecord`): the counters, numbers and
+//!    shapes of leaves, which only ranks with a part have, and the indices of optimisers.
+//! 2. All ranks compare the rest, and send each other what was moved out.
+//! 3. Each rank puts the same values back: those of the ranks with a part, and rank 0's indices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,26 +21,25 @@ use crate::tree::{Leaf, StateTree};
 /// The whole shapes of a leaf's state tensors, in their order.
 pub(super) type WholeShapes = Vec<Vec<usize>>;
 
-/// What a rank tells the others, who do not know it.
+/// What a rank sends to the others, because it may differ from theirs.
 #[derive(Serialize, Deserialize)]
 struct RankRecord {
     /// The index of each leaf's optimiser in the rank's list; ranks may share optimisers in different ways.
     optimisers: Vec<usize>,
-    /// The leaves of which the rank has a part, by index.
+    /// The leaves with a part on this rank, by index.
     held: BTreeMap<usize, HeldLeaf>,
 }
 
-/// What only a rank with a part of a leaf knows.
+/// What only a rank with a part of a leaf has.
 #[derive(PartialEq, Serialize, Deserialize)]
 struct HeldLeaf {
     counters: Vec<(String, u64)>,
-    /// Numbers as bits, as NaN does not equal itself.
+    /// Numbers as bits, because NaN does not equal itself.
     numbers: Vec<(String, u64)>,
     shapes: WholeShapes,
 }
 
-/// Compares what all ranks save, and completes the record with what others know. Returns the whole shapes of
-/// the state tensors of each leaf.
+/// Compares what all ranks save. Returns the complete record, and the whole shapes of each leaf's tensors.
 ///
 /// # Errors
 /// On all ranks, if one refuses, or what they save differs.
@@ -63,6 +66,7 @@ pub(super) fn agreed(
         let HeldLeaf { counters, numbers, shapes } = held_by_all(&mut all, place, path)?;
         leaf.counters = counters;
         leaf.numbers = numbers.into_iter().map(|(name, bits)| (name, Number(f64::from_bits(bits)))).collect();
+        // Rank 0's indices begin at 0 and rise by 1 with each new optimiser, so a new one is the list's next.
         leaf.optimiser = all[0].optimisers[place];
         if leaf.optimiser == record.optimisers.len() {
             record.optimisers.push(own[all[state.rank()].optimisers[place]].clone());
@@ -73,7 +77,7 @@ pub(super) fn agreed(
 }
 
 impl RankRecord {
-    /// Moves out of the record what ranks with a part of a leaf tell.
+    /// Moves out of `record` what may differ among ranks.
     fn new(state: &StateTree, record: &mut Record) -> Self {
         let (mut held, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
         for (place, (leaf, record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
@@ -91,7 +95,7 @@ impl RankRecord {
     }
 }
 
-/// All ranks write the same file.
+/// The path, which has to be the same on all ranks.
 pub(super) fn same_path(path: &Path) -> Aspect {
     Aspect::new("the path to save at", format!("{path:?}"))
 }
@@ -137,18 +141,16 @@ fn text(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(Error::other)
 }
 
-/// What the ranks with a part of a leaf tell; all have to tell the same.
+/// Takes a leaf's values out of the records of all ranks that have a part of it. Refuses values that differ.
 fn held_by_all(all: &mut [RankRecord], place: usize, path: &str) -> Result<HeldLeaf> {
     let mut tellers =
         all.iter_mut().enumerate().filter_map(|(rank, told)| Some((rank, told.held.remove(&place)?)));
-    let unknown = || Error::new(ErrorKind::Ranks, "no rank has its state").at(path);
+    let unknown = || Error::new(ErrorKind::Ranks, "no rank has the state of this parameter").at(path);
     let (first, held) = tellers.next().ok_or_else(unknown)?;
     match tellers.find(|(_, other)| *other != held) {
         Some((rank, _)) => {
-            let problem = format!(
-                "rank {rank} differs in the counters and numbers of its state: others than those of rank \
-                 {first}"
-            );
+            let problem =
+                format!("rank {rank} differs from rank {first} in the counters or numbers of its state");
             Err(Error::new(ErrorKind::Ranks, problem)
                 .at(path)
                 .of_rank(rank)
@@ -158,7 +160,7 @@ fn held_by_all(all: &mut [RankRecord], place: usize, path: &str) -> Result<HeldL
     }
 }
 
-/// The whole shapes of a leaf's state tensors, if they are known here.
+/// The whole shapes of a leaf's state tensors; none if another rank has the state.
 fn shapes(leaf: &Leaf) -> WholeShapes {
     let tensors = leaf.state.tensors().into_iter();
     tensors.filter_map(|(_, tensor)| leaf.whole_of(tensor).map(|(whole, _)| whole.into_dims())).collect()

@@ -15,7 +15,7 @@ use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree, act};
 
 impl CheckpointFile {
-    /// Writes everything. Only a device can fail here, or a file that fails or is changed in this moment.
+    /// Writes everything. This can fail only if a device fails, or if the file fails or changes just then.
     pub(super) fn assign(
         &self,
         state: &mut StateTree,
@@ -31,16 +31,18 @@ impl CheckpointFile {
         state.norms = self.record.norms.clone();
         let mut leaves = state.leaves.iter_mut().zip(restoration.leaves);
         let assigned = leaves.try_for_each(|(leaf, restoration)| self.assign_leaf(leaf, restoration));
+        // Also after an error: otherwise a leaf could act with a copy of another optimiser than its own.
         act(state.leaves.iter_mut(), state.steps, None);
         assigned?;
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
-            // Rounded from the new master, as an update does: the master's dtype may round already.
+            // Rounded to the master's dtype first, because a parameter is its stored master rounded.
             let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
             self.take_over(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
                 None => set_lent_part(&**variable, start, values),
             })?;
         }
+        // Compared at the end, because nobody has checked the values if the file changed during the reads.
         self.check_unchanged().map_err(|source| self.halfway(source))?;
         Ok(restoration.restored)
     }
@@ -61,11 +63,13 @@ impl CheckpointFile {
         leaf.optimiser = values.optimiser;
         (leaf.steps, leaf.frozen) = (values.steps, values.frozen);
         (leaf.waiting.calls, leaf.waiting.received) = (values.waited, values.received.into());
+        // So that the next step compares parameter and master as before a first step: a program may have
+        // loaded the parameter by itself.
         leaf.unsettle();
         Ok(())
     }
 
-    /// Passes elements of an entry to `set` in ranges, each with the index of its first.
+    /// Passes elements of an entry to `set` in windows, each with the index of its first element.
     fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
         for window in ranges(source.elements.clone()) {
@@ -77,9 +81,9 @@ impl CheckpointFile {
 
     /// The error that the file failed after a part of it was taken over.
     fn halfway(&self, source: io::Error) -> Error {
-        Error::new(ErrorKind::Io, "cannot take over the whole file, and a part of it has been")
+        Error::new(ErrorKind::Io, "the restore failed after a part of the file was restored")
             .caused_by(source)
-            .with_remedy("restore from a whole file before going on")
+            .with_remedy("restore from a whole file before you go on")
             .in_file("checkpoint", &self.path)
     }
 }
@@ -99,7 +103,7 @@ mod tests {
     use super::*;
     use crate::{Momentum, setup};
 
-    /// Between the last look at the file and the first write there is a moment.
+    /// The file can change between the last check and the first write.
     #[test]
     fn a_file_that_is_cut_or_changed_while_it_is_taken_over() {
         let x = Var::ones(300_000, candle_core::DType::F32, &Device::Cpu).expect("a variable");
@@ -119,12 +123,12 @@ mod tests {
             resize(length);
             let error = file.assign(&mut state, &BTreeMap::new(), restoration).expect_err("an error");
             let problem = format!(
-                "checkpoint {}: cannot take over the whole file, and a part of it has been",
+                "checkpoint {}: the restore failed after a part of the file was restored",
                 path.display()
             );
             assert_eq!(
                 error.to_string(),
-                format!("{problem}: {source}; restore from a whole file before going on")
+                format!("{problem}: {source}; restore from a whole file before you go on")
             );
             assert_eq!((error.kind(), error.file()), (ErrorKind::Io, Some(&*path)));
         }

@@ -1,4 +1,4 @@
-//! What a restore took over, and the hyper-parameters of a file, compared with those of the rules.
+//! [`Restored`], and the comparison of a file's hyper-parameters with the program's.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{FieldValue, Literal};
@@ -15,13 +15,14 @@ pub struct Restored {
     pub left: Vec<String>,
     /// The paths of the file's parameters that were passed over, for the same reason.
     pub passed_over: Vec<String>,
-    /// The hyper-parameters that are other ones in the file than in the program.
+    /// The hyper-parameters that differ between file and program.
     pub differences: Vec<FieldDifference>,
 }
 
 /// A hyper-parameter that has another value in a file than in the program.
 ///
-/// That of the file counts, unless the program [keeps its settings](crate::CheckpointFile::keeping_settings).
+/// The file's value is used, unless the program
+/// [keeps its settings](crate::CheckpointFile::keeping_settings).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FieldDifference {
@@ -37,8 +38,8 @@ pub struct FieldDifference {
     pub file: Option<FieldValue>,
 }
 
-/// The values of the file for all fields of an optimiser, in order, and the defaults of those that the file
-/// lacks. Differences from the rule's values are added to `restored`.
+/// The file's values for all fields of an optimiser, in order, or the defaults of fields that the file lacks.
+/// Differences from the program's values are added to `restored`.
 ///
 /// # Errors
 /// If the file has a field that the rule lacks, fields in another order, or a value of another type.
@@ -50,6 +51,7 @@ pub(super) fn saved_values(
 ) -> Result<Vec<FieldValue>> {
     let mut values = Vec::new();
     for (own, saved) in own.all().into_iter().map(|member| member.rule).zip(saved.all()) {
+        // File and rule have one order, so a field that does not come next is missing in the file.
         let mut rest = saved.fields.iter().peekable();
         let mut literal = |field: &FieldDescription| rest.next_if(|(name, _)| name == field.name);
         let literals: Vec<_> = own.fields.iter().map(&mut literal).collect();
@@ -90,14 +92,14 @@ pub(super) fn other_names<'n>(
     found: impl Iterator<Item = &'n String>,
     expected: Vec<String>,
 ) -> Error {
-    // Enough names to show the difference.
+    // Cut, because a damaged file may have any number of names. These are enough to show the difference.
     let found: Vec<&String> = found.take(expected.len() + 20).collect();
     Error::new(
         ErrorKind::OtherRule,
-        format!("the file is of another version of the rule: its {saved} has the {what}"),
+        format!("the file was written by another version of the rule: in the file, {saved} has the {what}"),
     )
     .with_got(format_args!("{found:?}"))
     .with_expected(format_args!("{expected:?}"))
-    .with_remedy("read it with the version that it was written by")
+    .with_remedy("read the file with the version of optimisers that wrote it")
     .at(path)
 }

@@ -1,4 +1,14 @@
-//! The plan of a restore: everything that state and model take over is checked, nothing written.
+//! The plan of a restore: everything that state and model take over is checked, and nothing is written.
+//!
+//! 1. Every path of the file is in the state, or excepted.
+//! 2. Each leaf has a record of its shape, dtype, rule and names. Its tensors are read for numbers that are
+//!    not finite. The schedules of file and program are joined.
+//! 3. With a model: each variable has an entry, and each saved parameter is its saved master rounded, unless
+//!    the file is converted.
+//! 4. The description names every tensor of the file, and the counts and norms in it are in range.
+//! 5. The file has not changed during the checks.
+//!
+//! A check of a value belongs here: a refusal in `assign.rs` would come after other values were written.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -22,11 +32,11 @@ use crate::tree::{
 };
 
 /// The remedy if a number is not finite.
-const ACCEPT: &str = "to take it over all the same call `CheckpointFile::accepting_non_finite` first";
+const ACCEPT: &str = "to restore infinities and NaN, call `CheckpointFile::accepting_non_finite` first";
 
 /// The remedy if a file does not fit the model.
 const PASS_THE_MODEL: &str =
-    "pass the model that it was saved with, or leave parameters out by `CheckpointFile::except`";
+    "pass the model that was saved, or leave parameters out with `CheckpointFile::except`";
 
 /// The values that state and model take over.
 pub(super) struct Restoration {
@@ -66,7 +76,7 @@ pub(super) struct LeafValues {
 /// The optimisers with the hyper-parameters of the file.
 #[derive(Default)]
 struct Optimisers {
-    /// By the optimiser of the state and the index in the file, so that leaves that share one still do.
+    /// By the optimiser of the state and the index in the file, so that leaves with both in common share one.
     known: HashMap<(*const (), usize), Arc<Optimiser>>,
     resolver: ScheduleResolver,
     restored: Restored,
@@ -92,8 +102,9 @@ impl SavedSchedules {
         Ok(SavedSchedules { all, at: (!keep_settings).then_some(record.steps) })
     }
 
-    /// Those with these indices, and those of the program, which count where both have one. What is left out
-    /// has no indices, and keeps all that the program has.
+    /// The schedules of a leaf, or of all: first those of the file with the indices `saved`, then the
+    /// program's, which count if both have one for a field. A leaf that is left out (`saved` is `None`) keeps
+    /// all that it has.
     fn with(
         &self,
         saved: Option<&Vec<usize>>,
@@ -106,6 +117,7 @@ impl SavedSchedules {
         let (Some(saved), Some(_)) = (saved, self.at) else { return Ok(given.map(going_on).collect()) };
         let unknown = || damaged("it refers to a schedule that is not there");
         let saved = saved.iter().map(|index| self.all.get(*index).cloned().ok_or_else(unknown));
+        // Without those of an earlier file, because this file replaces them.
         let of_program = given.filter(|given| !given.is_of_file);
         saved.chain(of_program.map(|given| Ok(going_on(given)))).collect()
     }
@@ -190,7 +202,7 @@ impl CheckpointFile {
         variables: Option<&BTreeMap<String, Lent<'_>>>,
     ) -> Result<()> {
         if self.except.texts().is_empty() {
-            // A damaged file may have many paths.
+            // The lists below are not made without need, because a damaged file may have many paths.
             return Ok(());
         }
         let of_model =
@@ -222,8 +234,8 @@ impl CheckpointFile {
             }
             if !saved.storage().is_convertible() {
                 let remedy =
-                    "cannot be converted, so restore with the dtype of the file, and then replace the rule";
-                return Err(other().with_remedy(format!("what {saved} keeps {remedy}")));
+                    "cannot be converted: restore with the dtype of the file, and then replace the rule";
+                return Err(other().with_remedy(format!("the state of {saved} {remedy}")));
             }
         }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
@@ -267,8 +279,8 @@ impl CheckpointFile {
         })
     }
 
-    /// The leaf's optimiser with the hyper-parameters of the file. Those that the file lacks get their
-    /// defaults, noted in `restored`.
+    /// The leaf's optimiser with the hyper-parameters of the file, or defaults where the file lacks them.
+    /// Differences from the program's values are added to `restored`.
     fn check_optimiser(
         &self,
         leaf: &Leaf,
@@ -295,6 +307,7 @@ impl CheckpointFile {
             None => saved_values(path, optimiser.description(), saved, restored),
             Some(_) => saved_values(path, optimiser.description().rule(), saved.rule(), restored),
         }?;
+        // Not before `saved_values`, which lists the differences.
         if self.keep_settings {
             return Ok(leaf.optimiser.clone());
         }
@@ -316,6 +329,8 @@ impl CheckpointFile {
         let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
         let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
         let (master, others) = self.record.tensors(record);
+        // A conversion may add or drop masters. An offloaded parameter has a copy only if it is not on the
+        // CPU, and the file may come from another device.
         let any_master = self.convert || saved.storage().offloaded;
         let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
         let names =
@@ -324,8 +339,8 @@ impl CheckpointFile {
         same_names(path, saved, "tensors", found.iter(), names)?;
         match master {
             Some(_) if !has_master && !with_model => {
-                let problem = "the file has a master and the state has none, so the parameter itself has to \
-                               take its place";
+                let problem = "the file has a master, but the state does not, so the parameter itself must \
+                               be restored from the master";
                 return Err(Error::new(ErrorKind::Unsupported, problem)
                     .with_remedy("pass the model with `restore_with_model`")
                     .at(path));
@@ -333,7 +348,7 @@ impl CheckpointFile {
             None if has_master && self.record.model.is_none() => {
                 let problem = "the file has neither a master nor the parameter itself";
                 return Err(Error::new(ErrorKind::File, problem)
-                    .with_remedy("save it with `Checkpoint::model`")
+                    .with_remedy("save the checkpoint with `Checkpoint::model`")
                     .at(path));
             }
             _ => {}
@@ -341,7 +356,7 @@ impl CheckpointFile {
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
             let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
-            // An empty range for another rank's part, which that rank checks.
+            // Empty if another rank has the tensor: that rank checks it.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
             let checked = self.check_entry(
@@ -365,7 +380,8 @@ impl CheckpointFile {
     ) -> Result<Vec<EntryPart>> {
         let saved = self.record.model.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::File, "the file has no model, only optimiser state").with_remedy(
-                "save it with `Checkpoint::model`, or load the parameters from elsewhere and use `restore`",
+                "save the checkpoint with `Checkpoint::model`, or load the parameters from elsewhere and use \
+                 `restore`",
             )
         })?;
         let is_extra = |path: &&String| !self.leaves_out(state, path) && !variables.contains_key(*path);
@@ -387,18 +403,19 @@ impl CheckpointFile {
         checked.collect()
     }
 
-    /// Refuses parameters in the file that are not their masters rounded, if both are taken over as they are.
-    /// Each rank looks at its part.
+    /// Refuses saved parameters that are not their saved masters rounded, unless the file is converted. Each
+    /// rank compares its part.
     fn check_masters(&self, state: &StateTree) -> Result<()> {
-        // Before the first gradient, code outside of updates may move the parameter.
+        // Leaves that have had no gradient are not compared, because until the first gradient a program may
+        // move the parameter.
         let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
         for (path, leaf) in leaves.filter(|(path, _)| !self.leaves_out(state, path)) {
             let part = state.leaf(path).map_or(0..0, Leaf::part);
             if let Some(Difference { index, parameter, master }) = self.stale(path, leaf, part)? {
                 let problem =
                     "it was changed outside of `update` before it was saved: its value in the file is";
-                let remedy = "use `restore`, load the parameters by themselves, and call `refresh_masters` \
-                              or `Update::keep_masters`";
+                let remedy = "use `restore`, load the parameters separately, and call `refresh_masters` or \
+                              `Update::keep_masters`";
                 let stale = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
                 return Err(stale
                     .with_expected(format_args!("that of its master, {master}"))
@@ -409,7 +426,7 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// The first of these elements in which a parameter in the file is not its master rounded.
+    /// The first element of `part` in which a parameter in the file is not its master rounded.
     fn stale(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
         let Some(master) = self.record.tensors(leaf).0 else { return Ok(None) };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, master)), self.entry(path))
@@ -453,8 +470,8 @@ impl CheckpointFile {
         }
     }
 
-    /// Refuses an entry of another shape, if the shape is known here, or of a dtype that does not convert.
-    /// Its elements here have to be finite.
+    /// Refuses an entry of another shape or dtype, or with a number in `elements` that is not finite.
+    /// `shape` is `None` if only another rank has it. A conversion allows another float dtype.
     fn check_entry(
         &self,
         EntryPart { entry: name, elements }: &EntryPart,
@@ -475,9 +492,11 @@ impl CheckpointFile {
         match entry.non_finite(elements.clone(), dtype).map_err(read_error)? {
             None => Ok(()),
             _ if self.accept_non_finite => Ok(()),
+            // Finite in the file, but rounded to infinity in `dtype`.
             Some((index, value)) if value.is_finite() => {
-                Err(Error::too_large(in_file(name), value, index, dtype)
-                    .with_remedy("to make it infinite call `CheckpointFile::accepting_non_finite` first"))
+                Err(Error::too_large(in_file(name), value, index, dtype).with_remedy(
+                    "to round the number to infinity, call `CheckpointFile::accepting_non_finite` first",
+                ))
             }
             Some((index, value)) => Err(not_finite(name, value, index)),
         }
@@ -498,12 +517,12 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// The entry with the most precise copy of a parameter: its master, if it has one. In a conversion it is
-    /// the parameter itself if that was moved outside of updates before any gradient.
+    /// The entry with the most precise copy of a parameter: its master, if it has one. A conversion takes the
+    /// parameter itself if the program moved it before the first gradient, because its master is out of date.
     fn precise(&self, path: &str) -> Result<String> {
         let mut leaf = self.record.leaves.get(path);
         if let Some(free) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
-            // All ranks have to choose alike, so each compares the whole.
+            // Each rank compares the whole parameter and not its part, because all have to choose the same.
             match self.stale(path, free, 0..usize::MAX) {
                 Err(error) if error.kind() == ErrorKind::Io => return Err(error),
                 Ok(Some(_)) => leaf = None,
@@ -518,7 +537,7 @@ impl CheckpointFile {
 /// The error that the file lacks a parameter.
 fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
     let available = listed(available.map(String::as_str));
-    Error::new(ErrorKind::Model, "the file lacks it; it has:")
+    Error::new(ErrorKind::Model, "the file lacks this parameter; the file has:")
         .with_got(joined(&available))
         .with_remedy(PASS_THE_MODEL)
         .at(path)
@@ -526,7 +545,7 @@ fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error
 
 /// The error that the file has a parameter that the state or model lacks.
 fn extra(path: &str, place: &str) -> Error {
-    let problem = format!("the file has it, and the {place} lacks it");
+    let problem = format!("the file has this parameter, but the {place} does not");
     Error::new(ErrorKind::Model, problem).with_remedy(PASS_THE_MODEL).at(path)
 }
 
@@ -540,7 +559,7 @@ fn other_shape(entry: &str, got: &[usize], expected: &[usize]) -> Error {
 }
 
 fn other_dtype(entry: &str, got: impl Debug, expected: DType) -> Error {
-    let remedy = "to convert on purpose call `CheckpointFile::converting` first";
+    let remedy = "to convert the tensors, call `CheckpointFile::converting` first";
     Error::dtype(in_file(entry), got, format_args!("{expected:?}")).with_remedy(remedy)
 }
 

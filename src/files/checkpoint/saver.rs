@@ -1,4 +1,11 @@
-//! Saving beside the training: a series of files, of which a thread writes one while the training goes on.
+//! [`CheckpointSaver`]: a series of files, which a thread writes while the training goes on.
+//!
+//! Without other ranks a save has these steps:
+//! 1. Wait for the thread of the save before, and return its error if it has one.
+//! 2. Refuse the step if there is a whole file of a later one (`check_last`).
+//! 3. Copy everything (`Snapshot`). After that the training may change state and model.
+//! 4. In a thread: remove unfinished files, write the copy, and only then remove old files, so that there is
+//!    a whole file at any time.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,15 +20,15 @@ use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::Call;
 
-/// Saves checkpoints beside the training, each in a file of its own, and keeps the last ones.
+/// Saves checkpoints while the training goes on, each in a file of its own.
 ///
 /// [`save`](CheckpointSaver::save) copies what the next step would overwrite, and returns. A thread writes
-/// the copy as [`Checkpoint::save`] writes: whenever the process is killed, a file is there whole or not at
-/// all. One file is written at a time. What went wrong comes back from the next `save`, or from
-/// [`wait`](CheckpointSaver::wait).
+/// the copy as [`Checkpoint::save`] does: if the process is killed, a file is there whole or not at all. One
+/// file is written at a time. If writing it fails, the next `save` or [`wait`](CheckpointSaver::wait) returns
+/// the error.
 ///
-/// The files stand beside each other. Those of `run.safetensors` are `run-000000100.safetensors` and so on,
-/// with the number of the step. [`newest`](CheckpointSaver::newest) opens the last one that is whole.
+/// All files are in one folder. Those of `run.safetensors` are `run-000000100.safetensors` and so on, with
+/// the number of the step. [`newest`](CheckpointSaver::newest) opens the last one that is whole.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -49,15 +56,15 @@ use crate::ranks::Call;
 /// ```
 ///
 /// # What it costs
-/// The copy takes as much memory as the file is long, from the first save on until the saver is dropped. It
-/// is made before `save` returns, in about the time in which an optimiser reads and writes as much; the first
-/// one takes longer, as its memory is new. The thread then competes with the training for memory and
-/// processors until the file is written.
+/// The copy takes as much memory as the file is long, from the first save on until the saver is dropped.
+/// `save` makes the copy in about the time in which an optimiser reads and writes the same number of bytes.
+/// The first copy takes longer, because its memory is new. The thread then competes with the training for
+/// memory and processors until the file is written.
 ///
-/// # Copying beside the next step
-/// A forward and backward pass reads parameters and does not touch the state, so the copy can be made
-/// meanwhile, by another thread. The compiler holds the next update back until the copy is made. This pays
-/// where processors or memory are idle; `cargo bench --bench checkpoint -- --steps` measures both ways.
+/// # Copying during the next pass
+/// A forward and backward pass reads parameters and does not touch the state, so another thread can make the
+/// copy during the pass. The borrow checker then allows the next update only after the copy. This pays if
+/// processors or memory are idle; `cargo bench --bench checkpoint -- --steps` measures both ways.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Var};
@@ -79,16 +86,16 @@ use crate::ranks::Call;
 /// ```
 ///
 /// # Over ranks
-/// All ranks [of a divided state](crate::Setup::over) call `save` with the same arguments. It writes the file
-/// before it returns, each rank its parts: ranks have to agree while they write, and cannot do so while they
-/// agree on steps. Rank 0 removes old files.
+/// All ranks [of a divided state](crate::Setup::over) call `save` with the same arguments. `save` then writes
+/// the file before it returns, each rank its parts, because ranks that write have to agree, and cannot agree
+/// on steps at the same time. Rank 0 removes old files.
 #[must_use = "nothing is written until `save` is called"]
 #[derive(Debug)]
 pub struct CheckpointSaver {
     series: Series,
     /// How many files stay; all if `None`.
     kept: Option<usize>,
-    /// The steps of files that are not whole, as far as somebody has looked.
+    /// The steps of files that were opened and are not whole. They are neither counted nor removed.
     passed_over: BTreeSet<u64>,
     saving: Option<Saving>,
     /// Memory for the next copy.
@@ -103,7 +110,7 @@ struct Saving {
     thread: JoinHandle<(Result<Vec<Warning>>, Vec<u8>)>,
 }
 
-/// The newest checkpoint of a series that is whole, and what is newer and is not.
+/// The newest whole checkpoint of a series, and the files that were passed over.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct NewestCheckpoint {
@@ -116,17 +123,17 @@ pub struct NewestCheckpoint {
 impl CheckpointSaver {
     /// A saver of a series of files, which are named by this path and the step.
     ///
-    /// It keeps all files, unless [`keep_last`](CheckpointSaver::keep_last) says otherwise.
+    /// The saver keeps all files, unless [`keep_last`](CheckpointSaver::keep_last) is called.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let series = Series { path: path.into() };
         CheckpointSaver { series, kept: None, passed_over: BTreeSet::new(), saving: None, room: Vec::new() }
     }
 
-    /// Keeps only the last files, so many.
+    /// Keeps only the last `files` files.
     ///
-    /// An older one is removed when a new one is whole and in its place, so for a moment there is one more.
-    /// Files that are known not to be whole, as [`newest`](CheckpointSaver::newest) has passed them over, are
-    /// neither counted nor removed.
+    /// An older file is removed when the new one is whole and in place, so for a moment there is one more.
+    /// Files that [`newest`](CheckpointSaver::newest) or `save` has found not to be whole are neither counted
+    /// nor removed.
     pub fn keep_last(mut self, files: usize) -> Self {
         self.kept = Some(files);
         self
@@ -138,19 +145,20 @@ impl CheckpointSaver {
     /// [`wait`](CheckpointSaver::wait) does. A file of this step is replaced.
     ///
     /// # Errors
-    /// If the save before failed; it is reported once, and nothing is copied then. As [`Checkpoint::save`]
-    /// for all that is known before the file is written. If the folder cannot be read, there is a whole file
-    /// of a later step, which would be taken for the newest, or `keep_last` was called with 0.
+    /// If the save before failed: its error is returned once, and nothing is copied. As [`Checkpoint::save`]
+    /// for all that is checked before the file is written. If the folder cannot be read, there is a whole
+    /// file of a later step, which would be taken for the newest, or `keep_last` was called with 0.
     pub fn save(&mut self, step: u64, checkpoint: Checkpoint<'_>) -> Result<Vec<Warning>> {
         let (path, state) = (self.series.path(step), checkpoint.state());
         let warnings = self.wait().and_then(|warnings| {
-            // One rank for all: others may see the folder later.
+            // On rank 0 alone, because other ranks may see changes of a shared folder later.
             if state.rank() == 0 {
                 self.check_last(step)?
             };
             Ok(warnings)
         });
         if state.is_divided() {
+            // Settled first: otherwise the others would wait in `Checkpoint::save` for a rank that refuses.
             let mut warnings = state.settle(Call::Save, warnings)?;
             warnings.extend(checkpoint.save(&path)?);
             let removed = if state.rank() == 0 { self.removal(step).run() } else { Ok(()) };
@@ -163,6 +171,8 @@ impl CheckpointSaver {
         let removal = self.removal(step);
         let written = path.clone();
         let work = move || {
+            // Those of all steps, because `NewFile` removes only those of its own name, and each step has
+            // another name.
             removal.series.remove_unfinished();
             let (saved, room) = snapshot.write(&written);
             (saved.and_then(|warnings| removal.run().map(|()| warnings)), room)
@@ -174,10 +184,10 @@ impl CheckpointSaver {
         Ok(warnings)
     }
 
-    /// Waits until the file that is being written is in its place, and older ones are removed.
+    /// Waits until the file that is being written is in place, and older ones are removed.
     ///
-    /// Returns the [warnings](Warning::NotFinite) about it; none if nothing is being written. A saver that is
-    /// dropped waits too, but can only [log](Warning::NotSaved) what went wrong.
+    /// Returns the [warnings](Warning::NotFinite) about the file; none if no file is being written. A saver
+    /// that is dropped waits too, but can only [log](Warning::NotSaved) an error.
     ///
     /// # Errors
     /// As [`Checkpoint::save`]; if an old file cannot be removed.
@@ -207,12 +217,12 @@ impl CheckpointSaver {
         Ok(self.series.steps()?.into_iter().map(|step| (step, self.series.path(step))).collect())
     }
 
-    /// Opens the newest file of the series that is whole, and says which it passes over.
+    /// Opens the newest file of the series that is whole, and lists the newer ones that are not.
     ///
     /// A file is passed over if [`CheckpointFile::open`] refuses it: it is damaged, cannot be read, or is of
-    /// another format. Files that a killed process has left unfinished are named as well; a later save
-    /// removes them when they are older than a minute. Each is also written to the log. Whether the file fits
-    /// a state is checked when it is restored; then numbers that are not finite are refused too.
+    /// another format. Unfinished files of a killed process are listed as well; a later save removes them
+    /// when they are older than a minute. Each entry of the list is also logged. Whether the file fits a
+    /// state, and whether its numbers are finite, is checked when it is restored.
     ///
     /// Waits first until the save before is done.
     ///
@@ -244,7 +254,7 @@ impl CheckpointSaver {
         Ok(newest)
     }
 
-    /// Refuses a step behind which there is a file that would be taken for the newest.
+    /// Refuses a step if there is a whole file of a later step, which [`Self::newest`] would open instead.
     fn check_last(&mut self, step: u64) -> Result<()> {
         if self.kept == Some(0) {
             return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with")
@@ -260,11 +270,10 @@ impl CheckpointSaver {
                 )
                 .with_got(step)
                 .with_expected(format_args!("at least {last}"))
-                .with_remedy(
-                    "go on from the newest file, remove those that are later, or save under another path",
-                )
+                .with_remedy("go on from the newest file, remove the later files, or save under another path")
                 .in_file("checkpoint", &path));
             }
+            // Remembered, because the next save would read the whole file again to find it damaged.
             self.passed_over.insert(last);
         }
         Ok(())
@@ -286,7 +295,7 @@ impl Drop for CheckpointSaver {
     }
 }
 
-/// What is removed when the file of a step is in its place.
+/// The removal of old files, once the file of `step` is in place.
 struct Removal {
     series: Series,
     kept: Option<usize>,
@@ -297,6 +306,7 @@ struct Removal {
 impl Removal {
     fn run(&self) -> Result<()> {
         let Some(kept) = self.kept else { return Ok(()) };
+        // One less, because the new file is one of those that are kept.
         self.series.remove_before(self.step, kept.saturating_sub(1), |step| !self.passed_over.contains(&step))
     }
 }

@@ -1,4 +1,9 @@
-//! Writing the optimisers of a state as a configuration by path.
+//! Writing the optimisers of a state as a configuration by path:
+//!
+//! 1. If all parameters have the same optimiser and none is left out, that optimiser is written alone.
+//! 2. Else the optimiser of most parameters gets the last pattern, `*`, if it has more than one parameter.
+//! 3. Every other parameter gets a pattern that is its first path.
+//! 4. A path with a `*` or `?` is refused if, as a pattern, it matches a parameter with another optimiser.
 
 use super::data::Data;
 use super::form::{Form, PatternEntry};
@@ -8,10 +13,7 @@ use crate::model::patterns::Patterns;
 use crate::rule::OptimiserRecord;
 use crate::tree::StateTree;
 
-/// The optimiser of each leaf: one for all, or by path.
-///
-/// # Errors
-/// If a path has a `*` or `?` that would match others.
+/// The optimisers of all leaves, and which parameters were left out.
 pub(super) fn by_path(state: &StateTree) -> Result<Form> {
     let leaves = state.leaves();
     let leaves = leaves.map(|leaf| (Some(leaf.optimiser().description().record()), leaf.paths().collect()));
@@ -33,14 +35,14 @@ pub(super) fn by_path(state: &StateTree) -> Result<Form> {
         return Ok(Form::Single(only.clone()));
     }
     state.check_names()?;
-    // The first optimiser of most parameters gets the last pattern, `*`.
+    // Reversed, because `max_by_key` takes the last of several.
     let count = |index: &usize| parameters.iter().filter(|(own, _)| own == index).count();
     let last = (0..written.len()).rev().max_by_key(count).filter(|last| count(last) > 1);
     parameters.sort_by_key(|(own, _)| *own);
     let (mut choices, mut wild) = (Vec::new(), Vec::<Patterns>::new());
     for (own, paths) in parameters.iter().filter(|(own, _)| Some(*own) != last) {
         let path = paths[0];
-        // A pattern that decides for no path is refused.
+        // An own pattern would decide for no parameter, and `Patterns::choose` refuses such a pattern.
         if wild.iter().any(|pattern| pattern.first(paths).is_some()) {
             continue;
         }
@@ -49,11 +51,11 @@ pub(super) fn by_path(state: &StateTree) -> Result<Form> {
             let others = parameters.iter().filter(|(other, _)| other != own);
             let mut others = others.flat_map(|(_, paths)| paths);
             if let Some(other) = others.find(|other| pattern.first(&[other]).is_some()) {
-                let problem = "in a pattern * and ? stand for other characters, so that no pattern tells it \
-                               from a parameter with another optimiser:";
+                let problem = "its path contains * or ?, which match any characters in a pattern, so no \
+                               pattern separates this parameter from one with another optimiser:";
                 return Err(Error::new(ErrorKind::Argument, problem)
                     .with_got(other)
-                    .with_remedy("rename the one, or choose optimisers in code with `setup_with`")
+                    .with_remedy("rename one of the two, or choose optimisers in code with `setup_with`")
                     .at(path));
             }
             wild.push(pattern);

@@ -1,7 +1,7 @@
-//! The data of a text, before it is known to mean an optimiser.
+//! The data of a text in any self-describing format, before it is read as an optimiser.
 //!
-//! It is built while it is read, and takes a small multiple of the text's memory: each list and table is
-//! shrunk to its length once it is whole.
+//! A text must take only a small multiple of its own memory, and not overflow the stack. So data is built
+//! while it is read, each list and table is shrunk to its length, and depth is bounded.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,7 +22,7 @@ pub(super) enum Data {
     Flag(bool),
     Count(u64),
     Real(Number),
-    /// Also the text "inf": only its place says whether it is a number.
+    /// A text. "inf" is read as a text, because only the field has the type of the value.
     Text(Box<str>),
     List(Box<[Data]>),
     /// Keys with their values, in order.
@@ -42,13 +42,13 @@ impl Data {
         Data::Text(text.into())
     }
 
-    /// Refuses data that cannot be read again, because it is nested too deep.
+    /// Refuses data that is nested too deep to be read again.
     pub(super) fn check_shallow(&self) -> Result<()> {
         let again = serde_json::to_value(self).and_then(Data::deserialize).map(drop);
         again.map_err(|error| Error::new(ErrorKind::Argument, error.to_string()).in_place(""))
     }
 
-    /// Refuses a key that stands in its table again.
+    /// Refuses a table, at any depth, that has a key twice.
     pub(super) fn check_keys(&self, place: &Place) -> Result<()> {
         match self {
             Data::List(members) => {
@@ -57,7 +57,7 @@ impl Data {
             Data::Table(entries) => {
                 if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
                     let (key, value) = &entries[second];
-                    let again = Error::new(ErrorKind::Argument, "the key stands here again, with");
+                    let again = Error::new(ErrorKind::Argument, "the key is repeated here, with");
                     return Err(place.key(key).error(again.with_got(value).with_expected("the key once")));
                 }
                 entries.iter().try_for_each(|(key, value)| value.check_keys(&place.key(key)))
@@ -66,18 +66,18 @@ impl Data {
         }
     }
 
-    /// The value of a hyper-parameter.
+    /// The data as the value of a hyper-parameter, if it can be one.
     pub(super) fn literal(&self) -> Option<Literal> {
         serde_json::from_value(serde_json::to_value(self).ok()?).ok()
     }
 }
 
-/// The value of a key.
+/// The value of a key in a table.
 pub(super) fn value<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
     entries.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
 }
 
-/// The order of keys does not count, as some formats do not keep it, and infinity is the text for it.
+/// Compares as JSON: in any order of keys, which some formats do not keep, and infinity equals its text.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
         serde_json::to_value(self).ok() == serde_json::to_value(other).ok()
@@ -116,14 +116,16 @@ impl Serialize for Data {
     }
 }
 
-/// Not derived: a derived one buffers every part until it knows the variant, and each nested part once more.
+/// Not derived, because a derived implementation buffers every part until its variant is clear, and each
+/// nested part once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         DataVisitor { room: DEEPEST }.deserialize(deserializer)
     }
 }
 
-/// How deep data may be nested, more than any optimiser needs: reading, showing and dropping recurse.
+/// The largest depth of data, more than any optimiser needs. Bounded, because reading, printing and dropping
+/// recurse.
 const DEEPEST: usize = 64;
 
 /// Reads data that is nested at most `room` deep.
@@ -133,7 +135,7 @@ struct DataVisitor {
 }
 
 impl DataVisitor {
-    /// The visitor for the parts.
+    /// The visitor for the parts of a list or table.
     fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
         let room = self.room.checked_sub(1);
         let room = room.ok_or_else(|| E::custom(format_args!("nested more than {DEEPEST} deep")))?;
@@ -204,7 +206,7 @@ impl<'de> Visitor<'de> for DataVisitor {
         entries.collect::<Result<_, _>>().map(Data::Table)
     }
 
-    /// A tag of YAML, in which serde_yaml writes an enum: `!AdamW {eta: 1e-3}`.
+    /// A tag of YAML, as serde_yaml writes an enum: `!AdamW {eta: 1e-3}`.
     fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<Data, A::Error> {
         let (name, value) = tagged.variant::<String>()?;
         Ok(Data::table([(name.as_str(), value.newtype_variant_seed(self.inside()?)?)]))
@@ -244,7 +246,7 @@ mod tests {
         assert_eq!(repeated(keys()), None);
         assert_eq!(repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
         assert_eq!(repeated([3, 1, 3, 1].into_iter()), Some(2));
-        // Two of these can have the same place in the table now and then.
+        // Two keys may have the same place in the hash table now and then.
         assert!(comparisons.get() < 5_000, "{} comparisons", comparisons.get());
     }
 

@@ -1,12 +1,18 @@
 //! The grammar of a configuration. The registry checks the names of rules and fields.
+//!
+//! ```text
+//! configuration = optimiser | {"ByPath": [{"pattern": text, "optimiser": optimiser | "LeaveOut" | null} ..]}
+//! optimiser     = name | {name: table} | [optimiser ..] | {"Offload": optimiser}
+//! table         = {setting or field: value, "inner": optimiser, "fallback": optimiser, "members": [..] ..}
+//! ```
 
 use super::data::{Data, DataEntry, value};
 use super::place::Place;
 use crate::error::{Error, Result};
 
-/// The key of the rule inside of another.
+/// The key of the rule inside another.
 pub(super) const INNER: &str = "inner";
-/// The key of the rule that another falls back to.
+/// The key of the second rule of a `Fallback`.
 pub(super) const FALLBACK: &str = "fallback";
 /// The key of a list of rules.
 pub(super) const MEMBERS: &str = "members";
@@ -26,7 +32,7 @@ pub(super) enum Form {
     ByPath(Vec<PatternEntry>),
 }
 
-/// A pattern, and the optimiser of the parameters that match; `None` leaves them out.
+/// A pattern, and the optimiser of the parameters that match it. `None` leaves these parameters out.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PatternEntry {
     pub(super) pattern: String,
@@ -86,7 +92,7 @@ impl PatternEntry {
     }
 }
 
-/// Refuses keys that are not among those that are available.
+/// Refuses a table with a key that is not `available`.
 pub(super) fn check_known(entries: &[DataEntry], available: &[String], place: &Place) -> Result<()> {
     match entries.iter().find(|(key, _)| !available.iter().any(|known| **known == **key)) {
         None => Ok(()),
@@ -94,7 +100,7 @@ pub(super) fn check_known(entries: &[DataEntry], available: &[String], place: &P
     }
 }
 
-/// Data as an optimiser.
+/// Data, read as an optimiser.
 pub(super) enum OptimiserForm<'d> {
     Named(Named<'d>),
     /// `Offload` around an optimiser.
@@ -102,11 +108,11 @@ pub(super) enum OptimiserForm<'d> {
     Chain(&'d [Data]),
 }
 
-/// An optimiser by its name, with what is given.
+/// The name of an optimiser, and its table.
 #[derive(Clone)]
 pub(super) struct Named<'d> {
     pub(super) name: &'d str,
-    /// Its settings and fields, and the rules that it holds.
+    /// Settings and fields, and the rules inside.
     pub(super) table: &'d [DataEntry],
     /// The place of the table.
     pub(super) place: Place,
@@ -125,7 +131,7 @@ impl<'d> OptimiserForm<'d> {
         };
         let belongs = match &**name {
             BY_PATH => "chooses among optimisers and goes around all of them",
-            LEAVE_OUT => "stands in the place of a whole optimiser, in a choice of ByPath",
+            LEAVE_OUT => "can only be a whole optimiser, in a choice of ByPath",
             OFFLOAD => {
                 let needed = || place.expected(r#"a table such as {"Offload": "Adam"}"#, data);
                 return table.ok_or_else(needed).map(OptimiserForm::Offload);
@@ -136,7 +142,7 @@ impl<'d> OptimiserForm<'d> {
     }
 }
 
-/// Refuses what can be no optimiser, whatever the rules.
+/// Refuses what cannot be an optimiser, whatever rules a registry has.
 fn check(data: &Data, place: &Place) -> Result<()> {
     match OptimiserForm::read(data, place)? {
         OptimiserForm::Chain(members) => {
@@ -164,12 +170,12 @@ impl<'d> Named<'d> {
         }
     }
 
-    /// The value of a key, if it is there.
+    /// The value of a key, if the table has the key.
     pub(super) fn value(&self, key: &str) -> Option<&'d Data> {
         value(self.table, key)
     }
 
-    /// The rule inside, if it is a single one with a name.
+    /// The rule inside, if there is one and it has a name, unlike a chain.
     pub(super) fn inner(&self) -> Option<Named<'d>> {
         match OptimiserForm::read(self.value(INNER)?, &self.place.key(INNER)) {
             Ok(OptimiserForm::Named(inner)) => Some(inner),

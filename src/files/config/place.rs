@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// A path into a configuration, such as `[1].AdamW.beta`. Places share their beginnings.
+/// A path into a configuration, such as `[1].AdamW.beta`. Paths share their beginnings in memory.
 #[derive(Clone)]
 pub(super) enum Place {
     Whole,
@@ -26,19 +26,19 @@ impl Place {
         Place::Index(Arc::new((self.clone(), index)))
     }
 
-    /// The error with this place.
+    /// Adds this place to an error.
     pub(super) fn error(&self, error: Error) -> Error {
         error.in_place(&self.to_string())
     }
 
-    /// The error that something else is here.
+    /// The error that something else than expected is here.
     pub(super) fn expected(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
         self.error(Error::new(ErrorKind::Argument, "got").with_got(got).with_expected(expected))
     }
 
-    /// The error that `name` belongs elsewhere, because of what it does.
+    /// The error that `name` cannot be here, because of what it `does`.
     pub(super) fn misplaced(&self, name: &str, does: &str) -> Error {
-        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot stand here: it {does}")))
+        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot be here: it {does}")))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing optimisers as configurations.
+//! Writing optimisers as configurations, from the records that checkpoints have.
 
 use super::data::Data;
 use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD};
@@ -6,10 +6,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::Literal;
 use crate::rule::{OptimiserRecord, Setting};
 
-/// The kind of chains, which are lists.
+/// The kind that is written as a list.
 const CHAIN: &str = "OptimiserChain";
 
-/// The kind whose rules have keys of their own: `inner`, `fallback` and `except`.
+/// The kind whose two rules are under keys of their own, `inner` and `fallback`.
 const CHOICE: &str = "Fallback";
 
 /// [`written`] for an optimiser that was built in code.
@@ -18,12 +18,12 @@ pub(super) fn written_optimiser(record: &OptimiserRecord) -> Result<Data> {
         return Ok(written(record));
     }
     let problem = "no configuration has `Offload::everywhere`, which is for tests";
-    let remedy = "write the optimiser inside, and put `Offload::new(..).everywhere()` around what is built of \
-                  that";
+    let remedy = "write the inner optimiser, and put `Offload::new(..).everywhere()` around the optimiser \
+                  that is built from the configuration";
     Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy))
 }
 
-/// The optimiser with all its values, except switches that are off and empty lists.
+/// The optimiser with all values. Switches that are off and empty lists are left out, which means the same.
 fn written(record: &OptimiserRecord) -> Data {
     match (&*record.kind, record.inner.as_deref()) {
         (CHAIN, _) => Data::List(record.members.iter().map(written).collect()),
@@ -35,7 +35,7 @@ fn written(record: &OptimiserRecord) -> Data {
     }
 }
 
-/// The table under its name, with only the names of the rules inside.
+/// The table of an optimiser, with only the names of the rules inside.
 pub(super) fn example(record: &OptimiserRecord) -> Data {
     table(record, |part| Data::text(&part.kind))
 }
@@ -56,7 +56,7 @@ fn table(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> Data) -> D
     Data::table(settings.chain(fields).chain(parts))
 }
 
-/// The rules that a rule holds, by key; several are under [`MEMBERS`].
+/// The rules inside of a rule, by key. Several are under [`MEMBERS`], except those of [`CHOICE`].
 pub(super) fn parts(record: &OptimiserRecord) -> Vec<(&'static str, &[OptimiserRecord])> {
     let inner = record.inner.as_deref().map(|inner| (INNER, std::slice::from_ref(inner)));
     let members = match &record.members[..] {

@@ -1,5 +1,15 @@
-//! The counterpart of a leaf in torch: the optimiser that one of its rules corresponds to, and torch's names
-//! of state and hyper-parameters.
+//! The counterpart of a leaf in torch: the optimiser that one of the leaf's rules corresponds to, and torch's
+//! names of state and hyper-parameters.
+//!
+//! One optimiser of torch's may be several rules here. [`Counterpart::of`] flattens them into members:
+//!
+//! 1. [`FoundRule::of`] finds the only member with a [`Definition`]. `Descent` counts only if there is no
+//!    other, and a `Momentum` after `RMSProp` is the momentum of torch's RMSprop.
+//! 2. torch's `lr` is the product of the rates from that member on. The last `eta` is the one to adjust.
+//! 3. torch's velocity does not contain `lr`. A velocity here contains the rates up to that of its own
+//!    member.
+//! 4. A `WeightDecay` before the member is in the gradient. The member's own decay and that of a
+//!    `DecoupledDecay` are decoupled.
 
 use std::fmt::Display;
 
@@ -12,9 +22,9 @@ use crate::rule::{RATE, Setting};
 use crate::tree::Leaf;
 use crate::tree::schedule::Schedule;
 
-/// The rules that have a counterpart.
+/// The rules that have a counterpart, for errors.
 const RULES: &str =
-    "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum behind it), AdaGrad and Lion";
+    "Adam, AdamW, AMSGradW, Descent, Momentum, Nesterov, RMSProp (with Momentum after it), AdaGrad and Lion";
 
 /// The key with the learning rate that a group began with, written by torch's schedulers.
 pub(super) const INITIAL_RATE: &str = "initial_lr";
@@ -24,10 +34,9 @@ pub(super) const INITIAL_RATE: &str = "initial_lr";
 pub(super) struct TorchSetting {
     pub(super) key: &'static str,
     pub(super) value: FieldValue,
-    /// The field here that has it; `None` if the rule fixes the value, or the rule that would have it is not
-    /// there.
+    /// The field here with this value. `None` if the rule fixes the value, or no member has such a field.
     pub(super) place: Option<String>,
-    /// Whether a schedule drives a number of the field.
+    /// Whether a schedule here drives a number of the field.
     pub(super) is_driven: bool,
 }
 
@@ -37,12 +46,12 @@ pub(super) struct TorchSlot {
     pub(super) key: &'static str,
     /// The state tensor here.
     pub(super) slot: String,
-    /// For a velocity, which is torch's times the learning rate: the sign.
+    /// The sign of a velocity, which is torch's times a learning rate. `None` for tensors equal to torch's.
     pub(super) velocity: Option<f64>,
 }
 
 impl TorchSlot {
-    /// The name of its tensor in errors.
+    /// The name of the tensor in errors.
     pub(super) fn in_file(&self) -> String {
         format!("{} in the file", self.key)
     }
@@ -53,23 +62,23 @@ impl TorchSlot {
 pub(super) struct Counterpart {
     pub(super) kind: &'static str,
     pub(super) slots: Vec<TorchSlot>,
-    /// The counter that is torch's step.
+    /// The counter here that is torch's `step`.
     pub(super) counter: String,
-    /// Whether torch's state has the step.
+    /// Whether torch's state has a `step`.
     pub(super) has_step: bool,
     /// All settings but learning rate and weight decay.
     pub(super) settings: Vec<TorchSetting>,
-    /// The factors of the learning rate, with the places of their fields.
+    /// The factors of the learning rate, each with the place of its field.
     rates: Vec<(String, f64)>,
-    /// The index of the one to adjust: the last `eta`.
+    /// The index of the factor to adjust: the last `eta`.
     rate: usize,
-    /// How many of these a velocity contains.
+    /// The number of factors that a velocity contains, which are the first ones.
     inner: usize,
-    /// The schedule of the learning rate, if it has one.
+    /// The schedule of the learning rate, if one drives it.
     pub(super) driven: Option<DrivenRate>,
     /// The weight decay in the gradient, and the decoupled one.
     pub(super) decay: [Decay; 2],
-    /// Whether torch has both kinds of decay for it.
+    /// Whether torch has both kinds of decay for this optimiser.
     pub(super) decay_has_kinds: bool,
 }
 
@@ -90,13 +99,17 @@ pub(super) struct Decay {
     pub(super) is_driven: bool,
 }
 
-/// The definition of a counterpart: torch's kind, the rule, and pairs of names, torch's first, of state
-/// tensors and fields.
+/// What torch has for a rule. In pairs of names torch's is the first.
 struct Definition {
+    /// torch's class. `Adam` also means `AdamW`.
     kind: &'static str,
+    /// State tensors.
     slots: &'static [(&'static str, &'static str)],
+    /// Hyper-parameters that are fields of the rule.
     fields: &'static [(&'static str, &'static str)],
+    /// Switches of torch, with the value that the rule corresponds to.
     flags: &'static [(&'static str, bool)],
+    /// Hyper-parameters of torch that must be 0, because the rule has nothing like them.
     zeros: &'static [&'static str],
     has_step: bool,
 }
@@ -162,7 +175,7 @@ fn definition(rule: &str) -> Option<Definition> {
     })
 }
 
-/// The member with the state, and the member behind it with the velocity of torch's RMSprop.
+/// The member that has a counterpart (`own`), and for torch's RMSprop the later member with its velocity.
 struct FoundRule<'m> {
     members: &'m [MemberDescription<'m>],
     own: usize,
@@ -183,6 +196,7 @@ impl<'m> FoundRule<'m> {
             velocity = Some(*momentum);
             with_state.retain(|i| i != momentum);
         }
+        // Next to another rule `Descent` is a factor of the learning rate.
         if with_state.is_empty() {
             with_state = places("Descent");
         }
@@ -192,7 +206,7 @@ impl<'m> FoundRule<'m> {
                 let names: Vec<&str> = with_state.iter().map(|i| members[*i].rule.kind).collect();
                 let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
                 let problem =
-                    format!("of the rules that torch has a counterpart of, {} has", leaf.optimiser().name());
+                    format!("the rules of {} with a counterpart in torch are", leaf.optimiser().name());
                 Err(Error::new(ErrorKind::Unsupported, problem)
                     .with_got(found)
                     .with_expected(format_args!("exactly one of {RULES}"))
@@ -205,8 +219,7 @@ impl<'m> FoundRule<'m> {
         &self.members[self.own]
     }
 
-    /// The factors of the learning rate: those of the rule, of a velocity behind it, and of the members after
-    /// them.
+    /// Returns [`Counterpart::rates`], [`Counterpart::rate`] and [`Counterpart::inner`].
     fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
         let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
         for (i, member) in self.members.iter().enumerate().skip(self.own) {
@@ -227,13 +240,13 @@ impl<'m> FoundRule<'m> {
         (rates, rate, inner)
     }
 
-    /// The decay in the gradient, by a member in front, and the decoupled decay, by the rule or a wrapper.
+    /// The decay in the gradient, and the decoupled one.
     fn decay(&self, path: &str) -> Result<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
             let (kind, field) = match member.rule.kind {
                 "WeightDecay" if i > self.own => {
-                    return Err(unrepresentable(path, "a WeightDecay behind the rule"));
+                    return Err(unrepresentable(path, "a WeightDecay after the rule"));
                 }
                 "WeightDecay" => (0, "lambda"),
                 "DecoupledDecay" => (1, "decay_lambda"),
@@ -241,6 +254,7 @@ impl<'m> FoundRule<'m> {
                 _ => continue,
             };
             let Some(lambda) = member.real(field) else { continue };
+            // Fields with a decay of 0 give way to one that is not 0.
             if decay[kind].place.is_some() && lambda != 0.0 && decay[kind].lambda != 0.0 {
                 return Err(unrepresentable(path, "two weight decays of one kind"));
             }
@@ -258,7 +272,7 @@ impl<'m> FoundRule<'m> {
         Ok(decay)
     }
 
-    /// Whether the gradient gets the opposite sign.
+    /// Whether the rule gets the gradient with the opposite sign, which is torch's `maximize`.
     fn maximises(&self) -> bool {
         let before = self.members[..self.own].iter().filter(|member| member.rule.kind == "Scale");
         before.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
@@ -286,9 +300,10 @@ pub(super) fn unrepresentable(path: &str, what: impl Display) -> Error {
 impl Counterpart {
     pub(super) fn of(leaf: &Leaf) -> Result<Self> {
         let path = leaf.path();
+        // The acting optimiser, because torch's file has the values that schedules give in this step.
         let description = leaf.acting().description();
         if description.has_alternatives() {
-            return Err(unrepresentable(path, "rules of which one acts at a time"));
+            return Err(unrepresentable(path, "alternative rules, one acting at a time"));
         }
         let mut members = description.all();
         if members.iter().any(|member| {
@@ -344,7 +359,7 @@ impl Counterpart {
             let (value, place) = momentum.unwrap_or((0.0.into(), None));
             settings.push(setting("momentum", value, place));
         }
-        // With momentum 0 torch has no velocity, and none matters here.
+        // With momentum 0 torch has no velocity, and the next step here does not depend on the velocity.
         if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0))
         {
             slots.retain(|slot| slot.velocity.is_none());
@@ -379,7 +394,7 @@ impl Counterpart {
         self.slots.iter().any(|slot| slot.velocity.is_some())
     }
 
-    /// Whether this setting is a switch that is on.
+    /// Whether torch's setting `key` is a switch that is on.
     pub(super) fn is_on(&self, key: &str) -> bool {
         self.settings.iter().any(|setting| setting.key == key && setting.value == FieldValue::Flag(true))
     }
@@ -389,7 +404,7 @@ impl Counterpart {
         self.rates.iter().map(|(_, rate)| rate).product()
     }
 
-    /// torch's learning rate, if the field to adjust has this value.
+    /// torch's learning rate if the field to adjust has the value `field`.
     pub(super) fn learning_rate_with(&self, field: f64) -> f64 {
         self.rates_with(field).product()
     }
@@ -398,7 +413,7 @@ impl Counterpart {
         self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { field } else { *rate })
     }
 
-    /// The field to adjust for this learning rate, and its value.
+    /// The place of the field to adjust for `learning_rate`, and the value that it then needs.
     pub(super) fn field_for(&self, learning_rate: f64) -> Option<(&str, f64)> {
         let (place, value) = self.rates.get(self.rate)?;
         let others: f64 = self
@@ -408,26 +423,27 @@ impl Counterpart {
             .filter(|(i, _)| *i != self.rate)
             .map(|(_, (_, rate))| rate)
             .product();
-        // Where a schedule drives it, the value is that of a step and not the field's.
+        // An equal rate keeps the field's value, so that neither f32 nor the division rounds it. Under a
+        // schedule `value` is that of a step, and not the field's.
         let is_same = self.driven.is_none() && same(learning_rate, self.learning_rate());
         Some((place, if is_same { *value } else { learning_rate / others }))
     }
 
-    /// The factor of torch's velocity here, if the field of the learning rate has this value.
+    /// What a velocity here is, as a multiple of torch's, if the field to adjust has the value `field`.
     pub(super) fn velocity_scale(&self, field: f64) -> f64 {
         self.rates_with(field).take(self.inner).product()
     }
 
-    /// The current value of the field of the learning rate.
+    /// The current value of the field to adjust.
     pub(super) fn own_rate(&self) -> f64 {
         self.rates.get(self.rate).map_or(0.0, |(_, rate)| *rate)
     }
 
-    /// torch's group of parameters with these hyper-parameters.
+    /// The hyper-parameters as a group of torch's. An error if torch cannot express them.
     pub(super) fn group(&self, path: &str) -> Result<Map<String, Value>> {
         let [coupled, decoupled] = [&self.decay[0], &self.decay[1]].map(|decay| decay.lambda);
         if coupled != 0.0 && decoupled != 0.0 {
-            return Err(unrepresentable(path, "a decay in the gradient and one beside it"));
+            return Err(unrepresentable(path, "a decay in the gradient together with a decoupled decay"));
         }
         let takes = match self.kind {
             "Adam" => true,
@@ -443,7 +459,7 @@ impl Counterpart {
         ]);
         group.extend(self.driven.iter().map(|driven| (INITIAL_RATE.to_string(), json!(driven.own))));
         if self.decay_has_kinds {
-            // Without any decay both kinds are right; this is the rule's own.
+            // Without any decay both kinds are right; this one is the rule's own.
             let decouples = decoupled != 0.0 || coupled == 0.0 && self.decay[1].place.is_some();
             group.insert("decoupled_weight_decay".to_string(), decouples.into());
         }
@@ -454,6 +470,7 @@ impl Counterpart {
                 FieldValue::Flag(flag) => json!(flag),
                 other => json!(other.to_string()),
             };
+            // Lion has no such option in torch.
             if self.kind == "Lion" && *key == "maximize" {
                 if value == json!(true) {
                     return Err(unrepresentable(path, "an objective that is maximised in Lion"));
@@ -466,12 +483,13 @@ impl Counterpart {
     }
 }
 
-/// Whether two hyper-parameters are the same, up to a rounding of either to f32.
+/// Whether two hyper-parameters are equal, up to a rounding of one to f32, the dtype of a rate that torch has
+/// as a tensor.
 pub(super) fn same(a: f64, b: f64) -> bool {
     a == b || f64::from(a as f32) == b || f64::from(b as f32) == a
 }
 
-/// Refuses a state with other tensors than the rule makes.
+/// Refuses a state that lacks a tensor of the counterpart.
 fn check_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
     let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);

@@ -7,8 +7,8 @@
 //!
 //! # From torch
 //!
-//! There are two kinds of file. One is a safetensors file with an entry `<parameter>/<key>` for each tensor
-//! of the state. Its metadata has the groups as JSON, with names in place of parameter numbers:
+//! There are two kinds of file. The first is a safetensors file with an entry `<parameter>/<key>` for each
+//! tensor of the state. Its metadata has the groups as JSON, with names instead of parameter numbers:
 //!
 //! ```python
 #![doc = include_str!("save_state.py")]
@@ -16,16 +16,18 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! The other is a file of `torch.save`: a `state_dict` anywhere in a dict, such as a checkpoint of a whole
-//! training. It numbers the parameters, so save their names along, or give them here ([`TorchState::named`]):
+//! The second is a file of `torch.save` with a `state_dict` anywhere in a dict, such as a checkpoint of a
+//! whole training. A `state_dict` numbers the parameters, so save their names along, or pass the names to
+//! [`TorchState::named`]:
 //!
 //! ```python
 //! names = [name for name, _ in model.named_parameters()]   # as they were passed to the optimiser
 //! torch.save({"optimizer": optimizer.state_dict(), "param_names": names}, "optimizer.pt")
 //! ```
 //!
-//! Neither is needed if the optimiser was made with `model.named_parameters()`, as torch saves these names,
-//! nor for the dicts by names of `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`.
+//! No list of names is needed if the optimiser was made with `model.named_parameters()`, because torch then
+//! saves the names. The dicts that `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns
+//! have names as well.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -56,11 +58,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`LossScaler`](crate::LossScaler#from-torch) shows how to take over the state of a `GradScaler`.
+//!
 //! # To torch
 //!
 //! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. An optimiser over
-//! the same parameters can load it, whatever its groups and their order, if the parameters of each have the
-//! same hyper-parameters in the file:
+//! the same parameters can load it, whatever its groups and their order, if all parameters of a group have
+//! the same hyper-parameters in the file:
 //!
 //! ```python
 #![doc = include_str!("load_state.py")]
@@ -70,58 +74,23 @@
 //!
 //! # With a scheduler
 //!
-//! torch's schedulers are in no `optimizer.state_dict()`. They write into each group the rate that it began
-//! with, as `initial_lr`. So give the state the [schedule](crate::StateTree::schedule) of the run and torch's
-//! `last_epoch`, the number of steps of its scheduler, before the restore. Then `lr` is compared with the
-//! schedule's rate in that step, up to the rounding of another program. Under a relative schedule
-//! `initial_lr` is the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and
-//! so is `CosineAnnealingLR` down to 0. If that ends above 0, use a [`Schedule`](crate::Schedule) for each
-//! group.
+//! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
+//! with which the group began, as `initial_lr`. So before the restore give the state the
+//! [schedule](crate::StateTree::schedule) of the run, and [`set_steps`](crate::StateTree::set_steps) torch's
+//! `last_epoch`, the number of steps of its scheduler. The restore compares `lr` with the rate of the
+//! schedule in that step, up to the rounding of another program. Under a relative schedule `initial_lr` is
+//! the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is a
+//! `CosineAnnealingLR` that ends at 0. If `CosineAnnealingLR` ends above 0, use one
+//! [`Schedule`](crate::Schedule) for each group.
 //!
-//! Without a schedule here, the leaf's own rate is `lr`, the rate of the moment, and a
-//! [warning](crate::Warning::ScheduleDiffers) tells of it where the file has an `initial_lr`.
+//! If the state has no schedule, the leaf's own rate is `lr`, the rate of the moment, and stays at that. If
+//! the file has an `initial_lr`, a [warning](crate::Warning::ScheduleDiffers) reports this.
 //!
-//! `OneCycleLR` begins at a 25th of its peak, which is its `initial_lr`: the schedule is
-//! `Schedule::one_cycle(25.0, total_steps).relative()`. By default it moves the momentum or β₁ in each step
-//! as well, and so does `CyclicLR`. Such a file is refused unless a schedule drives that number here too, as
-//! [`Schedule::one_cycle`](crate::Schedule::one_cycle) shows. To go on with the momentum of the moment,
-//! remove `max_momentum` and `base_momentum` from the groups before saving.
-//!
-//! # An average
-//!
-//! In torch an average of the weights is a second model: `AveragedModel` of `torch.optim.swa_utils`, or an
-//! exponential average by hand. Save that model as weights, under the names of the parameters:
-//!
-//! ```python
-//! safetensors.torch.save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
-//! ```
-//!
-//! Here an average is the state of an [`Ema`](crate::Ema) or a [`UniformAverage`](crate::UniformAverage). Set
-//! that state by name after the restore. Its count of steps is the number of models in the average:
-//!
-//! ```
-//! use candle_core::{Device, Tensor, Var};
-//! use optimisers::{AdamW, Ema, OptimiserChain, StateValue, setup};
-//! use std::collections::{BTreeMap, HashMap};
-//!
-//! # let folder = tempfile::tempdir()?;
-//! # let path = folder.path().join("average.safetensors");
-//! # candle_core::safetensors::save(&HashMap::from([("fc.bias", Tensor::new(&[0.25f32, 4.0], &Device::Cpu)?)]), &path)?;
-//! let model = BTreeMap::from([("fc.bias", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
-//! let average = Ema { start: 1, ..Ema::new(0.999) }; // as `get_ema_avg_fn(0.999)` has it
-//! let mut state = setup(OptimiserChain::new((AdamW::new(1e-3), average)), &model)?;
-//! // TorchState::open("optimizer.safetensors")?.restore(&mut state)?;
-//! let (averages, models) = (candle_core::safetensors::load(&path, &Device::Cpu)?, 7);
-//! let tensors = averages.iter().map(|(name, average)| (name, "1.average", StateValue::Tensor(average)));
-//! let counts = averages.keys().map(|name| (name, "1.t", StateValue::Counter(models)));
-//! state.set_entries(tensors.chain(counts))?;
-//! # let steps = averages.keys().map(|name| (name, "leaf.steps", StateValue::Counter(models)));
-//! # state.set_entries(steps)?;
-//! assert_eq!(state.averages(&model)?["fc.bias"].to_vec1::<f32>()?, [0.25, 4.0]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! The state of a `GradScaler` is on the page of [`LossScaler`](crate::LossScaler#from-torch).
+//! `OneCycleLR` begins at a 25th of its peak, and this start is its `initial_lr`. The schedule here is
+//! `Schedule::one_cycle(25.0, total_steps).relative()`. By default `OneCycleLR` also moves the momentum or β₁
+//! in each step, and so does `CyclicLR`. Such a file is refused unless a schedule drives that number here
+//! too, as [`Schedule::one_cycle`](crate::Schedule::one_cycle) shows. To keep the momentum of the file
+//! instead, remove `max_momentum` and `base_momentum` from the groups before saving.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -157,13 +126,47 @@
 //! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `StateTree::steps` was
 //! ```
 //!
+//! # An average
+//!
+//! In torch an average of the weights is a second model: `AveragedModel` of `torch.optim.swa_utils`, or an
+//! exponential average by hand. Save that model as weights, under the names of the parameters:
+//!
+//! ```python
+//! safetensors.torch.save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
+//! ```
+//!
+//! Here an average is the state of an [`Ema`](crate::Ema) or a [`UniformAverage`](crate::UniformAverage). Set
+//! that state by name after the restore. Its count of steps is the number of models in the average:
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use optimisers::{AdamW, Ema, OptimiserChain, StateValue, setup};
+//! use std::collections::{BTreeMap, HashMap};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("average.safetensors");
+//! # candle_core::safetensors::save(&HashMap::from([("fc.bias", Tensor::new(&[0.25f32, 4.0], &Device::Cpu)?)]), &path)?;
+//! let model = BTreeMap::from([("fc.bias", Var::new(&[1f32, 2.0], &Device::Cpu)?)]);
+//! let average = Ema { start: 1, ..Ema::new(0.999) }; // as `get_ema_avg_fn(0.999)` has it
+//! let mut state = setup(OptimiserChain::new((AdamW::new(1e-3), average)), &model)?;
+//! // TorchState::open("optimizer.safetensors")?.restore(&mut state)?;
+//! let (averages, models) = (candle_core::safetensors::load(&path, &Device::Cpu)?, 7);
+//! let tensors = averages.iter().map(|(name, average)| (name, "1.average", StateValue::Tensor(average)));
+//! let counts = averages.keys().map(|name| (name, "1.t", StateValue::Counter(models)));
+//! state.set_entries(tensors.chain(counts))?;
+//! # let steps = averages.keys().map(|name| (name, "leaf.steps", StateValue::Counter(models)));
+//! # state.set_entries(steps)?;
+//! assert_eq!(state.averages(&model)?["fc.bias"].to_vec1::<f32>()?, [0.25, 4.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # What is what
 //!
 //! | torch | rule here | state: torch → here | hyper-parameters: torch → here |
 //! | --- | --- | --- | --- |
 //! | `AdamW` | [`AdamW`](crate::AdamW) | `exp_avg` → `m`, `exp_avg_sq` → `v`, `step` → `t` | `lr` → `eta`, `betas` → `beta`, `eps` → `epsilon`, `weight_decay` → `lambda` |
 //! | `Adam` | [`Adam`](crate::Adam) | the same | `weight_decay` → the `lambda` of a [`WeightDecay`](crate::WeightDecay) in front |
-//! | either with `amsgrad` | [`AMSGradW`](crate::AMSGradW) | and `max_exp_avg_sq` → `largest_v` | as of the one or the other |
+//! | either with `amsgrad` | [`AMSGradW`](crate::AMSGradW) | and `max_exp_avg_sq` → `largest_v` | as in `AdamW` or `Adam` |
 //! | `SGD` | [`Descent`](crate::Descent) | | `lr` → `eta`, `weight_decay` as in `Adam` |
 //! | `SGD(momentum)` | [`Momentum`](crate::Momentum) | `momentum_buffer`·η → `velocity` | and `momentum` → `rho` |
 //! | `SGD(nesterov)` | [`Nesterov`](crate::Nesterov) | -`momentum_buffer`·η → `displacement` | the same |
@@ -173,42 +176,46 @@
 //! | `Lion` (lion-pytorch, pytorch_optimizer) | [`Lion`](crate::Lion) | `exp_avg` → `m` | `lr` → `eta`, `betas` → `beta`, `weight_decay` → `lambda` |
 //!
 //! The rule may be anywhere in a chain and inside wrappers, as long as it is the only one with a counterpart.
-//! Other members of the chain (clipping, averages) are ignored: torch has these outside of the optimiser.
-//! Inside of its optimisers torch also has:
+//! Other members of the chain (clipping, averages) are ignored, because torch has these outside of its
+//! optimisers. Three things are inside of torch's optimisers and have rules or wrappers of their own here:
 //!
-//! - `maximize`: a [`Scale`](crate::Scale) with a negative factor in front.
-//! - A `lr` that is a product: a `Descent` behind the rule is multiplied in. torch has the learning rate
-//!   outside of SGD's velocity: there a schedule rescales the whole velocity, here it keeps the old rates.
-//!   `Momentum` with η = 1 and `Descent` behind it is exactly torch's.
-//! - [`DecoupledDecay`](crate::DecoupledDecay), for Adam and Lion.
+//! - `maximize` is a [`Scale`](crate::Scale) with a negative factor before the rule.
+//! - If a `Descent` follows the rule, `lr` is the product of both rates. torch has the learning rate outside
+//!   of SGD's velocity: there a schedule rescales the whole velocity, here the velocity keeps the old rates.
+//!   `Momentum` with η = 1, followed by `Descent`, is exactly torch's.
+//! - [`DecoupledDecay`](crate::DecoupledDecay) around the rule is the decay of torch's `AdamW`, or of Lion.
 //!
-//! `foreach`, `fused`, `capturable` and `differentiable` are about how torch computes, and are ignored; so is
-//! `initial_accumulator_value`, which is in the sum by then. Refused, with the parameter and what differs,
-//! are `dampening`, `lr_decay`, and any other option that is switched on and unknown here; a momentum that a
-//! scheduler moves and no schedule here; `couple = false` of `AdamW` and a corrected `DecoupledDecay` if
-//! there is a decay; a `WeightDecay` after the rule; `Adam` and `AdamW` with `bias_correction = false`; the
-//! rule [`AMSGrad`](crate::AMSGrad), which has no bias correction. torch's `RAdam` has no counterpart: it
-//! adds ε to another root than [`RAdam`](crate::RAdam).
+//! `foreach`, `fused`, `capturable` and `differentiable` decide how torch computes, and are ignored. So is
+//! `initial_accumulator_value`, which the sum already contains. An error names the parameter and what differs
+//! if a file or a rule has one of these:
 //!
-//! torch does not save the class of an optimiser. Its hyper-parameters tell it; for `Adam` and `AdamW` it is
-//! `decoupled_weight_decay` (since torch 2.7), and without that the rule here decides.
+//! - `dampening`, `lr_decay`, or another option that is switched on and unknown here;
+//! - a momentum that a torch scheduler moves, if no schedule drives it here;
+//! - a `WeightDecay` after the rule; `couple = false` of `AdamW` or a corrected `DecoupledDecay`, with a decay;
+//! - `bias_correction = false` of `Adam` or `AdamW`; the rule [`AMSGrad`](crate::AMSGrad), which corrects no
+//!   moments;
+//! - torch's `RAdam`, which adds ε to another root than [`RAdam`](crate::RAdam).
 //!
-//! A velocity with a learning rate of 0 inside has lost torch's: a file with `lr` 0 and such a velocity is
-//! refused, unless the rate is in a `Descent` behind. A `step` in bf16 is refused from 256 on, in f16 from
-//! 2048 on: torch adds 1 to it there, and the sum is rounded back.
+//! torch does not save the class of an optimiser, so the names of the hyper-parameters decide. `Adam` and
+//! `AdamW` differ in `decoupled_weight_decay` (since torch 2.7); if a file lacks it, the rule here decides.
+//!
+//! A velocity that contains a learning rate of 0 has lost torch's velocity. So a file with `lr` 0 and a
+//! velocity that is not 0 is refused, unless the rate is in a `Descent` after the rule. A `step` in bf16 is
+//! refused from 256 on, in f16 from 2048 on, because adding 1 to it there is rounded back.
 //!
 //! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are.
-//! Wrappers that change the step, such as [`Cautious`](crate::Cautious), are not written.
+//! `save_torch` does not write wrappers that change the step, such as [`Cautious`](crate::Cautious).
 //!
 //! # Precision
 //!
-//! torch keeps a state in the parameter's dtype, and converts it to that on loading. Here moments are in F32
-//! for 16-bit parameters, or as [`StoreAs`](crate::StoreAs) says. A parameter under
-//! [`MixedPrecision`](crate::MixedPrecision) has the moments of its master. They correspond to a run in torch
-//! with parameters in F32 and arithmetic under `autocast`;
+//! torch keeps a state in the parameter's dtype, and converts it to that dtype on loading. Here the moments
+//! of 16-bit parameters are in F32, unless [`StoreAs`](crate::StoreAs) sets another dtype. Moments of a torch
+//! model in bf16 are taken over as they are; in the other direction torch rounds them.
+//!
+//! A parameter under [`MixedPrecision`](crate::MixedPrecision) has the moments of its master. They correspond
+//! to a run in torch with parameters in F32 and arithmetic under `autocast`.
 //! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) sets the
-//! masters to that run's parameters, unrounded. Moments of a torch model in bf16 are taken over as they are;
-//! in the other direction torch rounds them.
+//! masters to the unrounded parameters of that run.
 
 mod archive;
 mod container;
@@ -234,11 +241,11 @@ use crate::error::{Error, Result};
 
 /// A file with the state of torch's optimiser, see [the module](self).
 ///
-/// It holds the open file; tensors are read when they are taken over. A file that is changed in its place
-/// meanwhile is refused, as far as its length and its time of modification show.
+/// The file stays open, and tensors are read when they are taken over. If the content of the open file is
+/// modified, the restore refuses it, as far as its length and its time of modification show.
 ///
-/// candle reads a pickle: it makes only dicts, lists and numbers of it, and runs nothing. Its recursion is as
-/// deep as the pickle's: use files that you trust.
+/// Of the pickle in a file of `torch.save`, candle makes only dicts, lists, texts and numbers; it runs
+/// nothing. A pickle whose objects are nested more than 64 deep is refused.
 #[must_use = "reading a state changes nothing: call `restore`"]
 #[derive(Debug)]
 pub struct TorchState {
@@ -255,14 +262,14 @@ impl TorchState {
     /// A file of `torch.save` has to have exactly one `state_dict` of an optimiser, anywhere in it.
     ///
     /// # Errors
-    /// If it cannot be read, has another format, is damaged, or has no state of an optimiser or several.
+    /// If the file cannot be read, has another format, is damaged, or has no state of an optimiser or several.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::read(path.as_ref(), Source::open(path.as_ref()), None)
     }
 
     /// Opens one of several states in a file of `torch.save`.
     ///
-    /// `place` has the keys on the way to it, and indices in lists, with dots between: `optimizers.0`.
+    /// `place` is the way to the state: keys of dicts and indices of lists, joined by dots: `optimizers.0`.
     ///
     /// # Errors
     /// As [`TorchState::open`]. Also if there is no state at this place.
@@ -270,7 +277,8 @@ impl TorchState {
         Self::read(path.as_ref(), Source::open(path.as_ref()), Some(place))
     }
 
-    /// Reads the bytes of a file, and holds them; `name` is for errors.
+    /// Reads the bytes of a file, and keeps them. Errors have `name` where those of an opened file have its
+    /// path.
     ///
     /// # Errors
     /// As [`TorchState::open`].
@@ -292,13 +300,14 @@ impl TorchState {
 
     /// Names the parameters in the order of torch's optimiser.
     ///
-    /// That is the order of its groups, or of `model.named_parameters()` if all were passed at once.
+    /// This is the order of its groups. If the optimiser was made with all parameters at once, it is the
+    /// order of `model.named_parameters()`.
     pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.content.names = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Renames every parameter by `rename`: torch's wrappers put `module.` or `_orig_mod.` in front.
+    /// Renames every parameter by `rename`, because torch's wrappers put `module.` or `_orig_mod.` in front.
     ///
     /// # Errors
     /// If the parameters have no names yet.
@@ -314,9 +323,10 @@ impl TorchState {
         Ok(self)
     }
 
-    /// Also takes over the hyper-parameters that a field here has. By default one that differs is an error.
+    /// Also takes over hyper-parameters into the fields here. By default one that differs is an error.
     ///
-    /// Of a rate that follows a schedule it is the own one, see [the module](self#with-a-scheduler).
+    /// A hyper-parameter that follows a schedule is compared all the same. If a relative schedule drives the
+    /// rate, the leaf's own rate is taken over: see [the module](self#with-a-scheduler).
     pub fn taking_over_fields(mut self) -> Self {
         self.takes_over = true;
         self
@@ -340,6 +350,7 @@ fn in_file(path: &Path, error: Error) -> Error {
 
 fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
     let mut buffer = Vec::new();
+    // A file shorter than `MAGIC` goes on to `TensorFile`, so that its error names both formats.
     let is_archive = source.length() >= MAGIC.len() as u64
         && source.read(0, MAGIC.len(), &mut buffer).map_err(container::read_error)? == MAGIC;
     if is_archive {

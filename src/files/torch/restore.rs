@@ -13,27 +13,27 @@ use crate::tree::{Adjustment, SetField, StateTree, StateValue};
 impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.
     ///
-    /// Hyper-parameters are compared, or [taken over](TorchState::taking_over_fields) too. The model stays as
-    /// it is, and so does the state of other rules of a chain.
+    /// Hyper-parameters are compared, or [taken over](TorchState::taking_over_fields). The model stays as it
+    /// is, and so does the state of other rules of a chain. Tensors are converted to the dtypes of the state,
+    /// and rounded once if needed.
     ///
     /// The state has to be [set up](crate::setup) with counterparts of torch's optimisers, and to have
-    /// exactly the parameters of the file. Returns the paths of parameters of which torch has no state,
-    /// because no step has moved them: they start from zeros here, as they would there.
+    /// exactly the parameters of the file. Returns the paths of parameters that no step of torch's has moved,
+    /// so that torch has no state for them: they start from zeros here, as in torch.
     ///
-    /// A rate that follows a [schedule](StateTree::schedule) is compared with `lr` in the step that the state
-    /// counts. Under a relative one the own rate is compared with the `initial_lr` of torch's scheduler: see
-    /// [the module](crate::torch#with-a-scheduler).
+    /// A rate that follows a [schedule](StateTree::schedule) is compared with `lr`, in the step that the
+    /// state counts: see [the module](crate::torch#with-a-scheduler).
     ///
-    /// Tensors are converted to the dtypes of the state, and rounded once if needed.
-    ///
-    /// Over [ranks](crate::Setup::over) all call this with the same file, and each takes over its parts.
+    /// Over [ranks](crate::Setup::over) all ranks call this with the same file, and each takes over its
+    /// parts.
     ///
     /// # Errors
-    /// If the file lacks a parameter or an entry, or has one too many; if a shape, an optimiser or a
-    /// hyper-parameter differs; if a number is not finite, a second moment negative or a step not a count; if
-    /// the model has averages in place of its parameters, or these have [no names](crate::CandleOptimizer).
-    /// Nothing changes then, unless the file fails in the very moment in which it is taken over: the error
-    /// then says that the state has to be restored again.
+    /// If the file lacks a parameter or an entry, or has one too many. If a shape, an optimiser or a
+    /// hyper-parameter differs. If a number is not finite, a second moment negative or a step not a count. If
+    /// the model has averages instead of its parameters, or these have [no names](crate::CandleOptimizer).
+    ///
+    /// Nothing changes then. Only if the file fails after all checks, while it is read into the state, may a
+    /// part have changed; the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let (content, container) = (&self.content, &self.container);
@@ -45,10 +45,11 @@ impl TorchState {
         let continuation = state.settle(Call::Torch, planned)?;
         let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;
         let entries = entries(state, &continuation);
-        let remedy = "to take it over all the same call `TorchState::accepting_non_finite` first";
+        let remedy = "to restore infinities and NaN, call `TorchState::accepting_non_finite` first";
         let set = state.assign_entries(&entries, (!self.accepts_non_finite).then_some(remedy));
-        // What ranks or their links are at fault for is of no parameter.
+        // An error without a parameter is about ranks or their links, and not about this file.
         set.map_err(|error| if error.path().is_some() { self.refused(error) } else { error })?;
+        // After the entries, because setting these may fail, and fields cannot.
         adjusted.commit(&mut state.leaves, state.steps);
         continuation.undriven.map(|warning| state.warnings.meet(warning));
         Ok(continuation.unmoved)
@@ -59,8 +60,8 @@ impl TorchState {
     }
 }
 
-/// The fields to set, tried on copies. Leaves that shared an optimiser and get the same fields still share
-/// one.
+/// The fields to set, tried on copies of the optimisers. Leaves that share an optimiser and get the same
+/// fields share a copy.
 fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
     let wanted =
         continuation.leaves.iter().map(|takes| Some(&takes.wanted).filter(|wanted| !wanted.is_empty()));
@@ -69,7 +70,7 @@ fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Resu
     })
 }
 
-/// The entries of all leaves.
+/// The tensors and counts of all leaves, as entries of the state.
 fn entries<'c>(state: &StateTree, continuation: &'c Continuation<'_>) -> Vec<NewEntry<'c>> {
     let mut entries = Vec::new();
     for (leaf, takes) in state.leaves().zip(&continuation.leaves) {

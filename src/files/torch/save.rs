@@ -1,4 +1,4 @@
-//! Writing a state in torch's form.
+//! Writing a state as torch's: groups and counterparts first, then tensors with the writer of checkpoints.
 
 use std::path::Path;
 
@@ -23,16 +23,17 @@ use crate::tree::{Leaf, StateTree};
 impl StateTree {
     /// Writes the state to a safetensors file as the state of torch's optimiser.
     ///
-    /// The module [`torch`](crate::torch) describes the file. Like a [checkpoint](crate::Checkpoint::save) it
-    /// replaces an old file as a whole, and the same [warning](Warning::NotFinite) is returned for numbers
-    /// that are infinite or NaN. Over [ranks](crate::Setup::over) all call this, and each writes its parts.
+    /// The module [`torch`](crate::torch) describes the file. The file does not contain the model:
+    /// [`StateTree::save_masters`] writes the parameters in their full precision.
     ///
-    /// The model is not in it. [`StateTree::save_masters`] writes the parameters in their full precision.
+    /// An old file is replaced as a whole, as by [`Checkpoint::save`](crate::Checkpoint::save). For numbers
+    /// that are infinite or NaN the same [warning](Warning::NotFinite) is returned. Over
+    /// [ranks](crate::Setup::over) all ranks call this, and each writes its parts.
     ///
     /// # Errors
-    /// If a parameter's rule has no counterpart in torch, or hyper-parameters that torch cannot express; if
-    /// parameters would need different optimisers in torch, or have [no names](crate::CandleOptimizer); if
-    /// the file system fails. The old file is still at `path` then.
+    /// - If a parameter's rule has no counterpart in torch, or hyper-parameters that torch cannot express.
+    /// - If parameters would need different optimisers in torch, or have [no names](crate::CandleOptimizer).
+    /// - If the file system fails. The old file is still at `path` then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let own = self.check_names().and_then(|()| described(self)).map_err(|error| in_file(path, error));
@@ -68,19 +69,19 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
     for (leaf, own) in state.leaves().zip(&counterparts) {
         let (first, kind) = *first.get_or_insert((leaf.path(), own.kind));
         if kind != own.kind {
-            return Err(Error::new(ErrorKind::Unsupported, "it is trained as by torch's")
+            return Err(Error::new(ErrorKind::Unsupported, "its optimiser in torch would be")
                 .with_got(own.kind)
-                .with_expected(format_args!("its {kind}, as by which {first:?} is"))
+                .with_expected(format_args!("{kind}, as for {first:?}"))
                 .with_remedy(
-                    "give all parameters rules of one kind, which a single optimiser of torch's is of",
+                    "give all parameters rules of one kind, because the file is for a single optimiser of torch's",
                 )
                 .at(leaf.path()));
         }
         if own.has_velocity() && own.velocity_scale(own.own_rate()) == 0.0 {
             return Err(unrepresentable(
                 leaf.path(),
-                "a velocity with a learning rate of 0 inside: save it while the rate is not 0, or put the rate \
-                 into a `Descent` after the rule",
+                "a velocity that contains a learning rate of 0: save while the rate is not 0, or put the \
+                 rate into a `Descent` after the rule",
             ));
         }
         let group = own.group(leaf.path())?;
@@ -109,7 +110,8 @@ fn extend<'s>(
         tensors.push(saved(leaf, own, slot, *tensor)?);
     }
     if own.has_step {
-        // Only ranks with a part of a leaf know how many steps it has made.
+        // Written by the rank that has the first element, because a rank without a part has no count of the
+        // steps.
         let part = leaf.part();
         let is_written =
             if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
@@ -130,6 +132,7 @@ fn saved<'s>(
         None if tensor.buffer.records().is_none() => {
             Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec()))
         }
+        // A velocity is divided by its factor, and codes of 8 bits are decoded, because torch has neither.
         sign => {
             let (values, scale) =
                 (tensor.tensor()?, sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
@@ -140,7 +143,7 @@ fn saved<'s>(
     }
 }
 
-/// A count of steps in torch's dtype, f32, in which torch itself counts no further than 2²⁴.
+/// A count of steps in f32, as torch has it. torch itself counts no further than 2²⁴.
 fn number(step: u64) -> Result<Tensor> {
     Ok(Tensor::from_vec(vec![step as f32], (), &Device::Cpu)?)
 }

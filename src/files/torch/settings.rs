@@ -1,4 +1,7 @@
-//! The hyper-parameters of a group in torch, compared with those of a leaf here.
+//! The comparison of a torch group with a leaf here: kind of optimiser, hyper-parameters, weight decay.
+//!
+//! A value that differs is an error, or becomes the new value of a field if the user asks for that. A value
+//! that follows a schedule is only compared, because the schedule decides it.
 
 use serde_json::{Map, Value};
 
@@ -7,16 +10,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 use crate::tree::schedule::saturating;
 
-/// Fields of a leaf's optimiser to set.
+/// Fields of a leaf's optimiser to set, by place.
 pub(super) type WantedFields = Vec<(String, FieldValue)>;
 
-/// Hyper-parameters of torch that are about how it computes, not what.
+/// Hyper-parameters that are ignored: they decide how torch computes, or Adagrad's sum already contains them.
 const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
 
-/// What torch's `OneCycleLR` and `CyclicLR` write into a group whose momentum, or β₁, they move.
+/// The keys that `OneCycleLR` and `CyclicLR` write into a group if they move its momentum or β₁.
 const CYCLES: [&str; 2] = ["max_momentum", "base_momentum"];
 
-/// The optimiser of a group, told by its hyper-parameters: torch does not save the name.
+/// The optimiser of a group. torch does not save its name, so the names of hyper-parameters decide.
 fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     let has = |key: &str| group.contains_key(key);
     if has("amsgrad") && has("betas") && has("eps") {
@@ -32,14 +35,14 @@ fn kind(group: &Map<String, Value>) -> Result<&'static str> {
     } else {
         Err(Error::new(
             ErrorKind::Unsupported,
-            "no rule here continues an optimiser with the hyper-parameters",
+            "no rule of this crate continues an optimiser with the hyper-parameters",
         )
         .with_got(group.keys().map(String::as_str).collect::<Vec<_>>().join(", "))
         .with_expected("those of Adam, AdamW, SGD, RMSprop, Adagrad or Lion"))
     }
 }
 
-/// The error of a hyper-parameter that is missing or of another type.
+/// The error that a hyper-parameter is missing or has another type.
 fn unfit(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error {
     let got = group.get(key).map_or_else(|| "missing".to_string(), Value::to_string);
     Error::new(ErrorKind::File, format!("the file's {key} is")).with_got(got).with_expected(expected)
@@ -74,8 +77,8 @@ fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
     }
 }
 
-/// The value of the group, in the type of the value here. A key that older versions of torch lack is 0 or
-/// false.
+/// The group's value for a setting, in the type of the value here. A key that older versions of torch do not
+/// write counts as 0 or false.
 fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Result<FieldValue> {
     Ok(match value {
         FieldValue::Flag(_) => flag(group, key)?.into(),
@@ -92,7 +95,7 @@ fn same_values(a: FieldValue, b: FieldValue) -> bool {
     }
 }
 
-/// Whether values of schedules are equal but for the arithmetic of another program.
+/// Whether values of schedules are equal up to 1e-6, because torch computes them in another order.
 fn are_about(a: FieldValue, b: FieldValue) -> bool {
     match (a, b) {
         (FieldValue::Real(a), FieldValue::Real(b)) => is_about(a, b),
@@ -105,19 +108,20 @@ fn is_about(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs()) + 1e-12
 }
 
-/// The comparison of a group of a file with a leaf here.
+/// The comparison of a file's group with the counterpart of a leaf.
 pub(super) struct GroupComparison<'c> {
+    /// The name of the leaf's optimiser, for errors.
     pub(super) rule: String,
     pub(super) group: &'c Map<String, Value>,
     pub(super) own: &'c Counterpart,
-    /// Whether differences are taken over.
+    /// Whether values that differ are taken over.
     pub(super) takes_over: bool,
-    /// The step that schedules give values for.
+    /// The step at which schedules are evaluated.
     pub(super) steps: u64,
 }
 
 impl GroupComparison<'_> {
-    /// The fields to set, and the value of the learning rate's field then.
+    /// The fields to set, and the value that the field of the learning rate has after that.
     pub(super) fn check(&self) -> Result<(WantedFields, f64)> {
         let GroupComparison { group, own, .. } = *self;
         self.check_kind()?;
@@ -145,20 +149,23 @@ impl GroupComparison<'_> {
         Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
     }
 
-    /// Compares a learning rate that follows a schedule: the rate of this step, and before that the own rate,
-    /// if the schedule multiplies it, with the one that torch's scheduler began with.
+    /// Compares a learning rate that follows a schedule.
+    ///
+    /// Under a relative schedule the leaf's own rate is first compared with `initial_lr`, with which torch's
+    /// scheduler began. In any case `lr` is then compared with the rate of this step.
     fn compare_driven(&self, found: f64, driven: &DrivenRate, wanted: &mut WantedFields) -> Result<()> {
         let mut expected = self.own.learning_rate();
         if let (true, Some(initial)) = (driven.schedule.is_relative, self.initial_rate()?) {
             let field = self.own.field_for(initial).filter(|(_, value)| value.is_finite());
             let field = field.map(|(place, value)| (place.to_string(), value.into()));
             self.compare(INITIAL_RATE, initial.into(), driven.own.into(), field, wanted)?;
+            // From `initial`, because the rate that acts here does not contain a new own rate yet.
             expected = saturating(initial, driven.schedule.at(self.steps));
         }
         self.compare_acting("lr", found.into(), expected.into())
     }
 
-    /// Compares a hyper-parameter that follows a schedule with its value in this step.
+    /// Compares a hyper-parameter that follows a schedule here with the value of this step.
     fn compare_acting(&self, key: &str, torch: FieldValue, acting: FieldValue) -> Result<()> {
         if are_about(torch, acting) {
             return Ok(());
@@ -166,12 +173,12 @@ impl GroupComparison<'_> {
         let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
         let expected = format!("{acting}, as the schedule gives in step {}", self.steps);
         Err(differs.with_got(torch).with_expected(expected).with_remedy(
-            "before the restore call `state.schedule` with the schedule of the run, and `state.set_steps` \
+            "before the restore, call `state.schedule` with the schedule of the run, and `state.set_steps` \
              with the `last_epoch` of torch's scheduler",
         ))
     }
 
-    /// The rate that the group began with, if torch's scheduler has written it.
+    /// The rate with which the group began, if a torch scheduler has written it.
     pub(super) fn initial_rate(&self) -> Result<Option<f64>> {
         if !self.group.contains_key(INITIAL_RATE) {
             return Ok(None);
@@ -218,13 +225,14 @@ impl GroupComparison<'_> {
             if options.is_empty() { kind.to_string() } else { format!("{kind}({})", options.join(", ")) }
         };
         let expected = named(own.kind, &here, own.has_velocity());
-        Err(Error::new(ErrorKind::OtherRule, "the file is of torch's")
+        Err(Error::new(ErrorKind::OtherRule, "the optimiser of the file is torch's")
             .with_got(named(torch, &|key| group.get(key) == Some(&Value::Bool(true)), momentum))
             .with_expected(format_args!("torch's {expected}, which {rule} continues"))
             .with_remedy(format!("set up {remedy}")))
     }
 
-    /// Compares a hyper-parameter, or adds the new value of its field to `wanted`.
+    /// Compares a hyper-parameter. If the values differ and differences are taken over, adds the new value of
+    /// its field to `wanted`.
     fn compare(
         &self,
         key: &str,
@@ -241,8 +249,14 @@ impl GroupComparison<'_> {
                 wanted.push(field);
                 return Ok(());
             }
-            Some(_) => "set up the rule with that, or take it over with `TorchState::taking_over_fields`",
-            None => "no field here decides this: set up the rules as the table in the documentation says",
+            Some(_) => {
+                "set up the rule with the value of the file, or take that value over with \
+                 `TorchState::taking_over_fields`"
+            }
+            None => {
+                "no field of this optimiser sets the value: choose the rules by the table in the \
+                 documentation of `optimisers::torch`"
+            }
         };
         let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
             .with_got(torch)
@@ -250,7 +264,7 @@ impl GroupComparison<'_> {
         Err(differs.with_remedy(remedy))
     }
 
-    /// Compares the weight decay, which torch has in the gradient or decoupled from it.
+    /// Compares both kinds of weight decay. torch has one number, and the other kind has to be 0 here.
     fn check_decay(&self, wanted: &mut WantedFields) -> Result<()> {
         let GroupComparison { group, own, .. } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
@@ -258,11 +272,11 @@ impl GroupComparison<'_> {
             "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
             "Lion" => true,
             "Adam" if group.contains_key("decoupled_weight_decay") => flag(group, "decoupled_weight_decay")?,
-            // Older files do not tell Adam from AdamW: the rule here decides.
+            // Files of torch before 2.7 do not distinguish Adam and AdamW, so the rule here decides.
             "Adam" => own.decay[1].place.is_some() && own.decay[0].lambda == 0.0,
             _ => false,
         };
-        let names = ["weight_decay (in the gradient)", "weight_decay (beside the step)"];
+        let names = ["weight_decay (in the gradient)", "weight_decay (decoupled)"];
         let expected = if decouples { [0.0, lambda] } else { [lambda, 0.0] };
         for ((name, here), torch) in names.iter().zip(&own.decay).zip(expected) {
             let field = here.place.clone().map(|place| (place, torch.into()));
@@ -274,8 +288,8 @@ impl GroupComparison<'_> {
         Ok(())
     }
 
-    /// Refuses options that are switched on in torch and unknown here, and what a scheduler moves besides the
-    /// learning rate.
+    /// Refuses options that are switched on in torch and unknown here. Also refuses a momentum or β₁ that a
+    /// torch scheduler moves, unless a schedule here drives it, because it would otherwise stand still.
     fn check_others(&self) -> Result<()> {
         let is_cycled =
             |setting: &TorchSetting| ["betas", "momentum"].contains(&setting.key) && setting.is_driven;
@@ -283,14 +297,13 @@ impl GroupComparison<'_> {
             && !self.own.settings.iter().any(is_cycled)
         {
             let problem = format!(
-                "torch's scheduler moves the momentum, or β₁, of this group in each step, and no schedule \
-                 here does; the file has {key}"
+                "the file has {key}, so torch's scheduler changes the momentum, or β₁, of this group in each \
+                 step, but the state has no schedule that does"
             );
             return Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(
-                "before the restore give the state a schedule with `Schedule::field(\"beta1\")` or \
-                 `field(\"rho\")`; or, to go on with the momentum of the file for good, remove \
-                 `max_momentum` and `base_momentum` from the groups of `optimizer.param_groups` before you \
-                 save it",
+                "before the restore, give the state a schedule with `Schedule::field(\"beta1\")` or \
+                 `field(\"rho\")`; or, to keep the momentum of the file, remove `max_momentum` and \
+                 `base_momentum` from the groups of `optimizer.param_groups` in torch, and save again",
             ));
         }
         let known =

@@ -1,4 +1,8 @@
-//! The trait of all that is lent.
+//! The trait [`Lend`], and the functions `read` and `write`, through which the crate uses lent memory.
+//!
+//! An owner may run the function twice, or never, or drop the function's error. So `OneRun` counts the runs,
+//! and decides the result of a loan: the function's error; else the owner's error; else an error if the
+//! function has not run. A second run does nothing and counts as an error of the function.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -10,24 +14,23 @@ use crate::tensors::{Device, Tensor, rows_of, tensor_of, write_values};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
-/// candle's tensors are such memory, and so is what [`ParameterSlices`](crate::ParameterSlices) and
-/// [`GradientSlices`](crate::GradientSlices) hold. A framework with tensors of its own implements it for
-/// them.
+/// Implemented for candle's tensors, and for what [`ParameterSlices`](crate::ParameterSlices) and
+/// [`GradientSlices`](crate::GradientSlices) hold. A framework implements `Lend` for tensors of its own.
 ///
 /// # What the crate promises
-/// - When the function that `read` or `write` gets returns, it is done: nothing of the memory is kept.
-/// - Elementwise rules work on the memory itself. What is copied, which locks are held together and which
-///   threads call is on
-///   [the page for authors of frameworks](crate::guide::frameworks#what-an-update-promises).
+/// - No pointer into the memory is kept after the function that `read` or `write` runs has returned.
+/// - Elementwise rules work on the memory itself.
+///   [The page for authors of frameworks](crate::guide::frameworks#what-an-update-promises) lists what is
+///   copied, which locks are held together, and which threads call.
 ///
 /// # What the owner promises
-/// - `lent_shape` and `lent_dtype` say the same for as long as they are borrowed. A call asks once.
-/// - `read` and `write` call the function once, with all elements, and return its error; or they return an
-///   error.
+/// - `lent_shape` and `lent_dtype` do not change while the lender is borrowed. A call reads them once.
+/// - `read` and `write` either call the function once, with all elements, and return its error; or they
+///   return an error of their own.
 /// - `read` lends a parameter in row-major order.
 ///
-/// A breach of these is an error of the call that meets it: dtype and number of elements are compared each
-/// time, and the function's error is that of the call whatever the owner returns.
+/// A broken promise is an error of the call in which it is noticed. Dtype and number of elements are compared
+/// at each loan. If the function fails, the call fails with its error, whatever the owner returns.
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
     fn lent_shape(&self) -> &[usize];
@@ -35,37 +38,38 @@ pub trait Lend: Send + Sync {
     /// The dtype of the elements: F16, BF16, F32 or F64.
     fn lent_dtype(&self) -> DType;
 
-    /// A number that two lenders share exactly if they share memory, and so a lock: such as an address.
+    /// A number that identifies the memory, such as its address.
     ///
-    /// `None` if nobody else can access the memory meanwhile, as with a `&mut` slice. Two gradients of one
-    /// parameter that both say `None` are one, and count once, if they lie at one address in one order.
+    /// Two lenders have the same number exactly if they share memory, and therefore a lock. `None` if nobody
+    /// else can access the memory during the call, as with a `&mut` slice. If two gradients of one parameter
+    /// both have `None`, they count once if they lie at one address in one order.
     fn memory(&self) -> Option<usize>;
 
-    /// Where in its [`memory`](Lend::memory) the first element is, in any unit: an offset, or an address.
+    /// The place of the first element in [`memory`](Lend::memory), in any unit: an offset, or an address.
     ///
-    /// It tells handles of one tensor from neighbours in one memory: lenders with one memory, offset, shape
-    /// and dtype are the same elements in the same order. So a handle that is shown under two paths is one
-    /// parameter, and a gradient that is found under two paths counts once.
+    /// Lenders with the same memory, offset, shape and dtype are the same elements in the same order. So a
+    /// handle that is shown under two paths is one parameter, and a gradient that is found under two paths
+    /// counts once.
     ///
-    /// The default, `None`, says nothing: then one object is itself, two gradients are two, and two
-    /// parameters in one memory are refused.
+    /// With the default, `None`, only objects are compared: two gradient objects both count, even if they
+    /// share memory, and two parameter objects that share memory are refused.
     fn offset(&self) -> Option<usize> {
         None
     }
 
-    /// Runs a function on the elements, which do not change meanwhile.
+    /// Runs `run` on the elements, which do not change until `run` returns.
     ///
     /// # Errors
-    /// Those of the function; and if the memory cannot be had.
+    /// Those of `run`; and if the memory is not available.
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()>;
 
-    /// Runs a function on the elements in row-major order, which nobody else reads or writes meanwhile.
+    /// Runs `run` on the elements in row-major order. Nobody else accesses them until `run` returns.
     ///
     /// # Errors
-    /// Those of the function; and if the memory cannot be had.
+    /// Those of `run`; and if the memory is not available.
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()>;
 
-    /// The tensor, if it is one of candle's.
+    /// The lender itself, if it is a tensor of candle's.
     #[doc(hidden)]
     fn tensor(&self) -> Option<&Tensor> {
         None
@@ -81,7 +85,7 @@ impl dyn Lend + '_ {
         self.lent_dtype()
     }
 
-    /// Where it is.
+    /// The device of the memory: the CPU, unless the lender is a tensor on another one.
     pub(crate) fn device(&self) -> &Device {
         self.tensor().map_or(&Device::Cpu, Tensor::device)
     }
@@ -96,8 +100,9 @@ impl dyn Lend + '_ {
     }
 }
 
-/// Runs a function on what is lent to be read, if it is what its owner says. `name` is what it is to the
-/// program.
+/// Runs `run` on the memory of `lender`, if its dtype and length are those that `lender` reports.
+///
+/// In errors `name`, such as "gradient", replaces "tensor".
 pub(crate) fn read(
     name: &'static str,
     lender: &dyn Lend,
@@ -113,7 +118,7 @@ pub(crate) fn read(
     once.end(lent).map_err(|error| error.naming(name))
 }
 
-/// Runs a function on what is lent to be written, as [`read`].
+/// [`read`], for memory that `run` may write.
 pub(crate) fn write(
     name: &'static str,
     lender: &dyn Lend,
@@ -130,7 +135,7 @@ pub(crate) fn write(
     once.end(lent).map_err(|error| error.naming(name))
 }
 
-/// The outcome of a function that an owner is to run once, whatever the owner returns.
+/// Counts the runs of a function that an owner has to run once, and keeps its first error.
 struct OneRun<'l> {
     lender: &'l dyn Lend,
     runs: usize,
@@ -142,23 +147,25 @@ impl<'l> OneRun<'l> {
         OneRun { lender, runs: 0, failed: None }
     }
 
-    /// Runs it, if it has not run: a second run would be a second step.
+    /// Runs `function` the first time only, because a second run would apply a second step.
     fn run(&mut self, function: impl FnOnce() -> Result<()>) -> Result<()> {
         self.runs += 1;
         let done = if self.runs == 1 { function() } else { Err(not_lent(self.lender, self.runs)) };
         done.map_err(|error| {
+            // The owner gets a substitute, so that the error itself is kept even if the owner drops it.
             self.failed.get_or_insert(error);
             Error::other("the function that was given to the owner of memory has failed")
         })
     }
 
-    /// The function's error, or else the owner's.
+    /// The error of the function. If the function succeeded, the error of the owner.
     fn end(self, lent: Result<()>) -> Result<()> {
         match (self.failed, lent) {
             (Some(error), _) => Err(error),
             (None, Err(error)) => {
                 use ErrorKind::{File, Io, Memory};
-                // This crate's own words: of a tensor, of memory, or of a file that lends its tensors.
+                // An error of a tensor, of memory, or of a file that lends its tensors is not wrapped,
+                // because it comes from this crate and names the problem already.
                 if self.lender.tensor().is_some() || matches!(error.kind(), File | Io | Memory) {
                     return Err(error);
                 }
@@ -170,8 +177,8 @@ impl<'l> OneRun<'l> {
     }
 }
 
-/// Refuses a parameter that is not what its owner says, that does not lie in row-major order, or that is to
-/// be written and cannot be.
+/// Refuses a parameter whose memory differs from its shape or dtype, or is not in row-major order. If
+/// `is_written`, also one that its owner does not lend to be written.
 pub(crate) fn check_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
         return storage_of(name, tensor).map(drop);
@@ -179,8 +186,9 @@ pub(crate) fn check_parameter(name: &'static str, lender: &dyn Lend, is_written:
     read(name, lender, &mut |view| match view.in_order() {
         Some(_) => Ok(()),
         None => Err(Error::new(ErrorKind::Memory, "the tensor does not lie in row-major order")
-            .with_remedy("let `Lend::read` hand over parameters as `Lend::write` does")),
+            .with_remedy("let `Lend::read` hand over parameters in row-major order, as `Lend::write` does")),
     })?;
+    // This loan writes nothing. It finds an owner that refuses to lend, before anything is changed.
     if is_written { write(name, lender, &mut |_| Ok(())) } else { Ok(()) }
 }
 
@@ -202,7 +210,7 @@ pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     copy.ok_or_else(|| not_lent(lender, 0))
 }
 
-/// Writes the values of what is lent, as [`write_tensor`].
+/// [`write_tensor`] for any lender.
 pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
     if let Some(tensor) = lender.tensor() {
         return write_tensor(tensor, out);
@@ -216,6 +224,7 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
             )
             .with_remedy("lend a copy"));
         };
+        // The error is kept here instead of returned to the owner, so that it stays an `io::Error`.
         written = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
         Ok(())
     });
@@ -227,7 +236,7 @@ pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
     tensor_of(memory.to_storage(), memory.len())
 }
 
-/// The elements of a vector that lie `strides` apart.
+/// A copy of the elements of `numbers` that lie `strides` apart, in row-major order.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
     let places = (0..elem_count(shape)).map(|element| place_of(element, shape, strides)).collect();
     rows_of(numbers, places)?.reshape(shape)
@@ -237,7 +246,7 @@ fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> R
     fits.map_err(|got| other_memory(got, (lender.dtype(), lender.elem_count())))
 }
 
-/// The error for an owner that lends another number of elements, or another dtype, than it says.
+/// The error for an owner that lends another number of elements, or another dtype, than it reports.
 pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Error {
     Error::new(ErrorKind::Memory, "the memory lent for the tensor has")
         .with_got(format_args!("{} elements of {:?}", got.1, got.0))
@@ -245,30 +254,30 @@ pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Err
         .with_remedy(KEEP_TO)
 }
 
-/// The remedy for an owner whose memory is not what it says.
+/// The remedy for an owner whose memory is not what it reports.
 pub(super) const KEEP_TO: &str =
-    "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` say";
+    "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` return";
 
-/// The error for an owner that has run the function another number of times than once.
+/// The error for an owner that did not run the function exactly once.
 fn not_lent(lender: &dyn Lend, runs: usize) -> Error {
     let owner =
         format!("the owner of the tensor of {} elements of {:?}", lender.elem_count(), lender.dtype());
     Error::new(ErrorKind::Memory, format!("{owner} has run the function that it was given"))
         .with_got(format_args!("{runs} times"))
         .with_expected("once")
-        .with_remedy("let `Lend::read` and `Lend::write` call it, or return an error")
+        .with_remedy("let `Lend::read` and `Lend::write` call the function once, or return an error")
 }
 
-/// The error where something is to be written that is lent to be read. `name` is what it is to the program.
+/// The error for a write to memory that is lent only to be read. `name` is its role, such as "gradient".
 pub(crate) fn read_only(name: &str) -> Error {
     Error::new(ErrorKind::Memory, format!("the memory of the {name} can only be read"))
-        .with_remedy("lend what is to be written as `ParameterSlices` do")
+        .with_remedy("if it is to be written, lend the memory as `ParameterSlices` does")
 }
 
-/// The error for a state that this crate itself rules out.
+/// The error for a situation that only a defect of this crate can cause.
 pub(crate) fn defect(problem: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::Other, problem).with_remedy("report this defect of the library")
 }
 
-/// What a tensor is called until it is known what it is to the program.
+/// The name of a tensor in errors, until a caller names its role (`Error::naming`).
 pub(super) const UNNAMED: &str = "tensor";

@@ -10,9 +10,10 @@ use crate::tensors::{CpuStorage, Layout, Tensor, dtype_of, on_cpu, with_numbers_
 pub(crate) fn unsupported() -> Error {
     Error::new(
         ErrorKind::Memory,
-        "the fused CPU engine needs memory of F16, BF16, F32 or F64, in row-major order but for gradients",
+        "the fused CPU engine needs memory of F16, BF16, F32 or F64, and, except for gradients, in row-major \
+         order",
     )
-    .with_remedy("pass a copy that is so")
+    .with_remedy("pass such a copy")
 }
 
 impl Lend for Tensor {
@@ -25,6 +26,7 @@ impl Lend for Tensor {
     }
 
     fn memory(&self) -> Option<usize> {
+        // All views of a tensor share its storage, so the address of the storage identifies the memory.
         Some(std::ptr::from_ref(&*self.storage_and_layout().0).addr())
     }
 
@@ -35,8 +37,10 @@ impl Lend for Tensor {
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
         with_numbers_mut(self, &mut |storage, layout| {
+            // Checked under the lock, because an operation may have exchanged the storage since the plan.
             check_on_cpu(UNNAMED, storage, self)?;
             let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+            // An empty tensor may begin after the end of its storage.
             let (start, end) = if start == end { (0, 0) } else { (start, end) };
             let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end));
             run(memory.ok_or_else(unsupported)?)
@@ -53,7 +57,7 @@ fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
     let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
     let lacks = || defect("a storage holds fewer elements than were found when it was locked");
     match layout.contiguous_offsets() {
-        // An empty tensor may begin anywhere.
+        // An empty tensor may begin after the end of its storage.
         Some((start, end)) if start == end => Ok(View::new(memory.part(0..0).ok_or_else(lacks)?)),
         Some((start, end)) => Ok(View::new(memory.part(start..end).ok_or_else(lacks)?)),
         None => {

@@ -1,4 +1,10 @@
-//! One pattern for each parameter of a model, or an error that names what contradicts or decides nothing.
+//! Chooses one pattern for each parameter of a model, or names the pattern that is at fault.
+//!
+//! A parameter with one path takes the first pattern that matches. For a tied parameter, different patterns
+//! may decide for its paths. The earliest of these patterns is chosen. Each other pattern must choose the
+//! same or give way. A pattern gives way if it also matches a path for which the chosen one decides: the user
+//! has placed it after the chosen one, like `*` after `head.*`. Otherwise it is unknown which of the two the
+//! user means, and the call is refused.
 
 use std::collections::HashSet;
 
@@ -7,21 +13,21 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::{Variable, empty_model};
 
 impl Patterns {
-    /// The error that no pattern matches a path.
+    /// The error for a path that no pattern matches.
     pub(crate) fn uncovered(&self, path: &str) -> Error {
         let patterns = if self.texts.is_empty() { "none".to_string() } else { self.texts.join(", ") };
-        Error::new(ErrorKind::Argument, "no pattern matches it; there are:")
+        Error::new(ErrorKind::Argument, "no pattern matches this parameter; the patterns are:")
             .with_got(patterns)
-            .with_remedy("add one for it, or a last pattern \"*\"")
+            .with_remedy("add a pattern for it, or a last pattern \"*\"")
             .at(path)
     }
 
-    /// [`Patterns::first`] for each variable. `same` says whether two patterns choose the same; `blame` may
-    /// add to an error which pattern it is about.
+    /// [`Patterns::first`] for each variable. `same` returns whether two patterns choose the same; `blame`
+    /// adds to an error the pattern that it is about.
     ///
     /// # Errors
-    /// If a variable has none, or two that contradict each other; if a pattern decides for no path: a
-    /// mistyped pattern must not go unnoticed.
+    /// If there are no variables; if no pattern matches a variable, or two contradict each other for it; if a
+    /// pattern decides for no path, because a mistyped pattern must not go unnoticed.
     pub(crate) fn choose(
         &self,
         variables: &[Variable<'_>],
@@ -49,8 +55,7 @@ impl Patterns {
         decided.collect()
     }
 
-    /// The pattern that contradicts `chosen`, if there is one: it decides otherwise for another path, and
-    /// matches no path for which `chosen` decides.
+    /// The first pattern that contradicts `chosen` for a tied variable, with the error.
     fn contradiction(
         &self,
         chosen: usize,
@@ -64,17 +69,17 @@ impl Patterns {
         let (other, pattern) = firsts
             .iter()
             .find(|&&(_, first)| first != chosen && !gives_way(first) && !same(chosen, first))?;
-        let (chooses, chooses_too) = (&self.texts[chosen], &self.texts[*pattern]);
+        let (path, chooses, chooses_too) = (own().next()?, &self.texts[chosen], &self.texts[*pattern]);
         let problem = format!(
-            "it is tied to {other:?}, and the pattern {chooses:?} chooses for the one, {chooses_too:?} for \
-             the other"
+            "{path:?} and {other:?} are one tied parameter, but the pattern {chooses:?} chooses for \
+             {path:?}, and {chooses_too:?} for {other:?}"
         );
         let error = Error::new(ErrorKind::Argument, problem)
-            .with_remedy("let both choose the same, or one match both paths");
-        Some((*pattern, error.at(own().next()?)))
+            .with_remedy("let both patterns choose the same, or let one pattern match both paths");
+        Some((*pattern, error.at(path)))
     }
 
-    /// Why a pattern decides for no variable.
+    /// The error for a pattern that decides for no variable, with the reason.
     fn idle(&self, idle: usize, variables: &[Variable<'_>], chosen: &[Option<usize>]) -> Error {
         match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
             Some((variable, Some(earlier))) => {

@@ -1,4 +1,4 @@
-//! NCCL's calls. `unsafe`: they take addresses of devices, and NCCL's handles are not `Send`.
+//! NCCL's calls. `unsafe`, because they take addresses of devices, and NCCL's handles are not `Send`.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -16,10 +16,10 @@ use candle_core::cuda::cudarc::nccl::sys::{
 use crate::engine::cuda::storage::{read_address, write_address};
 use crate::ranks::CommunicationError;
 
-/// How the ranks of a communicator find each other: made by one, and given to all.
+/// The id by which the ranks of a communicator find each other. One rank makes it, and all ranks get it.
 pub(super) type Rendezvous = [u8; 128];
 
-/// A new rendezvous, on this machine.
+/// Makes a rendezvous on this machine.
 pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
     let mut made = None;
     let result = get_uniqueid().map(|id| {
@@ -32,8 +32,9 @@ pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
 
 /// A rank's end of NCCL's communicator.
 ///
-/// It lives until the process ends. NCCL ends a communicator by a call of all ranks together, in which a rank
-/// that gives up would wait for ranks that wait for it. An abort loses what others have not fetched yet.
+/// The communicator lives until the process ends. To end it would be a call of all ranks together, in which a
+/// rank that gives up and the others would wait for each other. An abort would lose messages that others have
+/// not fetched yet.
 pub(super) struct NcclLink {
     communicator: ncclComm_t,
     /// The first error, after which the ranks are out of step.
@@ -41,18 +42,20 @@ pub(super) struct NcclLink {
 }
 
 // SAFETY: NCCL takes calls for a communicator from any thread, one at a time, and switches to its device by
-// itself. `World` holds the link behind a `Mutex`.
+// itself. `World` has the link in a `Mutex`.
 unsafe impl Send for NcclLink {}
 
-/// Where a message begins, how long it is, and who is at its other end.
+/// A message to or from another rank.
 struct Message {
+    /// Of the first byte, on the device.
     address: u64,
     bytes: usize,
+    /// The rank at the other end.
     rank: i32,
 }
 
 impl NcclLink {
-    /// Makes a communicator on the device of `stream`, and waits until all ranks have come.
+    /// Makes a communicator on the device of `stream`, and waits until all ranks do so.
     pub(super) fn new(
         stream: &CudaStream,
         rank: usize,
@@ -67,8 +70,8 @@ impl NcclLink {
         Ok(NcclLink { communicator, broken: None })
     }
 
-    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what it sends, in the order
-    /// of `stream`. Each tensor that is not empty is a message.
+    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what rank r sends, in the
+    /// order of `stream`. Each tensor that is not empty is a message.
     pub(super) fn exchange(
         &mut self,
         stream: &CudaStream,
@@ -87,7 +90,7 @@ impl NcclLink {
         to: &[Vec<Tensor>],
         from: &[Vec<Tensor>],
     ) -> Result<(), CommunicationError> {
-        // All addresses come first: a tensor without one must not leave half a group behind.
+        // All addresses come first: if a tensor has none, no message of the group may be enqueued already.
         let [sent, received] = [
             messages(to, |tensor| read_address(tensor, stream))?,
             messages(from, |tensor| write_address(tensor, stream))?,
@@ -99,7 +102,7 @@ impl NcclLink {
         self.check_whole()?;
         check("begin an exchange", group_start())?;
         let enqueued = self.post(stream, &sent, &received);
-        // The group ends even after an error, or this thread's next group would be a part of it.
+        // The group ends even after an error, otherwise this thread's next group would be a part of it.
         let ended = check("exchange tensors", group_end());
         enqueued.and(ended)?;
         // If cudarc orders streams by events, these calls record that this stream uses the tensors.
@@ -139,16 +142,16 @@ impl NcclLink {
         Ok(())
     }
 
-    /// Fails if NCCL has noticed an error since the last call.
+    /// Returns an error if NCCL has noticed one since the last call.
     fn check_whole(&self) -> Result<(), CommunicationError> {
         let mut noticed = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a local
         // that outlives the call.
         check(
-            "say whether earlier exchanges have failed",
+            "report whether earlier exchanges have failed",
             unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result(),
         )?;
-        check("exchange tensors, as an earlier exchange has failed", noticed.result())
+        check("exchange tensors, because an earlier exchange has failed", noticed.result())
     }
 }
 
@@ -157,7 +160,7 @@ fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
     stream.context().bind_to_thread().w().map_err(|error| refused("use the device", &error.to_string()))
 }
 
-/// The tensors that have elements, each as a message.
+/// A message for each tensor that has elements.
 fn messages(
     tensors: &[Vec<Tensor>],
     address: impl Fn(&Tensor) -> crate::error::Result<u64>,
@@ -171,14 +174,13 @@ fn messages(
     with_elements.filter(|(_, tensor)| tensor.elem_count() > 0).map(message).collect()
 }
 
-/// Refuses a call that NCCL did not do.
+/// Makes an error of an NCCL call that failed.
 fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
     match result {
         Ok(NcclStatus::Success) => Ok(()),
-        Ok(_) => Err(refused(
-            what,
-            "it is still at work behind this call, which must not be; unset NCCL_COMM_BLOCKING",
-        )),
+        Ok(_) => {
+            Err(refused(what, "it runs asynchronously, which is not supported; unset NCCL_COMM_BLOCKING"))
+        }
         Err(NcclError(code)) => {
             // SAFETY: NCCL returns a static text for every code.
             let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };

@@ -1,7 +1,12 @@
 //! The description of a rule as a value, and what follows from it.
 //!
-//! A rule describes itself by `&mut`, so to look at one takes a copy of it. A value is looked at as often as
-//! one likes: by adjustments, schedules, checkpoints, configurations and warnings.
+//! A rule describes itself by `&mut`, so each run costs a clone of it. The value that results is kept for
+//! adjustments, schedules, checkpoints, configurations and warnings. A field in it has two identifiers:
+//!
+//! - the *index*, by which fields are written: the place in depth-first order, a rule's own fields before
+//!   those of its parts;
+//! - the *address* and a name, as in `1.0.eta`: the numbers of the members that contain the field, outermost
+//!   first. The rule inside a wrapper has no number, so wrappers change no address.
 
 pub(crate) mod adjust;
 mod hyper_parameters;
@@ -28,16 +33,16 @@ use setting::Setting;
 #[doc(hidden)]
 pub struct Description {
     pub(crate) kind: &'static str,
-    /// What it is for in a chain, and how many parts were named before that.
+    /// Its roles in a chain, each with the number of parts that were described before it.
     pub(in crate::rule) roles: Vec<(Role, usize)>,
-    /// How it stores the parameter, if it decides that.
+    /// How it stores the parameter. `None` for a bare rule.
     pub(in crate::rule) storage: Option<StorageRecord>,
     pub(crate) settings: Vec<(&'static str, Setting)>,
     /// Its own hyper-parameters.
     pub(crate) fields: Vec<FieldDescription>,
-    /// What looks like a hyper-parameter and cannot be set.
+    /// Names that look like hyper-parameters and cannot be adjusted.
     pub(in crate::rule) fixed: Vec<&'static str>,
-    /// The patterns of paths by which it chooses for each parameter, if it does.
+    /// The patterns of paths by which it chooses, if it chooses a rule for each parameter.
     pub(in crate::rule) patterns: Option<Vec<String>>,
     pub(crate) parts: Vec<(ChildPlace, Description)>,
 }
@@ -52,32 +57,33 @@ pub(crate) struct FieldDescription {
     pub(crate) default: FieldValue,
 }
 
-/// Fields by their index in [`Adjust::fields`](crate::Adjust::fields), with the values to set them to.
+/// New values of fields, each with the field's index in [`Adjust::fields`](crate::Adjust::fields).
 pub(crate) type FieldValues = SmallVec<[(usize, FieldValue); 1]>;
 
-/// The indices of members, outermost first.
+/// The indices of nested members, outermost first.
 type Address = SmallVec<[usize; 4]>;
 
-/// A rule in an optimiser.
+/// A rule somewhere in an optimiser.
 #[derive(Clone, Debug)]
 pub(crate) struct MemberDescription<'d> {
-    /// The members that it is in.
+    /// The members that contain it.
     members: Address,
     pub(crate) rule: &'d Description,
 }
 
 impl MemberDescription<'_> {
-    /// The full name of a field or state tensor: `1.eta`.
+    /// The full name of one of its fields or state tensors: `1.eta`.
     pub(crate) fn at(&self, name: &str) -> String {
         let place: String = self.members.iter().map(|member| format!("{member}.")).collect();
         place + name
     }
 }
 
-/// The address that a name begins with, and the field: `[1, 0]` and `eta` of `1.0.eta`.
+/// Splits a full name: `1.0.eta` into `[1, 0]` and `eta`.
 fn address(name: &str) -> (Address, &str) {
     let (mut members, mut rest) = (Address::new(), name);
     while let Some((index, inside)) = rest.split_once('.') {
+        // Compared with the text, because `parse` takes `01` and `+1`, too.
         let Some(member) = index.parse().ok().filter(|number: &usize| number.to_string() == index) else {
             break;
         };
@@ -88,7 +94,7 @@ fn address(name: &str) -> (Address, &str) {
 }
 
 impl Description {
-    /// This and all that it holds, in order.
+    /// This rule and all rules inside, in depth-first order.
     pub(crate) fn all(&self) -> Vec<MemberDescription<'_>> {
         let mut all = Vec::new();
         self.collect(&mut Address::new(), &mut all);
@@ -105,7 +111,7 @@ impl Description {
         }
     }
 
-    /// The rule without how the parameter is stored.
+    /// The rule inside all stores.
     pub(crate) fn rule(&self) -> &Self {
         match &self.parts[..] {
             [(_, part)] if self.storage.is_some() => part.rule(),
@@ -113,7 +119,7 @@ impl Description {
         }
     }
 
-    /// All fields, in order.
+    /// All fields, in the order of their indices.
     pub(crate) fn fields(&self) -> Vec<FieldDescription> {
         self.all().iter().flat_map(|member| &member.rule.fields).copied().collect()
     }
@@ -123,7 +129,7 @@ impl Description {
         self.fields().into_iter().map(|field| (field.name, field.value)).collect()
     }
 
-    /// The names that address one field each, in order.
+    /// The full name of each field, in the order of their indices.
     pub(crate) fn places(&self) -> Vec<String> {
         let of_member = |member: &MemberDescription<'_>| -> Vec<String> {
             member.rule.fields.iter().map(|field| member.at(field.name)).collect()
@@ -131,17 +137,17 @@ impl Description {
         self.all().iter().flat_map(of_member).collect()
     }
 
-    /// The names of all fields, each once.
+    /// The names of all fields without addresses, each once.
     pub(crate) fn names(&self) -> Vec<String> {
         each_once(self.fields().iter().map(|field| field.name))
     }
 
-    /// Candidates for an unknown name: with places if that has a place, else without.
+    /// The names to suggest instead of the unknown `name`: with addresses if `name` has one.
     pub(crate) fn available(&self, name: &str) -> Vec<String> {
         if name.contains('.') { self.places() } else { self.names() }
     }
 
-    /// The fields that a name reaches.
+    /// The fields that a name reaches: with an address, only those inside that member.
     pub(crate) fn reached(&self, name: &str) -> SmallVec<[FieldDescription; 1]> {
         let (members, name) = address(name);
         let all = self.all();
@@ -149,7 +155,7 @@ impl Description {
         inside.flat_map(|member| &member.rule.fields).filter(|field| field.name == name).copied().collect()
     }
 
-    /// What to write to set all fields, in order; with fewer values, the first fields.
+    /// Pairs all fields, in order, with values. If there are fewer values, only the first fields.
     ///
     /// # Errors
     /// If a value is of another type than its field.
@@ -161,16 +167,16 @@ impl Description {
         typed.map(|((rule, field), value)| Ok((field.index, self.typed(rule, field, *value)?))).collect()
     }
 
-    /// The value as one of the type of a field of `rule`.
+    /// Converts a value to the type of a field of `rule`, or refuses it.
     fn typed(&self, rule: &Self, field: &FieldDescription, value: FieldValue) -> Result<FieldValue> {
         value.like(field.value).ok_or_else(|| {
             let available = self.names_in(rule).join(", ");
             out_of_range(rule.kind, field.name, value, field.value.expected())
-                .with_remedy(format!("pass that, or set another of its fields: {available}"))
+                .with_remedy(format!("pass such a value, or set another field of the rule: {available}"))
         })
     }
 
-    /// The error for a name in `rule` that looks like a field and cannot be set.
+    /// The error for a name in `rule` that cannot be adjusted.
     fn is_fixed(&self, rule: &Self, name: &str) -> Error {
         let kind = rule.kind;
         let problem = format!("{kind}: {name} decides the layout of the state and cannot be adjusted");
@@ -179,7 +185,7 @@ impl Description {
             .with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`")
     }
 
-    /// The fields that can be set in `rule`; those of all rules if it has none.
+    /// The fields that can be adjusted in `rule`. If it has none, those of all rules.
     fn names_in(&self, rule: &Self) -> Vec<String> {
         let own = rule.fields.iter().map(|field| field.name);
         if rule.fields.is_empty() { self.names() } else { each_once(own) }
@@ -190,12 +196,12 @@ impl Description {
         has_no(&self.name(), "field", field, &self.available(field))
     }
 
-    /// The name, for errors and listings.
+    /// See [`Adjust::name`](crate::Adjust::name).
     pub(crate) fn name(&self) -> String {
         self.record().to_string()
     }
 
-    /// The same as files have it.
+    /// The form that files have.
     pub(crate) fn record(&self) -> OptimiserRecord {
         let setting = |(name, setting): &(&str, Setting)| (name.to_string(), setting.clone());
         let mut record = OptimiserRecord {
@@ -214,29 +220,30 @@ impl Description {
         record
     }
 
-    /// Whether it holds alternatives: rules of which one acts at a time.
+    /// Whether a rule inside holds alternatives.
     #[cfg(feature = "torch")]
     pub(crate) fn has_alternatives(&self) -> bool {
         let is_one = |place: &ChildPlace| matches!(place, ChildPlace::Alternative(_));
         self.parts.iter().any(|(place, part)| is_one(place) || part.has_alternatives())
     }
 
-    /// The patterns of paths by which rules are chosen.
+    /// All patterns of paths by which rules inside are chosen.
     pub(crate) fn patterns(&self) -> Vec<String> {
         self.all().iter().filter_map(|member| member.rule.patterns.as_deref()).flatten().cloned().collect()
     }
 
-    /// Whether there is a choice to be made for each parameter.
+    /// Whether a rule inside still has to be chosen for each parameter.
     pub(crate) fn has_choice(&self) -> bool {
         self.patterns.is_some() || self.parts.iter().any(|(_, part)| part.has_choice())
     }
 
-    /// A hash of kinds, settings and values.
+    /// A hash of kinds, settings and values, the same on every machine.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.printed(Fingerprint::new()).finish()
     }
 
     fn printed(&self, print: Fingerprint) -> Fingerprint {
+        // 1 here and 2 at the end are brackets, so that trees of another shape have another hash.
         let mut print = print.number(1).bytes(self.kind.as_bytes());
         for (name, setting) in &self.settings {
             print = print.bytes(name.as_bytes());
@@ -251,7 +258,7 @@ impl Description {
     }
 }
 
-/// The error for a hyper-parameter out of range, of a rule or of what is set up like one.
+/// The error for a hyper-parameter out of range.
 pub(crate) fn out_of_range(
     rule: &str,
     field: &str,
@@ -263,13 +270,13 @@ pub(crate) fn out_of_range(
         .with_expected(expected)
 }
 
-/// The error for a name that a rule does not have: of a field, or of a state tensor.
+/// The error for a name that a rule does not have. `what` is "field", or another kind of name.
 pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
     Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available)))
         .with_expected(one_of(available))
 }
 
-/// Names, each once, in the order in which they come first.
+/// Removes repeated names and keeps the order.
 pub(crate) fn each_once<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let mut each: Vec<String> = Vec::new();
     for name in names {

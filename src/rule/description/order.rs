@@ -1,4 +1,9 @@
-//! Orders of rules that are certainly mistakes.
+//! Finds rules that stand in a wrong place of a chain, if the order is certainly a mistake.
+//!
+//! 1. `Description::place` lists the rules with a [`Role`] in the order in which they act.
+//! 2. `misplaced` compares each rule with the rules before it. It compares a rule that averages weights with
+//!    the rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
+//!    never act in one step, so their order is no mistake.
 
 use super::Description;
 use super::role::Role;
@@ -14,12 +19,12 @@ impl Role {
 struct Placed {
     kind: &'static str,
     role: Role,
-    /// The parts that it is in, outermost first: index, and whether it is an alternative.
+    /// The parts that contain the rule, outermost first: index, and whether the part is an alternative.
     parts: Vec<(usize, bool)>,
 }
 
 impl Placed {
-    /// Whether both can act in one step: not if they are in different alternatives.
+    /// Whether both rules can act in one step. They cannot if they are in different alternatives of one rule.
     fn acts_with(&self, other: &Placed) -> bool {
         let apart = self.parts.iter().zip(&other.parts).find(|(own, others)| own != others);
         !matches!(apart, Some(((_, true), (_, true))))
@@ -27,9 +32,11 @@ impl Placed {
 }
 
 impl Description {
-    /// Adds the rules that have a role, each at the place where the role was described. `parts` is what this
-    /// is in.
+    /// Adds this rule once for each of its roles, and the rules inside, in the order in which they act.
+    /// `parts` has the parts that contain this rule, outermost first.
     fn place(&self, parts: &[(usize, bool)], all: &mut Vec<Placed>) {
+        // If a rule describes a part before its role, it acts on the steps of that part. So it is listed
+        // after the part.
         let mut roles = self.roles.iter().peekable();
         let mut before_part = |before: usize, all: &mut Vec<Placed>| {
             while let Some((role, _)) = roles.next_if(|(_, named)| *named <= before) {
@@ -45,7 +52,7 @@ impl Description {
     }
 }
 
-/// A sentence for each rule of an optimiser that stands in the wrong place.
+/// A sentence for each rule in the wrong place.
 pub(crate) fn misplaced(rule: &Description) -> Vec<String> {
     let mut all = Vec::new();
     rule.place(&[], &mut all);
@@ -55,35 +62,37 @@ pub(crate) fn misplaced(rule: &Description) -> Vec<String> {
         };
         let (kind, is_adaptive) = (own.kind, |role| role == Role::AdaptiveStep);
         match own.role {
+            // Such a step may follow any rule. An average before it or an accumulation after it is reported
+            // for that other rule.
             Role::Step => None,
             Role::AdaptiveStep => before(is_adaptive).map(|other| {
                 let first = other.kind;
                 format!(
-                    "{kind} stands behind {first}, whose steps have a size of their own, and makes steps of \
-                     these in place of the gradient: leave one of them out, or put a rule such as Descent \
-                     or Momentum for {kind}"
+                    "{kind} comes after {first}, whose step sizes do not follow the gradient, so {kind} gets \
+                     the steps of {first} instead of the gradient: leave one of the two out, or replace \
+                     {kind} by a rule such as Descent or Momentum"
                 )
             }),
             Role::Clip => before(is_adaptive).map(|other| {
                 let first = other.kind;
                 format!(
-                    "{kind} stands behind {first} and limits its steps; the gradient has gone into the \
-                     state of {first} as it was: put {kind} before {first}"
+                    "{kind} comes after {first}, so {kind} limits the steps of {first}, but the state of \
+                     {first} has gradients without a limit: put {kind} before {first}"
                 )
             }),
             Role::Accumulation => before(Role::makes_steps).map(|other| {
                 let first = other.kind;
                 format!(
-                    "{kind} stands behind {first}, which makes a step of each call's gradient, and collects \
-                     these: put {kind} before {first}"
+                    "{kind} comes after {first}, so {kind} collects the steps of {first} instead of \
+                     gradients: put {kind} before {first}"
                 )
             }),
             Role::Average => {
                 all[i..].iter().find(|other| other.role.makes_steps() && other.acts_with(own)).map(|other| {
                     let last = other.kind;
                     format!(
-                        "{kind} stands before {last}, so the weights that it averages are none that {last} \
-                         makes: put {kind} behind {last}"
+                        "{kind} comes before {last}, so the averaged weights lack the steps of {last}: put \
+                         {kind} after {last}"
                     )
                 })
             }

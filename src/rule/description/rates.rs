@@ -1,6 +1,15 @@
 //! The learning rate of a chain: the product of its members' rates, and the field that is set for it.
 //!
-//! Alternatives have a product of rates each. One number is given only if they agree.
+//! The difficulty is alternatives, because only one of them acts. All alternatives of a rule together are one
+//! factor of the product, at the place of the first:
+//!
+//! ```text
+//! OptimiserChain(Momentum, Fallback(Muon, AdamW), Descent)      η₀ · (η₁ or η₂) · η₃
+//! ```
+//!
+//! - *Reading* takes the product along each alternative. If two products differ, there is no one rate.
+//! - *Setting* changes only the last factor (of each alternative), which becomes the rate divided by the
+//!   product of the others. It fails if that product is 0, not finite, or not one number.
 
 use smallvec::SmallVec;
 
@@ -9,45 +18,45 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Field, FieldValue};
 use crate::rule::state::place::ChildPlace;
 
-/// What rules call their learning rate.
+/// The name of the learning rate in all rules.
 pub(crate) const RATE: &str = "eta";
 
-/// The learning rates of a rule: its steps are multiplied by all of them.
+/// The learning rates of a rule: the factors of its steps.
 #[derive(Debug, Default)]
 pub(crate) struct Rates(Vec<RateFactor>);
 
 #[derive(Debug)]
 enum RateFactor {
-    /// A field by its index in [`Adjust::fields`](crate::rule::Adjust::fields), and its value.
+    /// The index of a field in [`Adjust::fields`](crate::rule::Adjust::fields), and its value.
     Field(usize, f64),
     /// The rates of each alternative.
     Alternatives(Vec<Rates>),
 }
 
-/// The field to set for a learning rate: the only factor of the product, or the last.
+/// The field to set for a learning rate: the last factor of the product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateField {
     /// Its index in [`Adjust::fields`](crate::rule::Adjust::fields).
     pub(crate) index: usize,
     pub(crate) value: f64,
-    /// The product of the other rates, if there are others.
+    /// The product of the other factors, if there are others.
     pub(crate) others: Option<f64>,
 }
 
-/// Fields that are set together: one, or one per alternative.
+/// Fields that are set together: one, or one for each alternative.
 pub(crate) type RateFields = SmallVec<[RateField; 1]>;
 
 impl RateField {
-    /// The learning rate with this value.
+    /// The product of all factors.
     pub(crate) fn rate(&self) -> f64 {
         times(self.others, self.value)
     }
 
-    /// The value that makes the learning rate `rate`; `None` if the product of the others is 0 or not finite.
+    /// The value that makes the product `rate`. `None` if the product of the others is 0 or not finite.
     pub(crate) fn value_for(&self, rate: f64) -> Option<f64> {
         match self.others {
             None => Some(rate),
-            // `rate / others` can differ from the value in the last bit.
+            // Otherwise a rate that is read and set again could change the field: the quotient is rounded.
             Some(_) if rate == self.rate() => Some(self.value),
             Some(others) => (others != 0.0 && others.is_finite()).then_some(rate / others),
         }
@@ -58,7 +67,7 @@ fn times(product: Option<f64>, factor: f64) -> f64 {
     product.map_or(factor, |product| product * factor)
 }
 
-/// Alternatives have different rates, and one number is needed.
+/// The error if alternatives have different rates where one number is needed.
 struct RatesDiffer;
 
 impl RateFactor {
@@ -71,7 +80,7 @@ impl RateFactor {
 }
 
 impl Rates {
-    /// The rates that a name reaches; `None` if it names no learning rate, or reaches none.
+    /// The rates that a name reaches. `None` if it is not the name of a learning rate, or reaches none.
     pub(crate) fn named(rule: &Description, name: &str) -> Option<Self> {
         let (address, field) = address(name);
         if field != RATE {
@@ -81,7 +90,7 @@ impl Rates {
         rates.has_rate().then_some(rates)
     }
 
-    /// The rates in the rule at this address.
+    /// The rates in the rule at this address, which begins inside `rule`.
     fn at(rule: &Description, address: &[usize]) -> Self {
         let mut factors = Vec::new();
         for field in rule.fields.iter().filter(|field| field.name == RATE && address.is_empty()) {
@@ -99,6 +108,7 @@ impl Rates {
             let inside = Self::at(part, rest);
             match place {
                 ChildPlace::Alternative(_) => {
+                    // Also if it has no rate, because its product then differs from those of the others.
                     alternatives.get_or_insert((factors.len(), Vec::new())).1.push(inside);
                 }
                 _ => factors.extend(inside.0),
@@ -114,12 +124,12 @@ impl Rates {
         self.0.iter().any(RateFactor::has_rate)
     }
 
-    /// The learning rate: the product. `None` if alternatives have different ones.
+    /// The product of all rates. `None` if there are no rates, or if those of alternatives differ.
     pub(crate) fn value(&self) -> Option<f64> {
         product(&self.0, None).ok().flatten()
     }
 
-    /// The indices of all fields.
+    /// The indices of the fields of all rates.
     pub(crate) fn indices(&self) -> SmallVec<[usize; 1]> {
         let mut all = SmallVec::new();
         for factor in &self.0 {
@@ -133,7 +143,7 @@ impl Rates {
         all
     }
 
-    /// The fields that are set for a learning rate: the last one, or that of each alternative.
+    /// The fields to set for a learning rate: the last factor, or that of each alternative.
     ///
     /// # Errors
     /// If alternatives of `rule` before the last one have different rates.
@@ -141,22 +151,27 @@ impl Rates {
         let mut fields = RateFields::new();
         let found = last_fields(&self.0, None, &mut fields).map(|()| fields);
         found.map_err(|RatesDiffer| {
-            let conflict = "those of rules in place of each other differ, so the others have no one product \
-                            to set the last by";
-            conflicting_rates(rule, conflict, "adjust them by their places, or the state after `setup`")
+            let conflict = "the rates of alternatives differ, so there is no single product by which to set \
+                            the last rate";
+            conflicting_rates(
+                rule,
+                conflict,
+                "adjust each rate by its place, or adjust the state after `setup`",
+            )
         })
     }
 }
 
-/// The error if no value of this field makes the learning rate `rate`.
+/// The error if no value of this field makes the product `rate`.
 pub(crate) fn unreachable_rate(rule: &Description, field: &RateField, rate: f64) -> Error {
     let last = rule.places().swap_remove(field.index);
     let others = field.others.unwrap_or(1.0);
-    let conflict = format!("no {last} makes their product {rate}, as that of the others is {others}");
-    conflicting_rates(rule, &conflict, "adjust these by their places first")
+    let conflict =
+        format!("no value of {last} makes the product {rate}, because the product of the others is {others}");
+    conflicting_rates(rule, &conflict, "first adjust the other rates by their places")
 }
 
-/// The error for learning rates that do not go together.
+/// The error for conflicting learning rates. It lists all of them with their places.
 pub(crate) fn conflicting_rates(rule: &Description, conflict: &str, remedy: &'static str) -> Error {
     let fields = rule.places().into_iter().zip(rule.fields());
     let rates = fields.filter(|(_, field)| field.name == RATE);
@@ -166,7 +181,7 @@ pub(crate) fn conflicting_rates(rule: &Description, conflict: &str, remedy: &'st
         .with_remedy(remedy)
 }
 
-/// The product of these factors and of `before`, the product of those in front of them.
+/// Multiplies `before`, the product of the factors in front, by these factors.
 fn product(factors: &[RateFactor], before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
     factors.iter().try_fold(before, |before, factor| match factor {
         RateFactor::Field(_, value) => Ok(Some(times(before, *value))),
@@ -182,20 +197,20 @@ fn product(factors: &[RateFactor], before: Option<f64>) -> Result<Option<f64>, R
     })
 }
 
-/// Whether rates are equal up to the rounding of products of other factors.
+/// Whether two rates are equal up to rounding, because each may be a product of several factors.
 pub(crate) fn is_same_rate(a: f64, b: f64) -> bool {
     a == b || (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
 }
 
-/// Adds the fields that are set for a learning rate. `before` is the product of the factors in front.
+/// Adds the fields to set for a learning rate. `before` is the product of the factors in front.
 fn last_fields(
     factors: &[RateFactor],
     before: Option<f64>,
     fields: &mut RateFields,
 ) -> Result<(), RatesDiffer> {
     let Some(last) = factors.iter().rposition(RateFactor::has_rate) else {
-        // An alternative without a rate: the last factor is before all of them, so it is not this one's
-        // alone.
+        // Refused because this alternative has no rate of its own: its last factor is in front of all
+        // alternatives, so setting that would change the others, too.
         return if before.is_none() { Ok(()) } else { Err(RatesDiffer) };
     };
     let others = product(&factors[..last], before)?;
@@ -217,12 +232,12 @@ impl Description {
         }
     }
 
-    /// The learning rate, if there is one.
+    /// The learning rate. `None` if the rule has no rate, or if those of alternatives differ.
     pub(crate) fn learning_rate(&self) -> Option<f64> {
         if let Some(FieldValue::Real(eta)) = self.field(RATE) { Some(eta) } else { None }
     }
 
-    /// What to write to set the fields that a name reaches to a value; nothing if it reaches none.
+    /// The fields that a name reaches, with the value for each. Empty if it reaches none.
     ///
     /// # Errors
     /// As [`Adjust::set_field`](crate::Adjust::set_field).
@@ -244,7 +259,9 @@ impl Description {
     }
 }
 
-/// What to write so that several rates have the product `value`; `None` if the name reaches fewer than two.
+/// The fields and values for which several rates have the product `value`.
+///
+/// `None` if the name reaches fewer than two rates, or if `value` is no number.
 fn rate_values(rule: &Description, name: &str, value: FieldValue) -> Result<Option<FieldValues>> {
     let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else {
         return Ok(None);

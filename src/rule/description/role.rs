@@ -1,9 +1,9 @@
-//! What a rule is for in a chain.
+//! The role of a rule in a chain.
 
-/// What a rule is for in a chain, as far as that decides where it has to stand.
+/// The role of a rule in a chain, if it decides where the rule has to stand.
 ///
-/// A rule [says](crate::Describer::role) its role itself. [`Warning::WrongOrder`](crate::Warning::WrongOrder)
-/// follows from it. A rule without a role may stand anywhere.
+/// A rule [describes](crate::Describer::role) its own role. If it stands in the wrong place, there is a
+/// [`Warning::WrongOrder`](crate::Warning::WrongOrder). A rule without a role may stand anywhere.
 ///
 /// ```
 /// use optimisers::{Adam, Adjust, OptimiserChain, Warning, hyper_parameters, range, setup};
@@ -25,7 +25,7 @@
 ///
 /// let x = Var::new(1f32, &Device::Cpu)?;
 /// let state = setup(OptimiserChain::new((Adam::new(1e-3), ClipLargest::default())), &x)?;
-/// assert!(matches!(&state.warnings()[0], Warning::WrongOrder { faults, .. } if faults[0].starts_with("ClipLargest stands behind Adam")));
+/// assert!(matches!(&state.warnings()[0], Warning::WrongOrder { faults, .. } if faults[0].starts_with("ClipLargest comes after Adam")));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,16 +34,17 @@ pub enum Role {
     /// Makes a step in proportion to the gradient, as [`Descent`](crate::Descent) and
     /// [`Momentum`](crate::Momentum) do.
     ///
-    /// Several of these may stand behind one another, and behind an adaptive one.
+    /// Several such rules may follow one another, and they may follow an adaptive one.
     Step,
-    /// Makes a step whose size is not that of the gradient, as [`Adam`](crate::Adam) does. A chain has one.
+    /// Makes a step whose size does not follow that of the gradient, as [`Adam`](crate::Adam) does. A second
+    /// one in a chain is a mistake.
     AdaptiveStep,
     /// Limits the gradient, as [`ClipNorm`](crate::ClipNorm) does. It stands before an adaptive step.
     Clip,
-    /// Collects the gradients of several calls, as [`AccumGrad`](crate::AccumGrad) does. It stands before
-    /// what makes steps.
+    /// Collects the gradients of several calls, as [`AccumGrad`](crate::AccumGrad) does. It stands before all
+    /// rules that make steps.
     Accumulation,
-    /// Averages the weights that the steps before it lead to, as [`Ema`](crate::Ema) does. It stands behind
-    /// what makes steps.
+    /// Averages the weights that the steps before it lead to, as [`Ema`](crate::Ema) does. It stands after
+    /// all rules that make steps.
     Average,
 }

@@ -1,8 +1,15 @@
-//! The ways in which an optimiser stores a parameter: what its state keeps besides, and how a step is
-//! rounded.
+//! The ways in which an optimiser stores a parameter: what its state keeps, and how a step is rounded.
 //!
-//! A precise value of the parameter is in two pieces, the parameter and what the store keeps. All that is
-//! done with it (made, read, set, stepped on) is a `match` over the stores here.
+//! ```text
+//! store          kept in the state             precise value          x of the rule
+//! Rounded        nothing                       the parameter          the parameter
+//! Master         `master`                      the master             the master
+//! Split          `rest`: low bits              both joined            both joined
+//! Compensated    `compensation`: lost digits   the sum of both        the parameter
+//! Stochastic     `rounded`: a counter          the parameter          the parameter
+//! ```
+//!
+//! [`Store::of`] decides by dtype: a parameter as precise as its store would make it is `Rounded`.
 
 use super::planned::{Planned, Progress};
 use crate::engine::{
@@ -25,16 +32,16 @@ pub(crate) enum Store {
     Rounded,
     /// With a master in this dtype.
     Master(DType),
-    /// With the lower bits of a master.
+    /// With the low bits that a bf16 lacks of a master.
     Split(LowBits),
     /// With what the last rounding lost.
     Compensated,
-    /// With a counter of roundings at random.
+    /// With random rounding, whose bits follow from the seed and a counter of steps.
     Stochastic { seed: u64 },
 }
 
 impl Store {
-    /// Describes an optimiser that stores the parameters of `rule` so.
+    /// Describes this store around `rule`.
     pub(crate) fn describe(&mut self, rule: &mut dyn Rule, describer: &mut Describer<'_>) {
         if *self == Store::Rounded {
             return rule.describe(describer);
@@ -49,7 +56,7 @@ impl Store {
             }
             Store::Split(LowBits::Byte) => describer.setting("bits", 24),
             Store::Stochastic { seed } => {
-                // A seed has no default.
+                // `field` takes a default. A seed has none, so its own value is passed instead.
                 let own = *seed;
                 describer.field("seed", seed, own, range::any);
             }
@@ -58,7 +65,7 @@ impl Store {
         describer.holds(rule);
     }
 
-    /// The kind of optimisers that store parameters so.
+    /// The kind of an optimiser with this store.
     pub(super) fn name(self) -> &'static str {
         match self {
             Store::Rounded => "a rule",
@@ -69,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Whether its state makes the parameter more precise.
+    /// Whether the state makes the parameter more precise.
     pub(crate) fn keeps_precise(self) -> bool {
         match self {
             Store::Rounded | Store::Stochastic { .. } => false,
@@ -77,8 +84,8 @@ impl Store {
         }
     }
 
-    /// Whether a part of a parameter can be stored without the rest. Random rounding depends on the place of
-    /// an element.
+    /// Whether a part of a parameter can be stored without the rest. Random bits depend on the place of an
+    /// element in the whole.
     pub(super) fn is_divisible(self) -> bool {
         match self {
             Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Compensated => true,
@@ -86,7 +93,7 @@ impl Store {
         }
     }
 
-    /// What files call it.
+    /// The kind in files.
     pub(super) fn kind(self) -> StorageKind {
         match self {
             Store::Rounded => StorageKind::Rounded,
@@ -97,17 +104,17 @@ impl Store {
         }
     }
 
-    /// How parameters of this dtype are stored.
+    /// How parameters of this dtype are stored: by this store if it makes a difference, else `Rounded`.
     ///
     /// # Errors
-    /// If they cannot be.
+    /// For `Split` of F16, which is not the upper part of an F32.
     fn of(self, dtype: DType) -> Result<Self> {
         let is_special = match self {
             Store::Rounded => false,
             Store::Master(wide) => is_wider(wide, dtype),
             Store::Split(_) if dtype == DType::F16 => {
                 return Err(Error::dtype("it", dtype, "BF16 (F32 and F64 are left alone)")
-                    .with_remedy("use MixedPrecision or Kahan in place of SplitMaster"));
+                    .with_remedy("use MixedPrecision or Kahan instead of SplitMaster"));
             }
             Store::Split(_) => dtype == DType::BF16,
             Store::Compensated | Store::Stochastic { .. } => matches!(dtype, DType::F16 | DType::BF16),
@@ -115,7 +122,7 @@ impl Store {
         Ok(if is_special { self } else { Store::Rounded })
     }
 
-    /// The state for the parameter `x`, around that of the rule.
+    /// Makes the state for the parameter `x`, around that of the rule.
     pub(super) fn state(self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
         let of_rule = |x: &dyn Lend| rule.init(Parameter::new(x));
         match self.of(x.dtype())? {
@@ -139,7 +146,7 @@ impl Store {
         }
     }
 
-    /// The precise value: the parameter with what the state keeps. It may share memory with either.
+    /// The precise value. It may share memory with the parameter or the state.
     pub(super) fn precise(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         match self.of(x.dtype())? {
             Store::Rounded | Store::Stochastic { .. } => x.tensor_or_copy(),
@@ -153,7 +160,7 @@ impl Store {
         }
     }
 
-    /// What the rule sees as its x.
+    /// The x of the rule.
     pub(super) fn seen_by_rule(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         match self {
             Store::Compensated => x.tensor_or_copy(),
@@ -165,6 +172,7 @@ impl Store {
 
     /// Sets parameter and state to a precise value.
     pub(super) fn set_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        // State is written after `x`, because the owner of `x` may refuse to lend it: then both stay.
         match self.of(x.dtype())? {
             Store::Rounded | Store::Stochastic { .. } => set_lent(x, values),
             Store::Master(_) => {
@@ -185,8 +193,8 @@ impl Store {
         }
     }
 
-    /// Sets the state alone, so that the precise value is the nearest to `values` whose rounding `x` can be.
-    /// Returns whether it keeps anything.
+    /// Sets the state alone, so that the precise value is the nearest to `values` of those that round to `x`.
+    /// Returns whether the state keeps anything.
     pub(super) fn keep_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         let store = self.of(x.dtype())?;
         match store {
@@ -237,6 +245,7 @@ impl Store {
         };
         let mut planned = Planned::new(flow, operand, epilogue);
         planned.job.low_bits = low_bits;
+        // Only a step is rounded, so a call without a step does not move the counter.
         if let (Some(roundings), Progress::Applied) = (roundings, planned.progress) {
             let next = *roundings + 1;
             planned.job.counters.push((roundings, next));
@@ -244,7 +253,7 @@ impl Store {
         Ok(planned)
     }
 
-    /// The state of the rule, and the tensor and the counter that it keeps, if it keeps one.
+    /// The state of the rule, and the tensor and the counter that this store keeps.
     fn parts(self, state: &mut State) -> Result<StoreParts<'_>> {
         if self == Store::Rounded {
             return Ok((state, None, None));
@@ -255,7 +264,7 @@ impl Store {
         Ok((&mut inner.state, kept, only(counters)))
     }
 
-    /// The tensor that it keeps.
+    /// The tensor that this store keeps.
     fn kept(self, state: &State) -> Result<&Buffer> {
         let own = if let [(_, own)] = &state.tensors[..] { Some(own) } else { None };
         let kept = if let Store::Master(_) = self { state.master.as_ref() } else { own };
@@ -271,20 +280,20 @@ impl Store {
     }
 }
 
-/// The state of a rule, and what a store keeps.
+/// The state of a rule, and the tensor and the counter of its store.
 type StoreParts<'s> = (&'s mut State, Option<&'s mut Buffer>, Option<&'s mut u64>);
 
-/// The value, if there is one alone.
+/// The value of the only entry.
 fn only<'s, T>(named: &'s mut [(&'static str, T)]) -> Option<&'s mut T> {
     if let [(_, value)] = named { Some(value) } else { None }
 }
 
-/// Refuses masters in a dtype that is not wide.
+/// Refuses masters in a dtype other than F32 and F64.
 fn check_master_dtype(dtype: DType) -> Result<()> {
     if matches!(dtype, DType::F32 | DType::F64) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Argument, "MixedPrecision is to keep its copy in")
+    Err(Error::new(ErrorKind::Argument, "the dtype of the copy that MixedPrecision keeps is")
         .with_got(format_args!("{dtype:?}"))
         .with_expected("F32 or F64"))
 }

@@ -1,11 +1,11 @@
-//! How state tensors are stored.
+//! The formats in which state tensors are stored: dtypes and 8 bits.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, is_supported};
 
 /// How a state tensor is stored.
 ///
-/// Arithmetic is in f32 or f64 all the same: a tensor is widened before a step and rounded after it, in the
+/// Arithmetic is in f32 or f64 in any case: a tensor is widened before a step and rounded after it, in the
 /// same pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -14,23 +14,23 @@ pub enum SlotFormat {
     Dtype(DType),
     /// In 8 bits: 1.03 bytes for each element.
     ///
-    /// Blocks of 128 elements of the whole parameter have one f32 each as their unit. A code is a small float
-    /// with 3 bits of fraction. With a sign it has 4 bits of exponent. The largest number of a block is
-    /// exact; others are at most a sixteenth of themselves off, down to 2⁻¹⁵ of it.
+    /// Each block of 128 elements of the whole parameter has one f32 as its scale. A code is a small float:
+    /// sign, 4 bits of exponent, 3 bits of fraction. The largest number of a block is exact. Numbers down to
+    /// 2⁻¹⁵ of it have an error of at most a sixteenth of their value.
     ///
-    /// A slot that is [not negative](crate::Slot::non_negative) has 5 bits of exponent, down to 2⁻³¹. Nothing
-    /// but 0 becomes 0. A number goes to either neighbour at random, at most an eighth away, so that a mean
-    /// that moves by a thousandth in a step does move. The choice is a hash of the number, the same in every
-    /// run.
+    /// The codes of a [non-negative](crate::Slot::non_negative) slot have no sign and 5 bits of exponent,
+    /// down to 2⁻³¹. Only 0 becomes 0. A number is rounded up or down at random, by at most an eighth, so
+    /// that a mean that moves by a thousandth in a step does move. A hash of the number decides, so every run
+    /// rounds alike.
     ///
-    /// Tensors with fewer than 4096 elements, such as biases and norms, stay in F32: they are not worth it.
-    /// The size of the whole tensor decides, however it is divided among ranks. A number that is infinite or
-    /// NaN stays so, and changes no other of its block. In a checkpoint a block is a row of 132 bytes: its
-    /// scale as a little-endian f32, then the codes.
+    /// Tensors with fewer than 4096 elements, such as biases, stay in F32, because 8 bits save little there.
+    /// The size of the whole tensor decides, however it is divided among ranks. Infinity and NaN have codes
+    /// of their own and change no other number of their block. In a checkpoint a block is a row of 132 bytes:
+    /// its scale as a little-endian f32, then the codes.
     Q8,
 }
 
-/// What a state tensor is, as far as it matters for how it can be stored.
+/// What the numbers of a state tensor are, as this restricts its formats.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meaning {
     SecondMoment,
@@ -59,11 +59,12 @@ impl SlotFormat {
         let expected = match self {
             SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
             SlotFormat::Dtype(DType::F16) if meaning == Meaning::SecondMoment => {
-                "F32 or F64, as it is a second moment, and squares of small gradients are 0 in F16"
+                "F32 or F64, because the tensor is a second moment, and squares of small gradients are 0 in \
+                 F16"
             }
             SlotFormat::Q8 if meaning == Meaning::Copy => {
-                "F16, BF16, F32 or F64, as it is a copy of the parameter, of which 8 bits are no more than a \
-                 sketch"
+                "F16, BF16, F32 or F64, because the tensor is a copy of the parameter, which 8 bits cannot \
+                 hold"
             }
             _ => return Ok(()),
         };
@@ -72,7 +73,7 @@ impl SlotFormat {
             .with_expected(expected))
     }
 
-    /// Whether a tensor may be stored in this format when all of a state is to be.
+    /// Whether a tensor of this meaning can be stored in this format.
     pub(crate) fn fits(self, meaning: Meaning) -> bool {
         self.check("", meaning).is_ok()
     }

@@ -1,4 +1,8 @@
 //! The states of the rules that a rule holds.
+//!
+//! `Holder::visit_held` shows the held rules one after another to a closure and cannot be stopped. Each
+//! function here therefore pairs rules and `children` by position, keeps the first error while the visit goes
+//! on, and refuses a state with more or fewer children than rules.
 
 use std::collections::HashSet;
 
@@ -6,16 +10,16 @@ use super::{ChildPlace, not_made_by};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::{Child, Evaluation, Parameter, Rule, State};
 
-/// Shows the rules that a rule holds: its `Holder::visit_held`. Neither it nor the name is generic, so that
-/// the code behind them is compiled once, not for each type of rule.
+/// The `Holder::visit_held` of a rule. Not generic, so that the functions with a parameter of this type are
+/// compiled once, not for each type of rule.
 type ShowHeld<'r> = &'r dyn Fn(&mut dyn FnMut(ChildPlace, &mut dyn Rule));
 
 impl State {
-    /// This state with those of the rules that its rule [holds](crate::Describer::holds).
+    /// Adds the states of the rules that `rule` [holds](crate::Describer::holds).
     ///
-    /// Their [`init`](crate::Rule::init) makes them. Own tensors, counters and numbers need other names than
-    /// those of a rule that this one is around, as both are listed without a place: [`setup`](crate::setup)
-    /// refuses two of one name.
+    /// Their [`init`](crate::Rule::init) makes these states. If `rule` is around another rule, the entries of
+    /// both are listed without an index. They therefore need different names: [`setup`](crate::setup) refuses
+    /// two entries of one name.
     ///
     /// # Errors
     /// As [`Rule::init`](crate::Rule::init).
@@ -29,7 +33,7 @@ impl State {
         made.map(|()| self)
     }
 
-    /// Ends the windows of the rules that this state's rule holds: see [`Rule::end_window`].
+    /// Calls [`Rule::end_window`] of each held rule. `name` is that of the holder, for errors.
     pub(crate) fn end_held_windows(&mut self, held: ShowHeld<'_>, name: &dyn Fn() -> String) -> Result<()> {
         let (mut children, mut ended) = (self.children.iter_mut(), Ok(()));
         held(&mut |_, rule| {
@@ -42,7 +46,7 @@ impl State {
         if ended.is_ok() && children.next().is_some() { Err(not_made_by(&name())) } else { ended }
     }
 
-    /// What to evaluate with, by this state or by that of a held rule: see [`Rule::evaluation`].
+    /// The default of [`Rule::evaluation`]: the own average, else that of the last held rule that has one.
     pub(crate) fn held_evaluation(
         &self,
         held: ShowHeld<'_>,
@@ -55,14 +59,16 @@ impl State {
                     .next()
                     .map_or_else(|| Err(not_made_by(&name())), |child| rule.evaluation(&child.state))
                 {
+                    // Refused, because one alternative acts at a time and nothing here shows which one.
                     Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
                         let problem = format!(
-                            "{} holds alternatives with weights to evaluate with, and does not say which of \
-                             them acts",
+                            "{} holds alternatives with weights to evaluate with, but does not choose one of \
+                             them by `evaluation`",
                             name()
                         );
                         last = Err(Error::new(ErrorKind::Contract, problem).with_remedy(
-                            "let its `evaluation` ask that one, with its state from `State::held`",
+                            "implement `Rule::evaluation`: return that of the alternative that acts, with \
+                             its state from `State::held`",
                         ));
                     }
                     Ok(own) => *found = own.or(found.take()),
@@ -74,10 +80,11 @@ impl State {
         Ok(self.own_average().or(last?))
     }
 
-    /// Refuses a state that lacks those of held rules, or that has two entries of one name.
+    /// Refuses a state without the states of held rules, or with two entries of one full name.
     pub(crate) fn check_layout(&self, rule: &dyn Rule) -> Result<()> {
         self.check_held(rule)?;
         let (mut known, mut twice) = (HashSet::new(), None);
+        // Two entries of one name could not be told apart, because checkpoints have only full names.
         self.walk("", &mut |prefix, state| {
             for name in state.own_names().map(|name| format!("{prefix}{name}")) {
                 if !known.insert(name.clone()) {
@@ -88,8 +95,8 @@ impl State {
         let Some(name) = twice else { return Ok(()) };
         Err(Error::new(ErrorKind::Contract, format!("the state of {} has two entries {name:?}", rule.name()))
             .with_remedy(
-                "give the tensors, counters and numbers of a rule other names in its `init` than those of \
-                 the rule that it is around, as both are listed without a place",
+                "in the `init` of the outer rule, give tensors, counters and numbers other names than in the \
+                 held rule, because both are listed without a place",
             ))
     }
 
@@ -105,13 +112,11 @@ impl State {
         if got == expected {
             return inside;
         }
-        let problem = format!(
-            "the number of states that the `init` of {} made for the rules which it holds is",
-            rule.name()
-        );
+        let problem =
+            format!("the number of states that the `init` of {} made for its held rules is", rule.name());
         Err(Error::new(ErrorKind::Contract, problem)
             .with_got(got)
             .with_expected(expected)
-            .with_remedy("end an `init` of its own with `State::with_held`, once"))
+            .with_remedy("call `State::with_held` once, at the end of the `init`"))
     }
 }

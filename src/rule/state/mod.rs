@@ -1,4 +1,8 @@
-//! The state of a rule: named tensors, counters and numbers, nothing else.
+//! The state of a rule for one parameter: named tensors, counters and numbers, nothing else.
+//!
+//! A state is a tree: the states of held rules are its `children`, in the order in which the rule describes
+//! them. The full name of an entry has the indices on its way in front, as in `0.t`. Every list of entries
+//! has the order of `State::walk`, because checkpoints pair names with memory by position.
 
 pub(crate) mod copies;
 pub(crate) mod format;
@@ -29,18 +33,19 @@ use slot::{EntryTraits, Initial, Renewal, Slot};
 #[must_use]
 #[derive(Debug, Default)]
 pub struct State {
-    /// A high-precision copy of the parameter.
+    /// The copy of the parameter that steps are taken on: a master, or under `Offload` the copy on the CPU.
     pub(crate) master: Option<Buffer>,
-    /// What an offloaded parameter becomes after a step: the master, or room for what it is rounded to. Not
-    /// state: it is written before it is read.
+    /// Under `Offload`, what goes to the device after a step: the variable of `master`, or scratch for the
+    /// rounded master of a held state. Scratch is overwritten in each step, hence never saved.
     pub(crate) staging: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
     pub(crate) numbers: Vec<(&'static str, f64)>,
-    /// What is known of own tensors, counters and numbers besides their values.
+    /// Properties of own entries besides their values. Entries without a property have no element here.
     pub(crate) traits: Vec<(&'static str, EntryTraits)>,
-    /// Whether the tensors are one quantity, of which another rule takes over all or none.
+    /// Whether tensors of another state are taken over only all together. They are one sum, and a part of it
+    /// would give a wrong mean.
     pub(crate) is_one: bool,
     pub(crate) children: Vec<Child>,
 }
@@ -52,16 +57,14 @@ pub(crate) struct Child {
     pub(crate) state: State,
 }
 
-/// The tensors of a wrapper's own.
+/// Own tensors of a state, without those of held rules.
 pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
 
-/// The counters of a wrapper's own.
 pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
 
-/// The numbers of a wrapper's own.
 pub(crate) type OwnNumbers<'a> = &'a mut [(&'static str, f64)];
 
-/// All there is to write in a state.
+/// All that can be written in a state and in those of held rules.
 #[derive(Debug, Default)]
 pub(crate) struct StateParts<'s> {
     pub(crate) tensors: Vec<&'s mut Buffer>,
@@ -87,17 +90,16 @@ impl StateTensor<'_> {
         self.buffer.shape()
     }
 
-    /// The dtype in which it is stored.
     pub(crate) fn stored_dtype(self) -> DType {
         self.buffer.stored_dtype()
     }
 
-    /// The shape in which a tensor of this shape is stored.
+    /// The stored shape of a tensor of shape `whole`. In records it has a row for each block.
     pub(crate) fn shape_of(&self, whole: &[usize]) -> crate::tensors::Shape {
         self.buffer.shape_of(whole)
     }
 
-    /// What its bytes mean, if the values are in 8 bits.
+    /// The code of the values, if they are in 8 bits.
     pub(crate) fn code(&self) -> Option<Code> {
         self.buffer.code()
     }
@@ -126,11 +128,12 @@ impl State {
         let state = slots
             .iter()
             .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
+        // If all tensors are copies, new weights leave nothing of the earlier steps, so `t` starts anew too.
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }
 
-    /// Adds a tensor for `x` that has a shape of its own.
+    /// Adds a tensor of this `shape`, which may be another than that of `x`.
     ///
     /// # Errors
     /// As [`State::for_slots`].
@@ -140,6 +143,7 @@ impl State {
             if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);
+        // Set before `meaning` and `code_of`, because both read the traits.
         if slot.sign.is_some() || renewal.is_some() {
             *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
         }
@@ -149,6 +153,7 @@ impl State {
         let new =
             |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
         let buffer = match slot.initial {
+            // Takes no memory before its first write, so that `StoreAs` can exchange the format for free.
             Initial::Value(0.0) => Buffer::of_zeros(shape, dtype, code.map(Records::Codes), x.device())?,
             Initial::Value(initial) => new(&filled(initial, shape, dtype, x.device())?)?,
             Initial::Parameter => new(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
@@ -157,7 +162,7 @@ impl State {
         Ok(self)
     }
 
-    /// The same with one more tensor, which a new rule starts with.
+    /// Adds a tensor that exists already.
     pub(crate) fn with_buffer(mut self, name: &'static str, buffer: Buffer) -> Self {
         self.tensors.push((name, buffer));
         self
@@ -169,19 +174,18 @@ impl State {
         self
     }
 
-    /// Adds a number that is not per element, such as the sum of a rule's weights. It is a part of
-    /// checkpoints.
+    /// Adds a number that is not per element, such as the sum of a rule's weights. Checkpoints save it.
     pub fn with_number(mut self, name: &'static str, value: f64) -> Self {
         self.numbers.push((name, value));
         self
     }
 
-    /// The state of a rule that works on a copy of the parameter.
+    /// The state of a store that has a master, around the state of its rule.
     pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
         Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.stored_with(inner))
     }
 
-    /// The master that the parameter follows, or the copy of an offloaded one.
+    /// The tensor whose rounding the parameter has to be, if there is one, also inside of `Offload`.
     pub(crate) fn followed(&self) -> Option<&Buffer> {
         match (&self.master, &self.children[..]) {
             (None, [Child { place: ChildPlace::Stored, state }]) => state.followed(),
@@ -189,13 +193,12 @@ impl State {
         }
     }
 
-    /// This state, in which a parameter is stored, around that of the rule.
+    /// Makes this the state of a store, around the state of its rule.
     pub(crate) fn stored_with(mut self, rule: State) -> Self {
         self.children.push(Child { place: ChildPlace::Stored, state: rule });
         self
     }
 
-    /// What is known of an entry of this state's own.
     pub(super) fn traits_of(&self, name: &str) -> EntryTraits {
         self.traits
             .iter()
@@ -258,6 +261,7 @@ impl State {
     }
 
     fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
+        // The order of `walk`: see the head of this file.
         parts.tensors.extend(self.master.as_mut());
         parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
         parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
@@ -282,6 +286,7 @@ impl State {
             |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
         let master = self.master.as_ref().map(buffer).transpose()?;
         let staging = match (&self.staging, &master) {
+            // `staging` is the variable of the master, so the copies have to share one variable, too.
             (Some(_), Some(master)) => master.variable().cloned(),
             (Some(room), None) => Some(Var::zeros(room.shape(), room.dtype(), room.device())?),
             (None, _) => None,
@@ -309,13 +314,13 @@ impl Child {
     }
 }
 
-/// The error for a state whose layout is not that of `rule`. The rule cannot go on from it, and the bare
-/// gradient would be a step of another size.
+/// The error for a state whose layout is not that of `rule`. A rule returns this error and not the bare
+/// gradient, because the bare gradient would be a step of another size.
 pub(crate) fn state_of_another_rule<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
     Err(not_made_by(&rule.name()))
 }
 
 pub(in crate::rule) fn not_made_by(rule: &str) -> Error {
-    Error::new(ErrorKind::Contract, format!("the state is not one that {rule} made"))
-        .with_remedy("keep the state that each rule's `init` made, also that of a rule which is held")
+    Error::new(ErrorKind::Contract, format!("the state was not made by {rule}"))
+        .with_remedy("keep the state that the `init` of each rule made, also of each held rule")
 }

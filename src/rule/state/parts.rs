@@ -4,9 +4,9 @@ use super::{Child, OwnCounters, OwnNumbers, OwnTensors};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::State;
 
-/// The parts of a rule's own state, lent for one step, and the states of rules that it holds.
+/// The parts of a rule's own state, lent for one step, and the states of held rules.
 ///
-/// They go into the plan of a [`Gradient`](crate::Gradient), and are written when the step is committed.
+/// A rule puts them into the plan of a [`Gradient`](crate::Gradient). The commit of the step writes them.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -65,7 +65,7 @@ pub struct Parts<'a> {
     pub counters: Counters<'a>,
     /// The numbers that are not per element.
     pub numbers: Numbers<'a>,
-    /// The states of the rules that it holds.
+    /// The states of held rules.
     pub held: HeldStates<'a>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> HeldStates<'a> {
     /// The state of the one rule that this rule is around.
     ///
     /// # Errors
-    /// If it [describes](crate::Describer::holds) none, or several.
+    /// If the rule [holds](crate::Describer::holds) none, or several.
     pub fn inner(self) -> Result<&'a mut State> {
         self.members().map(|[state]| state)
     }
@@ -107,23 +107,23 @@ impl<'a> HeldStates<'a> {
 const HELD: &str = "states of held rules";
 
 impl State {
-    /// The value of a counter of this state's own.
+    /// The value of an own counter.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If no own counter has this name.
     pub fn counter(&self, name: &str) -> Result<u64> {
         named(&self.counters, name, "counter")
     }
 
-    /// The value of a number of this state's own.
+    /// The value of an own number.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If no own number has this name.
     pub fn number(&self, name: &str) -> Result<f64> {
         named(&self.numbers, name, "number")
     }
 
-    /// The states of held rules, to be read; [`Parts::held`] has them to be written.
+    /// The states of held rules, for reading. [`Parts::held`] has them for writing.
     ///
     /// # Errors
     /// If there are not N.
@@ -134,7 +134,7 @@ impl State {
         Ok(children.ok_or_else(few)?.each_ref().map(|child| &child.state))
     }
 
-    /// What a step of this state's own rule works on.
+    /// The parts that a step of the rule works on.
     pub fn parts(&mut self) -> Parts<'_> {
         let State { tensors, counters, numbers, children, .. } = self;
         Parts {
@@ -152,17 +152,17 @@ impl<'a> Slots<'a> {
         Self::default()
     }
 
-    /// How many there are.
+    /// The number of tensors.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The first `mid` and the others, for arithmetic in several steps; `None` if there are fewer.
+    /// The first `mid` tensors and the others, for arithmetic in several steps; `None` if there are fewer.
     pub fn split_at(self, mid: usize) -> Option<(Self, Self)> {
         let (first, others) = self.0.split_at_mut_checked(mid)?;
         Some((Slots(first), Slots(others)))
@@ -170,7 +170,7 @@ impl<'a> Slots<'a> {
 }
 
 impl<'a> Counters<'a> {
-    /// All of them, to be set by [`Gradient::set_counter`](crate::Gradient::set_counter).
+    /// All counters, to be set by [`Gradient::set_counter`](crate::Gradient::set_counter).
     ///
     /// # Errors
     /// If there are not N.
@@ -180,7 +180,7 @@ impl<'a> Counters<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    /// All of them, to be set by [`Gradient::set_number`](crate::Gradient::set_number).
+    /// All numbers, to be set by [`Gradient::set_number`](crate::Gradient::set_number).
     ///
     /// # Errors
     /// If there are not N.
@@ -189,30 +189,27 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// The value of this name.
 fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
     let found = entries.iter().find(|(own, _)| *own == name);
     let absent = || {
         let available: Vec<String> = entries.iter().map(|(own, _)| own.to_string()).collect();
-        Error::unknown(format_args!("{entry} in the state called"), name, &available)
-            .with_remedy(format!("add it in `Rule::init` by `State::with_{entry}`"))
+        Error::unknown(format_args!("{entry} in the state with the name"), name, &available)
+            .with_remedy(format!("add the {entry} in `Rule::init` with `State::with_{entry}`"))
     };
     Ok(found.ok_or_else(absent)?.1)
 }
 
-/// The error for a state with another number of parts than its rule works on.
+/// The error for a state whose number of parts is not the number that its rule works on.
 pub(crate) fn other_number(part: &str, expected: usize, got: usize) -> Error {
     Error::new(ErrorKind::Contract, format!("the number of {part} in the state of a rule is"))
         .with_got(got)
         .with_expected(expected)
         .with_remedy(
-            "add in `Rule::init` what `apply` works on: counters by `State::for_slots` or `with_counter`, \
-             numbers by `with_number`, and states of the rules that `Describe::describe` names by \
-             `with_held`",
+            "in `Rule::init`, add everything that `apply` uses: counters with `State::for_slots` or \
+             `with_counter`, numbers with `with_number`, and the states of held rules with `with_held`",
         )
 }
 
-/// All parts, if there are N.
 fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
     let got = parts.len();
     parts.try_into().map_err(|_| other_number(part, N, got))

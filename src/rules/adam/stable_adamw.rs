@@ -10,25 +10,25 @@ use crate::rule::{
 crate::hyper_parameters! {
     /// StableAdamW: AdamW that steps less while the gradient is larger than the second moment expects.
     ///
-    /// The learning rate of a tensor is divided by how much larger its gradient is, in place of gradient
-    /// clipping. Source: Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013).
+    /// r compares the gradient with what the second moment expects. If the gradient is larger, r is above 1,
+    /// and the rule divides the learning rate of this tensor by r. The gradient itself is not clipped.
+    /// Source: Wortsman et al. 2023, [arXiv 2304.13013](https://arxiv.org/abs/2304.13013).
     ///
     /// ```text
     /// r   = √mean(dx² / max(v̂, ε²))                 of all elements of the tensor
     /// dx' = η / max(1, r)·(m̂ / (√v̂ + ε) + λ·x)
     /// ```
     ///
-    /// with the moments of [`Adam`](crate::Adam). The mean is of one parameter, in f64. It costs one more
-    /// read of gradient and second moment.
-    ///
-    /// It decays: λ is 0.01 if not said otherwise. `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }`
-    /// does not.
+    /// with the moments of [`Adam`](crate::Adam). The mean over all elements of a parameter is computed in
+    /// f64, for which gradient and second moment are read once more. Weight decay is on by default (λ is
+    /// 0.01). `StableAdamW { lambda: 0.0, ..StableAdamW::new(eta) }` switches it off.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{StableAdamW, setup, update};
     ///
-    /// // v̂ is (1 + 2·25) / 3 = 17, and so r = √(25 / 17), by which the second step is shorter: 0.5·(11 / 3) / √17 / r.
+    /// // In the second step v̂ = (1 + 2·25) / 3 = 17, so r = √(25 / 17).
+    /// // Without r the step would be 0.5·(11 / 3) / √17. It is divided by r.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(StableAdamW { beta: (0.5, 0.5), lambda: 0.0, ..StableAdamW::new(0.5) }, &x)?;
     /// for (gradient, expected) in [(1f32, "[-0.500]"), (5.0, "[-0.867]")] {
@@ -39,9 +39,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The paper's β for v̂ is the same as the bias
-    /// correction here. Checked against pytorch_optimizer's `StableAdamW`. torch, optax and Optimisers.jl
-    /// have no counterpart.
+    /// The paper puts the bias correction of v into its β, which gives the same v̂. Checked against
+    /// pytorch_optimizer's `StableAdamW`. torch, optax and Optimisers.jl have no counterpart.
     pub struct StableAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -54,7 +53,7 @@ crate::hyper_parameters! {
     }
 }
 
-/// `dx² / max(v̂, ε²)` with the next v.
+/// `dx² / max(v̂, ε²)`, with v̂ after this step.
 #[derive(Clone, Copy)]
 struct Surprise {
     adam: AdamScalars,
@@ -68,15 +67,17 @@ impl Arithmetic for Surprise {
     #[inline(always)]
     fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
         let square = dx * dx;
+        // A copy, because the sums only read the state. The step moves v later.
         let mut next = *v;
         self.adam.move_square(&mut next, dx);
         let surprise = square / self.adam.corrected_square(next).max(square.constant(self.floor));
-        // 0 / 0, if ε² is 0 in the arithmetic's dtype.
+        // If ε² is 0 in the arithmetic's dtype, an element without gradients would be 0 / 0.
         V::select(square.equal(square.constant(0.0)), square, surprise)
     }
 }
 
-/// 1, to count the elements of all parts of a parameter.
+/// 1 for each element. Its sum counts the elements of the whole parameter. The shape of x would count only
+/// the elements in this process, because several ranks (processes) may share a parameter.
 #[derive(Clone, Copy)]
 struct One;
 
@@ -108,6 +109,7 @@ impl Rule for StableAdamW {
         }
         let (dx, t) = dx.next_step(counters)?;
         let surprise = Surprise {
+            // The learning rate is 1, because v̂ does not depend on it.
             adam: AdamScalars::new(1.0, self.beta, self.epsilon, t),
             floor: self.epsilon * self.epsilon,
         };
@@ -115,13 +117,14 @@ impl Rule for StableAdamW {
         let rule = self.clone();
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let root = (sums[0] / sums[1]).sqrt();
-            // Not `max`: NaN has to show, as it does in the step.
+            // `f64::max` would replace NaN by 1. NaN has to reach the parameter.
             let divisor = if root < 1.0 { 1.0 } else { root };
             Resolved::new(arithmetic_at(&rule.adamw(rule.eta / divisor), t), [])
         })))
     }
 
     fn is_divisible(&self) -> bool {
+        // The sums are over all parts of the parameter, and all else is elementwise.
         true
     }
 }

@@ -6,24 +6,26 @@ use crate::numbers::value::Value;
 use crate::rule::{Adjust, Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slots, State, out_of_range};
 
 crate::hyper_parameters! {
-    /// Bounds on the parameter, for the end of a chain: a step stops where it would leave them.
+    /// Bounds on the parameter, for the end of a chain: a step ends at a bound that it would cross.
     ///
     /// ```text
     /// dx' = x - clamp(x - dx, low, high)
     /// ```
     ///
-    /// A parameter that starts within the bounds is within them after each step, exactly: dx' is chosen so
-    /// that x - dx', as it is rounded, is no further than the bound. If the dtype of the parameter (or its
-    /// master) does not have the bound, the next number inside stands for it. A parameter that starts outside
-    /// is moved in by its first step, up to the rounding of its distance.
+    /// If a parameter starts within the bounds, it is exactly within them after each step: dx' is chosen so
+    /// that x - dx', after rounding, does not cross a bound. If the dtype of the parameter (or its master)
+    /// does not have the bound, the next number inside is used instead. If a parameter starts outside, its
+    /// first step moves it to the bound, up to the rounding of its distance.
     ///
-    /// Parameters by how they are stored:
+    /// What is within the bounds depends on how the parameter is stored:
     ///
-    /// | | |
-    /// | --- | --- |
-    /// | bare, [`StochasticRounding`](crate::StochasticRounding), [`SplitMaster`](crate::SplitMaster) | are within, and so are masters that are split |
-    /// | [`MixedPrecision`](crate::MixedPrecision) | the master is within; the parameter is the master rounded, and so within where the bounds are numbers of its dtype, such as 0, 0.5 or 1, else beyond by half a unit at most |
-    /// | [`Kahan`](crate::Kahan) | what earlier steps have lost comes to this one, and can take it beyond by a unit; the next step brings it back |
+    /// - Without a wrapper, and with [`StochasticRounding`](crate::StochasticRounding) or
+    ///   [`SplitMaster`](crate::SplitMaster): the parameter, and a split master.
+    /// - [`MixedPrecision`](crate::MixedPrecision): the master. If the bounds are numbers of the parameter's
+    ///   dtype, such as 0, 0.5 or 1, the parameter is within them, too. Otherwise rounding the master can
+    ///   take it half a unit beyond.
+    /// - [`Kahan`](crate::Kahan): what earlier steps have lost is added to this one, and can take the
+    ///   parameter a unit beyond. The next step brings it back.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -40,7 +42,8 @@ crate::hyper_parameters! {
     /// An [`update`](crate::update) refuses bounds between which the parameter's dtype has no number.
     ///
     /// # Departures
-    /// optax's `projections` are functions beside an update. torch and Optimisers.jl have no counterpart.
+    /// optax's `projections` are functions that a program calls itself. torch and Optimisers.jl have no
+    /// counterpart.
     pub struct Clamp {
         /// The smallest and the largest number that the parameter can be; either can be infinite.
         bounds: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY) => in_order,
@@ -48,13 +51,13 @@ crate::hyper_parameters! {
 }
 
 fn in_order((low, high): (f64, f64)) -> Option<&'static str> {
-    (low.is_nan() || high.is_nan() || low > high)
-        .then_some("two numbers, of which the first is not above the second")
+    (low.is_nan() || high.is_nan() || low > high).then_some("two numbers, the first not above the second")
 }
 
 /// The smallest number of a dtype that is not below `value`.
 fn at_least(value: f64, dtype: DType) -> f64 {
-    // The bits of the next number above.
+    // The bits of the next number above: one less for a negative number. -0 is followed by the smallest
+    // number.
     let next = |bits: u16| match bits {
         0x8000 => 1,
         bits if bits & 0x8000 == 0 => bits + 1,
@@ -79,7 +82,7 @@ fn at_least(value: f64, dtype: DType) -> f64 {
 }
 
 impl Clamp {
-    /// The bounds as numbers of a dtype.
+    /// The bounds, moved inside to numbers of a dtype. Refuses bounds without such a number between them.
     fn bounds_in(&self, dtype: DType) -> Result<(f64, f64)> {
         let (low, high) = (at_least(self.bounds.0, dtype), -at_least(-self.bounds.1, dtype));
         if low <= high && low < f64::INFINITY && high > f64::NEG_INFINITY {
@@ -97,11 +100,12 @@ struct ClampStep {
     high: f64,
 }
 
-/// What to subtract from x so that the rounded difference is `bound`, or as near to it as is possible on the
-/// side of `inside`: 1 above the bound, -1 below it.
+/// The dx for which x - dx, after rounding, is `bound` or the nearest possible number inside. `inside` is 1
+/// if numbers above `bound` are inside, and -1 if numbers below are.
 ///
-/// x - bound is rounded. If that is too far, one or two units less are not: first units of f64, which are
-/// none in f32.
+/// 1. Try x - bound, which is itself rounded and can be too far.
+/// 2. Try one or two units in the last place of f64 less. In f32 this changes nothing.
+/// 3. Otherwise take one or two units in the last place of f32 less.
 #[inline(always)]
 fn up_to<V: Value>(x: V, bound: V, inside: V) -> V {
     let distance = x - bound;
@@ -118,6 +122,7 @@ impl Arithmetic for ClampStep {
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let (low, high, next) = (x.constant(self.low), x.constant(self.high), x - dx);
+        // A step crosses one bound at most, so one computation serves both. NaN compares as false and stays.
         let is_low = next.lt(low);
         let of_bound = |of_low: V, of_high: V| V::select(is_low, of_low, of_high);
         let limited = up_to(x, of_bound(low, high), of_bound(x.constant(1.0), x.constant(-1.0)));

@@ -1,4 +1,9 @@
-//! Which matrices a tensor is made of.
+//! The matrices inside a tensor: which dimensions are rows and columns, and how rows are cut.
+//!
+//! [`Matrices::map`] gives a rule its matrices as stacks: tensors of the shape (matrices, rows, columns). All
+//! matrices of a stack have one shape, so equal parts (`heads`) make one stack, and parts of given sizes
+//! (`parts`) make one stack each. On the CPU, `in_pieces` cuts a stack once more, so that each piece stays in
+//! a cache.
 
 use candle_core::{Result as Candle, Tensor};
 use rayon::prelude::*;
@@ -11,18 +16,19 @@ crate::choice! {
     /// Which dimensions of a parameter are the rows and columns of its matrices.
     #[derive(Default)]
     pub enum MatrixForm {
-        /// The last two. A tensor with more is a stack of matrices, each by itself, such as experts in one
-        /// tensor.
+        /// The last two dimensions. A tensor with more dimensions is a stack of independent matrices, such as
+        /// experts in one tensor.
         #[default]
         Stack,
-        /// The first by all others, as one matrix: kernels of convolutions. Each row makes one output
-        /// channel.
+        /// The first dimension by all others, for kernels of convolutions.
+        ///
+        /// The tensor is one matrix. Each row makes one output channel.
         Flat,
     }
 }
 
 impl MatrixForm {
-    /// The number of matrices, of rows and of columns; `None` for fewer than two dimensions.
+    /// The numbers of matrices, rows and columns; `None` for fewer than two dimensions.
     pub(crate) fn dims(self, dims: &[usize]) -> Option<[usize; 3]> {
         let [outer @ .., rows, columns] = dims else { return None };
         let [first, others @ ..] = dims else { return None };
@@ -33,7 +39,7 @@ impl MatrixForm {
         })
     }
 
-    /// The matrices of a parameter that has [`MatrixForm::dims`], as a tensor of three dimensions.
+    /// Reshapes a tensor to a stack of its matrices. Fails for fewer than two dimensions.
     pub(crate) fn stacked(self, x: &Tensor) -> Candle<Tensor> {
         let Some([count, rows, columns]) = self.dims(x.dims()) else {
             candle_core::bail!("no matrices in {:?}", x.shape())
@@ -44,18 +50,18 @@ impl MatrixForm {
 
 const OTHER_RULE: &str = "give this parameter a rule of its own with `setup_with`";
 
-/// How a rule takes the matrices out of a tensor: those of a [`MatrixForm`], whose rows may be cut once more.
+/// The matrices that a rule works on: those of a [`MatrixForm`], with rows that can be cut once more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
     pub(crate) form: MatrixForm,
-    /// Into how many equal parts rows are cut.
+    /// The number of equal parts into which rows are cut.
     pub(crate) heads: u64,
-    /// Into which parts they are cut otherwise.
+    /// The rows of each part, if parts have different sizes; else empty.
     pub(crate) parts: Sizes,
 }
 
 impl Matrices {
-    /// Refuses a parameter that is not made of such matrices.
+    /// Refuses a parameter that cannot be cut into these matrices.
     pub(crate) fn check_shape(self, rule: &str, x: Parameter<'_>) -> Result<()> {
         let Some([_, rows, _]) = self.form.dims(x.shape()) else {
             let remedy = format!(
@@ -70,9 +76,9 @@ impl Matrices {
             .with_expected("two dimensions or more")
             .with_remedy(remedy));
         };
-        // 0, if there are no parts.
+        // 0 if there are no parts.
         let total = self.parts.iter().sum::<usize>();
-        // Of a parameter that another rank has this one has no elements.
+        // A rank without elements of the parameter sees a shape of zeros, which shows nothing about the rows.
         if x.elem_count() == 0 {
             return Ok(());
         }
@@ -86,10 +92,10 @@ impl Matrices {
                 .with_remedy(OTHER_RULE));
         }
         if total > 0 && heads > 1 {
-            let expected = format!("1 beside the parts {parts}");
-            return Err(heads_are()
-                .with_expected(expected)
-                .with_remedy("count heads of equal size over all parts, without `parts`"));
+            let expected = format!("1, because `parts` is {parts}");
+            return Err(heads_are().with_expected(expected).with_remedy(
+                "if all heads have the same size, leave `parts` out, and count the heads of all parts",
+            ));
         }
         if !(rows as u64).is_multiple_of(heads) {
             return Err(heads_are()
@@ -99,15 +105,16 @@ impl Matrices {
         Ok(())
     }
 
-    /// The shape of a tensor with a number for each row of a parameter's matrices.
+    /// The shape of a state tensor with one number for each row of a parameter's matrices.
     pub(crate) fn column(self, x: Parameter<'_>) -> Vec<usize> {
         let rank = x.rank();
         let rows = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
         x.shape().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
     }
 
-    /// A tensor of a parameter's shape, or with one column for all of its columns, as a stack of matrices
-    /// before rows are cut.
+    /// Reshapes `x` to a stack, before rows are cut.
+    ///
+    /// `like` is the parameter. `x` has its shape, or one column instead of all columns.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
         let Some([count, rows, _]) = self.form.dims(like.dims()) else {
             candle_core::bail!("no matrices in {:?}", like.shape())
@@ -115,9 +122,11 @@ impl Matrices {
         x.reshape((count, rows, x.elem_count() / count / rows))
     }
 
-    /// Applies a function to the matrices of these tensors. The first has the parameter's shape, others may
-    /// have one column. The function gets stacks of matrices of one shape, and returns as many of these
-    /// shapes.
+    /// Applies `function` to the matrices of `tensors`, and returns tensors of the same shapes.
+    ///
+    /// The first tensor has the parameter's shape, others may have one column instead. `function` gets one
+    /// stack for each tensor and returns stacks of the same shapes. It is called for each piece of the
+    /// matrices.
     pub(crate) fn map<const N: usize>(
         self,
         tensors: [&Tensor; N],
@@ -129,6 +138,7 @@ impl Matrices {
             let heads = self.heads as usize;
             let cut = |stack: &Tensor| {
                 let (count, rows, columns) = stack.dims3()?;
+                // Rows lie one after another in memory, so equal parts need no copy.
                 stack.reshape((count * heads, rows / heads, columns))
             };
             in_pieces(all(stacks.each_ref().map(cut))?, &function)?
@@ -144,6 +154,7 @@ impl Matrices {
         stacks: &[Tensor; N],
         function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync,
     ) -> Candle<[Tensor; N]> {
+        // Parts differ in shape, so that each is a stack of its own.
         let mut start = 0;
         let mut results: [Vec<Tensor>; N] = [const { Vec::new() }; N];
         for rows in self.parts.iter() {
@@ -157,12 +168,14 @@ impl Matrices {
     }
 }
 
-/// How many elements of small matrices go through a function together on the CPU: more leave the caches. The
-/// products of a larger matrix are on all threads by themselves.
+/// The largest number of elements in a piece of small matrices on the CPU. More would not stay in the caches.
 const TOGETHER: usize = 1 << 15;
 
-/// Applies a function to these stacks on the CPU, as if they were parameters of their own: a few small
-/// matrices at a time on each thread, large ones one after another.
+/// Applies `function` to pieces of the stacks, and joins the results.
+///
+/// - On a device, and if there are few elements, all matrices are one piece.
+/// - Matrices of up to `TOGETHER` elements: pieces of several matrices, on all threads.
+/// - Larger matrices: one after another, because candle uses all threads for the product of a large matrix.
 fn in_pieces<const N: usize>(
     stacks: [Tensor; N],
     function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync),

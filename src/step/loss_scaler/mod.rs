@@ -1,4 +1,7 @@
 //! Loss scaling, for gradients that would underflow in f16: the loss is multiplied, the update divides.
+//!
+//! `pending` has the scale from the scaled loss to the update, so that an update whose loss was not scaled is
+//! refused. An iteration collects the findings of several updates, and moves the scale once, at its end.
 
 mod dynamic;
 #[cfg(feature = "candle")]
@@ -21,7 +24,7 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// 2000 steps without that:            dynamic: s = s·2
 /// ```
 ///
-/// Gradients of f16 activations underflow below 6e-8. The scale prevents this. If a gradient overflows
+/// Gradients of f16 activations underflow below 6e-8, which the scale prevents. If a gradient overflows
 /// instead, the step is skipped and the scale made smaller. bf16 has the range of f32 and needs no scale.
 ///
 /// ```
@@ -45,24 +48,23 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// ```
 ///
 /// # With accumulation
-/// Scale and update each micro-batch like this. Its gradient is divided by its own scale before
+/// Scale and update each micro-batch as above. Its gradient is divided by its own scale before
 /// [`AccumGrad`](crate::AccumGrad) adds it. The scale grows only with applied steps, at the end of a window.
-/// A micro-batch that overflows does not count, so its window needs one more. It makes the scale smaller at
-/// once, as the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window instead.
+/// If a micro-batch overflows, it does not count, so its window needs one more, and the scale falls at once,
+/// because the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window instead.
 ///
 /// # With several losses or optimisers
-/// One scaler serves all of them. Put one iteration into [`LossScaler::iteration`]: in it the scale stands
-/// still, and at its end it moves once, as with torch's `update`. Losses that are added up for one update
-/// need no iteration: scale each.
+/// One scaler serves all of them. Run one iteration of the training in [`LossScaler::iteration`], which moves
+/// the scale once at its end, as torch's `update` does. Losses that are added up for one update need no
+/// iteration: scale each.
 ///
 /// # Without scaling
 /// [`LossScaler::enabled`] with `false` switches the scaler off, so that a loop written for f16 also runs in
 /// f32 or bf16.
 ///
 /// # From torch
-/// serde reads and writes a scaler with its counts. What `GradScaler.state_dict()` has goes in by name:
-/// `scale` is `scale`, `_growth_tracker` is `good_steps`, and the other three are the fields of
-/// [`DynamicScale`].
+/// serde reads and writes a scaler with its counts. The entries of `GradScaler.state_dict()` go in by name:
+/// `scale` is `scale`, `_growth_tracker` is `good_steps`, and the other three are fields of [`DynamicScale`].
 ///
 /// ```
 /// use optimisers::{DynamicScale, LossScaler};
@@ -85,9 +87,9 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// ```
 ///
 /// # Departures
-/// The numbers are those of `torch.amp.GradScaler`. There, gradients are unscaled in a pass of their own,
-/// once per window. A call of `step` without overflow counts as a good step even if nothing was applied. The
-/// scale can fall to 0. Hysteresis, floor and its error are those of DeepSpeed's `DynamicLossScaler`.
+/// The numbers are those of `torch.amp.GradScaler`. In torch, gradients are unscaled in a pass of their own,
+/// once per window; a call of `step` without overflow counts as a good step even if nothing was applied; and
+/// the scale can fall to 0. Hysteresis, floor and its error are those of DeepSpeed's `DynamicLossScaler`.
 #[must_use = "a scaler does nothing by itself: call its `scale` and `update`"]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaler {
@@ -95,20 +97,20 @@ pub struct LossScaler {
     /// `None` for a fixed scale.
     dynamic: Option<DynamicScale>,
     on_overflow: OnOverflow,
-    /// Steps since the scale last changed.
+    /// Applied steps since the scale last changed or a gradient overflowed.
     good_steps: u64,
-    /// How many more overflows the scale tolerates before it falls.
+    /// The number of further overflows that the scale tolerates before it falls.
     tolerance: u64,
     enabled: bool,
-    /// The scale of the loss whose gradients come next.
+    /// The scale of the loss that was scaled last, until an update uses it up.
     #[serde(skip)]
     pending: Option<f64>,
-    /// The findings of the updates of an iteration so far; `None` outside of one.
+    /// The findings of an iteration so far; `None` outside of one.
     #[serde(skip)]
     iteration: Option<Findings>,
 }
 
-/// The findings that move the scale.
+/// The findings of updates that move the scale.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Findings {
     /// The first parameter whose gradient is not finite.
@@ -137,7 +139,7 @@ impl LossScaler {
         Self::with(DynamicScale::default())
     }
 
-    /// A scaler whose scale moves as `dynamic` says.
+    /// A scaler whose scale moves by these numbers.
     ///
     /// ```
     /// use optimisers::{DynamicScale, LossScaler};
@@ -158,9 +160,9 @@ impl LossScaler {
 
     /// The same scaler, switched on or off; by default it is on.
     ///
-    /// Off, [`scale`](LossScaler::scale) returns the loss as it is, and the scale stays. Updates need no
-    /// scaled loss before them and do not divide. They do not check that gradients are finite, unless
-    /// [`Update::finite_only`](crate::Update::finite_only) asks for it.
+    /// If the scaler is off, [`scale`](LossScaler::scale) returns the loss as it is, and the scale stays.
+    /// Updates need no scaled loss and do not divide. They check that gradients are finite only under
+    /// [`Update::finite_only`](crate::Update::finite_only).
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -179,15 +181,15 @@ impl LossScaler {
         self
     }
 
-    /// The scale that the next loss is multiplied by: 1 if the scaler is off.
+    /// The scale that the next loss is multiplied by; 1 if the scaler is off.
     pub fn current(&self) -> f64 {
         if self.enabled { self.scale } else { 1.0 }
     }
 
-    /// The factor for a loss that is no tensor, in place of [`LossScaler::scale`].
+    /// The factor for a loss that is not a tensor, instead of [`LossScaler::scale`].
     ///
-    /// It is the scale, or 1 if this scaler is not [enabled](LossScaler::enabled). The call counts as a
-    /// scaled loss.
+    /// The factor is the scale, or 1 if the scaler is not [enabled](LossScaler::enabled). The call counts as
+    /// a scaled loss.
     ///
     /// # Errors
     /// As [`LossScaler::scale`].
@@ -201,17 +203,17 @@ impl LossScaler {
         Ok(self.scale)
     }
 
-    /// One iteration with several losses, models or optimisers, such as those of a GAN.
+    /// Runs one iteration with several losses, models or optimisers, such as those of a GAN.
     ///
-    /// Inside, the scale stands still, so every gradient is divided by the scale of its loss, in any order.
-    /// Any number of updates may follow a scaled loss. Only a step whose gradients are not finite is skipped.
-    /// At the end the scale falls once if there was an overflow anywhere. Otherwise it counts one good step
-    /// if any step was applied.
+    /// Inside `run` the scale stands still, so each gradient is divided by the scale of its loss, in any
+    /// order. Any number of updates may follow a scaled loss. Only steps whose gradients are not finite are
+    /// skipped. At the end the scale falls once if there was an overflow anywhere. Otherwise it counts one
+    /// good step if any step was applied.
     ///
-    /// If `run` fails the scale does not move. An iteration inside of another is part of it.
+    /// If `run` fails, the scale does not move. An iteration inside another is part of the outer one.
     ///
     /// # Errors
-    /// The error of `run`. If the scale would fall below its floor.
+    /// The error of `run`; or if the scale would fall below its floor.
     ///
     /// ```
     /// use candle_core::{DType::F16, Device, Var};
@@ -235,7 +237,7 @@ impl LossScaler {
         if self.iteration.is_some() {
             return run(self);
         }
-        // A copy, so that neither an error nor a panic leaves this one in the iteration.
+        // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration.
         let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
         let answer = run(&mut inside)?;
         let found = inside.iteration.take().unwrap_or_default();
@@ -244,8 +246,8 @@ impl LossScaler {
         Ok(answer)
     }
 
-    /// The scale of the loss whose gradients come next; `None` if the scaler is off. `known` is the scale
-    /// that the gradients know.
+    /// The scale that an update divides by; `None` if the scaler is off. `known` is the scale that the
+    /// gradients report for their loss.
     pub(crate) fn of_loss(&self, known: Option<f64>) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
@@ -260,22 +262,22 @@ impl LossScaler {
         let pending = self.pending.ok_or_else(unscaled)?;
         match known {
             Some(known) if known != pending => Err(multiplied_by(known)
-                .with_expected(format_args!("{pending}, as the last loss that this scaler has scaled"))
+                .with_expected(format_args!("{pending}, the scale of the last loss that this scaler scaled"))
                 .with_remedy(
-                    "use the gradients of the loss that was scaled last, with the scaler that has scaled it",
+                    "use the gradients of the last scaled loss, and the scaler that scaled this loss",
                 )),
             _ => Ok(Some(pending)),
         }
     }
 
-    /// Takes in the outcome of an update with this scale, and returns whether its window ends.
+    /// Accounts for the outcome of an update with this scale. Returns whether open windows are to end.
     pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
         let overflow = outcome.overflow().map(str::to_string);
         self.account_with(outcome, scale, overflow)
     }
 
-    /// The same for an update in which this parameter had a gradient that was not finite, whatever became of
-    /// the others.
+    /// [`LossScaler::account`] with the overflow given apart, because in a streamed step other parameters may
+    /// have moved. `overflow` is the parameter whose gradient was not finite.
     pub(crate) fn account_with(
         &mut self,
         outcome: &mut Outcome,
@@ -292,6 +294,7 @@ impl LossScaler {
         }
         let update = Findings { overflow, stepped: outcome.has_stepped() };
         match &mut self.iteration {
+            // The scale stays pending, because further updates of the iteration may divide by it.
             Some(found) => {
                 found.overflow = found.overflow.take().or(update.overflow);
                 found.stepped |= update.stepped;
@@ -304,7 +307,7 @@ impl LossScaler {
         Ok(ends_window)
     }
 
-    /// Moves the scale by the findings of an update or iteration.
+    /// Moves the scale by the findings of an update or an iteration.
     fn go_on(&mut self, found: &Findings) -> Result<()> {
         match &found.overflow {
             Some(path) => self.overflowed(path, found.stepped),
@@ -320,6 +323,7 @@ impl LossScaler {
         let Some(DynamicScale { backoff_factor, floor, .. }) = self.dynamic else { return Ok(()) };
         self.good_steps = 0;
         if self.tolerance > 0 {
+            // Refilled only when the scale grows. Once it is used up, each overflow lowers the scale.
             self.tolerance -= 1;
             return Ok(());
         }
@@ -351,14 +355,14 @@ impl LossScaler {
             self.good_steps = 0;
             self.tolerance = hysteresis.saturating_sub(1);
             let grown = self.scale * growth_factor;
-            // The scale stays in the range of f32, in which losses are scaled.
+            // The scale stays in the range of f32, because most losses are scaled in f32.
             if grown <= f64::from(f32::MAX) {
                 self.scale = grown;
             }
         }
     }
 
-    /// Checks every number against its range.
+    /// Checks each number against its range, because serde and public fields accept any.
     pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let refuse = |field: &str, value: FieldValue, expected: &str| {
@@ -400,16 +404,17 @@ impl LossScaler {
     }
 }
 
-/// Refuses gradients that know the scale of their loss, in an update that would not divide by it.
+/// Refuses gradients that report a scale, in an update that would not divide by it.
 pub(crate) fn check_unscaled(known: Option<f64>) -> Result<()> {
     match known {
         None => Ok(()),
-        Some(scale) => Err(multiplied_by(scale)
-            .with_remedy("give the update its scaler by `Update::scaler`, which divides by it")),
+        Some(scale) => Err(multiplied_by(scale).with_remedy(
+            "pass the scaler to the update with `Update::scaler`, which divides the gradients by the scale",
+        )),
     }
 }
 
-/// The error for gradients of a loss with a scale that the update does not divide by.
+/// The error for gradients whose loss was multiplied by a scale that the update does not divide by.
 fn multiplied_by(scale: f64) -> Error {
     Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale)
 }

@@ -11,12 +11,13 @@ use crate::tensors::Tensor;
 
 /// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
 ///
-/// Processes with random initial weights differ, which [`Setup::over`](crate::Setup::over) refuses: call this
-/// before, on all ranks. It works in ranges of the variables, so it takes little memory.
+/// Processes with random initial weights differ, which [`Setup::over`](crate::Setup::over) refuses: call
+/// `broadcast` first, on all ranks. It sends the variables in ranges, so it takes little memory.
 ///
 /// # Errors
-/// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, or are not on
-/// the [device](crate::Communicator::device) of a transport that has one. Also if a rank has left.
+/// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, or if the
+/// transport has a [device](crate::Communicator::device) and a variable is on another one. Also if a rank has
+/// left.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -45,19 +46,20 @@ where
         Ok((variables, Agreement::on(aspects), Vec::new()))
     });
     let (variables, _) = world.agree_on(Call::Broadcast, described)?;
+    // As if rank 0 had all of the state, so that `share` gives its values to all others.
     let of_first = |x: &Lent<'_>| LeafParts::of_first(x.elem_count(), world.rank(), world.size());
     let variables: Vec<_> =
         variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
     share(&world, &variables)
 }
 
-/// The aspect of a variable that has to be the same on all ranks.
+/// Describes a variable by what must be the same on all ranks.
 fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
     world.check_device(path, x.device())?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
-        return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so that its values cannot be sent")
-            .with_remedy("make it anew from a copy")
+        return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so its values cannot be sent")
+            .with_remedy("replace the variable by a contiguous copy")
             .at(path));
     }
     Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype())))

@@ -10,12 +10,13 @@ use crate::ranks::{Agreement, Aspect, Call, Divisible, LeafParts, StateWorld, di
 use crate::rule::{Optimiser, Parameter};
 use crate::tree::{ChosenOptimisers, values_of};
 
-/// A variable with its optimiser and the parts of all ranks; without an optimiser it is left out.
+/// A variable with its optimiser and the parts (ranges of its elements) of all ranks. Without an optimiser it
+/// is left out.
 pub(super) type Divided<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
 
 type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 
-/// The dtype in which the gradients of a parameter travel, if not their own.
+/// The choice of the dtype in which gradients travel; by default their own.
 #[derive(Clone, Default)]
 pub(super) struct Wire(Option<Arc<ChooseDtype>>);
 
@@ -27,7 +28,7 @@ impl Wire {
     fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
         match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
             Some(dtype) if !is_supported(dtype) => {
-                Err(Error::new(ErrorKind::Argument, "`Setup::wire` for its gradient asks for")
+                Err(Error::new(ErrorKind::Argument, "the dtype that `Setup::wire` chose for its gradient is")
                     .with_got(format_args!("{dtype:?}"))
                     .with_expected(FLOATS)
                     .at(variable.path()))
@@ -43,7 +44,7 @@ impl fmt::Debug for Wire {
     }
 }
 
-/// The aspects of a parameter that have to be the same on all ranks.
+/// The aspects of a parameter that must be the same on all ranks.
 fn aspects(
     (variable, optimiser): &(Variable<'_>, Option<Arc<Optimiser>>),
     wire: &Wire,
@@ -57,7 +58,7 @@ fn aspects(
         Aspect::new(of("the shape"), format!("{:?}", x.shape())),
         Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
         Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
-        // `Debug` also shows what the description lacks.
+        // Compared as `Debug` text as well, which also has fields that a rule does not describe.
         Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
         Aspect::new(
             of("the dtype on the wire"),
@@ -67,7 +68,7 @@ fn aspects(
     ])
 }
 
-/// The choices with the parts of all ranks.
+/// Agrees on the choices, and adds the parts of all ranks.
 ///
 /// # Errors
 /// On all ranks, if the choices differ between ranks, or if one rank refuses.
@@ -95,14 +96,14 @@ pub(super) fn divided<'m>(
     choices.into_iter().map(with_parts).collect()
 }
 
-/// The agreement on the choices, if they can be divided.
+/// The agreement on the choices. Refuses what cannot be divided.
 fn agreement(world: &StateWorld, choices: &ChosenOptimisers<'_>, wire: &Wire) -> Result<Agreement<'static>> {
     let is_offloaded =
         |optimiser: &Option<Arc<Optimiser>>| optimiser.as_ref().is_some_and(|own| own.is_offloaded());
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "it is offloaded, which a state that is divided among ranks cannot be yet",
+            "it is offloaded, but a state that is divided among ranks does not support `Offload`",
         )
         .with_remedy("leave `Offload` out")
         .at(variable.path()));

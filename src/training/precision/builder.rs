@@ -1,4 +1,4 @@
-//! The `VarBuilder` of a policy.
+//! The `VarBuilder` of a policy, which makes each variable in the policy's dtype.
 
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
@@ -27,8 +27,8 @@ impl VariablesByPolicy {
         let dtype = if requested.is_float() { self.policy.dtype(path)? } else { requested };
         let mut variables = locked(&self.variables);
         if let Some(variable) = variables.get(path) {
-            const REMEDY: &str =
-                "make it as the model and the policy ask for it, or build in an empty `VarMap`";
+            const REMEDY: &str = "make the variable with the shape of the model and the dtype of the policy, \
+                                  or build in an empty `VarMap`";
             let what = "the variable that is there already";
             return if *variable.shape() != shape {
                 Err(Error::shape(what, variable.shape(), shape).with_remedy(REMEDY).at(path))
@@ -47,13 +47,13 @@ impl VariablesByPolicy {
     }
 }
 
-/// The variables of a map; a thread that panicked cannot have left one half-made.
+/// The variables of a map. A panic under the lock does no harm, because each variable is inserted whole.
 fn locked(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
     variables.data().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The dtype to draw random numbers in. candle's CUDA devices draw none in 16 bits, and its CPU would round
-/// the distribution's parameters too.
+/// The dtype in which random numbers are drawn. On CUDA devices candle draws none in 16 bits, and on the CPU
+/// it would round the parameters of the distribution as well.
 fn drawn_in(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
@@ -86,14 +86,14 @@ impl SimpleBackend for VariablesByPolicy {
 impl PrecisionPolicy {
     /// A builder that makes each variable in `variables` with its dtype, for any candle-nn model.
     ///
-    /// Initial values are drawn in F32 and rounded. The policy overrides any float dtype that the model asks
-    /// for, but not integers. The builder's own dtype, which models use for their constants, is that of the
-    /// last pattern. A variable that `variables` has already stays as it is, and must have the dtype of the
-    /// policy.
+    /// Initial values for 16 bits are drawn in F32 and rounded. If the model requests a floating-point dtype,
+    /// the policy overrides it; requests for integers are kept. The builder's own dtype, which models use for
+    /// their constants, is that of the last pattern. If `variables` has a variable already, the variable
+    /// stays as it is, and must have the dtype of the policy.
     ///
-    /// Errors come out of the model's constructor. Call [`check`](PrecisionPolicy::check) when the model is
-    /// built. [`Weights::load_into`](crate::Weights::load_into) gives the variables the values of files,
-    /// converted and rounded once.
+    /// The model's constructor returns the errors. Call [`check`](PrecisionPolicy::check) when the model is
+    /// built. [`Weights::load_into`](crate::Weights::load_into) loads values from files, converted and
+    /// rounded once.
     pub fn builder(&self, variables: &VarMap, device: &Device) -> VarBuilder<'static> {
         let dtype = self.dtypes.last().copied().unwrap_or(DType::F32);
         let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone() };

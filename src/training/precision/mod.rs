@@ -16,20 +16,20 @@ pub use policy::PrecisionPolicy;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 
-/// Refuses dtypes that parameters and layers cannot have; `place` names who asks.
+/// Refuses dtypes that parameters and layers cannot have. In the error, `place` is the subject.
 fn check_supported(place: impl Display, got: DType) -> Result<()> {
     if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
 }
 
 /// The error that the program chose an unsupported dtype for `place`.
 fn unsupported(place: impl Display, got: DType, expected: &str) -> Error {
-    Error::new(ErrorKind::Argument, format!("{place} asks for"))
+    Error::new(ErrorKind::Argument, format!("the dtype of {place} is"))
         .with_got(format_args!("{got:?}"))
         .with_expected(expected)
 }
 
-/// Runs a module in a dtype, and converts its output to another. An input that is not floating-point goes in
-/// as it is.
+/// Runs a module in `dtype`, and converts the output to `back`. An input that is not floating-point is not
+/// converted.
 fn run_in(
     dtype: DType,
     module: &(impl Module + ?Sized),

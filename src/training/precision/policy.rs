@@ -1,3 +1,5 @@
+//! A policy that chooses the dtype of each parameter by its path.
+
 use candle_core::DType;
 
 use super::check_supported;
@@ -8,14 +10,13 @@ use crate::step::setup::variables;
 
 /// The dtype of each parameter, by its path: that of the first pattern that matches.
 ///
-/// In a pattern `*` stands for any text, dots included, and `?` for one character; everything else is
+/// In a pattern `*` stands for any text, dots included, and `?` for one character. Everything else is
 /// literal, and the whole path must match. A path that no pattern matches is an error, so the last pattern is
 /// usually `"*"`.
 ///
-/// Use it to keep some layers of a low-precision model in F32. The policy makes the `VarBuilder` for the
-/// model, and an [`InDtype`](crate::InDtype) around each such layer converts its input and output.
-/// [`MixedPrecision`](crate::MixedPrecision) then keeps masters of the parameters that need one, and none of
-/// the others:
+/// Use a policy to keep some layers of a low-precision model in F32. The policy makes the `VarBuilder` for
+/// the model, and an [`InDtype`](crate::InDtype) around each such layer converts its input and output.
+/// [`MixedPrecision`](crate::MixedPrecision) then keeps masters only of the parameters that need one:
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Module, Tensor};
@@ -46,8 +47,8 @@ use crate::step::setup::variables;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// For the opposite, F32 parameters and some layers that compute in low precision, use
-/// [`Autocast`](crate::Autocast).
+/// For the opposite use [`Autocast`](crate::Autocast): F32 parameters, and some layers that compute in low
+/// precision.
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrecisionPolicy {
@@ -83,7 +84,7 @@ impl PrecisionPolicy {
     /// assert_eq!(policy.dtype("0.fc.weight")?, BF16);
     /// assert_eq!(
     ///     policy.dtype("0.fc.bias").unwrap_err().to_string(),
-    ///     r#"parameter "0.fc.bias": no pattern matches it; there are: *.norm.*, *.weight; add one for it, or a last pattern "*""#,
+    ///     r#"parameter "0.fc.bias": no pattern matches this parameter; the patterns are: *.norm.*, *.weight; add a pattern for it, or a last pattern "*""#,
     /// );
     /// # Ok::<(), optimisers::Error>(())
     /// ```
@@ -92,14 +93,14 @@ impl PrecisionPolicy {
         Ok(self.dtypes[pattern])
     }
 
-    /// Refuses a model that is not as the policy says.
+    /// Refuses a model that differs from the policy.
     ///
-    /// Every pattern has to decide for a parameter, and every parameter needs a pattern and its dtype. For a
-    /// parameter with several paths the first pattern that matches any of them decides.
+    /// If a parameter has several paths, the first pattern that matches any of them decides its dtype.
     ///
     /// # Errors
-    /// If the model differs; a pattern that decides for nothing is probably mistyped. Also if two patterns
-    /// match different paths of one parameter and ask for different dtypes.
+    /// - A parameter has another dtype than its pattern, or no pattern matches it.
+    /// - A pattern decides for no parameter: it is probably mistyped.
+    /// - Two patterns with different dtypes match different paths of one parameter.
     ///
     /// ```
     /// use candle_core::{DType::{BF16, F32}, Device};

@@ -1,4 +1,9 @@
-//! Sharpness-aware minimisation: a step up, where the gradient for the step down is taken.
+//! Sharpness-aware minimisation: a step up, to a point that gives the gradient for the step down.
+//!
+//! The step up is an update with the rule [`Climb`], so it has the checks, engines and ranks of an update. It
+//! must not change the state of the training. So it works on a `StateTree::scratch_tree`, whose only state is
+//! copies of masters. The parameters are copied before the update, and a [`ParameterExchange`] brings them
+//! back when it is dropped.
 
 mod climb;
 
@@ -44,35 +49,36 @@ use climb::Climb;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Until [`restore`](Climbed::restore) the state is borrowed by [`Climbed`]: an update, a checkpoint or
-/// another ascent does not compile. If an error leaves the loop, the parameters come back by themselves. Do
-/// not write to them meanwhile: what you write is lost. Other variables that a forward pass moves, such as
-/// BatchNorm's running statistics, move twice.
+/// Until [`restore`](Climbed::restore), [`Climbed`] borrows the state, so an update, a checkpoint or another
+/// ascent does not compile. If an error leaves the loop, the parameters are restored as well. Do not write to
+/// parameters before `restore`, which would overwrite your values. Other variables that a forward pass moves,
+/// such as BatchNorm's running statistics, move twice.
 ///
 /// # What moves
-/// - A parameter that is frozen or has no gradient stays and has no part in the norm. Tied weights move once,
-///   by the sum of their gradients. If no parameter has a gradient that is an error, as in an update.
-/// - The ascent starts from the most precise copy of a parameter, its master if it has one on its device, and
-///   is rounded to the parameter. A move of less than half a unit in the last place of bf16 is lost for most
-///   elements, and moves some by a whole unit. Masters and state stay as they are.
-/// - If all gradients are zero nothing moves. A norm that is infinite or NaN is an error, before anything
-///   moves.
+/// - A parameter that is frozen or has no gradient does not move, and is left out of the norm. Tied weights
+///   move once, by the sum of their gradients. If no parameter has a gradient, that is an error, as in an
+///   update.
+/// - A parameter with a master on its device ascends from the master, and the result is rounded. If a move is
+///   smaller than half a unit in the last place of bf16, most elements stay, and some move by a whole unit.
+///   Masters and state stay as they are.
+/// - If all gradients are zero, nothing moves. If the norm is infinite or NaN, that is an error before
+///   anything moves.
 ///
-/// It takes memory for a copy of all parameters, and of their masters while it ascends.
+/// An ascent needs memory for a copy of all parameters, and while it runs for a copy of all masters.
 ///
 /// # With a loss scaler
-/// Scale both losses, and let the scaler do the update. A scale does not change the direction of the ascent.
+/// Scale both losses, and give the scaler to the update. A scale does not change the direction of the ascent.
 /// If the first gradients overflow, [`ascend`](Sam::ascend) returns the error
 /// [`NotFinite`](crate::ErrorKind::NotFinite). Give these gradients to an update with the
 /// [`scaler`](crate::Update::scaler), which skips the call and lowers the scale.
 ///
 /// # With accumulation and over ranks
 /// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over
-/// [ranks](crate::Setup::over) all call this, and ascend together by the mean of their gradients, with the
-/// weights of [`Update::weight`](crate::Update::weight): the steps are those of one process with the whole
-/// batch. That costs one more exchange of gradients. To let each rank ascend by its own gradient, as the
-/// paper does on several devices, set up an undivided state of [`Descent`](crate::Descent) on each, for the
-/// ascent alone.
+/// [ranks](crate::Setup::over) all ranks have to call `ascend`. They ascend by the mean of their gradients,
+/// with the weights of [`Update::weight`](crate::Update::weight), so the steps are those of one process with
+/// the whole batch. That costs one more exchange of gradients. To let each rank ascend by its own gradient,
+/// as the paper does on several devices, set up an undivided state of [`Descent`](crate::Descent) on each
+/// rank, only for the ascent.
 ///
 /// # Departures
 /// Compared with pytorch_optimizer's `SAM`, which takes the norm in f32, adds 1e-12 to it, and adds the
@@ -98,9 +104,9 @@ impl Sam {
         Sam { rho, is_adaptive: false }
     }
 
-    /// Makes it ASAM: each element moves in proportion to its size, so the scales of layers do not matter.
+    /// ASAM: each element moves in proportion to its size, so the scales of layers do not matter.
     ///
-    /// Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600). ρ is larger then, 0.5 to 2.
+    /// Kwon et al. 2021, [arXiv 2102.11600](https://arxiv.org/abs/2102.11600). A usual ρ is 0.5 to 2.
     ///
     /// ```text
     /// x̂ = x + ρ·x²·dx / ‖(x·dx of every parameter)‖₂
@@ -111,27 +117,29 @@ impl Sam {
 
     /// Moves the model up along its gradient, until [`Climbed::restore`].
     ///
-    /// Of the options of [`Update`] it uses [`engine`](Update::engine), the [`weight`](Update::weight) of
-    /// this rank's gradients and [`allow_no_gradients`](Update::allow_no_gradients). Others have no effect on
-    /// an ascent. A [scaler](Update::scaler) stays as it is.
+    /// An ascent uses these options of [`Update`]: [`engine`](Update::engine), the [`weight`](Update::weight)
+    /// of this rank's gradients, and [`allow_no_gradients`](Update::allow_no_gradients). Other options have
+    /// no effect. A [scaler](Update::scaler) stays as it is.
     ///
     /// # Errors
-    /// As [`update`](crate::update) about model and gradients; if ρ is out of range; if the norm is infinite
-    /// or NaN. Nothing has moved then.
+    /// As [`update`](crate::update) about model and gradients. If ρ is out of range, or the norm is infinite
+    /// or NaN. After an error nothing has moved.
     pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &'s M, grads: &G) -> Result<Climbed<'s>>
     where
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
         let Update { state, mut options, .. } = update;
-        // The norm is checked instead, also for an overflow on the wire, and masters are only read.
+        // The check of the norm covers `finite_only`, and an overflow on the wire. Parameters are not
+        // compared with masters, because the ascent only reads masters.
         (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
         options.takes_overflow = true;
         let Ascent { mut scratch, parameters, copies } = match self.prepare(state, model) {
             Ok(prepared) => prepared,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        // Restored even after an error: a device may have written some parameters, or a rank have left.
+        // Before the update, because its errors must restore as well: a device may have written some
+        // parameters, or a rank may have left.
         let mut exchanged = ParameterExchange::new(state, parameters, copies);
         let ascent = Update { state: &mut scratch, options, scaler: None };
         let outcome = ascent.apply_scaled(model, grads, None).map_err(of_climb)?;
@@ -139,7 +147,7 @@ impl Sam {
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }
 
-    /// Copies of everything that may move, before anything moves.
+    /// Makes the scratch tree and the copies, before anything moves.
     fn prepare<'m, M: Model + ?Sized>(&self, state: &mut StateTree, model: &'m M) -> Result<Ascent<'m>> {
         if let Some(expected) = range::non_negative(self.rho) {
             return Err(out_of_range("Sam", "rho", self.rho, expected));
@@ -156,8 +164,8 @@ impl Sam {
         Climb { adaptive: self.is_adaptive, ..Climb::new(self.rho) }
     }
 
-    /// The optimiser that moves a leaf, and its state: the rule alone, or with a copy of the parameter's
-    /// master.
+    /// The optimiser for the ascent of a leaf, and its state. If the parameter has a master of another dtype
+    /// on its device, the optimiser is `MixedPrecision` with a copy of that master.
     fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<Optimiser>) -> Result<(Arc<Optimiser>, State)> {
         let part = leaf.own_part(x)?;
         let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
@@ -174,11 +182,11 @@ impl Sam {
 
 /// The copies and the state of an ascent.
 struct Ascent<'m> {
-    /// A state for the ascent alone.
+    /// The state for the ascent.
     scratch: StateTree,
-    /// The variables, in the order of the leaves.
+    /// In the order of the leaves.
     parameters: Vec<Lent<'m>>,
-    /// Copies of the parameters that may move.
+    /// Copies of the parameters that may move, with the index of their leaf.
     copies: Vec<(usize, Tensor)>,
 }
 
@@ -189,8 +197,8 @@ fn of_climb(error: Error) -> Error {
     }
     let rank = error.rank();
     let error = error.with_remedy(
-        "leave this call out, as there is no direction to move in; with a loss scaler give the gradients to \
-         an update with `Update::scaler`, which skips the call and lowers the scale",
+        "leave this call out, because there is no direction to move in; with a loss scaler, give the \
+         gradients to an update with `Update::scaler`, which skips the call and lowers the scale",
     );
     match rank {
         Some(rank) => error.brought_by(rank),
@@ -198,7 +206,7 @@ fn of_climb(error: Error) -> Error {
     }
 }
 
-/// A model that [`Sam`] has moved up. It holds the state until the parameters are back.
+/// A model that [`Sam`] has moved up. Borrows the state until the parameters are restored.
 #[must_use = "the parameters come back when this is dropped: keep it until after the second backward pass, \
               and then call `restore`"]
 #[derive(Debug)]
@@ -208,22 +216,22 @@ pub struct Climbed<'s> {
 }
 
 impl Climbed<'_> {
-    /// Restores every parameter, bit for bit. Over ranks each does so for itself.
+    /// Restores every parameter, bit for bit. Over ranks each rank does so by itself.
     ///
-    /// Without this call the drop restores them, for example when an error leaves the loop; an error of a
-    /// device is logged then.
+    /// Without this call, for example if an error leaves the loop, the drop restores the parameters, and logs
+    /// an error of a device.
     ///
     /// # Errors
-    /// If a device fails: the state keeps the parameters, refuses calls that need them, and the next
-    /// [`Sam::ascend`] puts them back first.
+    /// If a device fails. The state then keeps the copies of the parameters, refuses calls that need the
+    /// parameters, and the next [`Sam::ascend`] restores them first.
     pub fn restore(mut self) -> Result<()> {
         self.exchanged.put_back()
     }
 
-    /// The norm of the gradients that the ascent was divided by.
+    /// The norm of the gradients, by which the ascent was divided.
     ///
-    /// If it is [adaptive](Sam::adaptive), it is that of their products with the parameters. `None` if there
-    /// was no gradient and that is [allowed](Update::allow_no_gradients).
+    /// If the ascent is [adaptive](Sam::adaptive), the norm is that of the products of gradients and
+    /// parameters. `None` if there was no gradient and that is [allowed](Update::allow_no_gradients).
     pub fn norm(&self) -> Option<f64> {
         self.norm
     }

@@ -395,7 +395,7 @@ fn a_slot_can_ask_for_it() {
     let error: Error =
         State::for_slots(Parameter::from(&x), &[Slot::zeros("v").second_moment().stored_as(DType::F16)])
             .expect_err("F16");
-    says(&error, &["F32 or F64, as it is a second moment"]);
+    says(&error, &["F32 or F64, because the tensor is a second moment"]);
     let rule: Box<dyn Rule> = Box::new(Adam::default());
     assert_eq!(StoreAs::all(Q8, rule).name(), "StoreAs(Q8, Adam)");
 }

@@ -85,7 +85,10 @@ fn assert_misfit(optimiser: impl IntoOptimiser + Clone, dtype: candle_core::DTyp
     let name = optimiser.name();
     for error in refusals(optimiser, dtype) {
         is_contract(&error, "1", &format!("{name} works element by element on its state tensor {slot:?}"));
-        assert!(error.expected().is_some_and(|expected| expected.contains(" of [40, 25] on ")), "{error}");
+        assert!(
+            error.expected().is_some_and(|expected| expected.contains(" with the shape [40, 25] on ")),
+            "{error}"
+        );
     }
 }
 
@@ -135,7 +138,7 @@ fn empty<R: Rule>(_: &R, _: Parameter<'_>) -> Result<State> {
 }
 
 fn assert_foreign(error: &Error, path: Option<&str>, name: &str) {
-    is_kind(error, ErrorKind::Contract, &[&format!("the state is not one that {name} made;")]);
+    is_kind(error, ErrorKind::Contract, &[&format!("the state was not made by {name};")]);
     assert_eq!(error.path(), path, "{error}");
 }
 
@@ -179,7 +182,7 @@ fn assert_held(rule: impl Rule + Clone, states: usize) {
     is_contract(
         &error,
         "1",
-        &format!("the number of states that the `init` of {name} made for the rules which it holds is"),
+        &format!("the number of states that the `init` of {name} made for its held rules is"),
     );
     assert_eq!(
         (error.got(), error.expected()),
@@ -394,7 +397,7 @@ fn models_that_change_between_visits() {
         }
         for later in OTHER {
             let error = steps(engine, FIRST, later).expect_err("a refusal");
-            let is_said = ["it is not in this state", "the model lacks"]
+            let is_said = ["it is not in this state", "but the model does not"]
                 .iter()
                 .any(|words| error.to_string().contains(words));
             assert!(error.kind() == ErrorKind::Model && is_said, "{error}");

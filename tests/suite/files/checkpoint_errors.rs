@@ -87,12 +87,7 @@ type Edit = (&'static str, &'static str, ErrorKind, &'static str);
 const EDITS: [Edit; 38] = [
     ("leaves head tensors", r#"["0.acc", "2.m"]"#, OtherRule, "\"head\" | tensors | 2.v | another version"),
     ("tensors body.weight/2.m shape", "[3, 2]", TENSOR, "\"body.weight/2.m\" has shape | , expected"),
-    (
-        "tensors body.weight shape",
-        "[6]",
-        TENSOR,
-        "\"body.weight\" has shape | pass the model that it was saved with",
-    ),
+    ("tensors body.weight shape", "[6]", TENSOR, "\"body.weight\" has shape | pass the model that was saved"),
     ("tensors head/0.acc shape", "[1]", TENSOR, "parameter \"head\": the file's \"head/0.acc\" has shape"),
     ("leaves body.weight shape", "[3, 2]", TENSOR, "\"body.weight\" | [3, 2] | [2, 3]"),
     (
@@ -104,12 +99,17 @@ const EDITS: [Edit; 38] = [
     ("leaves head dtype", "\"f31\"", TENSOR, "\"head\" | is F31, expected F32"),
     ("tensors body.weight/2.m dtype", "\"I32\"", TENSOR, "\"body.weight/2.m\" is I32, expected F32"),
     ("tensors body.weight dtype", "\"U32\"", TENSOR, "the file's \"body.weight\" is U32, expected F32"),
-    ("model", r#"["body.bias","body.weight"]"#, Model, "\"head\": the file lacks it; it has: body.bias"),
+    (
+        "model",
+        r#"["body.bias","body.weight"]"#,
+        Model,
+        "\"head\": the file lacks this parameter; the file has: body.bias",
+    ),
     (
         "model",
         r#"["body.bias","body.weight","head","tail"]"#,
         Model,
-        "\"tail\": the file has it, and the model lacks it",
+        "\"tail\": the file has this parameter, but the model does not",
     ),
     ("eta", "-0.5", Argument, "AdamW: eta is -0.5, expected a finite number of 0 or more"),
     ("eta", "\"nan\"", Argument, "parameter \"body.bias\": | AdamW: eta is NaN"),
@@ -294,10 +294,11 @@ fn another_model() {
         var(&random(3, &[2], DType::F32, CPU))
     }
     type Case = (fn(&mut Vars), ErrorKind, &'static [&'static str]);
-    const LACKS: &str = "parameter \"tail\": the file lacks it; it has: body.bias, body.weight, head";
-    const HAS: &str = "parameter \"head\": the file has it, and the state lacks it";
+    const LACKS: &str = "parameter \"tail\": the file lacks this parameter; the file has: body.bias, \
+                         body.weight, head";
+    const HAS: &str = "parameter \"head\": the file has this parameter, but the state does not";
     let cases: [Case; 4] = [
-        (|x| _ = x.remove("head"), Model, &[HAS, "pass the model that it was saved with"]),
+        (|x| _ = x.remove("head"), Model, &[HAS, "pass the model that was saved"]),
         (|vars| _ = vars.insert("tail".into(), x()), Model, &[LACKS]),
         (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), Model, &[LACKS]),
         (|vars| _ = vars.insert("head".into(), x()), TENSOR, &["\"head\" has shape [], expected [2]"]),
@@ -322,7 +323,7 @@ fn a_file_without_the_model() {
     let (model, state) = started(rule(), 1, DType::F32);
     let file = open(&file_of(Checkpoint::new(&state))).unwrap();
     let (other, mut resumed) = started(rule(), 20, DType::F32);
-    let words = ["crafted", "the file has no model", "save it with `Checkpoint::model`"];
+    let words = ["crafted", "the file has no model", "save the checkpoint with `Checkpoint::model`"];
     refused_by(&file, &other, &mut resumed, File, &words);
     file.restore(&mut resumed).unwrap();
     // The state alone.
@@ -435,7 +436,7 @@ fn another_version_of_the_format() {
         let other = |pieces: &mut Pieces| {
             pieces.description = json!({ "format": version, "crate": "9.9.9", "anything": { "else": [] } })
         };
-        let words = [&format!("format version {version}, expected 1"), "written by optimisers 9.9.9"];
+        let words = [&format!("format version {version}, expected 1"), "read the file with optimisers 9.9.9"];
         refused(edited(other), File, &words);
     }
 }

@@ -128,7 +128,7 @@ fn a_refused_checkpoint_leaves_no_file() {
     is_kind(&error, ErrorKind::Model, &["it is not in this state", "set up a state for this model"]);
     let fewer = Vars::from([("b".to_string(), model["b"].clone())]);
     let error = Checkpoint::new(&state).model(&fewer).save(&path).unwrap_err();
-    is_kind(&error, ErrorKind::Model, &["parameter \"a\"", "that the model lacks"]);
+    is_kind(&error, ErrorKind::Model, &["parameter \"a\"", "but the model does not"]);
     assert!(names(folder.path()).is_empty());
 }
 

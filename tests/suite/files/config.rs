@@ -250,7 +250,7 @@ fn the_first_pattern_that_matches_decides() {
     }
 }
 
-/// Every row of README's table of memory, and decays.
+/// Every row of the first table of the page `memory`, and decays.
 #[test]
 fn every_way_to_store_parameters_can_be_written() {
     let cases = [

@@ -38,14 +38,11 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         (json!({"Fallback": {"inner": "Muon", "fallback": {}}}), &["at Fallback.fallback: ", rule, "got {}"]),
         (json!({"Both": {"members": "Adam"}}), &["at Both.members: got \"Adam\", expected a list of rules"]),
         (json!({"Both": {"members": ["Adam", 1]}}), &["at Both.members[1]: ", rule, "got 1"]),
-        (json!({"Kahan": {"inner": "LeaveOut"}}), &["at Kahan.inner: LeaveOut cannot stand here"]),
-        (
-            json!(["LeaveOut"]),
-            &["at [0]: LeaveOut cannot stand here: it stands in the place of a whole optimiser"],
-        ),
+        (json!({"Kahan": {"inner": "LeaveOut"}}), &["at Kahan.inner: LeaveOut cannot be here"]),
+        (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot be here: it can only be a whole optimiser"]),
         (
             json!([{"ByPath": []}]),
-            &["at [0]: ByPath cannot stand here: it chooses among optimisers and goes around all of them"],
+            &["at [0]: ByPath cannot be here: it chooses among optimisers and goes around all of them"],
         ),
         (
             json!({"ByPath": {"*": "Adam"}}),
@@ -65,7 +62,7 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         ),
         (
             json!({"pattern": "*", "optimiser": {"ByPath": []}}),
-            &["at ByPath[1].optimiser: ByPath cannot stand here"],
+            &["at ByPath[1].optimiser: ByPath cannot be here"],
         ),
         (json!({"pattern": "*", "optimiser": [1]}), &["at ByPath[1].optimiser[0]: got 1, expected a rule"]),
     ];
@@ -80,7 +77,7 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         .unwrap_err()
         .to_string();
     assert!(
-        twice.contains("at [0].Adam.eta: the key stands here again, with 2, expected the key once"),
+        twice.contains("at [0].Adam.eta: the key is repeated here, with 2, expected the key once"),
         "{twice}"
     );
     let long = serde_json::from_value::<OptimiserConfig>(json!(vec![1; 1000])).unwrap_err().to_string();
@@ -162,9 +159,9 @@ fn what_no_rule_takes_is_not_built() {
 /// Settings, what stands inside, and where optimisers stand that decide how a parameter is stored.
 #[test]
 fn what_no_wrapper_takes_is_not_built() {
-    let stored = "MixedPrecision cannot stand here: it decides how the parameter is stored and goes around \
-                  the whole rule";
-    let offloaded = "Offload cannot stand here: it decides where the state";
+    let stored = "MixedPrecision cannot be here: it decides how the parameter is stored and goes around the \
+                  whole rule";
+    let offloaded = "Offload cannot be here: it decides where the state";
     let cases: [(Value, &str, &[&str]); 32] = [
         (
             json!("MixedPrecision"),
@@ -201,7 +198,7 @@ fn what_no_wrapper_takes_is_not_built() {
         (
             json!({"Fallback": {"inner": "Muon", "fallback": {"Kahan": {"inner": "Adam"}}}}),
             "Fallback.fallback",
-            &["Kahan cannot stand here"],
+            &["Kahan cannot be here"],
         ),
         (json!(["ClipGrad", {"Offload": "Adam"}]), "[1]", &[offloaded]),
         (
@@ -248,7 +245,7 @@ fn what_no_wrapper_takes_is_not_built() {
         (
             json!(["ClipGrad", {"Kahan": {"inner": "Adam"}}]),
             "[1]",
-            &["Kahan cannot stand here: it decides how the parameter is stored"],
+            &["Kahan cannot be here: it decides how the parameter is stored"],
         ),
         (
             json!({"DecoupledDecay": {"decay_lambda": "a lot", "inner": "Lion"}}),
@@ -402,9 +399,13 @@ fn patterns_that_do_not_fit_the_model() {
         (
             &[("*.bias", adam())],
             "ByPath",
-            &["parameter \"encoder.0.weight\": no pattern matches it; there are: *.bias"],
+            &["parameter \"encoder.0.weight\": no pattern matches this parameter; the patterns are: *.bias"],
         ),
-        (&[], "ByPath", &["parameter \"encoder.0.bias\": no pattern matches it; there are: none"]),
+        (
+            &[],
+            "ByPath",
+            &["parameter \"encoder.0.bias\": no pattern matches this parameter; the patterns are: none"],
+        ),
         (
             &[("*bais", out()), ("*", adam())],
             "ByPath[0].pattern",

@@ -17,7 +17,7 @@ fn recipes() -> Vec<(Value, Optimiser)> {
     let clipped = |omega, eta| OptimiserChain::new((ClipGlobalNorm::new(omega), AdamW::new(eta)));
     let muon = || Muon::new(0.02).with_fallback(AdamW::new(3e-4));
     vec![
-        // README: thirty seconds; fine-tune in bf16.
+        // README: train in bf16. Recipes: fine-tune in bf16.
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"ClipGlobalNorm": {"omega": 1}}, {"AdamW": {"eta": 1e-2}}]}}),
             Optimiser::new(MixedPrecision::new(DType::F32, clipped(1.0, 1e-2))),
@@ -26,7 +26,7 @@ fn recipes() -> Vec<(Value, Optimiser)> {
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"ClipGlobalNorm": {"omega": 1}}, {"AdamW": {"eta": 1e-5}}]}}),
             Optimiser::new(MixedPrecision::new(DType::F32, clipped(1.0, 1e-5))),
         ),
-        // README: which one for which memory.
+        // The page `memory`: how parameters are kept.
         (json!("AdamW"), Optimiser::new(AdamW::default())),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": "AdamW"}}),

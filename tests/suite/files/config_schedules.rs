@@ -165,7 +165,7 @@ fn what_is_no_schedule_is_refused() {
         .expect_err("refused")
         .to_string();
     assert!(
-        twice.contains("at Constant.eta: the key stands here again, with 2, expected the key once"),
+        twice.contains("at Constant.eta: the key is repeated here, with 2, expected the key once"),
         "{twice}"
     );
 }

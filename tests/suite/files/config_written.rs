@@ -276,7 +276,7 @@ fn random_choices_are_made_again() {
             Err(error)
                 if error
                     .to_string()
-                    .contains("no pattern tells it from a parameter with another optimiser") =>
+                    .contains("no pattern separates this parameter from one with another optimiser") =>
             {
                 let [path, other] = [error.path(), error.got()].map(|path| path.expect("a path"));
                 assert!(path.contains(['*', '?']) && vars.contains_key(other), "seed {seed}: {error}");
@@ -373,8 +373,8 @@ fn each_parameter_has_its_path_and_most_have_one_pattern() {
     );
     let (state, _) = descents(&["a*", "ab", "c", "d"], |path| Some(if path == "a*" { 0.5 } else { 1.0 }));
     let message = OptimiserConfig::of_state(&state).expect_err("refused").to_string();
-    let words = "parameter \"a*\": in a pattern * and ? stand for other characters, so that no pattern \
-                 tells it from a parameter with another optimiser: ab;";
+    let words = "parameter \"a*\": its path contains * or ?, which match any characters in a pattern, so no \
+                 pattern separates this parameter from one with another optimiser: ab;";
     assert!(message.contains(words), "{message}");
 }
 

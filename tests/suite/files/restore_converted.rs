@@ -203,7 +203,7 @@ fn the_state_alone() {
         is_kind(&file.restore(&mut state).unwrap_err(), kind, words);
         assert!(snapshot(&model, &state) == before);
     };
-    let words = ["parameter \"0\"", "the file has a master and the state has none", "`restore_with_model`"];
+    let words = ["parameter \"0\"", "the file has a master, but the state does not", "`restore_with_model`"];
     refused(file(), (DType::F32, None), ErrorKind::Unsupported, &words);
     let (_, bare) = started((DType::F32, None), &rule, 1);
     let bare = open(&file_of(Checkpoint::new(&bare))).unwrap().converting();

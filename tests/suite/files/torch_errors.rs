@@ -37,11 +37,7 @@ fn definitions_that_differ_are_refused() {
             "maximize",
         ),
         (adam(), with(&none, "weight_decay", json!(0.1)), "weight_decay (in the gradient)"),
-        (
-            adam(),
-            json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }),
-            "weight_decay (beside the step)",
-        ),
+        (adam(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }), "weight_decay (decoupled)"),
         (
             adamw(),
             json!({ "weight_decay": 0.1, "decoupled_weight_decay": false }),
@@ -82,7 +78,7 @@ fn definitions_that_differ_are_refused() {
     ];
     for (mut state, changes, expected) in others {
         let error = torch_error(refused(&file(&moments(), changes), &model, &mut state));
-        is_kind(&error, ErrorKind::OtherRule, &["the file is of torch's "]);
+        is_kind(&error, ErrorKind::OtherRule, &["the optimiser of the file is torch's "]);
         assert_eq!(error.remedy(), Some(&*format!("set up {expected}")), "{error}");
         assert_ne!(
             error.got().map(|got| format!("torch's {got}")).as_deref(),
@@ -109,7 +105,7 @@ fn what_schedulers_move_besides_the_rate_is_refused() {
             &model,
             &mut state,
         ));
-        is_kind(&error, ErrorKind::Unsupported, &["moves the momentum, or β₁", key]);
+        is_kind(&error, ErrorKind::Unsupported, &["changes the momentum, or β₁", key]);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("field(\"beta1\")")), "{error}");
         // A schedule that moves it here too, at the number that the file has in this step.
         for (start, is_same) in [(0.9, true), (0.95, false)] {
@@ -151,8 +147,8 @@ fn numbers_that_cannot_be_trusted_are_refused() {
     };
     // A velocity here has the rate inside.
     let lost = Some(
-        "momentum_buffer in the file is -2 at element 1, expected 0, as the velocity here contains a \
-         learning rate",
+        "momentum_buffer in the file is -2 at element 1, expected 0, because the velocity here \
+         contains the learning rate",
     );
     takes(&mut momentum(), &buffer(&[0.0, -2.0]), sgd(0.9, false, 0.0), lost);
     takes(&mut nesterov(), &buffer(&[0.0, -2.0]), sgd(0.9, true, 0.0), lost);
@@ -164,8 +160,8 @@ fn numbers_that_cannot_be_trusted_are_refused() {
     // Counts that 16 bits stop at.
     for (dtype, last) in [(DType::BF16, 256.0f32), (DType::F16, 2048.0)] {
         let words = format!(
-            "step in the file is {last}, expected a count in F32: adding 1 to it in {dtype:?} changes \
-             nothing"
+            "step in the file is {last}, expected a count in F32, because adding 1 to this count in \
+             {dtype:?} changes nothing"
         );
         for (number, words) in [(last - 1.0, None), (last, Some(&*words))] {
             let count = count(number).to_dtype(dtype).expect("a number");
@@ -213,7 +209,7 @@ fn kinds_of_sgd_are_told_apart() {
         is_kind(
             &error,
             ErrorKind::OtherRule,
-            &[&format!("the file is of torch's {kind}, expected torch's {own}, which ")],
+            &[&format!("the optimiser of the file is torch's {kind}, expected torch's {own}, which ")],
         );
     }
 }
@@ -230,9 +226,15 @@ fn files_that_do_not_fit_are_refused() {
     let mut error = |file: &TorchState| torch_error(refused(file, &model, &mut state)).to_string();
     let whole = |numbers: &[u32]| Tensor::new(numbers, &Device::Cpu).expect("a tensor");
     let cases = [
-        (with("x/exp_avg", None), "the file lacks \"exp_avg\"; it has: exp_avg_sq, step"),
+        (
+            with("x/exp_avg", None),
+            "the file lacks \"exp_avg\" of this parameter; the file has: exp_avg_sq, step",
+        ),
         (with("x/step", None), "the file lacks \"step\""),
-        (with("x/exp_inf", Some(floats(&[1.0, 1.0]))), "has an entry that no rule here takes, \"exp_inf\""),
+        (
+            with("x/exp_inf", Some(floats(&[1.0, 1.0]))),
+            "the rule here has no state for the file's entry \"exp_inf\"",
+        ),
         (with("x/exp_avg", Some(floats(&[1.0]))), "exp_avg in the file has shape [1], expected [2]"),
         (with("x/exp_avg", Some(whole(&[1, 2]))), "exp_avg in the file is U32, expected F16"),
         (with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))), "exp_avg in the file is NaN at element 1"),
@@ -254,12 +256,12 @@ fn files_that_do_not_fit_are_refused() {
     let cases = [
         (
             file(&[], json!({ "params": ["y"] })),
-            "parameter \"y\": the file has it, and the state lacks it; there are: x",
+            "parameter \"y\": the file has this parameter, but the state does not; the state has: x",
         ),
-        (file(&[], json!({ "params": [] })), "parameter \"x\": the file lacks it"),
+        (file(&[], json!({ "params": [] })), "parameter \"x\": the file lacks this parameter"),
         (
             file(&moments(), json!({ "params": ["x", "x"] })),
-            "parameter \"x\": two parameters of the file are this one",
+            "parameter \"x\": two parameters of the file are this parameter",
         ),
         (
             file(&moments(), json!({})).named(["x", "y"]),
@@ -269,7 +271,7 @@ fn files_that_do_not_fit_are_refused() {
         (file(&moments(), json!({ "betas": [0.9] })), "the file's betas is [0.9], expected two numbers"),
         (
             file(&moments(), json!({ "amsgrad": "removed" })),
-            "no rule here continues an optimiser with the hyper-parameters betas",
+            "no rule of this crate continues an optimiser with the hyper-parameters betas",
         ),
     ];
     for (file, words) in cases {
@@ -347,10 +349,13 @@ fn what_torch_does_not_know_is_not_written() {
     };
     let state = |optimiser: optimisers::Optimiser| setup(optimiser, &model).expect("a state");
     let decayed = |couple| AdamW { lambda: 0.1, couple, ..AdamW::new(0.1) };
-    refused(&state(Optimiser::new(AMSGrad::new(0.1))), &["AMSGrad has none, expected exactly one of Adam"]);
+    refused(
+        &state(Optimiser::new(AMSGrad::new(0.1))),
+        &["the rules of AMSGrad with a counterpart in torch are none, expected exactly one of Adam"],
+    );
     refused(
         &state(Optimiser::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0))))),
-        &["has Adam and Momentum"],
+        &["with a counterpart in torch are Adam and Momentum"],
     );
     refused(&state(Optimiser::new(decayed(false))), &["not in proportion to the learning rate"]);
     let uncorrected = || AdamW { bias_correction: false, ..AdamW::new(0.1) };
@@ -367,11 +372,11 @@ fn what_torch_does_not_know_is_not_written() {
     );
     refused(
         &state(Optimiser::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1))))),
-        &["a WeightDecay behind the rule"],
+        &["a WeightDecay after the rule"],
     );
     refused(
         &state(Optimiser::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true))))),
-        &["one beside it"],
+        &["a decay in the gradient together with a decoupled decay"],
     );
     refused(
         &state(Optimiser::new(DecoupledDecay::new(0.1, Momentum::new(0.1)))),
@@ -381,7 +386,7 @@ fn what_torch_does_not_know_is_not_written() {
         &state(Optimiser::new(DecoupledDecay::new(0.1, Adam::new(0.1)).cautious())),
         &["a cautious weight decay"],
     );
-    refused(&state(Optimiser::new(Momentum::new(0.0))), &["a learning rate of 0 inside"]);
+    refused(&state(Optimiser::new(Momentum::new(0.0))), &["a velocity that contains a learning rate of 0"]);
     let mixed = Vars::from(
         [("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))]
             .map(|(name, x)| (name.to_string(), x.clone())),
@@ -390,10 +395,7 @@ fn what_torch_does_not_know_is_not_written() {
         Some(if path == "a" { Optimiser::new(Adam::new(0.1)) } else { Optimiser::new(Momentum::new(0.1)) })
     };
     let mixed = optimisers::setup_with(&mixed, choose).expect("a state");
-    refused(
-        &mixed,
-        &["parameter \"b\": it is trained as by torch's SGD, expected its Adam, as by which \"a\" is"],
-    );
+    refused(&mixed, &["parameter \"b\": its optimiser in torch would be SGD, expected Adam, as for \"a\""]);
     state(Optimiser::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1))))))
         .save_torch(&path)
         .expect("a save");

@@ -163,10 +163,7 @@ fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() {
     let [Warning::ScheduleDiffers { path, program, file: of_file, .. }] = state.warnings() else {
         panic!("{:?}", state.warnings())
     };
-    assert_eq!(
-        (&**path, program.is_none(), of_file.contains("began at 0.005 and is at 0.003")),
-        ("conv", true, true)
-    );
+    assert_eq!((&**path, program.is_none(), of_file.contains("(from 0.005 to 0.003")), ("conv", true, true));
 
     // One that is not relative, for each group.
     let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
@@ -440,12 +437,12 @@ fn names_come_from_the_caller_where_the_file_has_numbers() {
     let numbered = || TorchState::open_at(&path, "optimizers.1").expect("a file");
     says(
         &numbered().restore(&mut sgd).expect_err("no names"),
-        &["numbers its 3 parameters", "TorchState::named"],
+        &["numbers instead of names for its 3 parameters", "TorchState::named"],
     );
     is_kind(
         &numbered().renamed(str::to_string).expect_err("no names"),
         ErrorKind::File,
-        &["does not name them"],
+        &["numbers instead of names"],
     );
     let swapped =
         numbered().named(["fc.weight", "fc.bias", "conv"]).restore(&mut sgd).expect_err("other shapes");

@@ -299,7 +299,7 @@ fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
 fn assert_needs_variables(done: Result<()>, what: &str) {
     let error = done.expect_err(what);
     assert_eq!((error.kind(), error.path().is_some()), (ErrorKind::Unsupported, true), "{what}: {error}");
-    assert!(error.to_string().contains("this needs candle variables"), "{what}: {error}");
+    assert!(error.to_string().contains("this call needs candle variables"), "{what}: {error}");
 }
 
 /// Slices are a model as any, but for what is about variables.

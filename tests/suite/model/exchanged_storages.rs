@@ -65,7 +65,9 @@ fn assert_exchanged(
         "{error}"
     );
     let text = error.to_string();
-    let before = text.split_once("this came up after ").and_then(|(_, text)| text.split_once(" had moved"));
+    let before = text
+        .split_once("these parameters had already moved: ")
+        .and_then(|(_, text)| text.split_once("; restore model"));
     assert_eq!(
         before.map(|(before, _)| before),
         (!moved.is_empty()).then_some(&*moved.join(", ")),
@@ -284,7 +286,7 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
                     };
                     if engine == Engine::Fused {
                         assert_exchanged(&error, "b", name, (F32, LENGTH), (F32, 4), &["a"]);
-                        assert!(error.to_string().contains("after a had moved"), "{error}");
+                        assert!(error.to_string().contains("had already moved: a; restore"), "{error}");
                     }
                 }
             }

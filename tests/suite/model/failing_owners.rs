@@ -219,7 +219,7 @@ impl Case {
         let is_whole = |done: std::thread::Result<Result<()>>, has_moved: bool| match done {
             Ok(Ok(())) => assert!(has_moved, "{what}"),
             Ok(Err(error)) => assert_eq!(
-                error.to_string().contains("after x had moved: take model"),
+                error.to_string().contains("had already moved: x; restore model"),
                 has_moved,
                 "{what}: {error}"
             ),

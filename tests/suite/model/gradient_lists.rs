@@ -82,7 +82,7 @@ fn a_path_that_a_list_has_twice_is_refused() {
     let twice = [("0", &gradient), ("2", &gradient), ("1", &gradient), ("2", &gradient)];
     let is_refused = |error: Error| {
         let is_named = (error.kind(), error.path()) == (ErrorKind::Contract, Some("2"));
-        is_named && error.to_string().contains("\"2\": there are two gradients for it")
+        is_named && error.to_string().contains("\"2\": the list has two gradients for this parameter")
     };
     assert!(is_refused(update(&mut state, &model, &twice).expect_err("refused")));
     assert!(is_refused(update(&mut state, &model, &twice.to_vec()).expect_err("refused")));

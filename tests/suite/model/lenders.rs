@@ -418,7 +418,7 @@ fn owners_that_do_not_lend_to_write_are_refused_in_the_plan() {
             assert!(!has_moved, "{fault:?} {engine:?}");
         }
         let (error, has_moved) = apply(Fault::RefusesToWrite, 1, engine);
-        says(&error, &["\"1.x\"", "average", "0 had moved"]);
+        says(&error, &["\"1.x\"", "average", "had already moved: 0;"]);
         assert!(has_moved, "{engine:?}");
     }
 }
@@ -716,7 +716,7 @@ fn handles_are_told_from_neighbours() {
         let model = ranges.map(|range| Handle::new(&values, range, says_offset));
         says(
             &setup(Descent::new(1.0), &model).expect_err("a refusal"),
-            &["parameter \"0\"", "one memory with \"1\"", "`Lend::offset`"],
+            &["parameter \"0\"", "it shares memory with \"1\"", "`Lend::offset`"],
         );
     }
     // One object under two paths needs to say nothing.

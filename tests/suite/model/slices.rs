@@ -146,7 +146,7 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
 
     let one = GradientSlices::new().with("x", &[1f32; 6]).unwrap();
     let missing = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap();
-    says(&update(&mut state, &missing, &one).unwrap_err(), &["\"y\"", "lacks"]);
+    says(&update(&mut state, &missing, &one).unwrap_err(), &["\"y\"", "but the model does not"]);
     drop(missing);
     let mut z = [0f32];
     let more = ParameterSlices::new()

@@ -713,7 +713,7 @@ fn what_is_not_elementwise_is_refused_by_name() {
     let chosen = optimisers::Fallback::new(AdamW::new(0.1), Descent::new(0.1));
     refused(Optimiser::new(chosen), "Fallback(AdamW, Descent)", &["path and shape"]);
     for listing in rules::catalogue().into_iter().filter(|listing| listing.rule.kind() != Kind::Elementwise) {
-        refused(Optimiser::new(listing.rule), listing.name, &["elements of a parameter"]);
+        refused(Optimiser::new(listing.rule), listing.name, &["a printed kernel sees one element at a time"]);
     }
 
     let refused = |optimiser: Optimiser, parameter, gradient, kind, got, words| {

@@ -227,7 +227,8 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
     });
     let told = "parameter \"0\": it is on Cpu, expected Cuda(CudaDevice); the transport moves tensors of no \
                 other device: make the model on a clone of the transport's device (each `Device::new_cuda` \
-                is a device of its own), or divide it over a transport for the host, such as MPI or `ranks`";
+                is a device of its own), or divide the model over a transport for the host, such as MPI or \
+                `ranks`";
     assert_eq!(
         errors,
         [format!("rank 1 refused: {told}"), told.to_string(), format!("rank 1 refused: {told}")]

@@ -139,7 +139,7 @@ fn another_rule_on_one_rank_is_found_by_the_next_update() {
         step(&mut state, &model, 0);
         let error = state.all().replace(muon(), &model).expect_err("cut parameters");
         assert_eq!(error.path(), Some("0"), "{error}");
-        is_kind(&error, ErrorKind::Unsupported, &["cut among ranks", "Adafactor", "restore"]);
+        is_kind(&error, ErrorKind::Unsupported, &["divided among ranks", "Adafactor", "restore"]);
         if world.rank() == 1 {
             // The same fields with the same values.
             state.all().replace(optimisers::AMSGrad::new(0.1), &model).expect("another rule");

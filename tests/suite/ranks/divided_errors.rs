@@ -81,7 +81,7 @@ fn an_error_on_one_rank_is_an_error_on_all() {
         (
             "way",
             |_, state, model| Update::new(state).finite_only().apply(model, &gradients(0, 0, DType::F32)),
-            &["rank 1", "what is asked of the call", "finite_only on rank"],
+            &["rank 1", "the options of the call", "finite_only on rank"],
         ),
         (
             "changed",
@@ -176,7 +176,11 @@ fn a_gradient_that_is_not_finite_names_its_rank() {
                 grads.insert("1".to_string(), all);
             }
             let error = update(&mut state, &model, &grads).expect_err("a refusal");
-            is_kind(&error, ErrorKind::NotFinite, &["2-norm", &format!("rank {bad} brought it")]);
+            is_kind(
+                &error,
+                ErrorKind::NotFinite,
+                &["2-norm", &format!("the cause is the gradient of rank {bad}")],
+            );
             assert_eq!((error.path(), error.rank()), (Some("1"), Some(bad)), "{error}");
             update(&mut state, &model, &gradients(1, 0, DType::F32)).expect("the next call");
         });

@@ -191,13 +191,13 @@ const NESTED: [&str; 4] = ["0.eta", "1.0.eta", "1.2.eta", "eta"];
 fn a_rate_that_no_last_factor_makes_is_refused() {
     let remedy = [
         "0.eta = 0, 1.0.eta = 0.25, 1.2.eta = 0.125",
-        "no 1.2.eta makes their product 0.5, as that of the others is 0",
+        "no value of 1.2.eta makes the product 0.5, because the product of the others is 0",
         "by their places",
     ];
     let infinite = OptimiserChain::new((nested(1e200, 1e200, 1.0), Descent::new(0.5)));
     let cases: [(Boxed, f64, &[&str]); 5] = [
         (boxed(nested(0.0, 0.25, 0.125)), 0.5, &remedy),
-        (boxed(infinite), 0.5, &["as that of the others is inf"]),
+        (boxed(infinite), 0.5, &["because the product of the others is inf"]),
         (boxed(nested(-1.0, 1.0, 1.0)), 0.5, &["RMSProp: eta is -1"]),
         (boxed(nested(1.0, 1.0, 1.0)), -0.5, &["Descent: eta is -0.5"]),
         (boxed(nested(1e-300, 1.0, 1.0)), 1e300, &["Descent: eta is inf"]),
@@ -352,7 +352,8 @@ fn alternatives_have_learning_rates_of_their_own() {
     let mut state = setup(apart(0.25, 0.125), &model).expect("a state");
     assert_eq!(state.leaf("0").and_then(|leaf| leaf.learning_rate()), None);
     let flattened = state.schedule(Schedule::constant(0.5)).expect_err("two rates");
-    let words = ["one schedule would make its eta, 0.0625, and that of \"0\", 0.125, equal"];
+    let words = ["one schedule would make two different values equal: its eta, 0.0625, and that of \"0\", \
+                  0.125"];
     is_kind(&flattened, ErrorKind::Argument, &words);
     state.schedule(Schedule::linear(1.0, 0.0, 2).relative()).expect("a schedule");
     state.set_steps(1);
@@ -389,7 +390,7 @@ fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
         let mut state = setup(rule.clone(), &model).expect("a state");
         let refused = [rule.clone().adjust(0.5), state.adjust(0.5), state.schedule(Schedule::constant(0.5))];
         for error in refused.map(|outcome| outcome.expect_err("refused")) {
-            let several = ["several learning rates", "rules in place of each other differ", "`setup`"];
+            let several = ["several learning rates", "the rates of alternatives differ", "`setup`"];
             let words = [&several[..], &[&places[0], &places[1]]].concat();
             is_kind(&error, ErrorKind::Argument, &words);
         }
@@ -398,7 +399,7 @@ fn alternatives_with_different_rates_in_front_of_a_rate_are_refused() {
     // A decay is in proportion to one rate.
     let switch = |first, second| Switch::new(Descent::new(first), Descent::new(second));
     let error = setup(DecoupledDecay::new(0.5, switch(0.5, 0.25)), &model).expect_err("two rates");
-    let decay = "a decay is in proportion to none";
+    let decay = "a decay has no single rate to be proportional to";
     says(&error, &["Switch(Descent, Descent)", "0.eta = 0.5, 1.eta = 0.25", decay]);
     let expected = run(OptimiserChain::new((DecoupledDecay::new(0.5, Descent::new(0.25)),)), |_| ());
     assert_eq!(run(DecoupledDecay::new(0.5, switch(0.25, 0.25)), |_| ())[..2], expected[..2]);

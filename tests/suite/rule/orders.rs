@@ -54,13 +54,16 @@ fn a_role_stands_where_it_is_said() {
     let around = |role, inner| Afterwards { role, inner };
     assert_eq!(faults(around(Role::Average, Adam::new(0.1))), [] as [&str; 0]);
     let [clipped] = &faults(around(Role::Clip, Adam::new(0.1)))[..] else { panic!("one fault") };
-    assert!(clipped.starts_with("Afterwards stands behind Adam and limits its steps"), "{clipped}");
+    assert!(
+        clipped.starts_with("Afterwards comes after Adam, so Afterwards limits the steps of Adam"),
+        "{clipped}"
+    );
     let [averaged] =
         &faults(OptimiserChain::new((around(Role::Average, Adam::new(0.1)), Descent::new(1.0))))[..]
     else {
         panic!("one fault")
     };
-    assert!(averaged.starts_with("Afterwards stands before Descent"), "{averaged}");
+    assert!(averaged.starts_with("Afterwards comes before Descent"), "{averaged}");
 }
 
 #[test]
@@ -74,8 +77,7 @@ fn an_order_that_cannot_be_meant_is_warned_of_once() {
     assert_eq!((name.as_str(), faults.len(), lines), ("OptimiserChain(Adam, ClipNorm)", 1, vec![]));
     let (expected, text) = (expected.clone(), expected.to_string());
     assert!(text.starts_with(
-        "the rules of \"0\", OptimiserChain(Adam, ClipNorm), are in an order that cannot be meant: ClipNorm \
-         stands behind Adam"
+        "the rules of \"0\", OptimiserChain(Adam, ClipNorm), are in a wrong order: ClipNorm comes after Adam"
     ));
     let gradients = || grads(model.values().map(|x| x.ones_like().ok()));
     let (outcomes, lines) =
@@ -99,51 +101,48 @@ fn each_wrong_order_is_named_with_the_right_one() {
     let cases: [(Boxed, &[&[&str]]); 15] = [
         (
             boxed(OptimiserChain::new((Ema::new(0.9), Adam::new(0.1)))),
-            &[&["Ema stands before Adam", "put Ema behind Adam"]],
+            &[&["Ema comes before Adam", "put Ema after Adam"]],
         ),
         (
             boxed(OptimiserChain::new((UniformAverage::default(), Descent::new(0.1)))),
-            &[&["UniformAverage stands before Descent"]],
+            &[&["UniformAverage comes before Descent"]],
         ),
         (
             boxed(OptimiserChain::new((Momentum::new(1.0), Ema::new(0.9), Descent::new(0.1)))),
-            &[&["Ema stands before Descent"]],
+            &[&["Ema comes before Descent"]],
         ),
         (
             boxed(OptimiserChain::new((Lookahead::new(6), Muon::new(0.1)))),
-            &[&["Lookahead stands before Muon"]],
+            &[&["Lookahead comes before Muon"]],
         ),
         (
             boxed(OptimiserChain::new((Adam::new(0.1), ClipGrad::new(1.0)))),
-            &[&["ClipGrad stands behind Adam", "put ClipGrad before Adam"]],
+            &[&["ClipGrad comes after Adam", "put ClipGrad before Adam"]],
         ),
-        (
-            boxed(OptimiserChain::new((Lion::new(0.1), ClipNorm::new(1.0)))),
-            &[&["ClipNorm stands behind Lion"]],
-        ),
+        (boxed(OptimiserChain::new((Lion::new(0.1), ClipNorm::new(1.0)))), &[&["ClipNorm comes after Lion"]]),
         (
             boxed(OptimiserChain::new((Muon::new(0.1), WeightDecay::new(0.1), ClipGlobalNorm::new(1.0)))),
-            &[&["ClipGlobalNorm stands behind Muon"]],
+            &[&["ClipGlobalNorm comes after Muon"]],
         ),
         (
             boxed(OptimiserChain::new((AdamW::new(0.1), AdaptiveClip::new(1.0)))),
-            &[&["AdaptiveClip stands behind AdamW"]],
+            &[&["AdaptiveClip comes after AdamW"]],
         ),
         (
             boxed(OptimiserChain::new((AdamW::new(0.1), AccumGrad::new(2)))),
-            &[&["AccumGrad stands behind AdamW", "put AccumGrad before AdamW"]],
+            &[&["AccumGrad comes after AdamW", "put AccumGrad before AdamW"]],
         ),
         (
             boxed(OptimiserChain::new((Momentum::new(0.1), AccumGrad::new(2)))),
-            &[&["AccumGrad stands behind Momentum"]],
+            &[&["AccumGrad comes after Momentum"]],
         ),
         (
             boxed(OptimiserChain::new((Adam::new(0.1), AdamW::new(0.1)))),
-            &[&["AdamW stands behind Adam,", "leave one of them out"]],
+            &[&["AdamW comes after Adam,", "leave one of the two out"]],
         ),
         (
             boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Muon::new(0.1)))),
-            &[&["Muon stands behind RMSProp"]],
+            &[&["Muon comes after RMSProp"]],
         ),
         // Through wrappers and chains in chains.
         (
@@ -154,7 +153,7 @@ fn each_wrong_order_is_named_with_the_right_one() {
                 )),
                 vec_of([boxed(ClipNorm::new(1.0))]),
             ))),
-            &[&["ClipNorm stands behind AdamW"]],
+            &[&["ClipNorm comes after AdamW"]],
         ),
         (
             boxed(OptimiserChain::new((
@@ -162,7 +161,7 @@ fn each_wrong_order_is_named_with_the_right_one() {
                 Fallback::new(Muon::new(0.1), Adam::new(0.1)),
                 ClipNorm::new(1.0),
             ))),
-            &[&["ClipNorm stands behind Muon"]],
+            &[&["ClipNorm comes after Muon"]],
         ),
         // All that is wrong.
         (
@@ -174,10 +173,10 @@ fn each_wrong_order_is_named_with_the_right_one() {
                 AdamW::new(0.1),
             ))),
             &[
-                &["Ema stands before Adam"],
-                &["AccumGrad stands behind Adam"],
-                &["ClipNorm stands behind Adam"],
-                &["AdamW stands behind Adam,"],
+                &["Ema comes before Adam"],
+                &["AccumGrad comes after Adam"],
+                &["ClipNorm comes after Adam"],
+                &["AdamW comes after Adam,"],
             ],
         ),
     ];
@@ -275,7 +274,7 @@ fn alternatives_are_in_no_order() {
         [""; 0]
     );
     let chain = OptimiserChain::new((Switch::new(Scale::new(1.0), Adam::new(0.1)), ClipNorm::new(1.0)));
-    assert!(faults(chain)[0].starts_with("ClipNorm stands behind Adam"));
+    assert!(faults(chain)[0].starts_with("ClipNorm comes after Adam"));
     let inside = Switch::new(Scale::new(1.0), OptimiserChain::new((Ema::new(0.9), Descent::new(0.1))));
-    assert!(faults(inside)[0].starts_with("Ema stands before Descent"));
+    assert!(faults(inside)[0].starts_with("Ema comes before Descent"));
 }

@@ -349,12 +349,12 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
             1 => "the number of state tensors that Part gives its arithmetic is 2 (m, v), expected 1",
             2 => "the number of state tensors that Part gives its arithmetic is 0, expected 1",
             3 => {
-                "`Gradient::map_with_sums` returns arithmetic for another number of state tensors: 1, \
-                 expected 2"
+                "`Gradient::map_with_sums` returns arithmetic for a different count of state tensors than \
+                 the state has: 1, expected 2"
             }
             _ => {
-                "`Gradient::map_with_sums` returns another number of numbers than the state has: 1, expected \
-                 0"
+                "`Gradient::map_with_sums` returns a different count of numbers than the state has: 1, \
+                 expected 0"
             }
         };
         assert_eq!(

@@ -68,7 +68,9 @@ fn rules_with_copies_may_stand_in_front_of_a_window() {
         x["0"].set(&tensor(9, &[3, 4], DType::F32)).expect("new weights");
         // A rule that collects for itself may have begun a step.
         match call(3) {
-            Err(error) => is_kind(&error, ErrorKind::Changed, &["which its rule started as a copy of it"]),
+            Err(error) => {
+                is_kind(&error, ErrorKind::Changed, &["which the rule started as a copy of the parameter"])
+            }
             Ok(outcome) => assert_eq!(outcome.status, Status::Accumulated, "{name}"),
         }
     }

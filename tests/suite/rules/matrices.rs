@@ -202,7 +202,7 @@ fn what_is_no_matrix_is_refused_at_setup() {
         &[4, 6],
         &["parts is [2, 3], which are 5 rows", "expected the 4 rows"],
     );
-    refused(cut(2, Sizes::from([2, 2])), &[4, 6], &["heads is 2, expected 1 beside the parts [2, 2]"]);
+    refused(cut(2, Sizes::from([2, 2])), &[4, 6], &["heads is 2, expected 1, because `parts` is [2, 2]"]);
     // Cut otherwise later, it is refused as well.
     let x = model(&[tensor(1, &[4, 3, 2], DType::F32)]);
     for (rule, field, value) in [

@@ -150,7 +150,7 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
                 "parameter \"layer.39\"",
                 "-norm of its gradient is",
                 "this call has changed nothing",
-                "`non_finite` to Pass or Skip",
+                "`non_finite` of the clipping rule to Pass or Skip",
             ];
             refused(&model, &mut state, &bad, ErrorKind::NotFinite, &words);
         }
@@ -207,7 +207,7 @@ fn the_state_of_another_model() {
             &["parameter \"layer.00\": it is not in this state", "another model", "set up a state"],
         ),
         (more, &["parameter \"layer.03\": it is not in this state", "added after `setup`"]),
-        (fewer, &["parameter \"layer.01\"", "that the model lacks", "pass the model that `setup` saw"]),
+        (fewer, &["parameter \"layer.01\"", "but the model does not", "pass the model that `setup` saw"]),
     ];
     for (other, words) in cases {
         let theirs = snapshot(&other, &state);
@@ -258,15 +258,15 @@ fn hyper_parameters_out_of_range() {
         ),
         (
             Optimiser::new(MixedPrecision::new(DType::F16, Adam::new(0.1))),
-            &["MixedPrecision is to keep its copy in F16, expected F32 or F64"],
+            &["the dtype of the copy that MixedPrecision keeps is F16, expected F32 or F64"],
         ),
         (
             Optimiser::new(MixedPrecision::new(DType::BF16, Adam::new(0.1))),
-            &["MixedPrecision is to keep its copy in BF16"],
+            &["the dtype of the copy that MixedPrecision keeps is BF16"],
         ),
         (
             Optimiser::new(MixedPrecision::new(DType::U32, Adam::new(0.1))),
-            &["MixedPrecision is to keep its copy in U32"],
+            &["the dtype of the copy that MixedPrecision keeps is U32"],
         ),
     ];
     let model = model(2);

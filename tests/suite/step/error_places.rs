@@ -14,7 +14,7 @@ fn a_dtype_for_sums_is_not_the_parameters() {
     let model = model(&[tensor(1, &[2], DType::F32)]);
     let error = Accumulator::new(DType::U8, &model).expect_err("no sums of bytes");
     assert_eq!((error.kind(), error.got()), (ErrorKind::Argument, Some("U8")));
-    assert_eq!(error.to_string(), "`Accumulator::new` asks for U8, expected F16, BF16, F32 or F64");
+    assert_eq!(error.to_string(), "the dtype for `Accumulator::new` is U8, expected F16, BF16, F32 or F64");
 }
 
 #[test]
@@ -33,8 +33,8 @@ fn a_dtype_for_the_wire_is_not_the_parameters() {
         }
         error.to_string()
     });
-    let expected =
-        "parameter \"0\": `Setup::wire` for its gradient asks for U8, expected F16, BF16, F32 or F64";
+    let expected = "parameter \"0\": the dtype that `Setup::wire` chose for its gradient is U8, expected \
+                    F16, BF16, F32 or F64";
     assert!(texts.iter().all(|text| text.contains(expected) && !text.contains("leave it out")), "{texts:?}");
 }
 
@@ -75,12 +75,13 @@ fn what_a_rules_function_returns_is_not_the_gradient() {
         assert_eq!((error.kind(), error.path()), (ErrorKind::Contract, Some("0")), "{error}");
         let [got, expected] = [error.got(), error.expected()].map(|fact| fact.expect("a tensor"));
         assert!(
-            got.starts_with(if shape { "F32 of [1]" } else { "U32 of [4]" }) && expected.contains("of [4]"),
+            got.starts_with(if shape { "F32 with the shape [1]" } else { "U32 with the shape [4]" })
+                && expected.contains("with the shape [4]"),
             "{error}"
         );
         let text = error.to_string();
         assert!(
-            text.contains("the function of its rule returned") && !text.contains("gradient of"),
+            text.contains("the tensor function of the rule returned") && !text.contains("gradient of"),
             "{text}"
         );
         assert_same(&[snapshot(&model, &state)], &[before], engine);

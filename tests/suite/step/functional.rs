@@ -92,7 +92,7 @@ fn it_refuses_parameters_that_are_not_the_states() {
     };
     let missing = attempt(&|parameters| drop(parameters.remove("1")));
     assert_eq!(missing.path(), Some("1"), "{missing}");
-    is_kind(&missing, ErrorKind::Model, &["the state has a leaf for it that the model lacks"]);
+    is_kind(&missing, ErrorKind::Model, &["the state has this parameter, but the model does not"]);
     let unknown =
         attempt(&|parameters| drop(parameters.insert("2".into(), random(4, &[1], DType::F32, &Device::Cpu))));
     assert_eq!(unknown.path(), Some("2"), "{unknown}");
@@ -216,7 +216,10 @@ fn rebinding_refuses_another_model_and_changes_nothing() {
     let mut refused =
         |other: Vec<(&'static str, Var)>| state.rebind(&Named(other)).expect_err("refused").to_string();
     let lacks = refused(vec![("a", fresh(3, &[2], DType::F32))]);
-    assert!(lacks.contains(r#"parameter "b": the state has a leaf for it"#), "{lacks}");
+    assert!(
+        lacks.contains(r#"parameter "b": the state has this parameter, but the model does not"#),
+        "{lacks}"
+    );
     let more = refused(vec![
         ("a", fresh(3, &[2], DType::F32)),
         ("b", fresh(4, &[3], DType::F32)),

@@ -75,7 +75,11 @@ pub(crate) fn assert_streams(optimiser: Optimiser, dtype: DType, steps: u64) {
         if is_of_model {
             let before = snapshot(&parts, &state);
             let error = Update::new(&mut state).begin(&parts).expect_err(&what());
-            is_kind(&error, ErrorKind::Unsupported, &["of all gradients", "`update`", "Update::apply_owned"]);
+            is_kind(
+                &error,
+                ErrorKind::Unsupported,
+                &["over the gradients of all parameters", "`update`", "Update::apply_owned"],
+            );
             assert_same(&[snapshot(&parts, &state)], &[before], what());
             return;
         }
@@ -199,7 +203,11 @@ fn what_is_not_pushed_is_missing_at_the_end() {
     let step = Update::new(&mut state).begin(&model).expect("a step");
     step.push("0", of(1.0, 2)).expect("a push");
     let error = step.finish().unwrap_err();
-    is_kind(&error, ErrorKind::NoGradient, &["1 of 2 parameters", "what was pushed has moved"]);
+    is_kind(
+        &error,
+        ErrorKind::NoGradient,
+        &["1 of 2 parameters", "the parameters whose gradients were pushed have moved"],
+    );
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
     let step = Update::new(&mut state).begin(&model).expect("a step");
     is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["for any of the 2"]);
@@ -263,7 +271,7 @@ fn a_scaler_divides_and_learns_of_overflows() {
         for ((path, gradient), count) in ["0", "1"].iter().zip(gradients).zip([2, 3]) {
             match step.push(path, of(gradient * scale, count)) {
                 Ok(()) => assert!(gradient.is_finite()),
-                Err(error) => is_kind(&error, NOT_FINITE, &["the scale falls"]),
+                Err(error) => is_kind(&error, NOT_FINITE, &["`finish` lowers the scale"]),
             }
         }
         let outcome = is_finished.then(|| step.finish().expect("an outcome"));
@@ -342,9 +350,11 @@ fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
             step.push("0", of(4.0, 2)).expect("a push");
         }
         match is_finished {
-            true => {
-                is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["what was pushed has moved"])
-            }
+            true => is_kind(
+                &step.finish().unwrap_err(),
+                ErrorKind::NoGradient,
+                &["the parameters whose gradients were pushed have moved"],
+            ),
             false => drop(step),
         }
         let again = Update::new(&mut state).scaler(&mut scaler).begin(&model).map(drop);

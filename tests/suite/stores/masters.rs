@@ -84,7 +84,7 @@ fn masters_are_refused_without_a_trace() {
     };
     of_tensor(ErrorKind::Tensor, &attempt(&|values| drop(values.remove("b"))), "b", &["no value for it"]);
     let unknown = attempt(&|values| drop(values.insert("c".into(), tensor(1, &[1], DType::F32))));
-    is_kind(&unknown, ErrorKind::UnknownName, &[r#"a value for "c""#]);
+    is_kind(&unknown, ErrorKind::UnknownName, &[r#"variable in the model with the path "c""#]);
     let longer = attempt(&|values| drop(values.insert("b".into(), tensor(1, &[3], DType::F32))));
     of_tensor(ErrorKind::Tensor, &longer, "b", &["the value for it has shape [3], expected [2]"]);
     let integers = Tensor::zeros(2, DType::U32, &Device::Cpu).expect("integers");

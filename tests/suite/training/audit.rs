@@ -187,7 +187,8 @@ fn a_variable_that_the_model_does_not_show_is_told_with_what_to_do() {
     assert_eq!(found.outside(), [(vec![2, 3], optimisers::DType::F32)]);
     assert_eq!(found.variables()[0].paths, ["again", "first"]);
     let text = found.to_string();
-    for words in ["again = first", "does not show: [2, 3] of F32", "name the field in the struct's `model!`"]
+    for words in
+        ["again = first", "does not show: [2, 3] of F32", "name its field in the `model!` of the struct"]
     {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
@@ -240,9 +241,9 @@ fn queries_and_keys_behind_a_cut_are_named() {
 fn rows_without_a_gradient_are_a_cut_if_they_are_whole_parts() {
     // How many rows there are, those without a gradient, and what is said of them.
     let cases: [(usize, &[Range<usize>], &str); 9] = [
-        (24, &[0..16], "Rows 0..16 of the 24 of \"layer\" have no gradient at all."),
-        (16, &[0..12], "Rows 0..12 of the 16 of \"layer\" have no gradient at all."),
-        (24, &[0..8, 12..20], "Rows 0..8 (and so on, 2 times) of the 24 of \"layer\" have no"),
+        (24, &[0..16], "Rows 0..16 of the 24 rows of \"layer\" have no gradient at all."),
+        (16, &[0..12], "Rows 0..12 of the 16 rows of \"layer\" have no gradient at all."),
+        (24, &[0..8, 12..20], "Rows 0..8 (and so on, 2 times) of the 24 rows of \"layer\" have no"),
         (24, &[0..4], ""),
         (12, &[0..3], ""),
         (12, &[1..5], ""),

@@ -255,7 +255,8 @@ fn constructors_must_ask_for_the_same_each_time() {
         .to_string();
     assert!(error.starts_with(r#"parameter "x.other.weight": the constructor of "#), "{error}");
     assert!(
-        error.contains("asks for it in a forward pass") && error.contains("expected one of: x.first.weight"),
+        error.contains("requests this tensor in a forward pass")
+            && error.contains("expected one of: x.first.weight"),
         "{error}"
     );
     assert_eq!(variables.all_vars().len(), 1);

@@ -159,7 +159,8 @@ fn an_invalid_learning_rate_comes_out_of_the_next_step() {
     let before = bits(&x);
     let error = message(&optimizer.step(&squares([&x])).unwrap_err());
     assert!(
-        error.contains("0.eta = 0, 1.eta = 0.1") && error.contains("no 1.eta makes their product 0.01"),
+        error.contains("0.eta = 0, 1.eta = 0.1")
+            && error.contains("no value of 1.eta makes the product 0.01"),
         "{error}"
     );
     assert_eq!((bits(&x), optimizer.learning_rate()), (before, 0.0));

@@ -473,7 +473,7 @@ fn assigning_to_a_model_with_a_state() {
         let error = state.set_masters(&model, &structure.rebuild(&infinite).unwrap()).unwrap_err();
         is_kind(&error, ErrorKind::NotFinite, &["inf at element 0"]);
         let error = state.set_masters(&narrow, &structure.rebuild(&moved).unwrap()).unwrap_err();
-        is_kind(&error, ErrorKind::Model, &["\"c\"", "the state has a leaf for it that the model lacks"]);
+        is_kind(&error, ErrorKind::Model, &["\"c\"", "the state has this parameter, but the model does not"]);
         assert_same(&[snapshot(&model, &state)], &[before], rule.name());
     }
 }

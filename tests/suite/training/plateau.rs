@@ -291,7 +291,7 @@ fn a_relative_schedule_goes_on_from_what_is_reduced() {
     state.schedule(Schedule::cosine(0.5, 0.0, 9)).expect("a schedule");
     let mut plateau = ReduceOnPlateau::new();
     let error = plateau.observe(1.0, &mut state).expect_err("refused at once");
-    is_kind(&error, ErrorKind::Argument, &["a schedule alone sets its eta", "`relative`"]);
+    is_kind(&error, ErrorKind::Argument, &["a schedule sets its eta", "`relative`"]);
     assert_eq!(plateau, ReduceOnPlateau::new(), "what is refused does not count");
 }
 

@@ -54,7 +54,7 @@ fn the_first_pattern_that_matches_decides() {
     }
     for path in ["norm", "10.bias", "Head.bias", "0.fc.weights", ""] {
         let error = policy.dtype(path).expect_err(path);
-        is_kind(&error, ErrorKind::Argument, &["no pattern matches it"]);
+        is_kind(&error, ErrorKind::Argument, &["no pattern matches this parameter"]);
         assert_eq!(
             (error.path(), error.got().map(|patterns| patterns.split(", ").count())),
             (Some(path), Some(5)),
@@ -70,14 +70,14 @@ fn only_dtypes_that_can_be_trained_are_possible() {
             PrecisionPolicy::new([("a", DType::F32), ("*", dtype)]).expect_err("refused"),
             InDtype::new(dtype, ()).expect_err("refused"),
         ];
-        for (error, asks) in errors.into_iter().zip([r#"the pattern "*""#, "InDtype"]) {
+        for (error, place) in errors.into_iter().zip([r#"the pattern "*""#, "InDtype"]) {
             assert_eq!(
                 (error.kind(), error.got()),
                 (ErrorKind::Argument, Some(&*format!("{dtype:?}"))),
                 "{error}"
             );
             assert!(
-                error.to_string().starts_with(&format!("{asks} asks for {dtype:?}, expected F16")),
+                error.to_string().starts_with(&format!("the dtype of {place} is {dtype:?}, expected F16")),
                 "{error}"
             );
         }
@@ -159,7 +159,7 @@ fn refusal<T>(result: candle_core::Result<T>) -> String {
 fn a_builder_refuses_what_the_policy_does_not_say() {
     let variables = VarMap::new();
     let builder = policy(&[("fc.weight", DType::BF16)]).builder(&variables, CPU);
-    let uncovered = r#"parameter "fc.bias": no pattern matches it; there are: fc.weight; add one for it, or a last pattern "*""#;
+    let uncovered = r#"parameter "fc.bias": no pattern matches this parameter; the patterns are: fc.weight; add a pattern for it, or a last pattern "*""#;
     assert!(refusal(linear(4, 2, builder.pp("fc"))).starts_with(uncovered));
     let weight = builder.get((2, 4), "fc.weight").expect("the variable");
     assert_eq!(builder.pp("fc").get((2, 4), "weight").expect("the same").id(), weight.id());
@@ -221,7 +221,7 @@ fn a_model_is_checked_against_its_policy() {
     let words = "the pattern \"*.bias\" decides nothing: \"*\" comes first and matches \"fc.bias\" as well";
     is_kind(&shadowed, ErrorKind::Argument, &[words]);
     let uncovered = check(&[("*.bias", DType::BF16)]).expect_err("no pattern");
-    is_kind(&uncovered, ErrorKind::Argument, &["no pattern matches it"]);
+    is_kind(&uncovered, ErrorKind::Argument, &["no pattern matches this parameter"]);
     assert_eq!(uncovered.path(), Some("fc.weight"), "{uncovered}");
     let other = check(&[("*.bias", DType::F32), ("*", DType::BF16)]).expect_err("another dtype");
     assert_eq!((other.kind(), other.path()), (ErrorKind::Tensor, Some("fc.bias")), "{other}");

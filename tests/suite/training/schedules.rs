@@ -278,7 +278,8 @@ fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
     let model = variables();
     let mut state = mixed(&model);
     let error = state.schedule(Schedule::cosine(0.02, 0.0, 100)).expect_err("refused");
-    let flattened = "one schedule would make its eta, 0.02, and that of \"0\", 0.0003, equal";
+    let flattened = "one schedule would make two different values equal: its eta, 0.02, and that of \"0\", \
+                     0.0003";
     is_kind(&error, ErrorKind::Argument, &[flattened, "Schedule::relative", "state.at(path)", "adjust"]);
     assert_eq!((error.path(), rates(&state)), (Some("1"), vec![3e-4, 0.02]), "nothing has changed: {error}");
 
@@ -433,7 +434,7 @@ fn by_hand_an_own_rate_is_set_unless_a_schedule_alone_decides() {
     let mut state = setup(chain(), &model).expect("a state");
     state.schedule(Schedule::constant(0.25)).expect("a schedule");
     let words = [
-        "a schedule alone sets its eta",
+        "a schedule sets its eta",
         "would be 0.1, expected 0.5, as before",
         "Schedule::constant",
         "`relative`",
@@ -483,7 +484,7 @@ fn by_hand_an_own_rate_is_set_unless_a_schedule_alone_decides() {
     optimizer.set_learning_rate(0.125);
     let loss = x.sqr().and_then(|x| x.sum_all()).expect("a loss");
     let error = optimizer.backward_step(&loss).expect_err("refused").to_string();
-    assert!(error.contains("a schedule alone sets its eta"), "{error}");
+    assert!(error.contains("a schedule sets its eta"), "{error}");
 
     // What a schedule makes of an own value has to be in range too.
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
@@ -514,7 +515,10 @@ fn another_optimiser_and_new_leaves_go_on_under_the_schedules() {
             replaced.expect("another rate");
             assert_eq!(rates(&state), [rate(4e-3), rate(1e-3)]);
         } else {
-            let words = ["so its own has to stay, and would be 0.004, expected 0.001, as before"];
+            let words = [
+                "so a new own value would have no effect; the own value would be 0.004, expected 0.001, as \
+                 before",
+            ];
             is_kind(&replaced.expect_err("no effect"), ErrorKind::Argument, &words);
         }
         state.at("0").and_then(|leaf| leaf.replace(rule(1e-3), &model)).expect("the same rate");
@@ -530,7 +534,8 @@ fn another_optimiser_and_new_leaves_go_on_under_the_schedules() {
             added.expect("a leaf");
             assert_eq!(rates(&state)[2], rate(8e-3));
         } else {
-            let words = ["one schedule would make its eta, 0.008, and that of \"0\", 0.001, equal"];
+            let words = ["one schedule would make two different values equal: its eta, 0.008, and that of \
+                          \"0\", 0.001"];
             is_kind(&added.expect_err("another rate"), ErrorKind::Argument, &words);
             state.add(AdamW::new(1e-3), &larger).expect("the same rate");
             assert_eq!(rates(&state)[2], rate(1e-3));
@@ -731,7 +736,7 @@ fn a_schedule_that_is_not_the_files_is_warned_of_once() {
             if let [Warning::ScheduleDiffers { path, field, program, file }] = &met[..] {
                 assert_eq!((&**path, &**field), ("0", "eta"));
                 assert!(file.contains("steps: 40") && program.as_ref() != Some(file), "{}", met[0]);
-                says_all(&met[0], &["\"0\"", "`state.set_steps(0)`", "which counts"]);
+                says_all(&met[0], &["\"0\"", "`state.set_steps(0)`", "follows the schedule of the program"]);
             }
         }
     }

@@ -167,7 +167,7 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() {
             "0.v",
             tensor(&nan),
             ErrorKind::NotFinite,
-            "is NaN at element 4999, expected a finite number; take",
+            "is NaN at element 4999, expected a finite number; restore the state",
         ),
         (
             "0",
@@ -281,10 +281,7 @@ fn memory_that_is_not_lent_again() {
     is_kind(&never, ErrorKind::Memory, &["parameter \"0\": ", "does not lend it: gone"]);
     assert!(snapshot(&model, &state) == before);
     let once = state.set_entries([("0", "m", StateValue::Tensor(&lent(1)))]).expect_err("lent once");
-    says(
-        &once,
-        &["cannot take over all values, and a part of them has been", "set or restore all of them again"],
-    );
+    says(&once, &["the call failed after a part of the values was set", "set or restore all values again"]);
     state.set_entries([("0", "m", StateValue::Tensor(&lent(2)))]).expect("lent twice");
 }
 

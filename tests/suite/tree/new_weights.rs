@@ -111,7 +111,12 @@ fn weights_that_were_loaded_after_setup_are_noticed_at_the_first_step() {
                 is_kind(
                     &error,
                     ErrorKind::Changed,
-                    &["parameter \"0\"", "started as a copy of it", "refresh_masters", "keep_masters"],
+                    &[
+                        "parameter \"0\"",
+                        "started as a copy of the parameter",
+                        "refresh_masters",
+                        "keep_masters",
+                    ],
                 );
                 says(&error, &facts.each_ref().map(String::as_str));
                 assert_same(&[snapshot(&x, &state)], &[before], &error);
@@ -375,7 +380,7 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
             is_kind(
                 &error,
                 ErrorKind::Changed,
-                &[&format!("that of {slot:?}, which its rule started as a copy of it")],
+                &[&format!("as in {slot:?}, which the rule started as a copy of the parameter")],
             );
             state.refresh_masters(&x).expect("new weights");
             assert_eq!(copy(&state, slot), {

@@ -49,7 +49,7 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
         &["row 1", "old row 2", "there were 2"],
     );
     assert_eq!((unknown.kind(), unknown.path(), unknown.got()), (ErrorKind::Argument, Some("1"), Some("2")));
-    assert_eq!(unknown.expected(), Some("one below 2, as there were 2"));
+    assert_eq!(unknown.expected(), Some("one below 2, because there were 2 rows"));
     let count = refused(&mut state, &old, "1", &good, &rows[..2], &["[3, 3]", "2 entries"]);
     let shape = ErrorKind::Tensor;
     assert_eq!(
@@ -87,7 +87,7 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
     let moved = with_rows(&old, "1", &[Some(1), Some(0), None]);
     refused(&mut state, &old, "1", &moved, &rows, &["old row 0"]);
     refused(&mut state, &old, "2", &good, &rows, &["\"2\"", "selects no leaf"]);
-    refused(&mut state, &old, "1", &Vars::new(), &rows, &["the model lacks"]);
+    refused(&mut state, &old, "1", &Vars::new(), &rows, &["but the model does not"]);
     refused(
         &mut state,
         &old,
@@ -136,7 +136,7 @@ fn left_out_variables_other_weights_and_ranks_are_refused() {
     let new = with_rows(&old, "0", &rows);
     forget_ascent(&mut state, &old, &grads([Some(tensor(5, &[2], DType::F32)), None]));
     let other = state.resize_rows("0", &new, &rows).expect_err("other weights in the model");
-    is_kind(&other, ErrorKind::Changed, &["the model has other weights in its place"]);
+    is_kind(&other, ErrorKind::Changed, &["the model has other weights instead of this parameter"]);
     assert_eq!(other.path(), Some("0"));
     state.with_averages(&old, || Ok::<_, optimisers::Error>(())).expect("parameters");
     state.resize_rows("0", &new, &rows).expect("other rows");

@@ -192,13 +192,17 @@ fn different_choices_for_one_variable_are_refused() {
     for (choose, words) in cases {
         let model = tied(DType::F32);
         let error = setup_with(&model, |path, _| choose(path)).expect_err("two answers");
-        is_kind(&error, ErrorKind::Model, &[&words[..], &["it is tied to \"head\""]].concat());
+        is_kind(
+            &error,
+            ErrorKind::Model,
+            &[&words[..], &["\"embedding\" and \"head\" are one tied parameter"]].concat(),
+        );
         assert_eq!(error.path(), Some("embedding"), "{error}");
 
         let part = Vars::from([("norm".to_string(), model["norm"].clone())]);
         let mut state = setup(Descent::new(1.0), &part).expect("a state");
         let error = state.add_with(&model, |path, _| choose(path)).expect_err("two answers");
-        is_kind(&error, ErrorKind::Model, &["it is tied to \"head\""]);
+        is_kind(&error, ErrorKind::Model, &["\"embedding\" and \"head\" are one tied parameter"]);
         assert_eq!(state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(), ["norm"]);
         state.add_with(&model, |_, _| choose("head")).expect("one answer");
         assert_eq!(state.len(), 2);
@@ -226,8 +230,8 @@ fn patterns_that_contradict_each_other_are_refused() {
         .expect("a choice for one name stands before one for all");
     check(&[("head", F32), ("head.bias", BF16), ("norm", F32)]).expect("one name is enough");
     let error = check(&[("embedding", F32), ("head*", BF16), ("norm", F32)]).expect_err("two choices");
-    let words =
-        "it is tied to \"head\", and the pattern \"embedding\" chooses for the one, \"head*\" for the other";
+    let words = "\"embedding\" and \"head\" are one tied parameter, but the pattern \"embedding\" chooses \
+                 for \"embedding\", and \"head*\" for \"head\"";
     is_kind(&error, ErrorKind::Argument, &[words]);
     assert_eq!(error.path(), Some("embedding"), "{error}");
 }
@@ -252,7 +256,7 @@ fn configured_choices_that_contradict_each_other_are_refused() {
         is_kind(
             &error,
             ErrorKind::Argument,
-            &["at ByPath[1].pattern", "it is tied to \"head\", and the pattern"],
+            &["at ByPath[1].pattern", "\"embedding\" and \"head\" are one tied parameter, but the pattern"],
         );
         assert_eq!((error.place(), error.path()), (Some("ByPath[1].pattern"), Some("embedding")), "{error}");
     }

@@ -392,7 +392,7 @@ fn ranks_have_the_bits_of_one_process() {
             let own = |said: &String| {
                 said.split_once(" refused: ")
                     .map_or(&**said, |(_, own)| own)
-                    .replace("rank 0 brought it; ", "")
+                    .replace("the cause is the gradient of rank 0; ", "")
             };
             assert_eq!(rank_said.iter().map(own).collect::<Vec<_>>(), said, "rank {rank}, {what}");
             for (part, whole) in parts.iter().zip(&whole) {

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Var};
 use optimisers::rules::{Listing, catalogue};
 use optimisers::setup;
+use support::examples::root;
 
 /// Bytes of state per parameter of an f32 matrix, to two decimals.
 fn state_bytes(rule: &Listing) -> f64 {
@@ -17,15 +18,7 @@ pub(crate) fn table(page: &'static str, heading: &str) -> Vec<&'static str> {
     lines.skip(2).take_while(|line| line.starts_with('|')).collect()
 }
 
-/// The table with this first heading has these rows; if not, the first one that differs is printed.
-fn assert_rows(page: &'static str, heading: &str, rows: &[String]) {
-    let table = table(page, heading);
-    for (row, listed) in rows.iter().zip(table.iter().copied().chain(std::iter::repeat("nothing"))) {
-        assert!(row == listed, "the page should have\n{row}\nwhere it has\n{listed}");
-    }
-    assert_eq!(table.len(), rows.len(), "rows that should not be there");
-}
-
+/// After a wanted change, run this test with `PRINT=1`, which writes the table.
 #[test]
 fn the_table_lists_every_rule() {
     let row = |rule: Listing| {
@@ -33,7 +26,16 @@ fn the_table_lists_every_rule() {
         format!("| `{}` | {} | {kind} | {bytes} | {} |", rule.name, rule.recurrence, rule.source)
     };
     let rows: Vec<String> = catalogue().into_iter().map(row).collect();
-    assert_rows(include_str!("../../../src/rules/table.md"), "Rule |", &rows);
+    let page = include_str!("../../../src/rules/table.md");
+    let (written, expected) = (table(page, "Rule |").join("\n"), rows.join("\n"));
+    assert!(!written.is_empty(), "the page has no table of rules");
+    if std::env::var_os("PRINT").is_some() {
+        let path = root().join("src/rules/table.md");
+        return std::fs::write(path, page.replace(&written, &expected)).expect("the page is written");
+    }
+    let of_page = table(page, "Rule |").into_iter().chain(std::iter::repeat("nothing"));
+    let differs = rows.iter().zip(of_page).find(|(row, listed)| row.as_str() != *listed);
+    assert!(written == expected, "PRINT=1 writes this row, and what it replaces: {differs:?}");
 }
 
 #[test]

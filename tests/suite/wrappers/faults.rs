@@ -75,27 +75,23 @@ fn what_a_wrapper_forgets_is_said() {
     for (fault, expected) in [
         (
             Fault::NameOfTheRuleInside,
-            "the state of Faulty(Adam) has two entries \"t\"; give the tensors, counters and numbers of a \
-             rule other names",
+            "the state of Faulty(Adam) has two entries \"t\"; in the `init` of the outer rule, give \
+             tensors, counters and numbers other names",
         ),
         (
             Fault::HeldState,
-            "`init` of Faulty(Adam) made for the rules which it holds is 0, expected 1; end an `init`",
+            "`init` of Faulty(Adam) made for its held rules is 0, expected 1; call `State::with_held` once",
         ),
-        (Fault::SecondHeldState, "`init` of Faulty(Adam) made for the rules which it holds is 2, expected 1"),
+        (Fault::SecondHeldState, "`init` of Faulty(Adam) made for its held rules is 2, expected 1"),
         (
             Fault::Kind,
-            "`Describe::describe` of a rule is wrong: it does not say what it is; call `Describer::kind` \
-             first",
+            "`Describe::describe` of a rule is wrong: it names no kind; call `Describer::kind` first",
         ),
         (
             Fault::FieldFirst,
-            "`Describe::describe` of Faulty is wrong: it says fields or settings after what it holds",
+            "`Describe::describe` of Faulty is wrong: it names fields or settings after a held rule",
         ),
-        (
-            Fault::OnePlaceForTwo,
-            "`Describe::describe` of Faulty is wrong: it names two rules that it is around",
-        ),
+        (Fault::OnePlaceForTwo, "`Describe::describe` of Faulty is wrong: it calls `holds` twice"),
     ] {
         for optimiser in support::common::rounding_to_nearest(DType::F32, Box::new(rule(fault))) {
             is_kind(&setup(optimiser, &x()).expect_err("a fault"), ErrorKind::Contract, &[expected]);
@@ -121,8 +117,8 @@ fn what_a_wrapper_forgets_is_said() {
     }
     let state = State::empty().with_counter("own");
     let error = state.counter("other").expect_err("no such counter").to_string();
-    let expected = "expected one of: own; add it in `Rule::init` by `State::with_counter`";
-    assert_eq!(error, format!("there is no counter in the state called \"other\", {expected}"));
+    let expected = "expected one of: own; add the counter in `Rule::init` with `State::with_counter`";
+    assert_eq!(error, format!("there is no counter in the state with the name \"other\", {expected}"));
 }
 
 /// One of two rules, of which nothing says which.
@@ -157,7 +153,10 @@ fn weights_of_an_alternative_that_may_not_act_are_refused() {
         [Either(averaging(), Box::new(Descent::new(0.1))), Either(Box::new(Descent::new(0.1)), averaging())]
     {
         let error = with(rule).expect_err("no word of which acts").to_string();
-        assert!(error.contains("Either(") && error.contains("does not say which of them acts"), "{error}");
+        assert!(
+            error.contains("Either(") && error.contains("does not choose one of them by `evaluation`"),
+            "{error}"
+        );
     }
     let without = with(Either(Box::new(Descent::new(0.1)), Box::new(Adam::new(0.1))));
     assert!(without.is_ok(), "{without:?}");
@@ -211,7 +210,7 @@ fn a_function_of_the_whole_tensor_does_not_get_a_part() {
             .expect_err("a part")
             .to_string()
     });
-    let expected = "parameter \"0\": Centred(Momentum) says that it is divisible, and plans a function of \
-                    the whole tensor";
+    let expected = "parameter \"0\": Centred(Momentum) is declared divisible, but plans a function of the \
+                    whole tensor";
     assert!(errors.iter().all(|error| error.contains(expected)), "{errors:?}");
 }

@@ -1,4 +1,5 @@
-//! The builders for a layer's constructor: one records what it asks for, one replays that.
+//! Two builders for the constructor of a layer: the recorder passes requests on and records the tensors, the
+//! player returns the recorded tensors in another dtype.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,15 +9,15 @@ use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 
 use crate::error::{Error, ErrorKind, listed};
 
-/// The tensors that a constructor asked for, by full path.
+/// The tensors that a constructor has requested, by full path.
 #[derive(Default)]
 pub(super) struct LayerRecord {
     pub(super) tensors: BTreeMap<String, Tensor>,
-    /// Whether a tensor was there, if the constructor asked: with the same answers it does the same again.
+    /// The answers to `contains_tensor`. A constructor repeats its requests only if it gets the same answers.
     present: HashMap<String, bool>,
 }
 
-/// Runs a constructor with a builder that passes its requests on, always for F32, and records them.
+/// Runs a constructor with a builder that passes requests on and records them, with F32 for any float dtype.
 pub(super) fn record<L>(
     builder: VarBuilder<'_>,
     constructor: &impl Fn(VarBuilder<'_>) -> candle_core::Result<L>,
@@ -29,7 +30,7 @@ pub(super) fn record<L>(
     Ok((layer, record))
 }
 
-/// A builder that returns the recorded tensors, in the dtype that is asked for, or else in `dtype`.
+/// A builder that returns the recorded tensors, in the requested dtype. The default dtype is `dtype`.
 pub(super) fn replay(
     record: &Arc<LayerRecord>,
     layer: &'static str,
@@ -82,6 +83,7 @@ impl SimpleBackend for Recorder<'_> {
     }
 
     fn contains_tensor(&self, path: &str) -> bool {
+        // The first answer for a path is kept, because the player has one answer for each path.
         let present = self.builder.contains_tensor(path);
         *locked(&self.record).present.entry(path.to_string()).or_insert(present)
     }
@@ -104,7 +106,8 @@ impl SimpleBackend for Player {
         let tensor = self.get_unchecked(path, dtype, device)?;
         if *tensor.shape() != shape {
             candle_core::bail!(
-                "{path}: the constructor of {} asks for shape {shape:?}, and did for {:?} at first",
+                "{path}: the constructor of {} requests the shape {shape:?}, but requested {:?} when the \
+                 layer was made",
                 self.layer,
                 tensor.shape()
             );
@@ -115,10 +118,10 @@ impl SimpleBackend for Player {
     fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
         let unforeseen = || {
             let known = listed(self.record.tensors.keys().map(String::as_str)).join(", ");
-            let problem = "asks for it in a forward pass, and did not when the layer was made";
+            let problem = "requests this tensor in a forward pass, but did not when the layer was made";
             Error::new(ErrorKind::Contract, format!("the constructor of {} {problem}", self.layer))
                 .with_expected(format_args!("one of: {known}"))
-                .with_remedy("let it do the same each time")
+                .with_remedy("let the constructor request the same tensors each time")
                 .at(path)
         };
         self.record.tensors.get(path).ok_or_else(unforeseen)?.to_dtype(dtype)

@@ -1,4 +1,8 @@
 //! A layer that converts its parameters in each forward pass.
+//!
+//! candle's layers have their tensors inside, where they cannot be exchanged. So the layer is made anew in
+//! each forward pass: its constructor runs with a builder that returns the converted parameters
+//! (`builders.rs`).
 
 use std::any::type_name;
 use std::sync::{Arc, OnceLock};
@@ -14,14 +18,14 @@ use crate::training::precision::run_in;
 
 /// A layer made by [`Autocast::layer`](crate::Autocast::layer).
 ///
-/// Its parameters are in F32, its arithmetic is in the dtype chosen for its type. The output has the input's
-/// dtype (F32 for an input that is not floating-point).
+/// The parameters are in F32, and the arithmetic is in the dtype for the layer's type. The output has the
+/// input's dtype (F32 for an input that is not floating-point).
 ///
 /// # Where a kernel is missing
-/// Some layers cannot compute in some dtypes on some devices; convolutions in BF16 on the CPU are an example.
-/// The first forward pass finds out: it first runs the layer forward and backward on its input as a trial. If
-/// that fails and F32 gets further, the layer computes in F32 from then on and logs the reason once.
-/// [`computes_in`](AutocastLayer::computes_in) returns the dtype.
+/// Some layers cannot compute in some dtypes on some devices, such as convolutions in BF16 on the CPU. So the
+/// first forward pass begins with a trial: it runs the layer forward and backward on the input. If the trial
+/// fails, and the same trial in F32 gets further, the layer computes in F32 in all passes and logs the reason
+/// once. [`computes_in`](AutocastLayer::computes_in) returns the dtype.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
@@ -73,8 +77,8 @@ impl AutocastLayer {
         let (first, record) = record(builder, &constructor)?;
         for (path, tensor) in &record.tensors {
             if dtype != DType::F32 && is_running_statistic(path) {
-                let problem = "it is a running statistic, which would be forgotten: \
-                    a layer with automatic casts is made anew in each forward pass";
+                let problem = "it is a running statistic, which would be forgotten: a layer with automatic \
+                               casts is made anew in each forward pass";
                 let statistic = Error::new(ErrorKind::Unsupported, problem).at(path);
                 return Err(statistic.with_remedy(format!("leave {layer} out of the list")));
             }
@@ -83,7 +87,7 @@ impl AutocastLayer {
                 let other =
                     Error::dtype("the parameter of a layer with automatic casts", got, "F32").at(path);
                 let remedy = format!(
-                    "make it with a builder of F32, or, where parameters are to be {got:?}, use `InDtype`"
+                    "make the parameter with a builder of F32; for parameters of {got:?} use `InDtype`"
                 );
                 return Err(other.with_remedy(remedy));
             }
@@ -97,9 +101,9 @@ impl AutocastLayer {
         Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
     }
 
-    /// The dtype that the layer computes in.
+    /// The dtype in which the layer computes.
     ///
-    /// Before the first forward pass it is the intended one, see
+    /// Before the first forward pass it is the intended dtype, see
     /// [above](AutocastLayer#where-a-kernel-is-missing).
     pub fn computes_in(&self) -> DType {
         match &self.arithmetic {
@@ -108,7 +112,7 @@ impl AutocastLayer {
         }
     }
 
-    /// Runs the layer in `dtype`, made by its constructor or as it is.
+    /// Runs the layer in `dtype`.
     fn run(&self, dtype: DType, input: &Tensor) -> candle_core::Result<Tensor> {
         let back = if input.dtype().is_float() { input.dtype() } else { DType::F32 };
         match &self.arithmetic {
@@ -120,7 +124,7 @@ impl AutocastLayer {
         }
     }
 
-    /// Finds out, once, whether the layer can compute in its dtype.
+    /// Decides once whether the layer computes in its dtype or in F32.
     fn decide_dtype(&self, dtype: DType, decided: &OnceLock<DType>, input: &Tensor) -> DType {
         if let Some(decided) = decided.get() {
             return *decided;
@@ -137,15 +141,16 @@ impl AutocastLayer {
             }
             DType::F32
         } else if low == SupportedPasses::Nothing {
-            // F32 fails as well, as with an input that does not fit: that says nothing about the dtype.
+            // Not decided: F32 fails as well, for example because the input has a wrong shape. That is no
+            // reason against the dtype.
             dtype
         } else {
             *decided.get_or_init(|| dtype)
         }
     }
 
-    /// How far the layer gets with this input, and the error that stops it. The input is detached, so layers
-    /// before it take no part.
+    /// The passes that succeed with this input, and the error of the first that fails. The input is detached,
+    /// so that the backward pass ends at this layer.
     fn supported(&self, dtype: DType, input: &Tensor) -> (SupportedPasses, Option<candle_core::Error>) {
         let output = match self.run(dtype, &input.detach()) {
             Ok(output) => output,
@@ -158,7 +163,7 @@ impl AutocastLayer {
     }
 }
 
-/// Which passes have kernels in a dtype.
+/// The passes that succeed in a dtype.
 #[derive(PartialEq, PartialOrd)]
 enum SupportedPasses {
     Nothing,
@@ -182,7 +187,7 @@ impl Module for AutocastLayer {
     }
 }
 
-/// The F32 parameters, under the names that the constructor asked for; running statistics are not trained.
+/// Visits the F32 parameters, under the names that the constructor has requested, without running statistics.
 impl Model for AutocastLayer {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (path, tensor) in self.record.tensors.iter().filter(|(path, _)| !is_running_statistic(path)) {
