@@ -24,6 +24,8 @@ mod digits;
 #[path = "../support/random.rs"]
 mod random;
 mod train;
+#[path = "../support/variable.rs"]
+mod variable;
 
 const WIDTHS: [usize; 6] = [PIXELS, 256, 256, 256, 256, CLASSES];
 const RANK: usize = 8;
@@ -68,8 +70,8 @@ impl Task {
         let mut factors = Factors::new();
         for (i, weight) in self.base.iter().enumerate() {
             let (outputs, inputs) = weight.dims2()?;
-            let a: Vec<f32> = (0..RANK * inputs).map(|_| random.uniform() / (inputs as f32).sqrt()).collect();
-            let a = Tensor::from_vec(a, (RANK, inputs), &Device::Cpu)?.to_dtype(weight.dtype())?;
+            let bound = 1.0 / (inputs as f32).sqrt();
+            let a = random.variable((RANK, inputs), bound, weight.dtype(), &Device::Cpu)?;
             factors.insert(format!("{i}.a"), Var::from_tensor(&a)?);
             factors.insert(format!("{i}.b"), Var::zeros((outputs, RANK), weight.dtype(), &Device::Cpu)?);
         }
@@ -102,13 +104,11 @@ impl Task {
 fn pretrained(data: &[Vec<Digit>; 2]) -> std::result::Result<Vec<Tensor>, Box<dyn Error>> {
     let mut random = Random::new(0);
     let mut weight = |inputs: usize, outputs: usize| {
-        let bound = (3.0 / inputs as f32).sqrt();
-        let numbers: Vec<f32> = (0..inputs * outputs).map(|_| bound * random.uniform()).collect();
-        Var::from_tensor(&Tensor::from_vec(numbers, (outputs, inputs), &Device::Cpu)?)
+        random.variable((outputs, inputs), (3.0 / inputs as f32).sqrt(), F32, &Device::Cpu)
     };
-    let weights = WIDTHS.windows(2).map(|pair| weight(pair[0], pair[1])).collect::<Result<Vec<Var>>>()?;
+    let weights = WIDTHS.windows(2).map(|pair| weight(pair[0], pair[1])).collect::<Result<Vec<_>>>()?;
     let mut task = Task::new(&[], data, F32, false)?;
-    task.base = weights.iter().map(|weight| weight.as_tensor().clone()).collect();
+    task.base.clone_from(&weights);
     let mut state = setup(Adam::new(1e-3), &weights)?;
     for batch in task.batches.iter().cycle().take(8 * task.batches.len()) {
         update(&mut state, &weights, &task.loss(&Factors::new(), batch)?.backward()?)?;
@@ -148,11 +148,9 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
             lost = lost.max(difference);
         }
         assert!(lost == 0.0 || name == "by hand, f32", "a resumed run of {name} differs by {lost}");
-        let size = |weights: &[&Tensor]| -> usize {
-            weights.iter().map(|weight| weight.elem_count() * weight.dtype().size_in_bytes()).sum()
-        };
-        let base = size(&task.base.iter().collect::<Vec<_>>());
-        let trained = bytes + size(&whole.values().map(|factor| factor.as_tensor()).collect::<Vec<_>>());
+        let size = |weight: &Tensor| weight.elem_count() * weight.dtype().size_in_bytes();
+        let base: usize = task.base.iter().map(size).sum();
+        let trained = bytes + whole.values().map(|factor| size(factor)).sum::<usize>();
         println!(
             "{name:24} {:.4}    {base:10}  {trained:7}  {milliseconds:10.3}  {lost:e}",
             task.accuracy(&whole)?
