@@ -7,6 +7,7 @@ use candle_core::DType;
 use optimisers::{setup, torch::TorchState};
 use serde_json::json;
 
+use support::common::says;
 use support::torch_runs::{
     GROUP_RATES, assert_close, assert_exact, json as read, model, model_in, optimisers, parameters,
     read_parameters, scheduled, start, start_in, steps,
@@ -31,14 +32,12 @@ fn a_run_changes_over_from_torch_and_to_torch() {
     for (name, optimiser) in runs {
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
-        for format in ["pt", "safetensors"] {
-            let model = model(&after_20);
-            let mut state = setup(optimiser.clone(), &model).expect("a state");
-            let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
-            assert_eq!(file.restore(&mut state).expect("torch's state"), [""; 0], "{name}");
-            steps(&mut state, &model, 20);
-            assert_close(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
-        }
+        let model = model(&after_20);
+        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        let file = TorchState::open(folder.join(format!("{name}.safetensors"))).expect("a file");
+        assert_eq!(file.restore(&mut state).expect("torch's state"), [""; 0], "{name}");
+        steps(&mut state, &model, 20);
+        assert_close(&parameters(&model), &after_40, &format!("from torch: {name}"));
         let model = start();
         let mut state = setup(optimiser, &model).expect("a state");
         steps(&mut state, &model, 20);
@@ -73,16 +72,18 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() {
         let name = run.name;
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
-        for format in ["pt", "safetensors"] {
-            let model = model_in(DType::F64, &after_20);
-            let mut state = setup(run.optimiser.clone(), &model).expect("a state");
-            state.schedule(run.schedule.clone()).expect("a schedule");
-            state.set_steps(expected[name]["last_epoch"].as_u64().expect("a count"));
-            let file = TorchState::open(folder.join(format!("{name}.{format}"))).expect("a file");
-            file.taking_over_fields().restore(&mut state).expect("torch's state");
-            steps(&mut state, &model, 20);
-            assert_exact(&parameters(&model), &after_40, &format!("from torch by {format}: {name}"));
-        }
+        let pickled = TorchState::open(folder.join(format!("{name}.pt"))).expect_err("another format");
+        says(&pickled, &["a file of `torch.save`", "the function `convert`"]);
+        let training = read(&folder.join(name).join("training.json"));
+        assert_eq!(training["scaler"]["scale"], 1024.0);
+        let model = model_in(DType::F64, &after_20);
+        let mut state = setup(run.optimiser.clone(), &model).expect("a state");
+        state.schedule(run.schedule.clone()).expect("a schedule");
+        state.set_steps(training["last_epoch"].as_u64().expect("a count"));
+        let file = TorchState::open(folder.join(name).join("optimizer.safetensors")).expect("a file");
+        file.taking_over_fields().restore(&mut state).expect("torch's state");
+        steps(&mut state, &model, 20);
+        assert_exact(&parameters(&model), &after_40, &format!("from torch: {name}"));
         let model = start_in(DType::F64);
         let mut state = setup(run.optimiser, &model).expect("a state");
         let [fc, others] = GROUP_RATES;

@@ -1,5 +1,5 @@
 """One run in torch: `start FOLDER` makes 40 steps and saves the state after 20; `finish FOLDER` makes the last 20 from states that were saved elsewhere.
-`start_scheduled` and `finish_scheduled` do the same with a learning-rate scheduler, in float64."""
+`start_scheduled` and `finish_scheduled` do the same with a learning-rate scheduler, in float64. Each saved state is also written by `torch.save` and converted."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ import torch
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "files" / "torch"))
+from convert import convert
 from load_state import load_state
 from save_state import save_state
 
@@ -67,6 +68,35 @@ def groups(model):
     return [{"params": [model["fc.weight"], model["fc.bias"]]}, {"params": [model["conv"]]}]
 
 
+NAMES = ["fc.weight", "fc.bias", "conv"]
+
+
+def convert_and_compare(folder, name, saved, names=None):
+    """A file of `torch.save` is converted to what `save_state` has written."""
+    torch.save(saved, folder / f"{name}.pt")
+    (folder / name).mkdir()
+    convert(folder / f"{name}.pt", folder / name, names)
+    assert (folder / name / "optimizer.safetensors").read_bytes() == (folder / f"{name}.safetensors").read_bytes(), name
+
+
+def refuse(reason, function, *arguments):
+    try:
+        function(*arguments)
+    except AssertionError as error:
+        assert reason in str(error), error
+    else:
+        sys.exit(f"no error: {reason}")
+
+
+def convert_names_of_torch(folder):
+    """torch saves the names if an optimiser is made with them."""
+    model = start()
+    optimizer = torch.optim.Adam(list(model.items()), lr=torch.tensor(0.5), foreach=False)
+    steps(optimizer, model, 2)
+    save_state(optimizer, model.items(), folder / "named.safetensors")
+    convert_and_compare(folder, "named", {"optimizer": optimizer.state_dict()})
+
+
 def available():
     try:
         import pytorch_optimizer  # noqa: F401
@@ -82,23 +112,14 @@ def first_half(folder):
         optimizer = CASES[name](groups(model))
         steps(optimizer, model, 20)
         save_state(optimizer, model.items(), folder / f"{name}.safetensors")
-        names = ["fc.weight", "fc.bias", "conv"]
-        torch.save({"optimizer": optimizer.state_dict(), "param_names": names, "epoch": 3}, folder / f"{name}.pt")
+        convert_and_compare(folder, name, optimizer.state_dict(), NAMES)
+        refuse("pass the names", convert, folder / f"{name}.pt", folder)
+        refuse("2 names for 3 parameters", convert, folder / f"{name}.pt", folder, NAMES[:2])
         expected[name] = {"after_20": values(model)}
         steps(optimizer, model, 20)
         expected[name]["after_40"] = values(model)
     (folder / "expected.json").write_text(json.dumps(expected))
-    several(folder)
-
-
-def several(folder):
-    """Two optimisers in a list, of which the first has names and a learning rate that a graph could capture, and the second is a step old."""
-    model = start()
-    named = torch.optim.Adam(list(model.items()), lr=torch.tensor(0.5), foreach=False)
-    numbered = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9)
-    steps(named, model, 2)
-    steps(numbered, model, 1)
-    torch.save({"optimizers": [named.state_dict(), numbered.state_dict()]}, folder / "several.pt")
+    convert_names_of_torch(folder)
 
 
 def second_half(folder):
@@ -139,8 +160,10 @@ def first_scheduled_half(folder):
         follower = scheduler(name, optimizer)
         steps(optimizer, model, 20, follower)
         save_state(optimizer, model.items(), folder / f"{name}.safetensors")
-        names = ["fc.weight", "fc.bias", "conv"]
-        torch.save({"optimizer": optimizer.state_dict(), "param_names": names}, folder / f"{name}.pt")
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        parts = {"optimizer": optimizer, "scheduler": follower, "scaler": scaler}
+        saved = {part: what.state_dict() for part, what in parts.items()}
+        convert_and_compare(folder, name, {**saved, "param_names": NAMES, "epoch": 3})
         expected[name] = {"after_20": values(model), "last_epoch": follower.last_epoch}
         steps(optimizer, model, 20, follower)
         expected[name]["after_40"] = values(model)
@@ -154,12 +177,8 @@ def second_scheduled_half(folder):
         for path, parameter in model.items():
             parameter.data = torch.tensor(parameters[path], dtype=torch.float64).reshape(parameter.shape)
         path = folder / f"{name}.here.safetensors"
-        try:
-            load_state(SCHEDULED[name](model.values()), model.items(), path)
-        except AssertionError:
-            pass
-        else:
-            sys.exit(f"{name}: one group took the rate of one of two")
+        # One group cannot have the rates of two.
+        refuse("have other settings", load_state, SCHEDULED[name](model.values()), model.items(), path)
         # Without rates of their own: those are in the file, and the scheduler finds there what it multiplies.
         optimizer = SCHEDULED[name](groups(model))
         load_state(optimizer, model.items(), path)

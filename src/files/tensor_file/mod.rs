@@ -17,8 +17,6 @@ pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite, ranges};
-#[cfg(feature = "torch")]
-use crate::tensors::in_file;
 use crate::tensors::{Tensor, from_bytes, from_file};
 
 /// An open file and its header.
@@ -89,15 +87,6 @@ pub(crate) struct Entry<'f> {
 }
 
 impl<'f> Entry<'f> {
-    /// The entry of a tensor of this shape whose bytes begin at `start`.
-    #[cfg(feature = "torch")]
-    pub(crate) fn at(source: &'f Source, start: u64, dtype: DType, shape: &'f [usize]) -> io::Result<Self> {
-        let length = shape.iter().product::<usize>() * dtype.size_in_bytes();
-        let dtype =
-            in_file(dtype).ok_or_else(|| io::Error::other(format!("no file has numbers of {dtype:?}")))?;
-        Ok(Entry { dtype, shape, source, start, length })
-    }
-
     /// The number of elements. Not the product of the shape, which overflows for some empty tensors.
     pub(crate) fn elements(&self) -> usize {
         self.length / self.dtype.bitsize().div_ceil(8)
@@ -198,9 +187,12 @@ pub(crate) fn not_whole(source: SafeTensorError) -> Error {
         .with_remedy("take an older file, or make it anew")
 }
 
-/// The error that a file cannot be read.
+/// The error that a file cannot be read, or that it is another one than when it was opened.
 pub(crate) fn read_error(source: io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
+    use io::ErrorKind::{InvalidData, UnexpectedEof};
+    let is_damaged = matches!(source.kind(), InvalidData | UnexpectedEof);
+    let kind = if is_damaged { ErrorKind::File } else { ErrorKind::Io };
+    Error::new(kind, "cannot read the file").caused_by(source)
 }
 
 /// The error that a file cannot be opened as a safetensors file.

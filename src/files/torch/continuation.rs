@@ -1,15 +1,14 @@
 //! The plan of a restore from torch: everything that a state takes over is checked, nothing written.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Display;
 
-use super::container::{Container, FileTensor, read_error};
-use super::content::{Content, StateEntry, TorchParameter};
+use super::content::{Content, TorchParameter};
 use super::counterpart::{Counterpart, TorchSlot};
-use super::objects::damaged;
+use super::file_tensor::{FileTensor, numbers};
 use super::settings::{GroupComparison, WantedFields};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
+use crate::files::tensor_file::{Entry, read_error};
 use crate::numbers::{DType, is_supported};
 use crate::rule::RATE;
 use crate::tree::{Leaf, StateTree};
@@ -58,7 +57,6 @@ pub(super) struct LeafContinuation<'c> {
 /// The comparison of a file with a state.
 pub(super) struct Check<'c> {
     pub(super) content: &'c Content,
-    pub(super) container: &'c Container,
     pub(super) takes_over: bool,
     /// The step at which schedules are evaluated.
     pub(super) steps: u64,
@@ -66,7 +64,7 @@ pub(super) struct Check<'c> {
 
 impl<'c> Check<'c> {
     pub(super) fn continuation(&self, state: &StateTree) -> Result<Continuation<'c>> {
-        let names = self.content.check_names()?;
+        let names = &self.content.names;
         let mut of_leaf: HashMap<&str, &'c TorchParameter> = HashMap::new();
         for (name, parameter) in names.iter().zip(&self.content.parameters) {
             let leaf = state.leaf(name);
@@ -109,8 +107,7 @@ impl<'c> Check<'c> {
     fn leaf(&self, leaf: &Leaf, parameter: &'c TorchParameter) -> Result<LeafContinuation<'c>> {
         let own = Counterpart::of(leaf)?;
         let entries = &parameter.entries;
-        let group = self.content.groups.get(parameter.group);
-        let group = group.ok_or_else(|| damaged("it has a parameter that is in no group"))?;
+        let group = &self.content.groups[parameter.group];
         let (takes_over, steps) = (self.takes_over, self.steps);
         let comparison =
             GroupComparison { rule: leaf.optimiser().name(), group, own: &own, takes_over, steps };
@@ -126,11 +123,12 @@ impl<'c> Check<'c> {
         let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let scale = slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
-            let tensor = match is_unmoved {
-                true => FileTensor::zeros(self.container, leaf.shape()),
-                false => self.tensor(leaf, slot, scale, entries)?,
+            let stored = match is_unmoved {
+                true => None,
+                false => Some(self.stored(leaf, slot, scale, entries)?),
             };
-            Ok((slot.clone(), tensor))
+            let shape = leaf.shape().to_vec();
+            Ok((slot.clone(), FileTensor { file: &self.content.file, stored, scale, shape }))
         };
         let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);
@@ -143,41 +141,37 @@ impl<'c> Check<'c> {
             return Err(unknown.with_expected(format_args!("one of: {known}")));
         }
         let step = match entries.get(STEP) {
-            Some(entry) => Some(self.step(entry)?),
+            Some(place) => Some(self.step(&self.entry(place))?),
             None if own.has_step && !is_unmoved => return Err(lacks(STEP, entries)),
             None => is_unmoved.then_some(0),
         };
         Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, undriven })
     }
 
-    /// The file's tensor for a slot, times `scale`.
-    fn tensor(
+    /// The tensor of the file under a name that [`TorchParameter::entries`] has.
+    fn entry(&self, place: &str) -> Entry<'c> {
+        self.content.file.entry(place).expect("the names are those of the file")
+    }
+
+    /// The file's tensor for a slot, which will be multiplied by `scale`, and its dtype.
+    fn stored(
         &self,
         leaf: &Leaf,
         slot: &TorchSlot,
         scale: f64,
-        entries: &'c BTreeMap<String, StateEntry>,
-    ) -> Result<FileTensor<'c>> {
-        let no_tensor = |got: &dyn Display| {
-            Error::new(ErrorKind::File, format!("{} is", slot.in_file()))
-                .with_got(got)
-                .with_expected(format_args!("a tensor of {FLOATS}"))
-        };
-        let stored = match entries.get(slot.key).ok_or_else(|| lacks(slot.key, entries))? {
-            StateEntry::Tensor(stored) if is_supported(stored.dtype) => stored,
-            StateEntry::Tensor(stored) => return Err(Error::dtype(slot.in_file(), stored.dtype, FLOATS)),
-            StateEntry::Number(number) => return Err(no_tensor(number)),
-            StateEntry::Other(other) => return Err(no_tensor(other)),
-        };
-        if stored.shape != leaf.shape() {
+        entries: &BTreeMap<String, String>,
+    ) -> Result<(Entry<'c>, DType)> {
+        let entry = self.entry(entries.get(slot.key).ok_or_else(|| lacks(slot.key, entries))?);
+        let dtype = entry.known_dtype().filter(|dtype| is_supported(*dtype));
+        let dtype = dtype.ok_or_else(|| Error::dtype(slot.in_file(), entry.dtype, FLOATS))?;
+        if entry.shape != leaf.shape() {
             let remedy = "the tensor belongs to another parameter: name the parameters in the order of the \
                           optimiser that was saved";
-            return Err(Error::shape(slot.in_file(), &stored.shape, leaf.shape()).with_remedy(remedy));
+            return Err(Error::shape(slot.in_file(), entry.shape, leaf.shape()).with_remedy(remedy));
         }
-        self.container.verify(stored).map_err(read_error)?;
         // Only a velocity can have the factor 0. The file's numbers would be lost, so they must be 0 as well.
         if scale == 0.0 {
-            let numbers = self.container.numbers(stored).map_err(read_error)?;
+            let numbers = numbers(&entry).map_err(read_error)?;
             if let Some(element) = numbers.iter().position(|number| number.is_finite() && *number != 0.0) {
                 return Err(Error::new(ErrorKind::Unsupported, format!("{} is", slot.in_file()))
                     .with_got(numbers[element])
@@ -189,42 +183,37 @@ impl<'c> Check<'c> {
                     ));
             }
         }
-        Ok(FileTensor::of(self.container, stored, scale))
+        Ok((entry, dtype))
     }
 
-    fn step(&self, entry: &StateEntry) -> Result<u64> {
-        let number = match entry {
-            StateEntry::Number(number) => Some(*number),
-            StateEntry::Tensor(stored) => self.container.number(stored).map_err(read_error)?,
-            StateEntry::Other(_) => None,
-        };
-        let got = || match entry {
-            StateEntry::Tensor(stored) if number.is_none() => format!("a tensor of shape {:?}", stored.shape),
-            StateEntry::Other(what) => what.clone(),
-            _ => number.map_or_else(String::new, |number| number.to_string()),
+    fn step(&self, entry: &Entry<'_>) -> Result<u64> {
+        let is_number = entry.elements() == 1 && entry.known_dtype().is_some();
+        let number = is_number.then(|| numbers(entry)).transpose().map_err(read_error)?;
+        let number = number.and_then(|numbers| numbers.first().copied());
+        let got = || match number {
+            Some(number) => number.to_string(),
+            None => format!("a tensor of {:?} and shape {:?}", entry.dtype, entry.shape),
         };
         let refused = || Error::new(ErrorKind::File, format!("{STEP} in the file is")).with_got(got());
         let step = number.filter(|number| *number >= 0.0 && *number < TOO_MANY && number.fract() == 0.0);
         let step = step.ok_or_else(|| refused().with_expected("a count of steps"))?;
-        match entry {
-            StateEntry::Tensor(stored) if counts_to(stored.dtype).is_some_and(|last| step >= last) => {
-                Err(refused()
-                    .with_expected(format_args!(
-                        "a count in F32, because adding 1 to this count in {:?} changes nothing",
-                        stored.dtype
-                    ))
-                    .with_remedy(
-                        "set the true count in torch, `state[\"step\"] = torch.tensor(float(steps))` for \
-                         each `state` in `optimizer.state.values()`, and save again",
-                    ))
-            }
-            _ => Ok(step as u64),
+        if entry.known_dtype().and_then(counts_to).is_some_and(|last| step >= last) {
+            return Err(refused()
+                .with_expected(format_args!(
+                    "a count in F32, because adding 1 to this count in {:?} changes nothing",
+                    entry.dtype
+                ))
+                .with_remedy(
+                    "set the true count in torch, `state[\"step\"] = torch.tensor(float(steps))` for each \
+                     `state` in `optimizer.state.values()`, and save again",
+                ));
         }
+        Ok(step as u64)
     }
 }
 
 /// The error that the file has no entry `key` for a parameter.
-fn lacks(key: &str, entries: &BTreeMap<String, StateEntry>) -> Error {
+fn lacks(key: &str, entries: &BTreeMap<String, String>) -> Error {
     Error::missing(format!("the file lacks {key:?} of this parameter; the file has:"))
         .with_got(shown(listed(entries.keys().map(String::as_str))))
 }

@@ -7,8 +7,9 @@
 //!
 //! # From torch
 //!
-//! There are two kinds of file. The first is a safetensors file with an entry `<parameter>/<key>` for each
-//! tensor of the state. Its metadata has the groups as JSON, with names instead of parameter numbers:
+//! The state is in a safetensors file with a tensor `<parameter>/<key>` for each entry of torch's state. Its
+//! metadata has the groups as JSON, with names instead of the numbers that a `state_dict` has for parameters.
+//! The first of these functions of `save_state.py` writes such a file:
 //!
 //! ```python
 #![doc = include_str!("save_state.py")]
@@ -16,18 +17,20 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! The second is a file of `torch.save` with a `state_dict` anywhere in a dict, such as a checkpoint of a
-//! whole training. A `state_dict` numbers the parameters, so save their names along, or pass the names to
-//! [`TorchState::named`]:
+//! A file of `torch.save` is converted once, without the program that wrote it:
 //!
 //! ```python
-//! names = [name for name, _ in model.named_parameters()]   # as they were passed to the optimiser
-//! torch.save({"optimizer": optimizer.state_dict(), "param_names": names}, "optimizer.pt")
+#![doc = include_str!("convert.py")]
+//!
+//! convert("checkpoint.pt", ".", names=[name for name, _ in model.named_parameters()])
 //! ```
 //!
-//! No list of names is needed if the optimiser was made with `model.named_parameters()`, because torch then
-//! saves the names. The dicts that `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns
-//! have names as well.
+//! The file may be a `state_dict` of an optimiser, or a dict with the entries `optimizer`, `scheduler` and
+//! `scaler`; if the dict has other keys, write these into `convert`. No `names` are needed if the dict has
+//! them as `param_names`, or if torch has saved them, because the optimiser was made with
+//! `model.named_parameters()`. `training.json` has what else a run needs: `last_epoch` of the
+//! [scheduler](self#with-a-scheduler), and the state of the
+//! [`GradScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -58,13 +61,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`LossScaler`](crate::LossScaler#from-torch) shows how to take over the state of a `GradScaler`.
-//!
 //! # To torch
 //!
-//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of the first kind. An optimiser over
-//! the same parameters can load it, whatever its groups and their order, if all parameters of a group have
-//! the same hyper-parameters in the file:
+//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes such a file. An optimiser over the same
+//! parameters can load it, whatever its groups and their order, if all parameters of a group have the same
+//! hyper-parameters in the file:
 //!
 //! ```python
 #![doc = include_str!("load_state.py")]
@@ -217,64 +218,42 @@
 //! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) sets the
 //! masters to the unrounded parameters of that run.
 
-mod archive;
-mod container;
 mod content;
 mod continuation;
 mod counterpart;
-mod flat;
-mod objects;
-mod pickled;
+mod file_tensor;
 mod restore;
 mod save;
 mod settings;
 
 use std::path::{Path, PathBuf};
 
-use archive::{Archive, MAGIC};
-use container::Container;
 use content::Content;
-use objects::damaged;
 
-use super::tensor_file::{Source, TensorFile};
+use super::tensor_file::{Source, read_error};
 use crate::error::{Error, Result};
 
 /// A file with the state of torch's optimiser, see [the module](self).
 ///
 /// The file stays open, and tensors are read when they are taken over. If the content of the open file is
 /// modified, the restore refuses it, as far as its length and its time of modification show.
-///
-/// Of the pickle in a file of `torch.save`, candle makes only dicts, lists, texts and numbers; it runs
-/// nothing. A pickle whose objects are nested more than 64 deep is refused.
 #[must_use = "reading a state changes nothing: call `restore`"]
 #[derive(Debug)]
 pub struct TorchState {
     path: PathBuf,
-    container: Container,
     content: Content,
     takes_over: bool,
     accepts_non_finite: bool,
 }
 
 impl TorchState {
-    /// Opens a safetensors file, or a file of `torch.save`, as [the module](self) describes them.
-    ///
-    /// A file of `torch.save` has to have exactly one `state_dict` of an optimiser, anywhere in it.
+    /// Opens a safetensors file, as [the module](self) describes it.
     ///
     /// # Errors
-    /// If the file cannot be read, has another format, is damaged, or has no state of an optimiser or several.
+    /// If the file cannot be read, has another format, such as that of `torch.save`, is damaged, or has no
+    /// state of an optimiser.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::read(path.as_ref(), Source::open(path.as_ref()), None)
-    }
-
-    /// Opens one of several states in a file of `torch.save`.
-    ///
-    /// `place` is the way to the state: keys of dicts and indices of lists, joined by dots: `optimizers.0`.
-    ///
-    /// # Errors
-    /// As [`TorchState::open`]. Also if there is no state at this place.
-    pub fn open_at(path: impl AsRef<Path>, place: &str) -> Result<Self> {
-        Self::read(path.as_ref(), Source::open(path.as_ref()), Some(place))
+        Self::read(path.as_ref(), Source::open(path.as_ref()))
     }
 
     /// Reads the bytes of a file, and keeps them. Errors have `name` where those of an opened file have its
@@ -283,44 +262,26 @@ impl TorchState {
     /// # Errors
     /// As [`TorchState::open`].
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Result<Self> {
-        Self::read(&name.into(), Ok(Source::Memory(bytes)), None)
+        Self::read(&name.into(), Ok(Source::Memory(bytes)))
     }
 
-    fn read(path: &Path, source: std::io::Result<Source>, at: Option<&str>) -> Result<Self> {
-        let read = source.map_err(container::read_error).and_then(|source| parse(source, at));
-        let (container, content) = read.map_err(|error| in_file(path, error))?;
-        Ok(TorchState {
-            path: path.to_path_buf(),
-            container,
-            content,
-            takes_over: false,
-            accepts_non_finite: false,
-        })
-    }
-
-    /// Names the parameters in the order of torch's optimiser.
-    ///
-    /// This is the order of its groups. If the optimiser was made with all parameters at once, it is the
-    /// order of `model.named_parameters()`.
-    pub fn named<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.content.names = Some(names.into_iter().map(Into::into).collect());
-        self
+    fn read(path: &Path, source: std::io::Result<Source>) -> Result<Self> {
+        let content =
+            source.map_err(read_error).and_then(Content::of).map_err(|error| in_file(path, error))?;
+        Ok(TorchState { path: path.to_path_buf(), content, takes_over: false, accepts_non_finite: false })
     }
 
     /// Renames every parameter by `rename`, because torch's wrappers put `module.` or `_orig_mod.` in front.
     ///
-    /// # Errors
-    /// If the parameters have no names yet.
-    ///
     /// ```no_run
     /// # use optimisers::torch::TorchState;
-    /// let state = TorchState::open("optimizer.pt")?.renamed(|name| name.trim_start_matches("module.").to_string())?;
+    /// let state = TorchState::open("optimizer.safetensors")?;
+    /// let state = state.renamed(|name| name.trim_start_matches("module.").to_string());
     /// # Ok::<(), optimisers::Error>(())
     /// ```
-    pub fn renamed(mut self, rename: impl FnMut(&str) -> String) -> Result<Self> {
-        let names = self.content.check_names().map_err(|error| self.refused(error))?;
-        self.content.names = Some(names.iter().map(String::as_str).map(rename).collect());
-        Ok(self)
+    pub fn renamed(mut self, mut rename: impl FnMut(&str) -> String) -> Self {
+        self.content.names.iter_mut().for_each(|name| *name = rename(name));
+        self
     }
 
     /// Also takes over hyper-parameters into the fields here. By default one that differs is an error.
@@ -337,28 +298,8 @@ impl TorchState {
         self.accepts_non_finite = true;
         self
     }
-
-    /// The names of the parameters in their order, if the file has them or [`TorchState::named`] gave them.
-    pub fn names(&self) -> Option<&[String]> {
-        self.content.names.as_deref()
-    }
 }
 
 fn in_file(path: &Path, error: Error) -> Error {
     error.in_file("torch state", path)
-}
-
-fn parse(source: Source, at: Option<&str>) -> Result<(Container, Content)> {
-    let mut buffer = Vec::new();
-    // A file shorter than `MAGIC` goes on to `TensorFile`, so that its error names both formats.
-    let is_archive = source.length() >= MAGIC.len() as u64
-        && source.read(0, MAGIC.len(), &mut buffer).map_err(container::read_error)? == MAGIC;
-    if is_archive {
-        let archive = Archive::read(source).map_err(damaged)?;
-        let content = pickled::content(&archive, at)?;
-        return Ok((Container::Archive(archive), content));
-    }
-    let (file, said) = TensorFile::of(source).map_err(damaged)?;
-    let content = flat::content(&file, said)?;
-    Ok((Container::Flat(file), content))
 }

@@ -1,11 +1,11 @@
 //! Restoring torch's state: all ranks check everything, then everything is written.
 
 use super::TorchState;
-use super::container::read_error;
 use super::continuation::{Check, Continuation, STEP};
 use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
+use crate::files::tensor_file::read_error;
 use crate::ranks::Call;
 use crate::tree::entries::{LEAF_STEPS, NewEntry};
 use crate::tree::{Adjustment, SetField, StateTree, StateValue};
@@ -36,10 +36,9 @@ impl TorchState {
     /// part have changed; the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let (content, container) = (&self.content, &self.container);
-            let check = Check { content, container, takes_over: self.takes_over, steps: state.steps() };
+            let check = Check { content: &self.content, takes_over: self.takes_over, steps: state.steps() };
             let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
-            self.container.check_unchanged().map_err(|source| self.refused(read_error(source)))?;
+            self.content.file.check_unchanged().map_err(|source| self.refused(read_error(source)))?;
             Ok(continuation)
         });
         let continuation = state.settle(Call::Torch, planned)?;

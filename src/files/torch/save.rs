@@ -5,9 +5,9 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
+use super::content::{GROUPS, PARAMETERS};
 use super::continuation::STEP;
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
-use super::flat::{GROUPS, PARAMETERS};
 use super::in_file;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};

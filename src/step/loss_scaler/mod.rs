@@ -63,7 +63,8 @@ pub use dynamic::{DynamicScale, OnOverflow};
 /// f32 or bf16.
 ///
 /// # From torch
-/// serde reads and writes a scaler with its counts. The entries of `GradScaler.state_dict()` go in by name:
+/// serde reads and writes a scaler with its counts. The entries of `GradScaler.state_dict()`, which `convert`
+/// of the module `torch` writes as `scaler` into `training.json`, go in by name:
 /// `scale` is `scale`, `_growth_tracker` is `good_steps`, and the other three are fields of [`DynamicScale`].
 ///
 /// ```

@@ -6,16 +6,13 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, Error, ErrorKind, Momentum, Nesterov,
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, ErrorKind, Momentum, Nesterov,
     Optimiser, OptimiserChain, Parameter, RMSProp, Scale, Schedule, StateTree, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
-use crate::files::torch_state::{
-    bytes, count, file, floats, golden, group, lone, moments, refused, torch_error,
-};
-use support::common::{Vars, bits, constant, is_kind, says, var};
-use support::torch_runs::{json as read, model, optimisers, read_parameters};
+use crate::files::torch_state::{bytes, count, file, floats, group, lone, moments, refused, torch_error};
+use support::common::{Vars, constant, is_kind, says, var};
 
 #[test]
 fn definitions_that_differ_are_refused() {
@@ -244,7 +241,7 @@ fn files_that_do_not_fit_are_refused() {
         ),
         (with("x/step", Some(count(1.5))), "step in the file is 1.5, expected a count of steps"),
         (with("x/step", Some(count(-1.0))), "step in the file is -1, expected a count of steps"),
-        (with("x/step", Some(floats(&[1.0, 2.0]))), "step in the file is a tensor of shape [2]"),
+        (with("x/step", Some(floats(&[1.0, 2.0]))), "step in the file is a tensor of F32 and shape [2]"),
     ];
     for (file, words) in cases {
         let error = error(&file);
@@ -262,10 +259,6 @@ fn files_that_do_not_fit_are_refused() {
         (
             file(&moments(), json!({ "params": ["x", "x"] })),
             "parameter \"x\": two parameters of the file are this parameter",
-        ),
-        (
-            file(&moments(), json!({})).named(["x", "y"]),
-            "the parameters of the file are given 2 names, expected 1",
         ),
         (file(&moments(), json!({ "lr": "fast" })), "the file's lr is \"fast\", expected a number"),
         (file(&moments(), json!({ "betas": [0.9] })), "the file's betas is [0.9], expected two numbers"),
@@ -288,19 +281,20 @@ fn files_that_do_not_fit_are_refused() {
 
 #[test]
 fn files_of_other_formats_are_refused() {
-    let pickled = std::fs::read(golden("momentum.pt")).expect("a file");
     let flat = bytes(&moments(), &group(json!({})));
     let plain = safetensors::serialize(HashMap::from([("x", floats(&[1.0]))]), None).expect("a file");
     let stray = bytes(&[("y/exp_avg", floats(&[1.0]))], &group(json!({})));
     let unnamed = bytes(&[("exp_avg", floats(&[1.0]))], &group(json!({})));
+    let pickled =
+        "a file of `torch.save`, and not a safetensors file; convert the file with the function `convert`";
     let cases: [(Vec<u8>, &str); 7] = [
-        (Vec::new(), "neither a whole safetensors file"),
-        (b"\x80\x02}q\x00.".to_vec(), "neither a whole safetensors file"),
-        (flat[..flat.len() - 1].to_vec(), "neither a whole safetensors file"),
-        (pickled[..pickled.len() - 30].to_vec(), "neither a whole safetensors file"),
+        (Vec::new(), "not a whole safetensors file"),
+        (b"\x80\x02}q\x00.".to_vec(), pickled),
+        (b"PK\x03\x04\0\0\0\0\0\0".to_vec(), pickled),
+        (flat[..flat.len() - 1].to_vec(), "not a whole safetensors file"),
         (plain, "its metadata has no \"param_groups\""),
         (stray, "it has the state of a parameter \"y\" that no group has"),
-        (unnamed, "is not named <parameter>/<entry>"),
+        (unnamed, "is not named <parameter>/<key>"),
     ];
     for (bytes, words) in cases {
         let error = torch_error(TorchState::from_bytes("state", bytes).expect_err("an error")).to_string();
@@ -308,34 +302,6 @@ fn files_of_other_formats_are_refused() {
     }
     let missing = TorchState::open("no/such/file").expect_err("an error");
     is_kind(&missing, ErrorKind::Io, &["torch state no/such/file: cannot read the file"]);
-}
-
-/// Wherever a bit of a file of torch's is another, it is refused, or it was in a place that nobody reads;
-/// nothing panics.
-#[test]
-fn damaged_files_are_refused() {
-    let whole = std::fs::read(golden("momentum.pt")).expect("a file");
-    let expected = read(&golden("expected.json"));
-    let model = model(&read_parameters(&expected["momentum"]["after_20"]));
-    let (_, optimiser) = optimisers().into_iter().find(|(name, _)| *name == "momentum").expect("the run");
-    let restored = |bytes: Vec<u8>| {
-        let mut state = setup(optimiser.clone(), &model).expect("a state");
-        TorchState::from_bytes("state", bytes)?.restore(&mut state)?;
-        let velocity =
-            |leaf: &optimisers::Leaf| bits(&leaf.tensor("1.velocity").expect("a copy").expect("a tensor"));
-        Ok::<_, Error>(state.leaves().map(velocity).collect::<Vec<_>>())
-    };
-    let (sound, mut refusals) = (restored(whole.clone()).expect("a whole file"), 0);
-    for place in 0..whole.len() {
-        let mut bytes = whole.clone();
-        bytes[place] ^= 1 << (place % 8);
-        match restored(bytes) {
-            Ok(state) => assert!(state == sound, "byte {place}"),
-            Err(_) => refusals += 1,
-        }
-        assert!(restored(whole[..place].to_vec()).is_err(), "{place} bytes");
-    }
-    assert!(refusals > 900, "{refusals} of {}", whole.len());
 }
 
 #[test]

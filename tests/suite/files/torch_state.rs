@@ -1,7 +1,7 @@
 //! The state of torch's optimisers: files that torch wrote, and what is refused. Whole runs with a live torch
 //! are in `tests/torch.rs`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -85,64 +85,44 @@ pub fn torch_error(error: Error) -> Error {
 #[test]
 fn runs_go_on_from_files_that_torch_wrote() {
     let expected = read(&golden("expected.json"));
-    let mut formats = BTreeMap::new();
     for (name, optimiser) in optimisers() {
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
-        for format in ["pt", "safetensors"] {
-            let path = golden(&format!("{name}.{format}"));
-            if !path.exists() {
-                continue;
-            }
-            *formats.entry(format).or_insert(0) += 1;
-            let model = model(&after_20);
-            let mut state = setup(optimiser.clone(), &model).expect("a state");
-            assert!(
-                TorchState::open(&path)
-                    .and_then(|file| file.restore(&mut state))
-                    .expect("torch's state")
-                    .is_empty()
-            );
-            steps(&mut state, &model, 20);
-            assert_close(&parameters(&model), &after_40, name);
-        }
+        let path = golden(&format!("{name}.safetensors"));
+        let model = model(&after_20);
+        let mut state = setup(optimiser, &model).expect("a state");
+        let file = TorchState::open(path).expect("a file");
+        assert!(file.restore(&mut state).expect("torch's state").is_empty());
+        steps(&mut state, &model, 20);
+        assert_close(&parameters(&model), &after_40, name);
     }
-    assert_eq!(formats, BTreeMap::from([("pt", 4), ("safetensors", 11)]));
 }
 
 /// Two groups under one scheduler of torch's go on at its rates, to 15 digits.
 #[test]
 fn a_schedule_goes_on_from_files_that_torch_wrote() {
     let expected = read(&golden("scheduled.json"));
-    let mut files = 0;
     for ScheduledRun { name, optimiser, schedule } in scheduled() {
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
-        for path in ["pt", "safetensors"]
-            .map(|format| golden(&format!("{name}.{format}")))
-            .iter()
-            .filter(|path| path.exists())
-        {
-            files += 1;
-            let model = model_in(DType::F64, &after_20);
-            let mut state = setup(optimiser.clone(), &model).expect("a state");
-            let file = || TorchState::open(path).expect("a file").taking_over_fields();
-            state.schedule(schedule.clone()).expect("a schedule");
-            let error = file().restore(&mut state).expect_err("another step");
-            says(&error, &["torch's lr in the file is", "as the schedule gives in step 0", "`last_epoch`"]);
-            let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-            state.set_steps(last_epoch);
-            file().restore(&mut state).expect("torch's state");
-            assert_eq!(state.warnings(), []);
-            let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
-            let own: Vec<_> = state.leaves().map(|leaf| leaf.field(field)).collect();
-            let [fc, others] = GROUP_RATES.map(|rate| Some(rate.into()));
-            assert_eq!(own, [others, fc, fc], "{name}");
-            steps(&mut state, &model, 20);
-            assert_exact(&parameters(&model), &after_40, name);
-        }
+        let path = golden(&format!("{name}.safetensors"));
+        let model = model_in(DType::F64, &after_20);
+        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        let file = || TorchState::open(&path).expect("a file").taking_over_fields();
+        state.schedule(schedule.clone()).expect("a schedule");
+        let error = file().restore(&mut state).expect_err("another step");
+        says(&error, &["torch's lr in the file is", "as the schedule gives in step 0", "`last_epoch`"]);
+        let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
+        state.set_steps(last_epoch);
+        file().restore(&mut state).expect("torch's state");
+        assert_eq!(state.warnings(), []);
+        let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
+        let own: Vec<_> = state.leaves().map(|leaf| leaf.field(field)).collect();
+        let [fc, others] = GROUP_RATES.map(|rate| Some(rate.into()));
+        assert_eq!(own, [others, fc, fc], "{name}");
+        steps(&mut state, &model, 20);
+        assert_exact(&parameters(&model), &after_40, name);
     }
-    assert_eq!(files, 4);
 }
 
 /// Without a schedule of torch's groups the rates stay as they are, and are nobody's but the leaf's.
@@ -422,36 +402,20 @@ fn the_learning_rate_is_that_of_the_last_factor() {
 }
 
 #[test]
-fn names_come_from_the_caller_where_the_file_has_numbers() {
-    let path = golden("several.pt");
-    let places = TorchState::open(&path).expect_err("two optimisers").to_string();
-    assert!(places.contains("the file has optimiser states at optimizers.0, optimizers.1"), "{places}");
-    let model = start();
-    let mut adam = setup(Adam::new(0.5), &model).expect("a state");
-    let named = TorchState::open_at(&path, "optimizers.0").expect("a file");
-    assert_eq!(named.names(), Some(&["conv", "fc.bias", "fc.weight"].map(str::to_string)[..]));
-    named.restore(&mut adam).expect("torch's state");
-    assert_eq!(adam.leaf("conv").map(|leaf| leaf.steps()), Some(2));
-
-    let mut sgd = setup(Momentum::new(0.1), &model).expect("a state");
-    let numbered = || TorchState::open_at(&path, "optimizers.1").expect("a file");
-    says(
-        &numbered().restore(&mut sgd).expect_err("no names"),
-        &["numbers instead of names for its 3 parameters", "TorchState::named"],
+fn names_are_those_of_the_file_or_translated() {
+    let model = lone();
+    let wrapped = file(
+        &[
+            ("module.x/exp_avg", floats(&[1.0, 2.0])),
+            ("module.x/exp_avg_sq", floats(&[1.0, 4.0])),
+            ("module.x/step", count(3.0)),
+        ],
+        json!({ "params": ["module.x"] }),
     );
-    is_kind(
-        &numbered().renamed(str::to_string).expect_err("no names"),
-        ErrorKind::File,
-        &["numbers instead of names"],
-    );
-    let swapped =
-        numbered().named(["fc.weight", "fc.bias", "conv"]).restore(&mut sgd).expect_err("other shapes");
-    is_kind(&swapped, ErrorKind::Tensor, &["momentum_buffer in the file has shape"]);
-    let wrapped = numbered().named(["module.conv", "module.fc.bias", "module.fc.weight"]);
-    wrapped
-        .renamed(|name| name.replace("module.", ""))
-        .and_then(|file| file.restore(&mut sgd))
-        .expect("torch's state");
+    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    refused(&wrapped, &model, &mut state);
+    wrapped.renamed(|name| name.replace("module.", "")).restore(&mut state).expect("torch's state");
+    assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
 }
 
 /// Each rank takes and writes its part.
