@@ -187,12 +187,9 @@ pub(crate) fn not_whole(source: SafeTensorError) -> Error {
         .with_remedy("take an older file, or make it anew")
 }
 
-/// The error that a file cannot be read, or that it is another one than when it was opened.
+/// The error that a file cannot be read.
 pub(crate) fn read_error(source: io::Error) -> Error {
-    use io::ErrorKind::{InvalidData, UnexpectedEof};
-    let is_damaged = matches!(source.kind(), InvalidData | UnexpectedEof);
-    let kind = if is_damaged { ErrorKind::File } else { ErrorKind::Io };
-    Error::new(kind, "cannot read the file").caused_by(source)
+    Error::new(ErrorKind::Io, "cannot read the file").caused_by(source)
 }
 
 /// The error that a file cannot be opened as a safetensors file.

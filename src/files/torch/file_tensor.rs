@@ -99,7 +99,7 @@ mod tests {
         let file = std::fs::File::options().write(true).open(&path).expect("the file");
         file.set_len(length + 8).expect("a length");
         let error = read().expect_err("another file");
-        assert_eq!(error.kind(), crate::ErrorKind::File, "{error}");
+        assert_eq!(error.kind(), crate::ErrorKind::Io, "{error}");
         assert!(error.to_string().starts_with("cannot read the file: it was changed after"), "{error}");
     }
 }
