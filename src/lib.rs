@@ -95,7 +95,7 @@ pub use rule::{
 pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
 pub use step::figures::LeafFigures;
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
-pub use step::outcome::{Outcome, Outlier, SkipReason, Status};
+pub use step::outcome::{Outcome, SkipReason, Status};
 pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
 pub use step::streamed::StreamedStep;
@@ -105,7 +105,7 @@ pub use training::accumulator::Accumulator;
 pub use training::plateau::ReduceOnPlateau;
 pub use training::sam::{Climbed, Sam};
 pub use tree::schedule::Schedule;
-pub use tree::{Leaf, MasterValues, Selection, StateChange, StateTree, StateValue};
+pub use tree::{Leaf, MasterValues, Outlier, Selection, StateChange, StateTree, StateValue};
 pub use wrappers::*;
 
 // Named, because the compiler's error mentions a missing feature only for items that are named.

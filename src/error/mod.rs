@@ -4,8 +4,8 @@
 //! or its remedy.
 //!
 //! ```text
-//! checkpoint {file}: configuration, at {place}: parameter {path}: {problem} {got} at element {element},
-//! expected {expected}: {cause}; {remedy}
+//! checkpoint {file}: configuration, at {place}: parameter {path}: {role}: {problem} {got} at element
+//! {element}, expected {expected}: {cause}; {remedy}
 //! ```
 
 #[cfg(feature = "candle")]
@@ -20,7 +20,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use kind::ErrorKind;
-pub(crate) use names::{joined, listed, meant, one_of};
+pub(crate) use names::{each_once, joined, listed, meant, one_of};
 pub(crate) use tensors::FLOATS;
 
 /// The result of this crate's functions. `Result<T, E>` is the standard library's, so that it still works
@@ -63,6 +63,8 @@ struct Facts {
     remedy: Option<Cow<'static, str>>,
     /// The path of the parameter.
     path: Option<String>,
+    /// What the tensor is to the program ("gradient"), if the error is about its memory.
+    role: Option<&'static str>,
     rank: Option<usize>,
     /// What the file is ("checkpoint"), and its path.
     file: Option<(&'static str, PathBuf)>,
@@ -136,6 +138,7 @@ impl Error {
             expected: None,
             remedy: None,
             path: None,
+            role: None,
             rank: None,
             file: None,
             place: None,
@@ -201,11 +204,11 @@ impl Error {
         self
     }
 
-    /// If the error is about memory, replaces "the tensor" in it by what the tensor is to the program.
-    pub(crate) fn naming(mut self, name: &str) -> Self {
-        // The code that lends memory does not have the name, so its texts have "the tensor".
+    /// Adds what the tensor is to the program, if the error is about memory and has no role: the code that
+    /// lends memory does not know the role. An error of another kind is one of what ran on the memory.
+    pub(crate) fn in_role(mut self, role: &'static str) -> Self {
         if self.0.kind == ErrorKind::Memory {
-            self.0.problem = self.0.problem.replacen("the tensor", &format!("the {name}"), 1).into();
+            self.0.role.get_or_insert(role);
         }
         self
     }
@@ -235,7 +238,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Facts { problem, got, element, expected, remedy, path, file, place, cause, .. } = &*self.0;
+        let Facts { problem, got, element, expected, remedy, path, role, file, place, cause, .. } = &*self.0;
         if let Some((what, file)) = file {
             write!(f, "{what} {}: ", file.display())?;
         }
@@ -246,6 +249,9 @@ impl fmt::Display for Error {
         }
         if let Some(path) = path {
             write!(f, "parameter {path:?}: ")?;
+        }
+        if let Some(role) = role {
+            write!(f, "{role}: ")?;
         }
         f.write_str(problem)?;
         if let Some(got) = got {

@@ -1,5 +1,6 @@
 //! Lists of names in messages, and the name that the user may have meant.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 
 use super::{Error, ErrorKind};
@@ -7,19 +8,29 @@ use super::{Error, ErrorKind};
 impl Error {
     /// The error for an unknown name. `what` is the kind of thing that is named: "rule". The message suggests
     /// the nearest available name.
-    pub(crate) fn unknown(what: impl Display, name: &str, available: &[String]) -> Self {
+    pub(crate) fn unknown(what: impl Display, name: &str, available: &[impl AsRef<str>]) -> Self {
         Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
             .with_expected(one_of(available))
+    }
+
+    /// [`Error::unknown`] among the paths of a model, of which the message has only the first.
+    pub(crate) fn unknown_path<'p>(what: &str, path: &str, paths: impl Iterator<Item = &'p str>) -> Self {
+        let paths: Vec<&str> = paths.collect();
+        Error::unknown(what, path, &paths).with_expected(one_of(&listed(paths.into_iter())))
     }
 }
 
 /// The available names, as text for [`Error::with_expected`].
-pub(crate) fn one_of(available: &[String]) -> String {
-    if available.is_empty() { "none".to_string() } else { format!("one of: {}", joined(available)) }
+pub(crate) fn one_of(available: &[impl AsRef<str>]) -> String {
+    format!("{}{}", if available.is_empty() { "" } else { "one of: " }, joined(available))
 }
 
-/// Names with commas. An empty name, which is the path of a model that is a single variable, is in quotes.
+/// Names with commas, or "none". An empty name, which is the path of a model that is a single variable, is in
+/// quotes.
 pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
+    if names.is_empty() {
+        return "none".to_string();
+    }
     names
         .iter()
         .map(|name| if name.as_ref().is_empty() { "\"\"" } else { name.as_ref() })
@@ -35,6 +46,12 @@ pub(crate) fn listed(names: impl Iterator<Item = impl Into<String>>) -> Vec<Stri
         names[LISTED] = "...".to_string();
     }
     names
+}
+
+/// The names without those that stand before, in their order.
+pub(crate) fn each_once<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let mut known = HashSet::new();
+    names.filter(|name| known.insert(*name)).map(str::to_string).collect()
 }
 
 /// Names in other libraries and of other rules, each with the name of this crate. A name may occur twice: the
@@ -55,22 +72,23 @@ const ELSEWHERE: [(&str, &str); 12] = [
 ];
 
 /// The available name that an unknown one may mean, as text in brackets; empty if no name is near.
-pub(crate) fn meant(name: &str, available: &[String]) -> String {
+pub(crate) fn meant(name: &str, available: &[impl AsRef<str>]) -> String {
     /// No name of this crate is nearly as long, and `edits` takes time in proportion to both lengths.
     const LONGEST: usize = 64;
     if name.len() > LONGEST {
         return String::new();
     }
-    let is_available = |ours: &str| available.iter().any(|known| known == ours);
+    let available = || available.iter().map(AsRef::as_ref);
+    let is_available = |ours: &str| available().any(|known| known == ours);
     let elsewhere = ELSEWHERE.iter().find(|(theirs, ours)| *theirs == name && is_available(ours));
     let is_same = |known: &str| known.eq_ignore_ascii_case(name);
     let nearest = || {
-        let near = available.iter().map(|known| (edits(name, known), known.as_str()));
+        let near = available().map(|known| (edits(name, known), known));
         near.min().filter(|(edits, _)| *edits <= (name.len() / 3).min(2)).map(|(_, known)| known)
     };
     let found = elsewhere
         .map(|(_, ours)| *ours)
-        .or_else(|| available.iter().map(String::as_str).find(|known| is_same(known)))
+        .or_else(|| available().find(|known| is_same(known)))
         .or_else(nearest);
     found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
 }

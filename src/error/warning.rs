@@ -35,7 +35,7 @@ use super::joined;
 /// assert_eq!(outcome.warnings, state.warnings());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
     /// Parameters without a gradient, which stay as they are.
@@ -62,8 +62,8 @@ pub enum Warning {
         entry: String,
         /// The index of the first such number of `entry`, in row-major order.
         index: usize,
-        /// The number at `index`.
-        value: f64,
+        /// The number at `index`: `inf`, `-inf` or `NaN`.
+        value: String,
     },
     /// A file of a state with open windows of [`AccumGrad`](crate::AccumGrad).
     ///
@@ -205,13 +205,6 @@ pub enum Warning {
         /// The step, from 0 on.
         step: u64,
     },
-}
-
-/// Compares what `Debug` prints, so that NaN is equal to itself.
-impl PartialEq for Warning {
-    fn eq(&self, other: &Self) -> bool {
-        format!("{self:?}") == format!("{other:?}")
-    }
 }
 
 impl fmt::Display for Warning {

@@ -5,7 +5,7 @@ mod choice;
 
 use wildmatch::WildMatch;
 
-use crate::error::{Error, ErrorKind, Result, listed, one_of};
+use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
 
 /// Path patterns in an order. `*` matches any text, dots included, and `?` one character. A pattern must
 /// match the whole path.
@@ -34,17 +34,15 @@ impl Patterns {
         (0..self.texts.len()).find(|&pattern| self.matches(pattern, paths))
     }
 
-    /// Refuses a pattern that matches no parameter, because it is probably mistyped. Each element of
-    /// `parameters` has all paths of a parameter.
-    pub(crate) fn check_matched(&self, parameters: &[Vec<&str>]) -> Result<()> {
-        let is_idle = |&pattern: &usize| !parameters.iter().any(|paths| self.matches(pattern, paths));
-        let Some(idle) = (0..self.texts.len()).find(is_idle) else { return Ok(()) };
-        Err(self.unmatched(idle, parameters.iter().filter_map(|paths| paths.first().copied())))
+    /// Refuses a pattern that matches none of the paths, because it is probably mistyped.
+    pub(crate) fn check_matched<'p>(&self, paths: impl Iterator<Item = &'p str> + Clone) -> Result<()> {
+        let is_idle = |&pattern: &usize| !paths.clone().any(|path| self.compiled[pattern].matches(path));
+        (0..self.texts.len()).find(is_idle).map_or(Ok(()), |idle| Err(self.unmatched(idle, paths.clone())))
     }
 
-    /// The error for a pattern that matches none of these paths.
+    /// The error for a pattern that matches none of these paths, which may contain a path twice.
     fn unmatched<'p>(&self, pattern: usize, paths: impl Iterator<Item = &'p str>) -> Error {
-        let available = listed(paths);
+        let available = listed(each_once(paths).into_iter());
         Error::new(ErrorKind::Argument, format!("the pattern {:?} matches no parameter", self.texts[pattern]))
             .with_expected(format_args!("one that matches {}", one_of(&available)))
     }

@@ -231,7 +231,7 @@ impl<S: AsRef<[usize]> + Send + Sync> Lend for TensorSlice<'_, S> {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only("tensor"))
+        Err(read_only())
     }
 }
 

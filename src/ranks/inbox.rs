@@ -157,7 +157,7 @@ fn byte_length(tensor: &Tensor) -> usize {
 /// The locks of tensors. `storage_of` compares the length of each storage with its tensor, because other
 /// ranks wait for exactly that many bytes.
 fn locked(tensors: &[Tensor]) -> Result<Vec<(impl Deref<Target = Storage>, &Layout)>> {
-    tensors.iter().map(|tensor| storage_of("tensor", tensor)).collect()
+    tensors.iter().map(storage_of).collect()
 }
 
 /// The bytes of contiguous tensors on the host, without those of empty tensors.
@@ -180,7 +180,7 @@ fn with_bytes_mut(
     };
     let mut held = Some(held);
     with_numbers_mut(first, &mut |storage, _| {
-        check_on_cpu("tensor", storage, first)?;
+        check_on_cpu(storage, first)?;
         let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
         held.push(bytes_mut(storage)?);
         with_bytes_mut(rest, held, run)

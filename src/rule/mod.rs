@@ -24,7 +24,7 @@ pub(crate) use description::rates::{
 pub(crate) use description::record::OptimiserRecord;
 pub use description::role::Role;
 pub use description::setting::Setting;
-pub(crate) use description::{FieldDescription, FieldValues, each_once, has_no, out_of_range};
+pub(crate) use description::{FieldDescription, FieldValues, has_no, out_of_range};
 pub use evaluation::Evaluation;
 pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};
 pub(crate) use gradient::Windows;

@@ -3,6 +3,7 @@
 use super::figures::LeafFigures;
 use super::paths::Paths;
 use crate::error::warning::Warning;
+use crate::tree::Outlier;
 
 /// What a call of [`update`](crate::update) did.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,18 +43,6 @@ pub struct Outcome {
     /// A state gives each kind of warning once in its life;
     /// [`StateTree::warnings`](crate::StateTree::warnings) has all of them.
     pub warnings: Vec<Warning>,
-}
-
-/// A norm that is too far above those of earlier calls.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Outlier {
-    /// The [group](crate::SkipOutliers::group) of parameters.
-    pub group: u64,
-    /// The norm of their gradients.
-    pub norm: f64,
-    /// The largest norm that is accepted.
-    pub limit: f64,
 }
 
 /// The kind of outcome of a call of [`update`](crate::update).

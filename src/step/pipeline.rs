@@ -20,7 +20,7 @@ use std::slice;
 
 use super::call::UpdateCall;
 use super::leaf::{GradientSource, LeafPlan, LeafUpdate};
-use super::outcome::{Outcome, Outlier, SkipReason, Status};
+use super::outcome::{Outcome, SkipReason, Status};
 use super::ranks::Ranks;
 use super::summary::StepSummary;
 use crate::engine::{Epilogue, Job, ReduceOutcome, UpdateTargets, for_all};
@@ -29,7 +29,7 @@ use crate::error::warning::Warning;
 use crate::model::lent::Lent;
 use crate::ranks::{Call, KeptSums};
 use crate::rule::Progress;
-use crate::tree::{Leaf, LimitedNorms, NormHistories, NormOutlier, StateTree};
+use crate::tree::{Leaf, LimitedNorms, NormHistories, StateTree};
 
 /// Applies a step. `parameters` and `gradients` are in the order of the leaves.
 pub(super) fn step(
@@ -139,7 +139,14 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         let ReduceOutcome { offender, group_norms, limited } = ranks.reduce(engine, self.jobs)?;
         self.summary.group_norms = group_norms.into_iter().collect();
         let ending = match offender {
-            None => norms.outlier(&limited).map_or(Ending::Committed, Ending::of_outlier),
+            None => match norms.outlier(&limited) {
+                Some(outlier) => Ending::Skipped {
+                    // If the norm is of gradients that windows have collected, they are given up.
+                    ends_windows: limited[&outlier.group].1.is_collected,
+                    reason: SkipReason::Outlier(outlier),
+                },
+                None => Ending::Committed,
+            },
             Some(path) => self.not_finite(path, sums)?,
         };
         Ok(ReducedStep { step: self, ending, limited, left })
@@ -220,12 +227,6 @@ pub(super) enum Ending {
 impl Ending {
     fn skipped(reason: SkipReason) -> Self {
         Ending::Skipped { reason, ends_windows: false }
-    }
-
-    /// The ending for an outlier. If the norm is of gradients that windows have collected, they are given up.
-    fn of_outlier(NormOutlier { group, norm, limit, is_collected }: NormOutlier) -> Self {
-        let reason = SkipReason::Outlier(Outlier { group, norm, limit });
-        Ending::Skipped { reason, ends_windows: is_collected }
     }
 }
 

@@ -199,7 +199,7 @@ impl StreamedStep<'_> {
     /// without this gradient, and the scaler lowers its scale in `finish`.
     fn push_lent(&self, path: &str, gradient: &dyn Lend, passes_over: bool) -> Result<()> {
         let Some(place) = self.state.place(path) else {
-            return Err(Error::unknown("parameter for the gradient of", path, &self.state.known_paths()));
+            return Err(self.state.unknown_gradient(path));
         };
         let Some(index) = place else { return Ok(()) };
         let mut open = match self.leaves[index].try_lock() {

@@ -11,7 +11,7 @@ use super::loss_scaler::LossScaler;
 use super::outcome::Outcome;
 use super::pipeline::step;
 use crate::engine::{Engine, Sources};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Model;
 use crate::model::gradients::{GradientLookUp, Gradients, look_up, looked_up};
 use crate::model::lent::Lent;
@@ -421,8 +421,6 @@ fn owned(
 
 /// Refuses a gradient for a path that the state neither has nor left out.
 pub(super) fn check_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
-    match grads.paths().find(|path| !state.knows(path)) {
-        Some(path) => Err(Error::unknown("parameter for the gradient of", path, &state.listed())),
-        None => Ok(()),
-    }
+    let unknown = grads.paths().find(|path| state.place(path).is_none());
+    unknown.map_or(Ok(()), |path| Err(state.unknown_gradient(path)))
 }

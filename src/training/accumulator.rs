@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::engine::{filled, rounded};
-use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
+use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
@@ -130,8 +130,8 @@ impl Accumulator {
         }
         let known: HashSet<&str> = self.sums.iter().flat_map(|own| &own.paths).map(String::as_str).collect();
         if let Some(path) = grads.paths().find(|path| !known.contains(path)) {
-            let paths = listed(self.sums.iter().map(|own| &own.paths[0]));
-            return Err(Error::unknown("parameter for the gradient of", path, &paths));
+            let paths = self.sums.iter().map(|own| &*own.paths[0]);
+            return Err(Error::unknown_path("parameter for the gradient of", path, paths));
         }
         looked_up(grads, |grads| self.add_found(grads, weight))
     }

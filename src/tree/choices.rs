@@ -44,13 +44,12 @@ pub(crate) fn chosen<'m, O: IntoOptimiser>(
 
 /// Refuses optimisers that decide by a pattern which no path of the model matches.
 pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
-    let parameters: Vec<Vec<&str>> =
-        choices.iter().map(|(variable, _)| variable.paths.iter().map(String::as_str).collect()).collect();
+    let paths = choices.iter().flat_map(|(variable, _)| &variable.paths).map(String::as_str);
     let mut last = None;
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // Variables in a row usually share one `Arc`, whose patterns are then checked once.
         if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
-            Patterns::new(optimiser.description().patterns()).check_matched(&parameters)?;
+            Patterns::new(optimiser.description().patterns()).check_matched(paths.clone())?;
         }
     }
     Ok(())

@@ -262,7 +262,10 @@ impl StateTree {
                     let unknown = || Error::unknown("entry", &entry.name, &names.all());
                     (Some(leaf), names.place(&entry.name).ok_or_else(unknown)?)
                 }
-                _ => return Err(Error::unknown("parameter of the state", &entry.path, &self.listed())),
+                _ => {
+                    let paths = self.leaves.iter().map(Leaf::path);
+                    return Err(Error::unknown_path("parameter of the state", &entry.path, paths));
+                }
             };
             if !taken.insert(found) {
                 let twice = Error::new(ErrorKind::Argument, format!("{} is given twice", entry.label));

@@ -262,7 +262,7 @@ impl Leaf {
     }
 
     /// All paths of the parameter: several if a variable is tied to several places of the model.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
+    pub fn paths(&self) -> impl Iterator<Item = &str> + Clone {
         std::iter::once(self.path.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 

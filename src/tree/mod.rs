@@ -47,7 +47,8 @@ pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
 pub use new_masters::MasterValues;
 pub(crate) use new_masters::{WeightFiles, values_of};
-pub(crate) use norms::{LimitedNorms, NormHistories, NormOutlier};
+pub use norms::Outlier;
+pub(crate) use norms::{LimitedNorms, NormHistories};
 pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
@@ -491,33 +492,24 @@ impl StateTree {
         if self.is_empty() {
             return error.with_remedy("`add` parameters to the state first");
         }
-        let error = error.with_expected(one_of(&self.listed()));
+        let error = error.with_expected(one_of(&listed(self.leaves.iter().map(Leaf::path))));
         match selection.contains(['*', '?', '[']) {
             true => error.with_remedy("a path is no pattern: choose by pattern with `select_where`"),
             false => error,
         }
     }
 
-    /// Some paths, for errors.
-    pub(crate) fn listed(&self) -> Vec<String> {
-        listed(self.leaves.iter().map(Leaf::path))
+    /// The error for a gradient with a path that the state neither has nor left out.
+    pub(crate) fn unknown_gradient(&self, path: &str) -> Error {
+        // Not the leaves, which are out of the tree while a `StreamedStep` has them.
+        let mut paths: Vec<&str> = self.by_path.keys().map(String::as_str).collect();
+        paths.sort_unstable();
+        Error::unknown_path("parameter for the gradient of", path, paths.into_iter())
     }
 
     /// The index of the leaf with this path; `Some(None)` for a path that was left out.
     pub(crate) fn place(&self, path: &str) -> Option<Option<usize>> {
         self.by_path.get(path).copied()
-    }
-
-    /// Some paths, also of variables that were left out, for errors.
-    pub(crate) fn known_paths(&self) -> Vec<String> {
-        let mut paths: Vec<&str> = self.by_path.keys().map(String::as_str).collect();
-        paths.sort_unstable();
-        listed(paths.into_iter())
-    }
-
-    /// Whether a gradient may have this name.
-    pub(crate) fn knows(&self, path: &str) -> bool {
-        self.by_path.contains_key(path)
     }
 }
 

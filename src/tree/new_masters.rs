@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use super::{Leaf, StateTree};
 use crate::engine::{owned_on, set_lent};
-use crate::error::{Error, Result, listed};
+use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{DType, first_non_finite, ranges};
@@ -112,8 +112,8 @@ impl StateTree {
             .chain(self.leaves.iter().flat_map(|leaf| leaf.paths()))
             .collect();
         if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
-            let available = listed(variables.keys().map(String::as_str));
-            return Err(Error::unknown("variable in the model with the path", path, &available));
+            let paths = variables.keys().map(String::as_str);
+            return Err(Error::unknown_path("variable in the model with the path", path, paths));
         }
         // By identity, because a renamed state has other paths than its model.
         let in_model: HashMap<Identity, &String> =

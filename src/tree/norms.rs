@@ -15,13 +15,16 @@ pub(crate) struct NormHistories(BTreeMap<u64, VecDeque<Number>>);
 /// The norms of a call that have a limit, by group.
 pub(crate) type LimitedNorms = BTreeMap<u64, (f64, NormLimit)>;
 
-/// A norm above its limit.
-pub(crate) struct NormOutlier {
-    pub(crate) group: u64,
-    pub(crate) norm: f64,
-    pub(crate) limit: f64,
-    /// Whether it is the norm of a gradient that was collected in several calls.
-    pub(crate) is_collected: bool,
+/// A norm that is too far above those of earlier calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Outlier {
+    /// The [group](crate::SkipOutliers::group) of parameters.
+    pub group: u64,
+    /// The norm of their gradients.
+    pub norm: f64,
+    /// The largest norm that is accepted.
+    pub limit: f64,
 }
 
 impl NormHistories {
@@ -37,11 +40,10 @@ impl NormHistories {
     }
 
     /// The first group whose norm is an outlier.
-    pub(crate) fn outlier(&self, norms: &LimitedNorms) -> Option<NormOutlier> {
-        norms.iter().find_map(|(&group, &(norm, limit))| {
-            let (sigma, is_collected) = (limit.sigma, limit.is_collected);
-            let limit = self.limit(group, sigma, limit.window).filter(|limit| norm > *limit)?;
-            Some(NormOutlier { group, norm, limit, is_collected })
+    pub(crate) fn outlier(&self, norms: &LimitedNorms) -> Option<Outlier> {
+        norms.iter().find_map(|(&group, &(norm, NormLimit { sigma, window, .. }))| {
+            let limit = self.limit(group, sigma, window).filter(|limit| norm > *limit)?;
+            Some(Outlier { group, norm, limit })
         })
     }
 

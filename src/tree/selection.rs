@@ -8,14 +8,14 @@
 //! Thousands of leaves may share an optimiser, so steps 1 and 2 are cached by its address. `commit` then only
 //! assigns.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::acting::act;
 use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, fields_with};
 use super::once::Once;
 use super::{Leaf, StateTree, leaked};
-use crate::error::{Error, ErrorKind, Result, listed, one_of};
+use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
 use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, has_no};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
@@ -164,10 +164,8 @@ impl Selection<'_> {
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
         let adjustment = Adjustment::new(self.leaves(), vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
-            let mut rules: Vec<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
-            rules.sort();
-            rules.dedup();
-            let rules = listed(rules.iter().map(String::as_str)).join(" or ");
+            let rules: BTreeSet<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
+            let rules = listed(rules.iter()).join(" or ");
             return Err(has_no(&rules, "field", name, &available_in(self.leaves(), name)));
         }
         self.commit(adjustment);
@@ -190,10 +188,8 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
 
 /// The names of the fields that these leaves have, for the error that `name` is not among them.
 pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
-    let mut seen = HashSet::new();
-    let mut all: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
-    all.retain(|name| seen.insert(name.clone()));
-    all
+    let all: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
+    each_once(all.iter().map(String::as_str))
 }
 
 /// Which fields of an optimiser to set.

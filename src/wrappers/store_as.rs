@@ -1,7 +1,6 @@
-use crate::error::Result;
+use crate::error::{Result, each_once};
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, each_once,
-    has_no,
+    Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, has_no,
 };
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).

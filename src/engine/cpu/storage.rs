@@ -309,6 +309,6 @@ pub(super) fn with_read(
 }
 
 /// Refuses memory of another length than the leaf's.
-fn check_length(tensor: &'static str, got: (DType, usize), expected: usize) -> Result<()> {
-    if got.1 == expected { Ok(()) } else { Err(other_memory(got, (got.0, expected)).naming(tensor)) }
+fn check_length(role: &'static str, got: (DType, usize), expected: usize) -> Result<()> {
+    if got.1 == expected { Ok(()) } else { Err(other_memory(got, (got.0, expected)).in_role(role)) }
 }

@@ -47,7 +47,7 @@ macro_rules! on_slice {
 
 /// The address of the first element of a contiguous tensor that `stream` reads.
 pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
-    let (storage, layout) = storage_of("tensor", tensor)?;
+    let (storage, layout) = storage_of(tensor)?;
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
     let (address, _noted_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
@@ -80,7 +80,7 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
         stream.synchronize().w()?;
         Tensor::from_vec(values, shape, &Device::Cpu)
     }
-    let (storage, layout) = storage_of("gradient", tensor)?;
+    let (storage, layout) = storage_of(tensor).map_err(|error| error.in_role("gradient"))?;
     let range = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
     Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
@@ -117,7 +117,7 @@ impl InplaceOp1 for WriteFromHost<'_> {
             let stream = slice.stream().clone();
             stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
         }
-        check_on_cuda("parameter", storage, self.variable)?;
+        check_on_cuda(storage, self.variable).map_err(|error| error.in_role("parameter"))?;
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (values, from) = self.values.storage_and_layout();
         let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
@@ -135,7 +135,7 @@ struct FindAddress<'s> {
 
 impl FindAddress<'_> {
     fn address(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<u64> {
-        check_on_cuda("tensor", storage, self.tensor)?;
+        check_on_cuda(storage, self.tensor)?;
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let size = storage.dtype().size_in_bytes();
         let (address, _noted_on_drop) =

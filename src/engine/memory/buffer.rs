@@ -335,7 +335,7 @@ impl Lend for Buffer {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only("tensor"))
+        Err(read_only())
     }
 
     fn tensor(&self) -> Option<&Tensor> {

@@ -35,19 +35,19 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// The addresses of lent memory. Refuses a storage that does not hold what its tensor declares. `name` is
-    /// the role of the memory in errors, such as "gradient".
-    pub(crate) fn of(name: &'static str, lender: &dyn Lend) -> Result<Self> {
+    /// The addresses of lent memory. Refuses a storage that does not hold what its tensor declares. `role` is
+    /// that of the memory in errors, such as "gradient".
+    pub(crate) fn of(role: &'static str, lender: &dyn Lend) -> Result<Self> {
         let Some(tensor) = lender.tensor() else {
             let mut first = 0;
-            read(name, lender, &mut |view| {
+            read(role, lender, &mut |view| {
                 first = view.memory().address();
                 Ok(())
             })?;
             return Ok(Addresses { memory: lender.memory(), first });
         };
         // One lock for both addresses, so that they belong to one storage.
-        let (storage, layout) = storage_of(name, tensor)?;
+        let (storage, layout) = storage_of(tensor).map_err(|error| error.in_role(role))?;
         let first = on_cpu(&storage).map_or(0, |numbers| {
             let start = layout.start_offset() * tensor.dtype().size_in_bytes();
             bytes(numbers).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
@@ -113,12 +113,12 @@ fn change(how: impl FnOnce(&mut WrittenStorages)) {
 /// # Errors
 /// If the storage does not hold what the tensor declares.
 pub(crate) fn unshared(
-    name: &'static str,
+    role: &'static str,
     tensor: Tensor,
     written: &WrittenStorages,
     own: &[usize],
 ) -> Result<Tensor> {
-    drop(storage_of(name, &tensor)?);
+    drop(storage_of(&tensor).map_err(|error| error.in_role(role))?);
     let is_written = |storage: usize| written.contains_key(&storage) || own.contains(&storage);
     let is_shared = tensor.is_variable() || Lend::memory(&tensor).is_some_and(is_written);
     if is_shared { Ok(tensor.detach().copy()?) } else { Ok(tensor) }

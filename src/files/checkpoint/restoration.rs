@@ -201,15 +201,11 @@ impl CheckpointFile {
         state: &StateTree,
         variables: Option<&BTreeMap<String, Lent<'_>>>,
     ) -> Result<()> {
-        if self.except.texts().is_empty() {
-            // The lists below are not made without need, because a damaged file may have many paths.
-            return Ok(());
-        }
         let of_model =
             self.record.model.iter().flatten().chain(variables.into_iter().flat_map(BTreeMap::keys));
-        let alone = self.record.leaves.keys().chain(of_model).map(|path| vec![path.as_str()]);
-        let all: Vec<Vec<&str>> = alone.chain(state.leaves().map(|leaf| leaf.paths().collect())).collect();
-        self.except.check_matched(&all).map_err(|error| error.in_file("checkpoint", &self.path))
+        let of_file = self.record.leaves.keys().chain(of_model).map(String::as_str);
+        let all = of_file.chain(state.leaves.iter().flat_map(Leaf::paths));
+        self.except.check_matched(all).map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
     fn check_leaf(
@@ -536,9 +532,8 @@ impl CheckpointFile {
 
 /// The error that the file lacks a parameter.
 fn missing<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
-    let available = listed(available.map(String::as_str));
     Error::new(ErrorKind::Model, "the file lacks this parameter; the file has:")
-        .with_got(joined(&available))
+        .with_got(joined(&listed(available)))
         .with_remedy(PASS_THE_MODEL)
         .at(path)
 }

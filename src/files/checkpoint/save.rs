@@ -246,7 +246,7 @@ impl StateTree {
 pub(crate) fn warned(path: &Path, calls: u64, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
     found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
     let warning = found.first().map(|(entry, index, value)| {
-        let (entry, index, value) = (entry.clone(), *index, *value);
+        let (entry, index, value) = (entry.clone(), *index, value.to_string());
         Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
     });
     warning.iter().for_each(Warning::say);

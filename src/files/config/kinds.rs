@@ -10,10 +10,10 @@ use super::data::Data;
 use super::form::{FALLBACK, INNER, MEMBERS, Named, check_known};
 use super::place::Place;
 use super::written::{example, parts};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, each_once};
 use crate::numbers::DType::{BF16, F16, F32, F64};
 use crate::rule::{
-    Described, Elementwise, IntoOptimiser, Optimiser, OptimiserRecord, Rule, Setting, SlotFormat, each_once,
+    Described, Elementwise, IntoOptimiser, Optimiser, OptimiserRecord, Rule, Setting, SlotFormat,
 };
 use crate::rules::{Adam, AdamW, Lion, NAdam, catalogue};
 use crate::stores::{Kahan, MixedPrecision, SplitMaster, StochasticRounding};

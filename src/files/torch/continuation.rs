@@ -7,7 +7,7 @@ use super::counterpart::{Counterpart, TorchSlot};
 use super::file_tensor::{FileTensor, numbers};
 use super::settings::{GroupComparison, WantedFields};
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, FLOATS, Result, listed};
+use crate::error::{Error, ErrorKind, FLOATS, Result, joined, listed};
 use crate::files::tensor_file::{Entry, read_error};
 use crate::numbers::{DType, is_supported};
 use crate::rule::RATE;
@@ -73,7 +73,7 @@ impl<'c> Check<'c> {
                     ErrorKind::Model,
                     "the file has this parameter, but the state does not; the state has:",
                 )
-                .with_got(shown(state.listed()))
+                .with_got(joined(&listed(state.leaves().map(Leaf::path))))
                 .with_remedy(RENAME)
                 .at(name)
             };
@@ -91,7 +91,7 @@ impl<'c> Check<'c> {
         for leaf in state.leaves() {
             let missing = || {
                 Error::new(ErrorKind::Model, "the file lacks this parameter; the file has:")
-                    .with_got(shown(listed(names.iter().map(String::as_str))))
+                    .with_got(joined(&listed(names.iter())))
                     .with_remedy(RENAME)
                     .at(leaf.path())
             };
@@ -215,9 +215,5 @@ impl<'c> Check<'c> {
 /// The error that the file has no entry `key` for a parameter.
 fn lacks(key: &str, entries: &BTreeMap<String, String>) -> Error {
     Error::missing(format!("the file lacks {key:?} of this parameter; the file has:"))
-        .with_got(shown(listed(entries.keys().map(String::as_str))))
-}
-
-fn shown(names: Vec<String>) -> String {
-    if names.is_empty() { "none".to_string() } else { names.join(", ") }
+        .with_got(joined(&listed(entries.keys())))
 }

@@ -66,7 +66,7 @@ impl Lend for FileTensor<'_> {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only("tensor"))
+        Err(read_only())
     }
 }
 

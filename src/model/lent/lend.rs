@@ -96,31 +96,31 @@ impl dyn Lend + '_ {
 
     /// The tensor itself, or a copy of what is lent.
     pub(crate) fn tensor_or_copy(&self) -> Result<Tensor> {
-        self.tensor().map_or_else(|| copied(UNNAMED, self), |tensor| Ok(tensor.clone()))
+        self.tensor().map_or_else(|| copied("tensor", self), |tensor| Ok(tensor.clone()))
     }
 }
 
 /// Runs `run` on the memory of `lender`, if its dtype and length are those that `lender` reports.
 ///
-/// In errors `name`, such as "gradient", replaces "tensor".
+/// Errors name the role of the tensor, such as "gradient".
 pub(crate) fn read(
-    name: &'static str,
+    role: &'static str,
     lender: &dyn Lend,
     run: &mut dyn FnMut(View<'_>) -> Result<()>,
 ) -> Result<()> {
     let mut once = OneRun::of(lender);
     let lent = lender.read(&mut |view| {
         once.run(|| {
-            expect(lender, view.fits(lender.shape(), lender.dtype()))?;
+            check_fit(lender, view.fits(lender.shape(), lender.dtype()))?;
             run(view)
         })
     });
-    once.end(lent).map_err(|error| error.naming(name))
+    once.end(lent).map_err(|error| error.in_role(role))
 }
 
 /// [`read`], for memory that `run` may write.
 pub(crate) fn write(
-    name: &'static str,
+    role: &'static str,
     lender: &dyn Lend,
     run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>,
 ) -> Result<()> {
@@ -128,11 +128,11 @@ pub(crate) fn write(
     let lent = lender.write(&mut |memory| {
         once.run(|| {
             let got = (memory.dtype(), memory.len());
-            expect(lender, if got == (lender.dtype(), lender.elem_count()) { Ok(()) } else { Err(got) })?;
+            check_fit(lender, if got == (lender.dtype(), lender.elem_count()) { Ok(()) } else { Err(got) })?;
             run(memory)
         })
     });
-    once.end(lent).map_err(|error| error.naming(name))
+    once.end(lent).map_err(|error| error.in_role(role))
 }
 
 /// Counts the runs of a function that an owner has to run once, and keeps its first error.
@@ -169,7 +169,7 @@ impl<'l> OneRun<'l> {
                 if self.lender.tensor().is_some() || matches!(error.kind(), File | Io | Memory) {
                     return Err(error);
                 }
-                Err(Error::new(Memory, "the owner of the tensor does not lend it").caused_by(error))
+                Err(Error::new(Memory, "the owner does not lend the memory").caused_by(error))
             }
             (None, Ok(())) if self.runs == 0 => Err(not_lent(self.lender, 0)),
             (None, Ok(())) => Ok(()),
@@ -179,26 +179,26 @@ impl<'l> OneRun<'l> {
 
 /// Refuses a parameter whose memory differs from its shape or dtype, or is not in row-major order. If
 /// `is_written`, also one that its owner does not lend to be written.
-pub(crate) fn check_parameter(name: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
+pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
-        return storage_of(name, tensor).map(drop);
+        return storage_of(tensor).map(drop).map_err(|error| error.in_role(role));
     }
-    read(name, lender, &mut |view| match view.in_order() {
+    read(role, lender, &mut |view| match view.in_order() {
         Some(_) => Ok(()),
-        None => Err(Error::new(ErrorKind::Memory, "the tensor does not lie in row-major order")
+        None => Err(Error::new(ErrorKind::Memory, "the elements do not lie in row-major order")
             .with_remedy("let `Lend::read` hand over parameters in row-major order, as `Lend::write` does")),
     })?;
     // This loan writes nothing. It finds an owner that refuses to lend, before anything is changed.
-    if is_written { write(name, lender, &mut |_| Ok(())) } else { Ok(()) }
+    if is_written { write(role, lender, &mut |_| Ok(())) } else { Ok(()) }
 }
 
 /// A copy of what is lent.
-pub(crate) fn copied(name: &'static str, lender: &dyn Lend) -> Result<Tensor> {
+pub(crate) fn copied(role: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     if let Some(tensor) = lender.tensor() {
         return Ok(tensor.copy()?);
     }
     let mut copy = None;
-    read(name, lender, &mut |view| {
+    read(role, lender, &mut |view| {
         let shape = lender.shape();
         let numbers = owned(view.memory());
         copy = Some(match view.strides() {
@@ -242,13 +242,13 @@ fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tens
     rows_of(numbers, places)?.reshape(shape)
 }
 
-fn expect(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {
+fn check_fit(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {
     fits.map_err(|got| other_memory(got, (lender.dtype(), lender.elem_count())))
 }
 
 /// The error for an owner that lends another number of elements, or another dtype, than it reports.
 pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Error {
-    Error::new(ErrorKind::Memory, "the memory lent for the tensor has")
+    Error::new(ErrorKind::Memory, "the lent memory has")
         .with_got(format_args!("{} elements of {:?}", got.1, got.0))
         .with_expected(format_args!("{} of {:?}", expected.1, expected.0))
         .with_remedy(KEEP_TO)
@@ -260,17 +260,16 @@ pub(super) const KEEP_TO: &str =
 
 /// The error for an owner that did not run the function exactly once.
 fn not_lent(lender: &dyn Lend, runs: usize) -> Error {
-    let owner =
-        format!("the owner of the tensor of {} elements of {:?}", lender.elem_count(), lender.dtype());
-    Error::new(ErrorKind::Memory, format!("{owner} has run the function that it was given"))
+    let memory = format!("{} elements of {:?}", lender.elem_count(), lender.dtype());
+    Error::new(ErrorKind::Memory, format!("the owner of {memory} has run the function that it was given"))
         .with_got(format_args!("{runs} times"))
         .with_expected("once")
         .with_remedy("let `Lend::read` and `Lend::write` call the function once, or return an error")
 }
 
-/// The error for a write to memory that is lent only to be read. `name` is its role, such as "gradient".
-pub(crate) fn read_only(name: &str) -> Error {
-    Error::new(ErrorKind::Memory, format!("the memory of the {name} can only be read"))
+/// The error for a write to memory that is lent only to be read.
+pub(crate) fn read_only() -> Error {
+    Error::new(ErrorKind::Memory, "the memory can only be read")
         .with_remedy("if it is to be written, lend the memory as `ParameterSlices` does")
 }
 
@@ -278,6 +277,3 @@ pub(crate) fn read_only(name: &str) -> Error {
 pub(crate) fn defect(problem: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::Other, problem).with_remedy("report this defect of the library")
 }
-
-/// The name of a tensor in errors, until a caller names its role (`Error::naming`).
-pub(super) const UNNAMED: &str = "tensor";

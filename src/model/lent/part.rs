@@ -32,11 +32,8 @@ impl<'a> LentPart<'a> {
 }
 
 fn lacks() -> Error {
-    Error::new(
-        ErrorKind::Memory,
-        "a part of the tensor does not lie in the memory that is lent, in row-major order",
-    )
-    .with_remedy(KEEP_TO)
+    Error::new(ErrorKind::Memory, "a part does not lie in the lent memory in row-major order")
+        .with_remedy(KEEP_TO)
 }
 
 impl Lend for LentPart<'_> {

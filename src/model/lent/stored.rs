@@ -26,35 +26,30 @@ fn needed(layout: &Layout) -> usize {
 
 /// Locks the storage of a tensor for reading. Refuses a storage that lacks elements of the tensor.
 pub(crate) fn storage_of<'t>(
-    name: &'static str,
     tensor: &'t Tensor,
 ) -> Result<(impl Deref<Target = Storage> + use<'t>, &'t Layout)> {
     let (storage, layout) = tensor.storage_and_layout();
-    check_held(name, &storage, tensor)?;
+    check_held(&storage, tensor)?;
     Ok((storage, layout))
 }
 
-/// Refuses a locked storage that lacks elements of its tensor. `name` is the tensor's role, for errors.
-fn check_held(name: &'static str, storage: &Storage, tensor: &Tensor) -> Result<()> {
+/// Refuses a locked storage that lacks elements of its tensor.
+fn check_held(storage: &Storage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = held(storage, tensor);
-    expect(name, tensor, dtype, bytes)
+    check(tensor, dtype, bytes)
 }
 
 /// [`check_held`] for a storage on the CPU.
-pub(crate) fn check_on_cpu(name: &'static str, storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
+pub(crate) fn check_on_cpu(storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = held_on_cpu(storage);
-    expect(name, tensor, dtype, bytes)
+    check(tensor, dtype, bytes)
 }
 
 /// [`check_held`] for a storage on a CUDA device.
 #[cfg(feature = "cuda")]
-pub(crate) fn check_on_cuda(
-    name: &'static str,
-    storage: &crate::tensors::CudaStorage,
-    tensor: &Tensor,
-) -> Result<()> {
+pub(crate) fn check_on_cuda(storage: &crate::tensors::CudaStorage, tensor: &Tensor) -> Result<()> {
     let (dtype, bytes) = crate::tensors::held_on_cuda(storage, tensor);
-    expect(name, tensor, dtype, bytes)
+    check(tensor, dtype, bytes)
 }
 
 /// Writes the values of a tensor on any device in row-major order, as little-endian bytes.
@@ -63,17 +58,17 @@ pub(crate) fn check_on_cuda(
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
     let tensor =
         tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
-    let (storage, layout) = storage_of("tensor", &tensor).map_err(io::Error::other)?;
+    let (storage, layout) = storage_of(&tensor).map_err(io::Error::other)?;
     write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
 }
 
 /// Refuses a storage of another dtype than the tensor's, or of too few bytes.
-fn expect(name: &'static str, tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
+fn check(tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
     let (expected, size) = (needed(tensor.layout()), dtype.size_in_bytes());
     if tensor.dtype() == dtype && bytes >= expected.saturating_mul(size) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Memory, format!("the storage of the {name} holds"))
+    Err(Error::new(ErrorKind::Memory, "the storage holds")
         .with_got(format_args!("{} elements of {dtype:?}", bytes / size.max(1)))
         .with_expected(format_args!("{expected} of {:?}", tensor.dtype()))
         .with_remedy(

@@ -1,6 +1,5 @@
 //! candle's tensors as memory that is lent: under the locks of their storages.
 
-use super::lend::UNNAMED;
 use super::{Lend, MemoryMut, MemoryRef, View, check_on_cpu, defect, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
@@ -31,14 +30,14 @@ impl Lend for Tensor {
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        let (storage, layout) = storage_of(UNNAMED, self)?;
+        let (storage, layout) = storage_of(self)?;
         run(view(on_cpu(&storage).ok_or_else(unsupported)?, layout)?)
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
         with_numbers_mut(self, &mut |storage, layout| {
             // Checked under the lock, because an operation may have exchanged the storage since the plan.
-            check_on_cpu(UNNAMED, storage, self)?;
+            check_on_cpu(storage, self)?;
             let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
             // An empty tensor may begin after the end of its storage.
             let (start, end) = if start == end { (0, 0) } else { (start, end) };

@@ -90,7 +90,8 @@ impl Patterns {
                 );
                 Error::new(ErrorKind::Argument, problem).with_remedy("put the narrower pattern first")
             }
-            _ => self.unmatched(idle, variables.iter().map(Variable::path)),
+            _ => self
+                .unmatched(idle, variables.iter().flat_map(|variable| &variable.paths).map(String::as_str)),
         }
     }
 }

@@ -20,7 +20,7 @@ use std::fmt::{Display, Write};
 
 use smallvec::SmallVec;
 
-use crate::error::{Error, ErrorKind, Result, meant, one_of};
+use crate::error::{Error, ErrorKind, Result, each_once, meant, one_of};
 use crate::numbers::Fingerprint;
 use crate::rule::field::FieldValue;
 use crate::rule::state::place::ChildPlace;
@@ -274,17 +274,6 @@ pub(crate) fn out_of_range(
 pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
     Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available)))
         .with_expected(one_of(available))
-}
-
-/// Removes repeated names and keeps the order.
-pub(crate) fn each_once<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
-    let mut each: Vec<String> = Vec::new();
-    for name in names {
-        if !each.iter().any(|known| known == name) {
-            each.push(name.to_string());
-        }
-    }
-    each
 }
 
 fn with_value(print: Fingerprint, value: FieldValue) -> Fingerprint {

@@ -312,7 +312,7 @@ fn a_checkpoint_says_that_it_is_not_finite() {
         tensors: 1,
         entry: "/v".to_string(),
         index: 200,
-        value: f64::INFINITY,
+        value: "inf".to_string(),
     };
     assert_eq!(warnings, std::slice::from_ref(&expected));
     let text = expected.to_string();
@@ -331,7 +331,7 @@ fn a_checkpoint_says_that_it_is_not_finite() {
         tensors: 1,
         entry: "/exp_avg_sq".to_string(),
         index: 200,
-        value: f64::INFINITY,
+        value: "inf".to_string(),
     };
     assert_eq!(state.save_torch(&path).expect("a save"), [of_torch]);
 
@@ -353,7 +353,7 @@ fn a_checkpoint_of_any_format_says_it() {
             .expect("weights")]);
         let state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
         let warnings = Checkpoint::new(&state).model(&x).save(&path).expect("a save");
-        let value = f64::NEG_INFINITY;
+        let value = "-inf".to_string();
         assert_eq!(
             warnings,
             [Warning::NotFinite {
@@ -377,8 +377,7 @@ fn a_checkpoint_of_any_format_says_it() {
     let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else {
         panic!("{warnings:?}")
     };
-    assert!(entry == "0/m" && value.is_nan());
-    assert_eq!(warnings, warnings.clone());
+    assert_eq!((&**entry, &**value), ("0/m", "NaN"));
     let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
     let error =
         CheckpointFile::open(&path).and_then(|file| file.restore(&mut other)).expect_err("not finite");
@@ -408,7 +407,7 @@ fn ranks_say_alike_that_a_checkpoint_is_not_finite() {
         tensors: 1,
         entry: "0/v".to_string(),
         index: 1234,
-        value: f64::INFINITY,
+        value: "inf".to_string(),
     };
     assert_eq!(said, vec![vec![expected]; 3]);
 }

@@ -56,7 +56,7 @@ fn assert_exchanged(
     got: (DType, usize),
     moved: &[&str],
 ) {
-    is_kind(error, ErrorKind::Memory, &[&format!("the storage of the {name} holds")]);
+    is_kind(error, ErrorKind::Memory, &[&format!("{name}: the storage holds")]);
     let (expected, got) =
         (format!("{} of {:?}", expected.1, expected.0), format!("{} elements of {:?}", got.1, got.0));
     assert_eq!(

@@ -278,7 +278,7 @@ fn memory_that_is_not_lent_again() {
     let lent = |times| Unreliable { left: AtomicUsize::new(times) };
     let before = snapshot(&model, &state);
     let never = state.set_entries([("0", "m", StateValue::Tensor(&lent(0)))]).expect_err("not lent");
-    is_kind(&never, ErrorKind::Memory, &["parameter \"0\": ", "does not lend it: gone"]);
+    is_kind(&never, ErrorKind::Memory, &["parameter \"0\": ", "does not lend the memory: gone"]);
     assert!(snapshot(&model, &state) == before);
     let once = state.set_entries([("0", "m", StateValue::Tensor(&lent(1)))]).expect_err("lent once");
     says(&once, &["the call failed after a part of the values was set", "set or restore all values again"]);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 
-use crate::error::{Error, ErrorKind, listed};
+use crate::error::{Error, ErrorKind, listed, one_of};
 
 /// The tensors that a constructor has requested, by full path.
 #[derive(Default)]
@@ -117,10 +117,10 @@ impl SimpleBackend for Player {
 
     fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
         let unforeseen = || {
-            let known = listed(self.record.tensors.keys().map(String::as_str)).join(", ");
+            let known = one_of(&listed(self.record.tensors.keys()));
             let problem = "requests this tensor in a forward pass, but did not when the layer was made";
             Error::new(ErrorKind::Contract, format!("the constructor of {} {problem}", self.layer))
-                .with_expected(format_args!("one of: {known}"))
+                .with_expected(known)
                 .with_remedy("let the constructor request the same tensors each time")
                 .at(path)
         };
