@@ -151,12 +151,7 @@ impl Weights {
     /// The tensor for a parameter of this shape and dtype, in the dtype of the file.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
-        let read = self.check(&entry, shape, dtype).and_then(|()| {
-            // Compared after the last read, because a comparison before it would miss a change between the
-            // two.
-            let tensor = entry.tensor().and_then(|tensor| file.tensors.check_unchanged().map(|()| tensor));
-            tensor.map_err(read_error)
-        });
+        let read = self.check(&entry, shape, dtype).and_then(|()| entry.tensor().map_err(read_error));
         read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
 

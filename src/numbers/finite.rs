@@ -3,6 +3,8 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::DType;
 
 /// Cuts elements into ranges of at most 1 MiB, so that a reader needs memory for one range at a time.
@@ -19,6 +21,37 @@ pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DT
     // Not by `>=`, which is false for NaN.
     let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
     numbers.into_iter().enumerate().find(|(_, number)| is_bad(*number))
+}
+
+/// [`first_non_finite`] of little-endian numbers of the dtype `stored`. Integers are always finite.
+pub(crate) fn first_non_finite_in(bytes: &[u8], stored: DType, dtype: DType) -> Option<(usize, f64)> {
+    fn first<const N: usize>(
+        bytes: &[u8],
+        [stored, dtype]: [DType; 2],
+        is_finite: impl Fn([u8; N]) -> bool,
+        number: impl Fn([u8; N]) -> f64,
+    ) -> Option<(usize, f64)> {
+        let numbers = bytes.as_chunks().0;
+        // A fold without an early exit, so that the compiler vectorises it.
+        if stored == dtype && numbers.iter().fold(true, |all, bytes| all & is_finite(*bytes)) {
+            return None;
+        }
+        first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
+    }
+    let dtypes = [stored, dtype];
+    match stored {
+        DType::F16 => {
+            first(bytes, dtypes, |n| f16::from_le_bytes(n).is_finite(), |n| f16::from_le_bytes(n).into())
+        }
+        DType::BF16 => {
+            first(bytes, dtypes, |n| bf16::from_le_bytes(n).is_finite(), |n| bf16::from_le_bytes(n).into())
+        }
+        DType::F32 => {
+            first(bytes, dtypes, |n| f32::from_le_bytes(n).is_finite(), |n| f32::from_le_bytes(n).into())
+        }
+        DType::F64 => first(bytes, dtypes, |n| f64::from_le_bytes(n).is_finite(), f64::from_le_bytes),
+        _ => None,
+    }
 }
 
 /// The smallest number that the dtype rounds to infinity: half a unit above the largest finite one.

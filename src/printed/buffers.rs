@@ -6,9 +6,10 @@
 //! it.
 
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
+use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Records};
-use crate::rule::{Optimiser, SlotFormat, State, StateTensor, Store};
+use crate::rule::{Optimiser, SlotFormat, State, Store};
 use crate::tensors::{Device, Tensor, in_dtype};
 
 /// A parameter with two different elements, so that a copy of it is no constant.
@@ -19,8 +20,8 @@ pub(super) fn probe(dtype: DType) -> Result<Tensor> {
 /// The buffers of a state for [`probe`].
 pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
     let of_parameter = in_dtype(x, DType::F64)?.to_vec1::<f64>()?;
-    let describe = |(index, (name, tensor)): (usize, (String, StateTensor<'_>))| {
-        let format = match tensor.buffer.records() {
+    let describe = |(index, (name, tensor)): (usize, (String, &Buffer))| {
+        let format = match tensor.records() {
             Some(Records::Codes(_)) => SlotFormat::Q8,
             Some(Records::LowBits) => DType::I16.into(),
             None => tensor.stored_dtype().into(),
@@ -37,10 +38,10 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
             _ => None,
         };
         // Buffers of the store come first, so a later `rest` or `compensation` is a slot of a rule.
-        let role = match (tensor, optimiser.store(), index, name.as_str()) {
-            (StateTensor { is_master: true, .. }, ..) => BufferRole::Master,
-            (_, Store::Split(_), 0, "rest") => BufferRole::LowBits,
-            (_, Store::Compensated, 0, "compensation") => BufferRole::Compensation,
+        let role = match (optimiser.store(), index, name.as_str()) {
+            _ if state.follows(tensor) => BufferRole::Master,
+            (Store::Split(_), 0, "rest") => BufferRole::LowBits,
+            (Store::Compensated, 0, "compensation") => BufferRole::Compensation,
             _ => BufferRole::Slot(name.clone()),
         };
         let undescribed = || {
@@ -59,8 +60,8 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
 
 /// The full names of slots by the addresses of their buffers, because a plan has only references to these.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
-    let place = |(name, tensor): (String, StateTensor<'_>)| {
-        (!tensor.is_master).then(|| (std::ptr::from_ref(tensor.buffer).addr(), name))
+    let place = |(name, tensor): (String, &Buffer)| {
+        (!state.follows(tensor)).then(|| (std::ptr::from_ref(tensor).addr(), name))
     };
     state.tensors().into_iter().filter_map(place).collect()
 }

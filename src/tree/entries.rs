@@ -18,7 +18,7 @@ use crate::model::lent::{Lend, View, read};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
 use crate::numbers::{Code, first_non_finite, is_supported, ranges};
 use crate::ranks::{Agreement, Aspect, Call, Held};
-use crate::rule::{StateParts, StateTensor};
+use crate::rule::StateParts;
 use crate::tensors::{Device, Tensor};
 
 /// The value of an entry of a state, in memory that is lent: see [`StateTree::entries`].
@@ -143,7 +143,7 @@ impl StateTree {
             entries.push((STATE_PATH, STATE_NORMS.to_string(), StateValue::Bytes(norms.into())));
         }
         for leaf in &self.leaves {
-            for (name, StateTensor { buffer, .. }) in leaf.state.tensors() {
+            for (name, buffer) in leaf.state.tensors() {
                 let value = match buffer.has_numbers() {
                     true => StateValue::Tensor(buffer),
                     false => {
@@ -376,7 +376,7 @@ impl NewEntry<'_> {
                 let tensors = leaf.map(|leaf| (leaf, leaf.state.tensors()));
                 let tensor = tensors.as_ref().and_then(|(leaf, all)| Some((*leaf, all.get(index)?.1)));
                 let is_coded = tensor.is_some_and(|(_, tensor)| tensor.code().is_some());
-                let has_numbers = tensor.is_some_and(|(_, tensor)| tensor.buffer.has_numbers());
+                let has_numbers = tensor.is_some_and(|(_, tensor)| tensor.has_numbers());
                 match (value, tensor) {
                     (StateValue::Tensor(values), Some((leaf, tensor))) if is_coded || has_numbers => {
                         return self.check_tensor(*values, leaf, tensor, on_non_finite);
@@ -398,7 +398,7 @@ impl NewEntry<'_> {
         &self,
         values: &dyn Lend,
         leaf: &Leaf,
-        StateTensor { buffer, .. }: StateTensor<'_>,
+        buffer: &Buffer,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
         let (label, dtype) = (&self.label, buffer.dtype());
@@ -436,7 +436,7 @@ impl NewEntry<'_> {
         &self,
         bytes: &[u8],
         leaf: &Leaf,
-        StateTensor { buffer, .. }: StateTensor<'_>,
+        buffer: &Buffer,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
         let Some(shape) = whole_shape(leaf, buffer) else { return Ok(()) };

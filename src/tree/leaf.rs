@@ -17,11 +17,12 @@ use std::sync::Arc;
 use super::drives::Drives;
 use super::ranks::divided;
 use super::waiting::Waiting;
+use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts};
-use crate::rule::{FieldValue, Optimiser, Parameter, State, StateTensor, Store};
+use crate::rule::{FieldValue, Optimiser, Parameter, State, Store};
 use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -124,9 +125,7 @@ impl Leaf {
     /// The storages with a lock that an update of this leaf writes. Masters on devices are among them,
     /// because functions of rules see them and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
-        let master =
-            |(_, tensor): (String, StateTensor<'_>)| tensor.buffer.memory_of().filter(|_| tensor.is_master);
-        self.state.tensors().into_iter().filter_map(master).chain(self.storage)
+        self.state.followed().and_then(Buffer::memory_of).into_iter().chain(self.storage)
     }
 
     /// Whether `optimiser`, the leaf's own with other values of fields, needs state of the same layout.
@@ -142,7 +141,7 @@ impl Leaf {
         let x = repeated_zero(sizes, self.dtype, &Device::Cpu)?;
         let slots = |optimiser: &Optimiser| {
             let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
-            let slot = |(name, tensor): (String, StateTensor<'_>)| {
+            let slot = |(name, tensor): (String, &Buffer)| {
                 (name, tensor.shape_of(tensor.shape()), tensor.stored_dtype())
             };
             Ok::<Vec<_>, Error>(state.tensors().into_iter().map(slot).collect())
@@ -205,7 +204,7 @@ impl Leaf {
 
     /// The stored shape of a whole state tensor, and which of its elements are here; `None` if another rank
     /// has it.
-    pub(crate) fn whole_of(&self, tensor: StateTensor<'_>) -> Option<(crate::tensors::Shape, Range<usize>)> {
+    pub(crate) fn whole_of(&self, tensor: &Buffer) -> Option<(crate::tensors::Shape, Range<usize>)> {
         let stored = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
             Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(elem_count(tensor.shape())))),
@@ -248,11 +247,8 @@ impl Leaf {
 
     /// The dtype of the arithmetic: F64 if parameter, master or one of the gradients has it, otherwise F32.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
-        let masters = self.state.tensors().into_iter().filter(|(_, tensor)| tensor.is_master);
-        let mut dtypes = masters
-            .map(|(_, tensor)| tensor.stored_dtype())
-            .chain([self.dtype])
-            .chain(gradients.into_iter().map(Into::into));
+        let master = self.state.followed().map(Buffer::stored_dtype);
+        let mut dtypes = master.into_iter().chain([self.dtype]).chain(gradients.into_iter().map(Into::into));
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
 
@@ -389,7 +385,7 @@ impl Leaf {
     /// If the device fails.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let found = self.state.tensors().into_iter().find(|(candidate, _)| candidate == name);
-        found.map(|(_, tensor)| tensor.tensor()).transpose()
+        Ok(found.map(|(_, tensor)| tensor.tensor()).transpose()?)
     }
 
     /// The counters of the state: applied steps of each rule (`t`), calls of an open window.

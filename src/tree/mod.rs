@@ -49,6 +49,7 @@ pub use new_masters::MasterValues;
 pub(crate) use new_masters::{WeightFiles, values_of};
 pub use norms::Outlier;
 pub(crate) use norms::{LimitedNorms, NormHistories};
+pub(crate) use once::Once;
 pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;

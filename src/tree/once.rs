@@ -7,7 +7,7 @@ use std::hash::Hash;
 use crate::error::Result;
 
 /// Values by the key that they were made from.
-pub(super) struct Once<K, T> {
+pub(crate) struct Once<K, T> {
     made: HashMap<K, T>,
     /// The last value, because leaves in a row often have one key.
     last: Option<(K, T)>,
@@ -21,7 +21,7 @@ impl<K, T> Default for Once<K, T> {
 
 impl<K: Hash + Eq + Copy, T: Clone> Once<K, T> {
     /// The value for a key, made at the first time.
-    pub(super) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
         if let Some((last, made)) = &self.last
             && *last == key
         {

@@ -1,6 +1,6 @@
 use crate::error::{Result, each_once};
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Meaning, Parameter, Rule, Setting, SlotFormat, State, has_no,
+    Describe, Describer, EntryTraits, Flow, Gradient, Parameter, Rule, Setting, SlotFormat, State, has_no,
 };
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
@@ -86,9 +86,9 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
         // The tensors are not known before `init`, so only formats that no tensor can have are refused here.
         rule.require(|| match &self.stored {
             StoreAsFormat::Named(named) => {
-                named.iter().try_for_each(|(slot, format)| format.check(slot, Meaning::Other))
+                named.iter().try_for_each(|(slot, format)| EntryTraits::default().check_format(slot, *format))
             }
-            StoreAsFormat::All(format) => format.check("*", Meaning::Other),
+            StoreAsFormat::All(format) => EntryTraits::default().check_format("*", *format),
         });
         rule.holds(&mut self.inner);
     }

@@ -253,6 +253,11 @@ impl Buffer {
         Ok(())
     }
 
+    /// How many bytes are stored.
+    pub(crate) fn bytes(&self) -> usize {
+        self.stored_shape().elem_count() * self.stored_dtype().size_in_bytes()
+    }
+
     /// The dtype of the numbers, which is F32 for records.
     pub(crate) fn dtype(&self) -> DType {
         if self.records.is_some() { DType::F32 } else { self.stored_dtype() }

@@ -6,11 +6,12 @@ use std::io;
 use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::restoration::{EntryPart, LeafRestoration, Restoration};
-use crate::engine::{rounded, set_lent_part};
+use crate::engine::{Buffer, rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::numbers::{DType, ranges};
-use crate::rule::{StateParts, StateTensor};
+use crate::numbers::ranges;
+use crate::rule::StateParts;
+use crate::rule::field::Number;
 use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree, act};
 
@@ -36,33 +37,36 @@ impl CheckpointFile {
         assigned?;
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
             // Rounded to the master's dtype first, because a parameter is its stored master rounded.
-            let dtype = state.leaf(path).and_then(master_dtype).filter(|_| self.convert);
+            let master = state.leaf(path).and_then(|leaf| leaf.state.followed()).filter(|_| self.convert);
+            let dtype = master.map(Buffer::stored_dtype);
             self.take_over(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
                 None => set_lent_part(&**variable, start, values),
             })?;
         }
-        // Compared at the end, because nobody has checked the values if the file changed during the reads.
-        self.check_unchanged().map_err(|source| self.halfway(source))?;
         Ok(restoration.restored)
     }
 
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
         leaf.drives = restoration.drives;
-        let Some(values) = restoration.values else { return Ok(()) };
+        let record = self.record.leaves.get(leaf.path());
+        let Some((values, record)) = restoration.values.zip(record) else { return Ok(()) };
         let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
         for (tensor, source) in tensors.into_iter().zip(&values.tensors) {
             self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
         }
-        for (counter, count) in counters.into_iter().zip(values.counters) {
-            *counter = count;
+        for (counter, (_, count)) in counters.into_iter().zip(&record.counters) {
+            *counter = *count;
         }
-        for (number, value) in numbers.into_iter().zip(values.numbers) {
-            *number = value;
+        for (number, (_, Number(value))) in numbers.into_iter().zip(&record.numbers) {
+            *number = *value;
         }
         leaf.optimiser = values.optimiser;
-        (leaf.steps, leaf.frozen) = (values.steps, values.frozen);
-        (leaf.waiting.calls, leaf.waiting.received) = (values.waited, values.received.into());
+        leaf.steps = record.steps;
+        if !self.keep_settings {
+            leaf.frozen = record.frozen;
+        }
+        (leaf.waiting.calls, leaf.waiting.received) = (record.waited, record.received.into());
         // So that the next step compares parameter and master as before a first step: a program may have
         // loaded the parameter by itself.
         leaf.unsettle();
@@ -88,12 +92,6 @@ impl CheckpointFile {
     }
 }
 
-/// The dtype of the leaf's precise copy of its parameter.
-fn master_dtype(leaf: &Leaf) -> Option<DType> {
-    let dtype = |tensor: StateTensor<'_>| tensor.is_master.then(|| tensor.stored_dtype());
-    leaf.state.tensors().into_iter().find_map(|(_, tensor)| dtype(tensor))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -113,10 +111,8 @@ mod tests {
         let resize = |length: u64| {
             File::options().write(true).open(&path).and_then(|file| file.set_len(length)).expect("a length")
         };
-        for (length, source) in [
-            (1_000_000, "failed to fill whole buffer"),
-            (2_000_000, "it was changed after it had been opened; open it again"),
-        ] {
+        let source = "it was changed after it had been opened; open it again";
+        for length in [1_000_000, 2_000_000] {
             crate::Checkpoint::new(&state).save(&path).expect("a save");
             let file = CheckpointFile::open(&path).expect("a checkpoint");
             let restoration = file.restoration(&state, None).expect("a plan");

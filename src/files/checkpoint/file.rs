@@ -233,11 +233,7 @@ impl CheckpointFile {
         let bytes = self.entry(&name).filter(|entry| entry.dtype == safetensors::Dtype::U8);
         let bytes =
             bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
-        // Compared after the read, because the file may change during the read.
-        let read = bytes.and_then(|entry| {
-            let bytes = entry.bytes().and_then(|bytes| self.tensors.check_unchanged().map(|()| bytes));
-            bytes.map_err(read_error)
-        });
+        let read = bytes.and_then(|entry| entry.bytes().map_err(read_error));
         read.map(Some).map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
@@ -280,17 +276,11 @@ impl CheckpointFile {
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         from_file(entry.dtype)?;
-        let read = entry.tensor().and_then(|tensor| self.tensors.check_unchanged().map(|()| tensor));
-        read.map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
+        entry.tensor().map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
         self.tensors.entry(name)
-    }
-
-    /// Refuses a file whose content was modified after it was opened.
-    pub(super) fn check_unchanged(&self) -> std::io::Result<()> {
-        self.tensors.check_unchanged()
     }
 }
 

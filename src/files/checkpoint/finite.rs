@@ -3,7 +3,7 @@
 //! bits with their scale), the beginning is held until the rest comes.
 
 use crate::numbers::codes::{BLOCK, RECORD};
-use crate::numbers::{Code, DType, is_supported};
+use crate::numbers::{Code, DType, first_non_finite_in, is_supported};
 
 /// The encoding of the bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,16 +12,6 @@ pub(super) enum Encoding {
     Numbers(DType),
     /// Records, each of 128 numbers in 8 bits with their scale.
     Records(Code),
-}
-
-/// A number that is infinite or NaN.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct NonFiniteNumber {
-    /// The index of the tensor among those of the file.
-    pub(super) entry: usize,
-    /// The index of the number in the tensor.
-    pub(super) index: usize,
-    pub(super) value: f64,
 }
 
 /// Finds the first number that is not finite in the bytes of a tensor, or a part of one.
@@ -69,26 +59,8 @@ impl Watch {
 
     /// Looks at whole numbers or records.
     fn look(&mut self, bytes: &[u8], numbers: usize) {
-        // All bits of the exponent are 1 only in infinity and NaN.
         let found = match self.encoding {
-            Encoding::Numbers(DType::F16) => first(
-                bytes,
-                |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00,
-                |bytes| half::f16::from_le_bytes(bytes).into(),
-            ),
-            Encoding::Numbers(DType::BF16) => first(
-                bytes,
-                |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80,
-                |bytes| half::bf16::from_le_bytes(bytes).into(),
-            ),
-            Encoding::Numbers(DType::F32) => first(
-                bytes,
-                |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000,
-                |bytes| f32::from_le_bytes(bytes).into(),
-            ),
-            Encoding::Numbers(_) => {
-                first(bytes, |bytes| u64::from_le_bytes(bytes) >> 52 & 0x7ff == 0x7ff, f64::from_le_bytes)
-            }
+            Encoding::Numbers(dtype) => first_non_finite_in(bytes, dtype, dtype),
             Encoding::Records(code) => bytes.as_chunks().0.iter().enumerate().find_map(|(block, record)| {
                 let (place, value) = code.first_non_finite(record)?;
                 Some((block * BLOCK + place, value.into()))
@@ -96,48 +68,6 @@ impl Watch {
         };
         self.found = self.found.or(found.map(|(index, value)| (self.next + index, value)));
         self.next += numbers;
-    }
-}
-
-fn first<const N: usize>(
-    bytes: &[u8],
-    is_bad: impl Fn([u8; N]) -> bool,
-    value: impl Fn([u8; N]) -> f64,
-) -> Option<(usize, f64)> {
-    let numbers = bytes.as_chunks::<N>().0;
-    // A fold without an early exit, so that the compiler vectorises it.
-    if !numbers.iter().fold(false, |found, bytes| found | is_bad(*bytes)) {
-        return None;
-    }
-    numbers.iter().position(|bytes| is_bad(*bytes)).map(|index| (index, value(numbers[index])))
-}
-
-impl NonFiniteNumber {
-    const WORDS: usize = 3;
-
-    /// Encodes findings for the other ranks, because a save returns the findings of all ranks on each of
-    /// them. `rest` is sent in the same message: what this rank has written of the file.
-    pub(super) fn to_bytes(found: &[NonFiniteNumber], rest: &[u8]) -> Vec<u8> {
-        let words =
-            found.iter().flat_map(|found| [found.entry as u64, found.index as u64, found.value.to_bits()]);
-        let words = std::iter::once(found.len() as u64).chain(words);
-        words.flat_map(u64::to_le_bytes).chain(rest.iter().copied()).collect()
-    }
-
-    /// Reads the bytes of [`NonFiniteNumber::to_bytes`]. Bytes that are too short have no findings. They do
-    /// not have all pieces of the file either, so `join` (`pieces.rs`) refuses the save.
-    pub(super) fn from_bytes(bytes: &[u8]) -> (Vec<NonFiniteNumber>, &[u8]) {
-        let Some((count, rest)) = bytes.split_first_chunk() else { return (Vec::new(), bytes) };
-        let length =
-            usize::try_from(u64::from_le_bytes(*count)).unwrap_or(0) * Self::WORDS * size_of::<u64>();
-        let Some((found, rest)) = rest.split_at_checked(length) else { return (Vec::new(), rest) };
-        let words: Vec<u64> = found.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let found = |[entry, index, bits]: &[u64; Self::WORDS]| NonFiniteNumber {
-            entry: *entry as usize,
-            index: *index as usize,
-            value: f64::from_bits(*bits),
-        };
-        (words.as_chunks().0.iter().map(found).collect(), rest)
     }
 }
 
@@ -200,16 +130,6 @@ mod tests {
                     expected
                 );
             }
-        }
-    }
-
-    #[test]
-    fn findings_are_told_in_front_of_anything() {
-        let all = [(3, 5, 1.5), (0, usize::MAX, f64::NEG_INFINITY)]
-            .map(|(entry, index, value)| NonFiniteNumber { entry, index, value });
-        for found in [&all[..], &all[..1], &[]] {
-            let told = NonFiniteNumber::to_bytes(found, b"more");
-            assert_eq!(NonFiniteNumber::from_bytes(&told), (found.to_vec(), &b"more"[..]));
         }
     }
 }

@@ -8,36 +8,19 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::finite::Watch;
 use super::layout::FileLayout;
 use super::replace::failed;
 use crate::error::Result;
 
 /// A piece that is in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct FilePiece {
     start: u64,
     length: u64,
     crc: u32,
-}
-
-impl FilePiece {
-    /// The bytes of pieces, for another process.
-    pub(super) fn to_bytes(pieces: &[FilePiece]) -> Vec<u8> {
-        let words = |piece: &FilePiece| [piece.start, piece.length].map(u64::to_le_bytes).concat();
-        pieces.iter().flat_map(|piece| words(piece).into_iter().chain(piece.crc.to_le_bytes())).collect()
-    }
-
-    /// Reads the bytes of [`FilePiece::to_bytes`].
-    pub(super) fn from_bytes(bytes: &[u8]) -> Vec<FilePiece> {
-        let piece = |[a, b, c, d, e]: [[u8; 4]; 5]| {
-            let word = |low: [u8; 4], high: [u8; 4]| {
-                u64::from(u32::from_le_bytes(low)) | u64::from(u32::from_le_bytes(high)) << 32
-            };
-            FilePiece { start: word(a, b), length: word(c, d), crc: u32::from_le_bytes(e) }
-        };
-        bytes.as_chunks().0.as_chunks().0.iter().copied().map(piece).collect()
-    }
 }
 
 /// Writes pieces into a file that was just opened.
@@ -186,7 +169,6 @@ mod tests {
         for order in orders {
             let (file, pieces) = written(&bytes, &ends, order);
             assert!(file == bytes);
-            assert_eq!(FilePiece::from_bytes(&FilePiece::to_bytes(&pieces)), pieces);
             assert_eq!(joined(pieces, 1_000_000).expect("all pieces"), crc32fast::hash(&bytes));
         }
     }

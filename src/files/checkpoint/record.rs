@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 use crate::rule::OptimiserRecord;
 use crate::rule::field::Number;
 use crate::step::loss_scaler::LossScaler;
@@ -53,9 +53,9 @@ pub(super) struct Origin {
 /// The description, with its fields in the order of the file (see [`BEFORE_CHECKSUM`]).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
-    format: u64,
+    pub(super) format: u64,
     #[serde(rename = "crate")]
-    version: String,
+    pub(super) version: String,
     /// CRC-32 of the whole file with zeros in this place, in hexadecimal digits.
     pub(super) checksum: String,
     pub(super) scaler: Option<LossScaler>,
@@ -84,15 +84,6 @@ pub(crate) struct Record {
     pub(super) norms: NormHistories,
 }
 
-/// What a checkpoint has besides state and model.
-#[derive(Debug, Default)]
-pub(super) struct CheckpointExtras {
-    pub(super) scaler: Option<LossScaler>,
-    pub(super) plateau: Option<ReduceOnPlateau>,
-    /// The names of the bytes.
-    pub(super) bytes: BTreeSet<String>,
-}
-
 impl Record {
     /// The numbers of leaves that are not finite, each with the path of its leaf and its name.
     pub(super) fn non_finite(&self) -> impl Iterator<Item = (&str, &str, f64)> {
@@ -101,14 +92,6 @@ impl Record {
                 leaf.numbers.iter().map(move |(name, Number(value))| (path.as_str(), name.as_str(), *value));
             numbers.filter(|(_, _, value)| !value.is_finite())
         })
-    }
-}
-
-impl CheckpointExtras {
-    /// Refuses numbers that JSON could not hold.
-    pub(super) fn check(&self) -> Result<()> {
-        self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
-        self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)
     }
 }
 
@@ -154,8 +137,8 @@ impl ScheduleRecord {
 const MASTER: &str = "master";
 
 impl Record {
-    pub(super) fn new(state: &StateTree, extras: CheckpointExtras, model: Option<Vec<String>>) -> Self {
-        let CheckpointExtras { scaler, plateau, bytes } = extras;
+    /// The description of a state alone.
+    pub(super) fn new(state: &StateTree) -> Self {
         let (mut optimisers, mut schedules) = (Vec::new(), Vec::new());
         let for_all = state.schedules.iter().map(|given| index_of(given, &mut schedules)).collect();
         let mut places: HashMap<*const (), usize> = HashMap::new();
@@ -172,12 +155,12 @@ impl Record {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_string(),
             checksum: NO_CHECKSUM.to_string(),
-            scaler,
-            plateau,
-            bytes,
+            scaler: None,
+            plateau: None,
+            bytes: BTreeSet::new(),
             optimisers,
             leaves,
-            model,
+            model: None,
             steps: state.steps(),
             schedules: schedules.into_iter().map(ScheduleRecord::new).collect(),
             for_all,

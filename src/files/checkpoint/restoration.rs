@@ -6,11 +6,10 @@
 //! 3. With a model: each variable has an entry, and each saved parameter is its saved master rounded, unless
 //!    the file is converted.
 //! 4. The description names every tensor of the file, and the counts and norms in it are in range.
-//! 5. The file has not changed during the checks.
 //!
 //! A check of a value belongs here: a refusal in `assign.rs` would come after other values were written.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,16 +18,17 @@ use super::defaults::{Restored, other_names, saved_values};
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, ScheduleRecord, bytes_name, damaged};
 use super::saved::entry_name;
+use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::RECORD;
 use crate::numbers::{Code, DType, ranges};
 use crate::rule::field::Number;
-use crate::rule::{Adjust, Difference, Extent, Optimiser, OptimiserRecord, StateTensor, difference};
+use crate::rule::{Adjust, Difference, Extent, Optimiser, OptimiserRecord, difference};
 use crate::tree::{
-    Drives, GivenSchedule, Leaf, MOST_CALLS, ScheduleResolver, StateTree, TOO_MANY_CALLS, check_one_rate,
-    check_records, give_to_all,
+    Drives, GivenSchedule, Leaf, MOST_CALLS, Once, ScheduleResolver, StateTree, TOO_MANY_CALLS,
+    check_one_rate, check_records, give_to_all,
 };
 
 /// The remedy if a number is not finite.
@@ -60,24 +60,18 @@ pub(super) struct LeafRestoration {
     pub(super) values: Option<LeafValues>,
 }
 
-/// The values that a leaf takes over.
+/// What a leaf takes over besides the values of its record.
 pub(super) struct LeafValues {
     pub(super) optimiser: Arc<Optimiser>,
     /// The source of each state tensor, in their order.
     pub(super) tensors: Vec<EntryPart>,
-    pub(super) counters: Vec<u64>,
-    pub(super) numbers: Vec<f64>,
-    pub(super) steps: u64,
-    pub(super) frozen: bool,
-    pub(super) waited: u64,
-    pub(super) received: bool,
 }
 
 /// The optimisers with the hyper-parameters of the file.
 #[derive(Default)]
 struct Optimisers {
     /// By the optimiser of the state and the index in the file, so that leaves with both in common share one.
-    known: HashMap<(*const (), usize), Arc<Optimiser>>,
+    known: Once<(*const (), usize), Arc<Optimiser>>,
     resolver: ScheduleResolver,
     restored: Restored,
 }
@@ -137,7 +131,6 @@ impl CheckpointFile {
         state: &StateTree,
         variables: Option<&BTreeMap<String, Lent<'_>>>,
     ) -> Result<Restoration> {
-        self.check_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
         let mut optimisers = Optimisers::default();
         for path in leaves.keys() {
@@ -191,7 +184,6 @@ impl CheckpointFile {
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
-        self.check_unchanged().map_err(read_error)?;
         Ok(Restoration { leaves: plans, schedules, variables: sources, restored: optimisers.restored })
     }
 
@@ -235,14 +227,8 @@ impl CheckpointFile {
             }
         }
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
-        let optimiser = match optimisers.known.get(&key) {
-            Some(optimiser) => optimiser.clone(),
-            None => optimisers
-                .known
-                .entry(key)
-                .or_insert(self.check_optimiser(leaf, saved, &mut optimisers.restored)?)
-                .clone(),
-        };
+        let Optimisers { known, restored, .. } = optimisers;
+        let optimiser = known.get(key, || self.check_optimiser(leaf, saved, restored))?;
         let counts = record
             .counters
             .iter()
@@ -263,16 +249,7 @@ impl CheckpointFile {
         {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
         }
-        Ok(LeafValues {
-            optimiser,
-            tensors: self.check_tensors(leaf, record, saved, with_model)?,
-            counters: record.counters.iter().map(|(_, count)| *count).collect(),
-            numbers: record.numbers.iter().map(|(_, Number(value))| *value).collect(),
-            steps: record.steps,
-            frozen: if self.keep_settings { leaf.frozen } else { record.frozen },
-            waited: record.waited,
-            received: record.received,
-        })
+        Ok(LeafValues { optimiser, tensors: self.check_tensors(leaf, record, saved, with_model)? })
     }
 
     /// The leaf's optimiser with the hyper-parameters of the file, or defaults where the file lacks them.
@@ -322,13 +299,13 @@ impl CheckpointFile {
     ) -> Result<Vec<EntryPart>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
-        let is_master = |tensor: &StateTensor<'_>| tensor.is_master;
-        let has_master = tensors.iter().any(|(_, tensor)| is_master(tensor));
+        let is_master = |tensor: &Buffer| leaf.state.follows(tensor);
+        let has_master = leaf.state.followed().is_some();
         let (master, others) = self.record.tensors(record);
         // A conversion may add or drop masters. An offloaded parameter has a copy only if it is not on the
         // CPU, and the file may come from another device.
         let any_master = self.convert || saved.storage().offloaded;
-        let compares = |tensor: &StateTensor<'_>| !any_master || !is_master(tensor);
+        let compares = |tensor: &Buffer| !any_master || !is_master(tensor);
         let names =
             tensors.iter().filter(|(_, tensor)| compares(tensor)).map(|(name, _)| name.clone()).collect();
         let found = if any_master { others } else { &record.tensors };
@@ -351,7 +328,7 @@ impl CheckpointFile {
         }
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
-            let entry = if is_master(&tensor) { self.precise(path)? } else { entry_name(path, &name) };
+            let entry = if is_master(tensor) { self.precise(path)? } else { entry_name(path, &name) };
             // Empty if another rank has the tensor: that rank checks it.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::agreement::agreed;
 use super::layout::Remarks;
-use super::record::{CheckpointExtras, Record};
+use super::record::Record;
 use super::saved::{SavedTensor, entries, entry_name};
 use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::Result;
@@ -13,6 +13,7 @@ use crate::error::warning::Warning;
 use crate::model::lent::Lent;
 use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_order};
 use crate::ranks::Call;
+use crate::rule::field::Number;
 use crate::step::loss_scaler::LossScaler;
 use crate::tensors::Tensor;
 use crate::training::plateau::ReduceOnPlateau;
@@ -56,7 +57,8 @@ use crate::tree::{Leaf, StateTree};
 pub struct Checkpoint<'s> {
     state: &'s StateTree,
     model: Option<Result<BTreeMap<String, Lent<'s>>>>,
-    extras: CheckpointExtras,
+    scaler: Option<LossScaler>,
+    plateau: Option<ReduceOnPlateau>,
     /// The user's bytes by name.
     bytes: BTreeMap<String, Vec<u8>>,
 }
@@ -64,7 +66,7 @@ pub struct Checkpoint<'s> {
 impl<'s> Checkpoint<'s> {
     /// A checkpoint of this state.
     pub fn new(state: &'s StateTree) -> Self {
-        Checkpoint { state, model: None, extras: CheckpointExtras::default(), bytes: BTreeMap::new() }
+        Checkpoint { state, model: None, scaler: None, plateau: None, bytes: BTreeMap::new() }
     }
 
     /// Saves the variables of the state's model as well.
@@ -78,13 +80,13 @@ impl<'s> Checkpoint<'s> {
 
     /// Saves the loss scaler, with its scale and counts.
     pub fn scaler(mut self, scaler: &LossScaler) -> Self {
-        self.extras.scaler = Some(scaler.clone());
+        self.scaler = Some(scaler.clone());
         self
     }
 
     /// Saves a [`ReduceOnPlateau`](crate::ReduceOnPlateau), with its best metric and counts.
     pub fn plateau(mut self, plateau: &ReduceOnPlateau) -> Self {
-        self.extras.plateau = Some(plateau.clone());
+        self.plateau = Some(plateau.clone());
         self
     }
 
@@ -93,9 +95,7 @@ impl<'s> Checkpoint<'s> {
     /// The bytes are an entry of the file, `optimisers.bytes/<name>` in U8, and can be as long as memory
     /// allows. [`CheckpointFile::bytes`](crate::CheckpointFile::bytes) returns them.
     pub fn bytes(mut self, name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Self {
-        let name = name.into();
-        self.extras.bytes.insert(name.clone());
-        self.bytes.insert(name, bytes.into());
+        self.bytes.insert(name.into(), bytes.into());
         self
     }
 
@@ -196,12 +196,14 @@ impl<'s> Checkpoint<'s> {
         path: &Path,
         run: impl FnOnce(Result<FileContent<'_>>, Vec<NonFiniteEntry>) -> Result<T>,
     ) -> Result<T> {
-        let Checkpoint { state, model, extras, bytes } = self;
+        let savable = self.check();
+        let Checkpoint { state, model, scaler, plateau, bytes } = self;
         // No early return, because the other ranks wait in `agreed` for this rank.
-        let (model, record) = match savable(state, &extras).and_then(|()| model.transpose()) {
+        let (model, record) = match savable.and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
-                (model, Ok(Record::new(state, extras, paths)))
+                let bytes = bytes.keys().cloned().collect();
+                (model, Ok(Record { scaler, plateau, bytes, model: paths, ..Record::new(state) }))
             }
             Err(error) => (None, Err(error)),
         };
@@ -209,16 +211,18 @@ impl<'s> Checkpoint<'s> {
         let content = entries(state, shapes, model.as_ref(), &bytes);
         let content =
             content.and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
-        let numbers = record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, value));
+        let numbers =
+            record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, Number(value)));
         run(content, numbers.collect())
     }
-}
 
-fn savable(state: &StateTree, extras: &CheckpointExtras) -> Result<()> {
-    state.check_names()?;
-    state.check_parameters()?;
-    // JSON has no infinity or NaN, so such numbers could not be read again.
-    extras.check()
+    fn check(&self) -> Result<()> {
+        self.state.check_names()?;
+        self.state.check_parameters()?;
+        // JSON has no infinity or NaN, so such numbers could not be read again.
+        self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
+        self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)
+    }
 }
 
 impl StateTree {
@@ -234,8 +238,11 @@ impl StateTree {
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let (path, masters) = (path.as_ref(), self.check_names().and_then(|()| self.master_parts(model)));
         let masters = self.settle(Call::SaveMasters, masters)?;
-        let tensors =
-            self.leaves().zip(masters).map(|(leaf, master)| SavedTensor::master(leaf, master)).collect();
+        let tensors = self
+            .leaves()
+            .zip(masters)
+            .map(|(leaf, master)| SavedTensor::part_of(leaf, leaf.path().to_string(), master))
+            .collect();
         let content = FileContent::new(path, tensors, Remarks::Nothing);
         Ok(warned(path, self.calls, write(self.world.as_ref(), path, content)?))
     }
@@ -244,8 +251,10 @@ impl StateTree {
 /// The warnings about a file that was written: of numbers that are not finite, which is also logged, and of
 /// open windows with `calls` calls.
 pub(crate) fn warned(path: &Path, calls: u64, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
-    found.sort_by(|(name, ..), (other, ..)| name.cmp(other));
-    let warning = found.first().map(|(entry, index, value)| {
+    found.sort_by(|(name, index, _), (other, at, _)| (name, index).cmp(&(other, at)));
+    // Each rank that has a part of a tensor may have found a number in it.
+    found.dedup_by(|(name, ..), (before, ..)| name == before);
+    let warning = found.first().map(|(entry, index, Number(value))| {
         let (entry, index, value) = (entry.clone(), *index, value.to_string());
         Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
     });

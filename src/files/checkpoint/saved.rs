@@ -8,10 +8,10 @@ use super::agreement::WholeShapes;
 use super::finite::Encoding;
 use super::layout::EntryInfo;
 use super::record::bytes_name;
+use crate::engine::Buffer;
 use crate::error::Result;
 use crate::model::lent::{Lent, write_lent};
 use crate::numbers::DType;
-use crate::rule::StateTensor;
 use crate::tensors::{Tensor, dtype_of};
 use crate::tree::{Leaf, StateTree};
 
@@ -25,7 +25,7 @@ pub(crate) struct SavedTensor<'s> {
 
 /// The values of the part.
 enum PartValues<'s> {
-    State(StateTensor<'s>),
+    State(&'s Buffer),
     Lent(Lent<'s>),
     /// The bytes themselves.
     Copied(&'s [u8], Encoding),
@@ -42,11 +42,6 @@ impl<'s> SavedTensor<'s> {
         let entry =
             EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().to_vec() };
         Ok(SavedTensor { entry, part, values: PartValues::Lent(values) })
-    }
-
-    /// The most precise copy of this rank's part of a parameter.
-    pub(super) fn master(leaf: &Leaf, master: Tensor) -> Self {
-        SavedTensor::part_of(leaf, leaf.path().to_string(), master)
     }
 
     /// This rank's part of a tensor of the parameter's shape.
@@ -73,7 +68,7 @@ impl<'s> SavedTensor<'s> {
         SavedTensor { entry, part, values: PartValues::Copied(bytes, Encoding::Numbers(DType::U8)) }
     }
 
-    pub(crate) fn state(leaf: &Leaf, name: &str, tensor: StateTensor<'s>, shape: Vec<usize>) -> Self {
+    pub(crate) fn state(leaf: &Leaf, name: &str, tensor: &'s Buffer, shape: Vec<usize>) -> Self {
         let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
         let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
         SavedTensor { entry, part, values: PartValues::State(tensor) }

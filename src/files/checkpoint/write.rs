@@ -10,17 +10,19 @@ use std::io;
 use std::path::Path;
 
 use super::agreement::same_path;
-use super::finite::{NonFiniteNumber, Watch};
+use super::finite::Watch;
 use super::layout::{EntryInfo, FileLayout, Remarks};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, failed, open_shared};
 use super::saved::SavedTensor;
 use crate::error::{Error, Result};
 use crate::ranks::{Agreement, Aspect, Call, StateWorld};
+use crate::rule::field::Number;
 
 /// Writes a file with this content. Each rank of the world writes its parts.
 ///
-/// Returns, on all ranks, the first number of each tensor that is infinite or NaN.
+/// Returns, on all ranks, the first number of each tensor that is infinite or NaN; several if several ranks
+/// have found one.
 ///
 /// # Errors
 /// On all ranks. The old file is still at `path`, unless only the flush of the folder failed.
@@ -34,17 +36,18 @@ pub(crate) fn write(
     let (begun, said) = StateWorld::all_agree_on(world, Call::File, begun)?;
     let name = said.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
     let pieces = begun.write_parts(path, name).map(|pieces| ((), pieces)).map_err(with_path);
-    let ((), pieces) = StateWorld::all_agree(world, Call::Pieces, pieces)?;
-    let (found, pieces): (Vec<_>, Vec<_>) =
-        pieces.iter().map(|bytes| NonFiniteNumber::from_bytes(bytes)).unzip();
-    let found = begun.named(found.concat());
-    let pieces = pieces.into_iter().flat_map(FilePiece::from_bytes);
-    StateWorld::settle(world, Call::Saved, begun.finish(pieces.collect()).map_err(with_path))?;
-    Ok(found)
+    let ((), said) = StateWorld::all_agree(world, Call::Pieces, pieces)?;
+    let read = |said: &Vec<u8>| serde_json::from_slice(said).map_err(Error::other);
+    let said: Result<Vec<(Vec<NonFiniteEntry>, Vec<FilePiece>)>> = said.iter().map(read).collect();
+    let finished = said.and_then(|said| {
+        let (found, pieces): (Vec<_>, Vec<_>) = said.into_iter().unzip();
+        begun.finish(pieces.concat()).map(|()| found.concat())
+    });
+    StateWorld::settle(world, Call::Saved, finished.map_err(with_path))
 }
 
 /// The name of a tensor that is not finite, and the first number that is not.
-pub(crate) type NonFiniteEntry = (String, usize, f64);
+pub(crate) type NonFiniteEntry = (String, usize, Number);
 
 /// The content of a file: its tensors in file order, and the layout.
 pub(crate) struct FileContent<'s> {
@@ -71,7 +74,7 @@ impl<'s> FileContent<'s> {
             let (start, mut watch) = (bytes.len(), Watch::new(tensor.encoding(), tensor.part.start));
             tensor.write_to(&mut bytes).map_err(failed("copy the tensors"))?;
             watch.see(&bytes[start..]);
-            found.extend(watch.found.map(|(index, value)| (tensor.entry.name.clone(), index, value)));
+            found.extend(watch.found.map(|(index, value)| (tensor.entry.name.clone(), index, Number(value))));
         }
         if let Some(start) = layout.checksum {
             let sum = format!("{:08x}", crc32fast::hash(&bytes));
@@ -130,30 +133,20 @@ impl<'s> NewCheckpoint<'s> {
                 .map_err(failed("write the header"))?;
         }
         let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
-        let mut found = Vec::new();
+        let mut found: Vec<NonFiniteEntry> = Vec::new();
         for (entry, tensor) in tensors {
             let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
             let place = layout.place(entry, &tensor.part);
             out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out))
                 .map_err(failed("write the tensors"))?;
-            found.extend(watch.found.map(|(index, value)| NonFiniteNumber { entry, index, value }));
+            found.extend(watch.found.map(|(index, value)| (tensor.entry.name.clone(), index, Number(value))));
         }
         let pieces = out.finish().map_err(failed("write the tensors"))?;
         if new.is_none() {
             // Rank 0 may be on another machine, where it cannot flush this rank's writes.
             file.sync_all().map_err(failed("flush the file to the disk"))?;
         }
-        Ok(NonFiniteNumber::to_bytes(&found, &FilePiece::to_bytes(&pieces)))
-    }
-
-    /// The first finding of each tensor on any rank, with the tensor's name.
-    fn named(&self, mut found: Vec<NonFiniteNumber>) -> Vec<NonFiniteEntry> {
-        found.sort_by_key(|found| (found.entry, found.index));
-        found.dedup_by_key(|found| found.entry);
-        let name = |found: NonFiniteNumber| {
-            Some((self.content.tensors.get(found.entry)?.entry.name.clone(), found.index, found.value))
-        };
-        found.into_iter().filter_map(name).collect()
+        serde_json::to_vec(&(found, pieces)).map_err(Error::other)
     }
 
     /// Rank 0 joins the checksums and renames the file into place.

@@ -16,7 +16,7 @@ pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
-use crate::numbers::{DType, first_non_finite, ranges};
+use crate::numbers::{DType, first_non_finite_in, is_supported, ranges};
 use crate::tensors::{Tensor, from_bytes, from_file};
 
 /// An open file and its header.
@@ -53,12 +53,6 @@ impl TensorFile {
     /// Calls `visit` with the bytes of all tensors, piece by piece.
     pub(crate) fn stream(&self, visit: impl FnMut(&[u8])) -> io::Result<()> {
         self.source.stream(self.start as u64, visit)
-    }
-
-    /// Refuses a file whose content was modified after it was opened, as far as its length and its time of
-    /// modification show.
-    pub(crate) fn check_unchanged(&self) -> io::Result<()> {
-        self.source.check_unchanged()
     }
 
     /// The names of the tensors, in the order in which they lie in the file.
@@ -143,32 +137,12 @@ impl<'f> Entry<'f> {
         elements: Range<usize>,
         dtype: DType,
     ) -> io::Result<Option<(usize, f64)>> {
-        fn first<const N: usize>(
-            bytes: &[u8],
-            dtype: DType,
-            number: impl Fn([u8; N]) -> f64,
-        ) -> Option<(usize, f64)> {
-            let (numbers, _) = bytes.as_chunks::<N>();
-            first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
-        }
+        let Some(stored) = self.known_dtype().filter(|stored| is_supported(*stored)) else { return Ok(None) };
         let mut buffer = Vec::new();
         for window in ranges(elements) {
             let start = window.start;
-            let bytes = |buffer| self.read(window, buffer);
-            let found = match self.dtype {
-                safetensors::Dtype::F16 => {
-                    first(bytes(&mut buffer)?, dtype, |bytes| half::f16::from_le_bytes(bytes).to_f64())
-                }
-                safetensors::Dtype::BF16 => {
-                    first(bytes(&mut buffer)?, dtype, |bytes| half::bf16::from_le_bytes(bytes).to_f64())
-                }
-                safetensors::Dtype::F32 => {
-                    first(bytes(&mut buffer)?, dtype, |bytes| f32::from_le_bytes(bytes).into())
-                }
-                safetensors::Dtype::F64 => first(bytes(&mut buffer)?, dtype, f64::from_le_bytes),
-                _ => return Ok(None),
-            };
-            if let Some((index, number)) = found {
+            if let Some((index, number)) = first_non_finite_in(self.read(window, &mut buffer)?, stored, dtype)
+            {
                 return Ok(Some((start + index, number)));
             }
         }

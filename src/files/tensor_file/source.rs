@@ -52,7 +52,8 @@ impl Source {
         }
     }
 
-    /// `length` bytes from `start` on. They are read into `buffer`, unless they are in memory.
+    /// `length` bytes from `start` on. They are read into `buffer`, unless they are in memory. Refuses a file
+    /// whose length or time of modification has changed since it was opened.
     pub(crate) fn read<'b>(
         &'b self,
         start: u64,
@@ -64,13 +65,17 @@ impl Source {
                 let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..));
                 rest.and_then(|rest| rest.get(..length)).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
             }
-            Source::File { file, .. } => {
+            Source::File { file, opened } => {
                 buffer.resize(length, 0);
                 // Locked for both calls, because all readers share one position.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                file.seek(SeekFrom::Start(start))?;
-                file.read_exact(buffer)?;
-                Ok(buffer)
+                let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(buffer));
+                // Compared after the read, because the file may change during the read.
+                if Stamp::of(&file.metadata()?) != *opened {
+                    let changed = "it was changed after it had been opened; open it again";
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, changed));
+                }
+                read.map(|()| &**buffer)
             }
         }
     }
@@ -87,18 +92,5 @@ impl Source {
             start += length as u64;
         }
         Ok(())
-    }
-
-    /// Refuses a file whose length or time of modification has changed since it was opened.
-    pub(crate) fn check_unchanged(&self) -> io::Result<()> {
-        let Source::File { file, opened } = self else { return Ok(()) };
-        let found = Stamp::of(&file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?);
-        let changed = || {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                "it was changed after it had been opened; open it again",
-            )
-        };
-        if found == *opened { Ok(()) } else { Err(changed()) }
     }
 }

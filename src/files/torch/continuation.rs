@@ -128,7 +128,7 @@ impl<'c> Check<'c> {
                 false => Some(self.stored(leaf, slot, scale, entries)?),
             };
             let shape = leaf.shape().to_vec();
-            Ok((slot.clone(), FileTensor { file: &self.content.file, stored, scale, shape }))
+            Ok((slot.clone(), FileTensor { stored, scale, shape }))
         };
         let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);

@@ -492,7 +492,9 @@ pub(super) fn same(a: f64, b: f64) -> bool {
 /// Refuses a state that lacks a tensor of the counterpart.
 fn check_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
-    let has = |slot: &TorchSlot| tensors.iter().any(|(name, tensor)| *name == slot.slot && !tensor.is_master);
+    let has = |slot: &TorchSlot| {
+        tensors.iter().any(|(name, tensor)| *name == slot.slot && !leaf.state.follows(tensor))
+    };
     match slots.iter().find(|slot| !has(slot)) {
         Some(slot) => Err(unrepresentable(leaf.path(), format!("a state without {:?}", slot.slot))),
         None => Ok(()),

@@ -5,7 +5,6 @@ use super::continuation::{Check, Continuation, STEP};
 use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
-use crate::files::tensor_file::read_error;
 use crate::ranks::Call;
 use crate::tree::entries::{LEAF_STEPS, NewEntry};
 use crate::tree::{Adjustment, SetField, StateTree, StateValue};
@@ -37,9 +36,7 @@ impl TorchState {
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let check = Check { content: &self.content, takes_over: self.takes_over, steps: state.steps() };
-            let continuation = check.continuation(state).map_err(|error| self.refused(error))?;
-            self.content.file.check_unchanged().map_err(|source| self.refused(read_error(source)))?;
-            Ok(continuation)
+            check.continuation(state).map_err(|error| self.refused(error))
         });
         let continuation = state.settle(Call::Torch, planned)?;
         let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;

@@ -9,6 +9,7 @@ use super::content::{GROUPS, PARAMETERS};
 use super::continuation::STEP;
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::in_file;
+use crate::engine::Buffer;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::checkpoint::layout::Remarks;
@@ -17,7 +18,6 @@ use crate::files::checkpoint::saved::{SavedTensor, entry_name};
 use crate::files::checkpoint::write::{FileContent, write};
 use crate::numbers::elem_count;
 use crate::ranks::{Agreement, Aspect, Call};
-use crate::rule::StateTensor;
 use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
@@ -126,10 +126,10 @@ fn saved<'s>(
     leaf: &'s Leaf,
     own: &Counterpart,
     slot: &TorchSlot,
-    tensor: StateTensor<'s>,
+    tensor: &'s Buffer,
 ) -> Result<SavedTensor<'s>> {
     match slot.velocity {
-        None if tensor.buffer.records().is_none() => {
+        None if tensor.records().is_none() => {
             Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec()))
         }
         // A velocity is divided by its factor, and codes of 8 bits are decoded, because torch has neither.

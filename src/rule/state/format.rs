@@ -1,7 +1,6 @@
 //! The formats in which state tensors are stored: dtypes and 8 bits.
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, is_supported};
+use crate::numbers::DType;
 
 /// How a state tensor is stored.
 ///
@@ -30,14 +29,6 @@ pub enum SlotFormat {
     Q8,
 }
 
-/// What the numbers of a state tensor are, as this restricts its formats.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meaning {
-    SecondMoment,
-    Copy,
-    Other,
-}
-
 impl From<DType> for SlotFormat {
     fn from(dtype: DType) -> Self {
         SlotFormat::Dtype(dtype)
@@ -50,31 +41,5 @@ impl std::fmt::Display for SlotFormat {
             SlotFormat::Dtype(dtype) => write!(f, "{dtype:?}"),
             SlotFormat::Q8 => f.write_str("Q8"),
         }
-    }
-}
-
-impl SlotFormat {
-    /// Refuses a tensor that cannot be stored in this format.
-    pub(crate) fn check(self, slot: &str, meaning: Meaning) -> Result<()> {
-        let expected = match self {
-            SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
-            SlotFormat::Dtype(DType::F16) if meaning == Meaning::SecondMoment => {
-                "F32 or F64, because the tensor is a second moment, and squares of small gradients are 0 in \
-                 F16"
-            }
-            SlotFormat::Q8 if meaning == Meaning::Copy => {
-                "F16, BF16, F32 or F64, because the tensor is a copy of the parameter, which 8 bits cannot \
-                 hold"
-            }
-            _ => return Ok(()),
-        };
-        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as"))
-            .with_got(self)
-            .with_expected(expected))
-    }
-
-    /// Whether a tensor of this meaning can be stored in this format.
-    pub(crate) fn fits(self, meaning: Meaning) -> bool {
-        self.check("", meaning).is_ok()
     }
 }

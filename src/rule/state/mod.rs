@@ -15,16 +15,14 @@ pub(crate) mod slot;
 pub(crate) mod stored;
 pub(crate) mod transfer;
 
-use std::io::{self, Write};
-
 use super::{Adjust, Parameter};
 use crate::engine::{Buffer, filled, rounded};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{Code, DType, Records, Shape, compute_dtype};
+use crate::numbers::{Records, Shape, compute_dtype};
 use crate::tensors::{Device, Tensor, Var};
-use format::{Meaning, SlotFormat};
+use format::SlotFormat;
 use place::ChildPlace;
-use slot::{EntryTraits, Initial, Renewal, Slot};
+use slot::{EntryTraits, Initial, Renewal, Sign, Slot};
 
 /// The state of one rule for one parameter: named tensors, counters and numbers.
 ///
@@ -72,48 +70,6 @@ pub(crate) struct StateParts<'s> {
     pub(crate) numbers: Vec<&'s mut f64>,
 }
 
-/// A tensor somewhere in a state.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StateTensor<'s> {
-    pub(crate) buffer: &'s Buffer,
-    /// Whether it is a copy of the parameter that steps are taken on.
-    pub(crate) is_master: bool,
-}
-
-impl StateTensor<'_> {
-    /// A copy of the values.
-    pub(crate) fn tensor(self) -> Result<Tensor> {
-        Ok(self.buffer.tensor()?)
-    }
-
-    pub(crate) fn shape(&self) -> &[usize] {
-        self.buffer.shape()
-    }
-
-    pub(crate) fn stored_dtype(self) -> DType {
-        self.buffer.stored_dtype()
-    }
-
-    /// The stored shape of a tensor of shape `whole`. In records it has a row for each block.
-    pub(crate) fn shape_of(&self, whole: &[usize]) -> crate::tensors::Shape {
-        self.buffer.shape_of(whole)
-    }
-
-    /// The code of the values, if they are in 8 bits.
-    pub(crate) fn code(&self) -> Option<Code> {
-        self.buffer.code()
-    }
-
-    pub(crate) fn bytes(self) -> usize {
-        self.shape_of(self.shape()).elem_count() * self.stored_dtype().size_in_bytes()
-    }
-
-    /// Writes the values as little-endian bytes.
-    pub(crate) fn write_to(self, out: &mut dyn Write) -> io::Result<()> {
-        self.buffer.write_to(out)
-    }
-}
-
 impl State {
     /// No state at all.
     pub fn empty() -> Self {
@@ -143,12 +99,11 @@ impl State {
             if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);
-        // Set before `meaning` and `code_of`, because both read the traits.
+        // Set before `traits_of` and `code_of` are called.
         if slot.sign.is_some() || renewal.is_some() {
             *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
         }
-        let meaning = self.meaning(slot.name);
-        slot.format.unwrap_or(dtype.into()).check(slot.name, meaning)?;
+        self.traits_of(slot.name).check_format(slot.name, slot.format.unwrap_or(dtype.into()))?;
         let code = (slot.format == Some(SlotFormat::Q8)).then(|| self.code_of(slot.name));
         let new =
             |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
@@ -158,7 +113,7 @@ impl State {
             Initial::Value(initial) => new(&filled(initial, shape, dtype, x.device())?)?,
             Initial::Parameter => new(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
         };
-        self.tensors.push((slot.name, buffer.of_squares(meaning == Meaning::SecondMoment)));
+        self.tensors.push((slot.name, buffer.of_squares(slot.sign == Some(Sign::SecondMoment))));
         Ok(self)
     }
 
@@ -193,6 +148,11 @@ impl State {
         }
     }
 
+    /// Whether this tensor of the state is that one.
+    pub(crate) fn follows(&self, tensor: &Buffer) -> bool {
+        self.followed().is_some_and(|master| std::ptr::eq(master, tensor))
+    }
+
     /// Makes this the state of a store, around the state of its rule.
     pub(crate) fn stored_with(mut self, rule: State) -> Self {
         self.children.push(Child { place: ChildPlace::Stored, state: rule });
@@ -223,13 +183,11 @@ impl State {
     }
 
     /// Every tensor under its full name, the rule's own first.
-    pub(crate) fn tensors(&self) -> Vec<(String, StateTensor<'_>)> {
+    pub(crate) fn tensors(&self) -> Vec<(String, &Buffer)> {
         let mut tensors = Vec::new();
         self.walk("", &mut |prefix, state| {
-            let master =
-                state.master.iter().map(|buffer| ("master", StateTensor { buffer, is_master: true }));
-            let slots =
-                state.tensors.iter().map(|(name, buffer)| (*name, StateTensor { buffer, is_master: false }));
+            let master = state.master.iter().map(|buffer| ("master", buffer));
+            let slots = state.tensors.iter().map(|(name, buffer)| (*name, buffer));
             tensors.extend(master.chain(slots).map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
         });
         tensors

@@ -1,6 +1,8 @@
 //! A state tensor: its initial value, its format, and what new weights of the parameter do to it.
 
 use super::format::SlotFormat;
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::{DType, is_supported};
 
 /// A state tensor that a rule needs: its name, initial value and format.
 ///
@@ -39,6 +41,26 @@ impl EntryTraits {
 
     pub(crate) fn is_average(self) -> bool {
         self.renewal == Some(Renewal::Average)
+    }
+
+    /// Refuses a format in which the tensor with this name cannot be stored.
+    pub(crate) fn check_format(self, slot: &str, format: SlotFormat) -> Result<()> {
+        let is_second_moment = self.sign == Some(Sign::SecondMoment);
+        let expected = match format {
+            SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
+            SlotFormat::Dtype(DType::F16) if is_second_moment => {
+                "F32 or F64, because the tensor is a second moment, and squares of small gradients are 0 in \
+                 F16"
+            }
+            SlotFormat::Q8 if self.is_copy() && !is_second_moment => {
+                "F16, BF16, F32 or F64, because the tensor is a copy of the parameter, which 8 bits cannot \
+                 hold"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as"))
+            .with_got(format)
+            .with_expected(expected))
     }
 }
 

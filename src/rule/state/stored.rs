@@ -1,7 +1,6 @@
 //! Conversion of state tensors from one format to another.
 
-use super::format::{Meaning, SlotFormat};
-use super::slot::Sign;
+use super::format::SlotFormat;
 use crate::engine::{Buffer, rounded};
 use crate::error::Result;
 use crate::numbers::codes::BLOCK;
@@ -12,15 +11,6 @@ use crate::rule::State;
 const LEAST_CODED: usize = 32 * BLOCK;
 
 impl State {
-    pub(crate) fn meaning(&self, slot: &str) -> Meaning {
-        let traits = self.traits_of(slot);
-        match traits.sign {
-            Some(Sign::SecondMoment) => Meaning::SecondMoment,
-            _ if traits.is_copy() => Meaning::Copy,
-            _ => Meaning::Other,
-        }
-    }
-
     pub(crate) fn code_of(&self, slot: &str) -> Code {
         if self.traits_of(slot).sign.is_some() { Code::NonNegative } else { Code::Signed }
     }
@@ -33,10 +23,10 @@ impl State {
         let mut converted = 0;
         for index in 0..self.tensors.len() {
             let own = self.tensors[index].0;
-            let (meaning, code) = (self.meaning(own), self.code_of(own));
+            let (traits, code) = (self.traits_of(own), self.code_of(own));
             match name {
-                Some(name) if name == own => format.check(own, meaning)?,
-                None if format.fits(meaning) => {}
+                Some(name) if name == own => traits.check_format(own, format)?,
+                None if traits.check_format(own, format).is_ok() => {}
                 _ => continue,
             }
             converted += 1;
