@@ -45,7 +45,6 @@ mod files;
 pub mod guide;
 mod model;
 mod numbers;
-pub mod prelude;
 pub mod printed;
 mod ranks;
 mod rule;

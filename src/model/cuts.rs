@@ -26,5 +26,6 @@ pub(crate) fn advice(paths: &[String]) -> String {
 /// Whether the path is that of a running statistic of BatchNorm. A `VarMap` has it as a variable, although no
 /// loss is differentiated by it.
 pub(crate) fn is_running_statistic(path: &str) -> bool {
-    matches!(path.rsplit('.').next(), Some("running_mean" | "running_var"))
+    let name = path.rsplit('.').next().unwrap_or(path);
+    name.starts_with("running_") || name == "num_batches_tracked"
 }

@@ -144,7 +144,7 @@ pub struct GradientSlices<'a> {
 }
 
 /// A gradient in a slice: a vector, whatever the shape of its parameter.
-pub(crate) type GradientSlice<'a> = TensorSlice<'a, [usize; 1]>;
+type GradientSlice<'a> = TensorSlice<'a, [usize; 1]>;
 
 impl<'a> GradientSlice<'a> {
     pub(crate) fn of(values: MemoryRef<'a>) -> Self {

@@ -8,7 +8,7 @@ use super::kernel::{BufferRole, KernelArgument, KernelArray, PrintedKernel};
 use crate::engine::{ArrayRole, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, used, waits};
 use crate::numbers::DType;
 use crate::rule::{Adjust, Optimiser, SlotFormat};
-use crate::rules::{Listing, catalogue};
+use crate::rules::{Listing, catalogue, recurrence};
 
 const ENTRY: &str = "optimiser_step";
 
@@ -118,8 +118,10 @@ pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) 
             let own = listing.rule.fields().into_iter().map(|(name, _)| name);
             listing.name == member.rule.kind && own.eq(names.clone())
         };
-        if let Some(listing) = listed.iter().find(is_it) {
-            text += &format!("// {}: {}\n", listing.name, listing.recurrence);
+        if let Some(name) = listed.iter().find(is_it).map(|listing| listing.name)
+            && let Some(recurrence) = recurrence(name)
+        {
+            text += &format!("// {name}: {recurrence}\n");
         }
     }
     text

@@ -123,22 +123,8 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree_with`]. Without a world this process is the only rank.
-    ///
-    /// # Errors
-    /// As [`StateWorld::agree`].
-    pub(crate) fn all_agree<T>(
-        world: Option<&StateWorld>,
-        call: Call,
-        own: Result<(T, Vec<u8>)>,
-    ) -> Result<(T, Vec<Vec<u8>>)> {
-        match world {
-            Some(world) => world.agree_with(call, own),
-            None => own.map(|(value, bytes)| (value, vec![bytes])),
-        }
-    }
-
-    /// [`StateWorld::all_agree`] without bytes: returns the own value if no rank refuses.
+    /// [`StateWorld::agree_with`] without bytes: returns the own value if no rank refuses. Without a world this
+    /// process is the only rank.
     ///
     /// # Errors
     /// As [`StateWorld::agree`].

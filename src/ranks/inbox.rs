@@ -12,10 +12,10 @@ use std::sync::Once;
 use super::{StateWorld, not_empty};
 use crate::engine::download;
 use crate::error::Result;
-use crate::model::lent::{check_on_cpu, storage_of};
+use crate::model::lent::{check_held, storage_of};
 use crate::numbers::DType;
 use crate::tensors::{
-    Device, Layout, Storage, Tensor, bytes_mut, bytes_of, dtype_of, with_numbers_mut, zeros,
+    Device, Layout, Storage, Tensor, bytes_mut, bytes_of, dtype_of, held_on_cpu, with_numbers_mut, zeros,
 };
 
 /// The flat tensors that a rank is to send, in order, by dtype and length.
@@ -180,7 +180,7 @@ fn with_bytes_mut(
     };
     let mut held = Some(held);
     with_numbers_mut(first, &mut |storage, _| {
-        check_on_cpu(storage, first)?;
+        check_held(first, held_on_cpu(storage))?;
         let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
         held.push(bytes_mut(storage)?);
         with_bytes_mut(rest, held, run)

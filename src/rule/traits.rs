@@ -475,15 +475,15 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
     /// and sums of the [gradient](Gradient), which are taken over all parts. Return `false` for functions of
     /// tensors, and if shape, number or places of elements matter.
     ///
-    /// By default a rule that holds others is divisible if all of them are. Any other rule is not, so each of
-    /// its parameters stays whole on one rank.
+    /// By default a rule that holds others is divisible if all of them are, and any other rule if it is
+    /// [`Kind::Elementwise`]. Each parameter of a rule that is not divisible stays whole on one rank.
     fn is_divisible(&self) -> bool {
         if let Some(rule) = self.delegate() {
             return rule.is_divisible();
         }
         let mut all = None;
         self.visit_held(&mut |_, held| all = Some(all.unwrap_or(true) && held.is_divisible()));
-        all.unwrap_or(false)
+        all.unwrap_or_else(|| self.kind() == Kind::Elementwise)
     }
 
     /// Discards what the rule has collected over calls, because its step will not be taken.

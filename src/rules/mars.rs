@@ -1,5 +1,6 @@
 //! The gradient corrected by its change, which the rules of MARS share.
 
+use super::gradient::clip_norm::clip;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Gradient, Norm, Slot, Slots};
 
@@ -28,8 +29,5 @@ impl Arithmetic for Corrected {
 /// The gradient plus γ·β / (1 - β) of its change, scaled down to a 2-norm of at most 1.
 pub(super) fn corrected<'a>(dx: Gradient<'a>, gamma: f64, beta: f64, last: Slots<'a>) -> Gradient<'a> {
     let sum = dx.map(Corrected { weight: gamma * beta / (1.0 - beta) }, last);
-    sum.scale_by_norm(
-        Norm::new(2.0),
-        |norms| if norms.gradient <= 1.0 { 1.0 } else { norms.gradient.recip() },
-    )
+    sum.scale_by_norm(Norm::new(2.0), clip(1.0))
 }

@@ -19,7 +19,7 @@ pub use adam::*;
 pub use average::*;
 pub use descent::*;
 pub use gradient::*;
-pub use listing::Listing;
+pub use listing::{Listing, recurrence};
 pub use schedule_free::*;
 // Named, because the compiler's error mentions a missing feature only for items that are named.
 #[cfg(feature = "candle")]

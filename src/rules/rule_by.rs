@@ -22,10 +22,6 @@ macro_rules! rule_by {
                 $crate::rule::Kind::Elementwise
             }
 
-            fn is_divisible(&self) -> bool {
-                true
-            }
-
             fn evaluation<'s>(
                 &self,
                 state: &'s $crate::rule::State,

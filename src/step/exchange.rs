@@ -276,7 +276,7 @@ impl<'w> RankGradients<'w> {
 }
 
 /// The gradient times its weight, as it enters the sum.
-fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
+pub(crate) fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<Tensor> {
     if weight == 1 {
         return Ok(gradient);
     }

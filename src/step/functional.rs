@@ -7,7 +7,6 @@ use super::leaf::GradientSource;
 use super::outcome::Outcome;
 use super::pipeline::step;
 use super::update::{Update, UpdateOptions, check_known};
-use crate::engine::owned_on;
 use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
 use crate::tensors::{Tensor, Var};
@@ -82,9 +81,7 @@ fn applied(
         return Err(not_in_state(path));
     }
     let found = state.leaves().map(|leaf| parameter(leaf, parameters)).collect::<Result<Vec<_>>>()?;
-    let next = found
-        .iter()
-        .map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&owned_on(x.device(), x)?)?.into_inner())));
+    let next = found.iter().map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&x.detach())?.into_inner())));
     let next: BTreeMap<String, Tensor> = next.collect::<Result<_>>()?;
     let mut state = state.try_clone()?;
     state.rebind(&next)?;

@@ -29,8 +29,7 @@ use crate::engine::{Job, check_gradient};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
-use crate::model::lent::{Lend, Lent, MemoryRef};
-use crate::model::slices::GradientSlice;
+use crate::model::lent::{Lend, Lent};
 use crate::ranks::KeptSums;
 use crate::rule::Kind;
 use crate::tree::{Leaf, NormHistories, StateTree};
@@ -150,9 +149,23 @@ impl std::fmt::Debug for StreamedStep<'_> {
 impl StreamedStep<'_> {
     /// Moves the parameter with this path by its gradient, and frees the gradient.
     ///
-    /// The gradient is a tensor, or [memory](Lend) of another owner. Several threads may push at once. A
+    /// The gradient is a tensor, or [memory](Lend) of another owner, such as a slice. Several threads may push at once. A
     /// large parameter is updated by all threads of the engine, a small one by the calling thread. A gradient
     /// for a parameter that is frozen or left out is not used.
+    ///
+    /// ```
+    /// use optimisers::{Descent, ParameterSlices, TensorSlice, Update, setup};
+    ///
+    /// let mut weight = [1f32, 2.0];
+    /// let model = ParameterSlices::new().with("weight", 2, &mut weight)?;
+    /// let mut state = setup(Descent::new(0.5), &model)?;
+    /// let step = Update::new(&mut state).begin(&model)?;
+    /// step.push("weight", TensorSlice::new([2], &[2f32, 4.0])?)?;
+    /// step.finish()?;
+    /// drop(model);
+    /// assert_eq!(weight, [0.0, 0.0]);
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Unless stated otherwise, the parameter stays as it was and can be pushed again.
@@ -171,28 +184,6 @@ impl StreamedStep<'_> {
     /// has moved, another push of it is refused.
     pub fn push(&self, path: &str, gradient: impl Lend) -> Result<()> {
         self.push_lent(path, &gradient, false)
-    }
-
-    /// Pushes a gradient that is a slice in row-major order, as [`push`](StreamedStep::push) does.
-    ///
-    /// ```
-    /// use optimisers::{Descent, ParameterSlices, Update, setup};
-    ///
-    /// let mut weight = [1f32, 2.0];
-    /// let model = ParameterSlices::new().with("weight", 2, &mut weight)?;
-    /// let mut state = setup(Descent::new(0.5), &model)?;
-    /// let step = Update::new(&mut state).begin(&model)?;
-    /// step.push_slice("weight", &[2f32, 4.0])?;
-    /// step.finish()?;
-    /// drop(model);
-    /// assert_eq!(weight, [0.0, 0.0]);
-    /// # Ok::<(), optimisers::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`push`](StreamedStep::push).
-    pub fn push_slice<'g>(&self, path: &str, gradient: impl Into<MemoryRef<'g>>) -> Result<()> {
-        self.push_lent(path, &GradientSlice::of(gradient.into()), false)
     }
 
     /// Pushes a gradient. With `passes_over`, a gradient that is not finite is no error: the step goes on

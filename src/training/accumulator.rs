@@ -9,7 +9,8 @@ use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, compute_dtype, is_supported};
 use crate::step::call::sources;
-use crate::tensors::{Device, Tensor, in_dtype, product, quotient, repeated_zero, sum, zeros};
+use crate::step::exchange::weighted;
+use crate::tensors::{Device, Tensor, in_dtype, quotient, repeated_zero, sum, zeros};
 use crate::tree::is_trainable;
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
@@ -151,10 +152,7 @@ impl Accumulator {
             let total =
                 sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
             let Some(gradient) = total.transpose()? else { continue };
-            let weighted = match weight {
-                1 => gradient,
-                _ => product(&gradient, &filled(weight as f64, (), compute, gradient.device())?)?,
-            };
+            let weighted = weighted(gradient, weight, compute)?;
             let before =
                 own.sum.as_ref().map_or_else(|| zeros(weighted.shape(), compute, weighted.device()), wide)?;
             own.sum = Some(rounded(&sum(&before, &weighted)?, self.dtype)?);

@@ -125,7 +125,7 @@ impl Leaf {
     /// The storages with a lock that an update of this leaf writes. Masters on devices are among them,
     /// because functions of rules see them and may keep them.
     pub(super) fn written(&self) -> impl Iterator<Item = usize> {
-        self.state.followed().and_then(Buffer::memory_of).into_iter().chain(self.storage)
+        self.state.followed().and_then(Lend::memory).into_iter().chain(self.storage)
     }
 
     /// Whether `optimiser`, the leaf's own with other values of fields, needs state of the same layout.

@@ -120,8 +120,4 @@ impl<R: Elementwise> Rule for Cautious<R> {
         // `WholeTensor`, because the mean is over all elements.
         if self.is_scaled { Kind::WholeTensor } else { Kind::Elementwise }
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }

@@ -130,8 +130,4 @@ impl<M: Members> Rule for OptimiserChain<M> {
     fn kind(&self) -> Kind {
         self.0.rules().map(|rule| rule.kind()).max().unwrap_or(Kind::Elementwise)
     }
-
-    fn is_divisible(&self) -> bool {
-        self.0.rules().all(|rule| rule.is_divisible())
-    }
 }

@@ -10,7 +10,7 @@ use optimisers::{
     AccumGrad, AdamW, Cautious, Checkpoint, CheckpointFile, ClipGlobalNorm, ClipNorm, Engine, Fallback,
     GradientSlices, Kahan, Lion, LocalRank, LossScaler, MemoryMut, MemoryRef, MixedPrecision, Model, Offload,
     Optimiser, OptimiserChain, Outcome, ParameterSlices, Q8, Rule, Schedule, Setup, SkipReason, SplitMaster,
-    StateTree, Status, StochasticRounding, StoreAs, Update, ranks, rules,
+    StateTree, Status, StochasticRounding, StoreAs, TensorSlice, Update, ranks, rules,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -164,8 +164,8 @@ impl<'c> Training<'c> {
                     let open = update.begin(model)?;
                     for &index in order {
                         match (&numbers[index], &tensors[index]) {
-                            (Some(numbers), _) if is_of_slices => {
-                                open.push_slice(&paths[index], numbers.show())?
+                            (Some(numbers), Some(tensor)) if is_of_slices => {
+                                open.push(&paths[index], TensorSlice::new(tensor.dims(), numbers.show())?)?
                             }
                             (_, Some(tensor)) => open.push(&paths[index], tensor.clone())?,
                             _ => {}

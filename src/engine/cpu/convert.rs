@@ -637,7 +637,9 @@ mod tests {
         let numbers: Vec<f32> = (0..LENGTH).map(|i| (i as f32 - 300.0) * 0.37).collect();
         let zeros = |dtype: DType| Tensor::zeros(LENGTH, dtype.into(), &Device::Cpu).expect("zeros");
         let mut codes = Buffer::coded(&zeros(DType::F32), Code::Signed).expect("state in 8 bits");
-        let mut low = Buffer::low_bits(&[LENGTH], &Device::Cpu).expect("low bits");
+        let mut low =
+            Buffer::of_zeros(LENGTH.into(), DType::U8, Some(crate::numbers::Records::LowBits), &Device::Cpu)
+                .expect("low bits");
         let mut high = Buffer::new(&zeros(DType::BF16)).expect("bf16");
         let low = low_bits_mut(&mut low).expect("memory");
         let split = slot_mut(&mut high).expect("memory").with_low_bits(Some(low)).expect("both parts");

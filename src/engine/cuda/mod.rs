@@ -140,7 +140,7 @@ impl<'a> Backend<'a> for Cuda<'a> {
         let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
         // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from
         // `read`, `write` and `write_new` above, where each storage is compared with its tensor under its
-        // lock (`storage_of`, or `check_on_cuda` in an in-place operation). The tensors live until all has
+        // lock (`storage_of`, or `check_held` in an in-place operation). The tensors live until all has
         // been enqueued; what is freed afterwards is freed in the order of the stream.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, results) }?;

@@ -21,8 +21,8 @@ use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::model::lent::storage_of;
-use crate::model::lent::stored::check_on_cuda;
+use crate::model::lent::{check_held, storage_of};
+use crate::tensors::held_on_cuda;
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(
@@ -117,7 +117,8 @@ impl InplaceOp1 for WriteFromHost<'_> {
             let stream = slice.stream().clone();
             stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
         }
-        check_on_cuda(storage, self.variable).map_err(|error| error.in_role("parameter"))?;
+        check_held(self.variable, held_on_cuda(storage, self.variable))
+            .map_err(|error| error.in_role("parameter"))?;
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let (values, from) = self.values.storage_and_layout();
         let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
@@ -135,7 +136,7 @@ struct FindAddress<'s> {
 
 impl FindAddress<'_> {
     fn address(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<u64> {
-        check_on_cuda(storage, self.tensor)?;
+        check_held(self.tensor, held_on_cuda(storage, self.tensor))?;
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let size = storage.dtype().size_in_bytes();
         let (address, _noted_on_drop) =

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::values::{on_host, owned_on, rounded, set_part};
+use super::values::{on_host, rounded, set_part};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only, write_tensor};
 use crate::numbers::codes::BLOCK;
@@ -61,12 +61,7 @@ impl Buffer {
     pub(crate) fn new(values: &Tensor) -> Result<Self> {
         let (shape, dtype) = (values.shape().clone(), dtype_of(values));
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
-            return Ok(Buffer {
-                shape,
-                memory: Memory::Variable(Var::from_tensor(&owned_on(values.device(), values)?)?),
-                records: None,
-                is_of_squares: false,
-            });
+            return Buffer::shared(values);
         }
         let memory = Memory::Host(zeroed(&shape, dtype)?);
         let mut buffer = Buffer { memory, shape, records: None, is_of_squares: false };
@@ -92,11 +87,6 @@ impl Buffer {
         }
     }
 
-    /// The address of the storage that writers lock; `None` for plain memory, which has no lock.
-    pub(crate) fn memory_of(&self) -> Option<usize> {
-        self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
-    }
-
     /// Copies the values of a tensor as codes of 8 bits.
     pub(crate) fn coded(values: &Tensor, code: Code) -> Result<Self> {
         let records = Records::Codes(code);
@@ -105,11 +95,6 @@ impl Buffer {
             records: Some(records),
             ..Buffer::new(&in_records(records, values)?)?
         })
-    }
-
-    /// The low bits of a split parameter of this shape, all 0: each f32 is equal to its bf16.
-    pub(crate) fn low_bits(shape: &[usize], device: &Device) -> Result<Self> {
-        Buffer::of_zeros(shape.into(), DType::U8, Some(Records::LowBits), device)
     }
 
     /// Zeros, of this dtype or in records. In both all bytes are 0.
@@ -171,7 +156,7 @@ impl Buffer {
         let memory = match &self.memory {
             Memory::Host(values) if device.is_cpu() => Memory::Host(values.clone()),
             Memory::Variable(variable) if device.same_device(variable.device()) => {
-                Memory::Variable(Var::from_tensor(&owned_on(device, variable)?)?)
+                Buffer::shared(variable)?.memory
             }
             _ => Buffer::new(&self.stored()?.to_device(device)?)?.memory,
         };
@@ -326,7 +311,8 @@ impl Lend for Buffer {
     }
 
     fn memory(&self) -> Option<usize> {
-        self.memory_of()
+        // Plain memory has no lock.
+        self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {

@@ -14,7 +14,7 @@ mod known;
 mod lend;
 mod memory;
 mod part;
-pub(crate) mod stored;
+mod stored;
 mod tensor;
 mod view;
 
@@ -25,6 +25,6 @@ pub(crate) use lend::{
 };
 pub use memory::{MemoryMut, MemoryRef};
 pub(crate) use memory::{TypedSlice, TypedSliceMut};
-pub(crate) use stored::{check_on_cpu, storage_of, write_tensor};
+pub(crate) use stored::{check_held, storage_of, write_tensor};
 pub(crate) use tensor::unsupported;
 pub use view::View;

@@ -12,9 +12,7 @@ use std::ops::Deref;
 use super::view::reach;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
-use crate::tensors::{
-    CpuStorage, Device, Layout, Storage, Tensor, bytes_of, held, held_on_cpu, write_values,
-};
+use crate::tensors::{Device, Layout, Storage, Tensor, bytes_of, held, write_values};
 
 /// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
 fn needed(layout: &Layout) -> usize {
@@ -29,27 +27,8 @@ pub(crate) fn storage_of<'t>(
     tensor: &'t Tensor,
 ) -> Result<(impl Deref<Target = Storage> + use<'t>, &'t Layout)> {
     let (storage, layout) = tensor.storage_and_layout();
-    check_held(&storage, tensor)?;
+    check_held(tensor, held(&storage, tensor))?;
     Ok((storage, layout))
-}
-
-/// Refuses a locked storage that lacks elements of its tensor.
-fn check_held(storage: &Storage, tensor: &Tensor) -> Result<()> {
-    let (dtype, bytes) = held(storage, tensor);
-    check(tensor, dtype, bytes)
-}
-
-/// [`check_held`] for a storage on the CPU.
-pub(crate) fn check_on_cpu(storage: &CpuStorage, tensor: &Tensor) -> Result<()> {
-    let (dtype, bytes) = held_on_cpu(storage);
-    check(tensor, dtype, bytes)
-}
-
-/// [`check_held`] for a storage on a CUDA device.
-#[cfg(feature = "cuda")]
-pub(crate) fn check_on_cuda(storage: &crate::tensors::CudaStorage, tensor: &Tensor) -> Result<()> {
-    let (dtype, bytes) = crate::tensors::held_on_cuda(storage, tensor);
-    check(tensor, dtype, bytes)
 }
 
 /// Writes the values of a tensor on any device in row-major order, as little-endian bytes.
@@ -62,8 +41,9 @@ pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<(
     write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
 }
 
-/// Refuses a storage of another dtype than the tensor's, or of too few bytes.
-fn check(tensor: &Tensor, dtype: DType, bytes: usize) -> Result<()> {
+/// Refuses a storage of another dtype than the tensor's, or of too few bytes: what `held`, `held_on_cpu` or
+/// `held_on_cuda` return for a locked storage.
+pub(crate) fn check_held(tensor: &Tensor, (dtype, bytes): (DType, usize)) -> Result<()> {
     let (expected, size) = (needed(tensor.layout()), dtype.size_in_bytes());
     if tensor.dtype() == dtype && bytes >= expected.saturating_mul(size) {
         return Ok(());

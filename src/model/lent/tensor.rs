@@ -1,9 +1,9 @@
 //! candle's tensors as memory that is lent: under the locks of their storages.
 
-use super::{Lend, MemoryMut, MemoryRef, View, check_on_cpu, defect, storage_of};
+use super::{Lend, MemoryMut, MemoryRef, View, check_held, defect, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
-use crate::tensors::{CpuStorage, Layout, Tensor, dtype_of, on_cpu, with_numbers_mut};
+use crate::tensors::{CpuStorage, Layout, Tensor, dtype_of, held_on_cpu, on_cpu, with_numbers_mut};
 
 /// The error for memory to which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
@@ -37,7 +37,7 @@ impl Lend for Tensor {
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
         with_numbers_mut(self, &mut |storage, layout| {
             // Checked under the lock, because an operation may have exchanged the storage since the plan.
-            check_on_cpu(storage, self)?;
+            check_held(self, held_on_cpu(storage))?;
             let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
             // An empty tensor may begin after the end of its storage.
             let (start, end) = if start == end { (0, 0) } else { (start, end) };

@@ -130,10 +130,6 @@ impl<E: Elementwise> Rule for E {
     fn kind(&self) -> Kind {
         Kind::Elementwise
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }
 
 impl<'a> Gradient<'a> {

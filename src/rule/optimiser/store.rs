@@ -19,11 +19,11 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::low_bits::LowBits;
-use crate::numbers::{DType, is_wider, random_key};
+use crate::numbers::{DType, Records, is_wider, random_key};
 use crate::rule::description::record::{StorageKind, StorageRecord};
 use crate::rule::state::not_made_by;
 use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
-use crate::tensors::{Tensor, difference, dtype_of, in_dtype, sum, zeros};
+use crate::tensors::{Tensor, difference, dtype_of, in_dtype, sum};
 
 /// How an optimiser stores parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,14 +132,13 @@ impl Store {
                 State::with_master(&master, of_rule(&master)?)
             }
             Store::Split(low_bits) => {
-                let rest = match low_bits {
-                    LowBits::All => Buffer::low_bits(x.shape(), x.device())?,
-                    LowBits::Byte => Buffer::new(&zeros(x.shape(), DType::U8, x.device())?)?,
-                };
+                // All 0, so that each f32 is equal to its bf16.
+                let records = (low_bits == LowBits::All).then_some(Records::LowBits);
+                let rest = Buffer::of_zeros(x.shape().into(), DType::U8, records, x.device())?;
                 Ok(State::empty().with_buffer("rest", rest).stored_with(of_rule(x)?))
             }
             Store::Compensated => {
-                let lost = Buffer::new(&zeros(x.shape(), x.dtype(), x.device())?)?;
+                let lost = Buffer::of_zeros(x.shape().into(), x.dtype(), None, x.device())?;
                 Ok(State::empty().with_buffer("compensation", lost).stored_with(of_rule(x)?))
             }
             Store::Stochastic { .. } => Ok(State::empty().with_counter("rounded").stored_with(of_rule(x)?)),

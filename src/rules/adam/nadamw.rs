@@ -130,8 +130,4 @@ impl Rule for NAdamW {
     fn kind(&self) -> Kind {
         Kind::Elementwise
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }

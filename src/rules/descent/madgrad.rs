@@ -122,10 +122,6 @@ impl Rule for MADGRAD {
     fn kind(&self) -> Kind {
         Kind::Elementwise
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]

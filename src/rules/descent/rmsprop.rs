@@ -134,8 +134,4 @@ impl Rule for RMSProp {
     fn kind(&self) -> Kind {
         Kind::Elementwise
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }

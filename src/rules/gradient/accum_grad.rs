@@ -236,8 +236,4 @@ impl Rule for AccumGrad {
         counters.iter_mut().for_each(|(_, count)| *count = 0);
         Ok(())
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }

@@ -139,10 +139,6 @@ impl Rule for Clamp {
     fn kind(&self) -> Kind {
         Kind::Elementwise
     }
-
-    fn is_divisible(&self) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]

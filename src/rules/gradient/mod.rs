@@ -4,7 +4,7 @@ mod accum_grad;
 mod clamp;
 mod clip_global_norm;
 mod clip_grad;
-mod clip_norm;
+pub(super) mod clip_norm;
 mod scale;
 mod sign_decay;
 mod skip_outliers;
@@ -28,21 +28,21 @@ use super::listing::{Listing, listing};
 
 /// The rules of this family with their defaults.
 pub(super) fn listings() -> Vec<Listing> {
-    let mut all = vec![
-        listing::<WeightDecay>("dx' = dx + λ·x", "L2 regularisation"),
-        listing::<SignDecay>("dx' = dx + λ·sign(x)", "L1 regularisation"),
-        listing::<Scale>("dx' = α·dx", "the sign or size of the objective"),
-        listing::<Clamp>("dx' = x - clamp(x - dx, low, high)", "bounds on the parameter"),
-        listing::<ClipGrad>("dx' = clamp(dx, -δ, δ)", "clipping by value"),
-        listing::<ClipNorm>("dx' = dx·min(1, ω / ‖dx‖ₚ), per tensor", "Pascanu et al. 2012, arXiv 1211.5063"),
-        listing::<ClipGlobalNorm>("dx' = dx·min(1, ω / ‖all dx‖₂)", "Pascanu et al. 2012, arXiv 1211.5063"),
-        listing::<SkipOutliers>(
-            "no step where ‖all dx‖₂ > mean + σ·deviation of the last norms",
-            "OLMo et al. 2024, arXiv 2501.00656",
-        ),
-    ];
-    #[cfg(feature = "candle")]
-    all.extend(whole::listings());
-    all.push(listing::<AccumGrad>("the mean of n gradients, every n-th call", "gradient accumulation"));
-    all
+    Vec::from([
+        listing::<WeightDecay>(),
+        listing::<SignDecay>(),
+        listing::<Scale>(),
+        listing::<Clamp>(),
+        listing::<ClipGrad>(),
+        listing::<ClipNorm>(),
+        listing::<ClipGlobalNorm>(),
+        listing::<SkipOutliers>(),
+        #[cfg(feature = "candle")]
+        listing::<AdaptiveClip>(),
+        #[cfg(feature = "candle")]
+        listing::<Centralise>(),
+        #[cfg(feature = "candle")]
+        listing::<GradNoise>(),
+        listing::<AccumGrad>(),
+    ])
 }

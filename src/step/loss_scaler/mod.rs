@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::outcome::Outcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
+use crate::rule::out_of_range;
 
 pub use dynamic::{DynamicScale, OnOverflow};
 
@@ -367,9 +368,7 @@ impl LossScaler {
     pub(crate) fn check(&self) -> Result<()> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let refuse = |field: &str, value: FieldValue, expected: &str| {
-            Err(Error::new(ErrorKind::Argument, format!("LossScaler: {field} is"))
-                .with_got(value)
-                .with_expected(expected))
+            Err(out_of_range("LossScaler", field, value, expected))
         };
         if !positive(self.scale) {
             return refuse("scale", self.scale.into(), "a finite number above 0");

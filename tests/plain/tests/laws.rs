@@ -2,7 +2,7 @@
 
 use optimisers::{
     Checkpoint, CheckpointFile, DType, ErrorKind, IntoOptimiser, Lend, Rule, Schedule, StateTree, Status,
-    Update, View, ranks, rules, setup, update,
+    TensorSlice, Update, View, ranks, rules, setup, update,
 };
 use optimisers_plain::{OF_CANDLE, Plain, all_rules, alone, hash, is_divided, of_rank, saved, stored, train};
 
@@ -98,8 +98,8 @@ fn a_step_in_pieces_is_an_update() {
                     }
                 };
                 for named in gradients.0.iter().rev() {
-                    step.push_slice(&named.path, named.values.show())
-                        .unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
+                    let values = TensorSlice::new(&*named.shape, named.values.show()).expect("a slice");
+                    step.push(&named.path, values).unwrap_or_else(|error| panic!("{name}, {store}: {error}"));
                 }
                 assert_eq!(step.finish().expect("an outcome"), outcome, "{name}, {store}");
                 drop(lent);

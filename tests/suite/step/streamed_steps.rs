@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor, Var};
 use optimisers::{
     AccumGrad, AdamW, Average, ClipNorm, Descent, DynamicScale, Ema, ErrorKind, Flow, Gradient,
     IntoOptimiser, Kind, LossScaler, MixedPrecision, Model, Optimiser, OptimiserChain, Outcome, Parameter,
-    Result, Rule, Setup, SkipReason, State, StateTree, Status, StreamedStep, Update, Visitor, Warning,
-    hyper_parameters, range, ranks, setup, setup_with, update,
+    Result, Rule, Setup, SkipReason, State, StateTree, Status, StreamedStep, TensorSlice, Update, Visitor,
+    Warning, hyper_parameters, range, ranks, setup, setup_with, update,
 };
 
 use support::common::{
@@ -129,6 +129,10 @@ fn numbers(model: &Vars) -> Vec<Vec<f64>> {
     model.values().map(|x| values(x)).collect()
 }
 
+fn slice(numbers: &[f32]) -> TensorSlice<'_> {
+    TensorSlice::new(numbers.len(), numbers).expect("a slice")
+}
+
 fn of(value: f64, count: usize) -> Tensor {
     constant(value, count, DType::F32)
 }
@@ -147,10 +151,10 @@ fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() {
     let integers = Tensor::zeros(3, candle_core::DType::U32, &Device::Cpu).expect("a tensor");
     is_kind(&step.push("1", integers).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
     is_kind(&step.push("2", of(1.0, 2)).unwrap_err(), ErrorKind::UnknownName, &["\"2\"", "one of: 0, 1"]);
-    is_kind(&step.push_slice("1", &[1f32]).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
+    is_kind(&step.push("1", slice(&[1.0])).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
     assert_eq!(numbers(&model), moved);
     // It can be pushed after all; others cannot come twice.
-    step.push_slice("1", &[1f32, 1.0, 1.0]).expect("a push");
+    step.push("1", slice(&[1.0; 3])).expect("a push");
     for path in ["0", "1"] {
         is_kind(
             &step.push(path, of(1.0, 2)).unwrap_err(),

@@ -1,7 +1,7 @@
 //! The crate as a whole.
 
 mod compile_fail;
-mod prelude;
+mod glob;
 pub(crate) mod random_models;
 pub(crate) mod readme;
 mod regressions;

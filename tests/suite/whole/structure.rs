@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The rooms in the order in which they may use each other: a room uses itself and those before it. A room is
-/// a module of the crate, or of `engine`. `lib` and `prelude` use all.
+/// a module of the crate, or of `engine`. `lib` uses all.
 const ROOMS: &[&str] = &[
     "error",
     "numbers",
@@ -237,7 +237,7 @@ fn imports_go_one_way() {
     let mut wrong = BTreeSet::new();
     for (source, used) in sources.iter().zip(&imports) {
         let from = room(&source.module);
-        if from == "lib" || from == "prelude" {
+        if from == "lib" {
             continue;
         }
         for to in used.iter().map(|used| room(&sources[*used].module)) {
@@ -250,11 +250,8 @@ fn imports_go_one_way() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    let rooms: BTreeSet<String> = sources
-        .iter()
-        .map(|source| room(&source.module))
-        .filter(|room| room != "lib" && room != "prelude")
-        .collect();
+    let rooms: BTreeSet<String> =
+        sources.iter().map(|source| room(&source.module)).filter(|room| room != "lib").collect();
     assert_eq!(rooms, ROOMS.iter().map(|room| room.to_string()).collect());
 }
 

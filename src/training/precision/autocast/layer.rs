@@ -13,6 +13,7 @@ use log::warn;
 
 use super::builders::{LayerRecord, record, replay};
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::cuts::is_running_statistic;
 use crate::model::{Model, Visitor};
 use crate::training::precision::run_in;
 
@@ -169,11 +170,6 @@ enum SupportedPasses {
     Nothing,
     Forward,
     Backward,
-}
-
-fn is_running_statistic(path: &str) -> bool {
-    let name = path.rsplit('.').next().unwrap_or(path);
-    name.starts_with("running_") || name == "num_batches_tracked"
 }
 
 impl Module for AutocastLayer {
