@@ -5,5 +5,6 @@ pub mod crafted_checkpoints;
 pub mod examples;
 pub mod random_programs;
 pub mod reports;
+pub mod tested;
 pub mod threads;
 pub mod torch_runs;

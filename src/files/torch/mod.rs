@@ -17,7 +17,7 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! A file of `torch.save` is converted once, without the program that wrote it:
+//! If there is only a file of `torch.save`, `convert.py` in the same folder makes the safetensors file of it:
 //!
 //! ```python
 #![doc = include_str!("convert.py")]
@@ -25,11 +25,11 @@
 //! convert("checkpoint.pt", ".", names=[name for name, _ in model.named_parameters()])
 //! ```
 //!
-//! The file may be a `state_dict` of an optimiser, or a dict with the entries `optimizer`, `scheduler` and
-//! `scaler`; if the dict has other keys, write these into `convert`. No `names` are needed if the dict has
-//! them as `param_names`, or if torch has saved them, because the optimiser was made with
-//! `model.named_parameters()`. `training.json` has what else a run needs: `last_epoch` of the
-//! [scheduler](self#with-a-scheduler), and the state of the
+//! The file may be the `state_dict` of an optimiser, or a dict with the keys `optimizer`, `scheduler` and
+//! `scaler`; if the dict has other keys, write these into `convert`. `names` has a name for each parameter, in
+//! the order of the optimiser's groups. It is not needed if the dict has these names as `param_names`, or if
+//! the optimiser was made with `model.named_parameters()`, because torch then saves them. `training.json` has
+//! what else a run needs: `last_epoch` of the [scheduler](self#with-a-scheduler), and the state of the
 //! [`GradScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
@@ -39,7 +39,7 @@
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("optimizer.safetensors");
-//! // What the snippet above writes after 7 steps.
+//! // What `save_state` writes after 7 steps.
 //! let [m, v] = [[0.5f32, -0.5], [0.25, 0.25]].map(|values| Tensor::new(&values, &Device::Cpu));
 //! let step = Tensor::new(7f32, &Device::Cpu)?;
 //! let tensors = HashMap::from([("fc.bias/exp_avg", m?), ("fc.bias/exp_avg_sq", v?), ("fc.bias/step", step)]);

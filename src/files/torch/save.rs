@@ -107,7 +107,7 @@ fn extend<'s>(
     let known = leaf.state.tensors();
     for slot in &own.slots {
         let Some((_, tensor)) = known.iter().find(|(name, _)| *name == slot.slot) else { continue };
-        tensors.push(saved(leaf, own, slot, *tensor)?);
+        tensors.push(saved(leaf, own, slot, tensor)?);
     }
     if own.has_step {
         // Written by the rank that has the first element, because a rank without a part has no count of the

@@ -13,6 +13,7 @@ use support::common::{
     Grads, Vars, assert_same, bits, constant, engines, given_up, grads, is_kind, model, not_finite,
     rules_and_chains, snapshot, tensor, values,
 };
+use support::tested::Tested;
 use support::threads::on;
 
 const SHAPE: [usize; 2] = [6, 8];
@@ -61,7 +62,7 @@ fn is_norm(error: &Error) -> bool {
 
 /// Sizes of one element, and of all, from where no square is infinite to where all are.
 #[test]
-fn no_rule_keeps_what_is_not_finite() {
+fn no_rule_keeps_what_is_not_finite() -> Tested {
     for (parameter, gradient, sizes) in [
         (DType::F32, DType::F32, [1e10, 4e18, 1e20, 1e30]),
         (DType::BF16, DType::BF16, [1e10, 4e18, 1e20, 1e30]),
@@ -73,7 +74,7 @@ fn no_rule_keeps_what_is_not_finite() {
                 for all in [false, true] {
                     let what = format!("{} with {size} in {gradient:?}, all: {all}", rule.name());
                     let x = ones(parameter);
-                    let mut state = setup(rule.clone(), &x).expect("a state");
+                    let mut state = setup(rule.clone(), &x)?;
                     let of = |size: f64| {
                         grads([Some(
                             constant(size, SHAPE[0] * SHAPE[1], gradient).reshape(&SHAPE).expect("a matrix"),
@@ -93,6 +94,7 @@ fn no_rule_keeps_what_is_not_finite() {
             }
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -193,26 +195,27 @@ fn what_clips_in_front_prevents_it() {
 
 /// The norm of many numbers that are small enough is not, and no reason to skip.
 #[test]
-fn a_large_norm_of_small_numbers_is_no_overflow() {
+fn a_large_norm_of_small_numbers_is_no_overflow() -> Tested {
     for engine in engines() {
         let x = ones(DType::F32);
-        let mut state =
-            setup(OptimiserChain::new((ClipGlobalNorm::new(1e30), Adam::new(0.1))), &x).expect("a state");
-        let all = constant(4e18, SHAPE[0] * SHAPE[1], DType::F32).reshape(&SHAPE).expect("a matrix");
+        let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1e30), Adam::new(0.1))), &x)?;
+        let all = constant(4e18, SHAPE[0] * SHAPE[1], DType::F32).reshape(&SHAPE)?;
         let outcome = finite(engine, &mut state, &x, &grads([Some(all)]));
         assert!(outcome.status == Status::Stepped && is_finite(&x, &state), "{engine:?}");
     }
+    Ok(())
 }
 
 /// What a window has collected is looked at when it ends; a window that no call can end is given up.
 #[test]
-fn sums_of_windows_that_are_too_large() {
+fn sums_of_windows_that_are_too_large() -> Tested {
     let x = ones(DType::F32);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), &x).expect("a state");
+    let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), &x)?;
     let statuses = [1e20, 1.0, 1.0, 1.0]
         .map(|odd| finite(Engine::Fused, &mut state, &x, &ones_and(odd, DType::F32)).status);
     assert_eq!(statuses, [Status::Accumulated, given_up("0"), Status::Accumulated, Status::Stepped]);
     assert!(is_finite(&x, &state));
+    Ok(())
 }
 
 /// One rank has the large number, and another the part of the parameter that it is of.
@@ -240,7 +243,7 @@ fn ranks_skip_together() {
 
 /// Where nobody looks, one number in 8 bits becomes infinite, and hurts no other.
 #[test]
-fn an_infinite_number_in_8_bits_hurts_itself_alone() {
+fn an_infinite_number_in_8_bits_hurts_itself_alone() -> Tested {
     const LENGTH: usize = 4096;
     let run = |engine: Engine, rule: Box<dyn Rule>, odd: f64| {
         let x = model(&[constant(1.0, LENGTH, DType::F32)]);
@@ -278,7 +281,7 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() {
                     .filter(|(_, (a, b))| a != b)
                     .map(|(i, _)| i)
                     .collect();
-                let of_sign = own.leaf("0").expect("a leaf").tensor("m").expect("a copy").expect("a moment");
+                let of_sign = own.leaf("0").expect("a leaf").tensor("m")?.expect("a moment");
                 if odd.is_finite() && values(&of_sign)[201] != values(&of_sign)[2000] {
                     // A large number takes the digits of the small ones in its block, as it always did.
                     assert!(values(&x["0"]).iter().all(|x| x.is_finite()));
@@ -288,6 +291,7 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() {
             }
         }
     }
+    Ok(())
 }
 
 fn with_infinite_v() -> (Var, StateTree) {
@@ -302,11 +306,11 @@ fn with_infinite_v() -> (Var, StateTree) {
 
 /// A save says what a restore would refuse.
 #[test]
-fn a_checkpoint_says_that_it_is_not_finite() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn a_checkpoint_says_that_it_is_not_finite() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("run");
     let (x, state) = with_infinite_v();
-    let warnings = Checkpoint::new(&state).model(&x).save(&path).expect("a save");
+    let warnings = Checkpoint::new(&state).model(&x).save(&path)?;
     let expected = Warning::NotFinite {
         file: path.clone(),
         tensors: 1,
@@ -321,9 +325,8 @@ fn a_checkpoint_says_that_it_is_not_finite() {
         "{text}"
     );
 
-    let mut other = setup(AdamW::new(0.1), &x).expect("a state");
-    let error =
-        CheckpointFile::open(&path).expect("a checkpoint").restore(&mut other).expect_err("not finite");
+    let mut other = setup(AdamW::new(0.1), &x)?;
+    let error = CheckpointFile::open(&path)?.restore(&mut other).expect_err("not finite");
     is_kind(&error, ErrorKind::NotFinite, &["\"/v\" is inf at element 200"]);
 
     let of_torch = Warning::NotFinite {
@@ -333,26 +336,25 @@ fn a_checkpoint_says_that_it_is_not_finite() {
         index: 200,
         value: "inf".to_string(),
     };
-    assert_eq!(state.save_torch(&path).expect("a save"), [of_torch]);
+    assert_eq!(state.save_torch(&path)?, [of_torch]);
 
-    let fine = setup(AdamW::new(0.1), &x).expect("a state");
-    assert_eq!(Checkpoint::new(&fine).model(&x).save(&path).expect("a save"), []);
-    assert_eq!(Checkpoint::new(&fine).save(&path).expect("a save"), []);
+    let fine = setup(AdamW::new(0.1), &x)?;
+    assert_eq!(Checkpoint::new(&fine).model(&x).save(&path)?, []);
+    assert_eq!(Checkpoint::new(&fine).save(&path)?, []);
+    Ok(())
 }
 
 /// In 8 bits, and for every dtype of a model.
 #[test]
-fn a_checkpoint_of_any_format_says_it() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn a_checkpoint_of_any_format_says_it() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("run");
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         let mut weights = values(&tensor(1, &[5000], DType::F32));
         weights[4321] = f64::NEG_INFINITY;
-        let x = model(&[Tensor::new(&weights[..], &Device::Cpu)
-            .and_then(|x| x.to_dtype(dtype))
-            .expect("weights")]);
-        let state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
-        let warnings = Checkpoint::new(&state).model(&x).save(&path).expect("a save");
+        let x = model(&[Tensor::new(&weights[..], &Device::Cpu).and_then(|x| x.to_dtype(dtype))?]);
+        let state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x)?;
+        let warnings = Checkpoint::new(&state).model(&x).save(&path)?;
         let value = "-inf".to_string();
         assert_eq!(
             warnings,
@@ -365,32 +367,32 @@ fn a_checkpoint_of_any_format_says_it() {
             }],
             "{dtype:?}"
         );
-        assert_eq!(state.save_masters(&x, &path).expect("a save"), warnings, "{dtype:?}");
+        assert_eq!(state.save_masters(&x, &path)?, warnings, "{dtype:?}");
     }
     let x = model(&[constant(1.0, 5000, DType::F32)]);
-    let mut state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
+    let mut state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x)?;
     let mut gradient = vec![1f32; 5000];
     (gradient[4444], gradient[4999]) = (1e20, f32::NAN);
-    update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
-        .expect("an update");
-    let warnings = Checkpoint::new(&state).save(&path).expect("a save");
+    update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu)?)])?;
+    let warnings = Checkpoint::new(&state).save(&path)?;
     let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else {
         panic!("{warnings:?}")
     };
     assert_eq!((&**entry, &**value), ("0/m", "NaN"));
-    let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x).expect("a state");
+    let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x)?;
     let error =
         CheckpointFile::open(&path).and_then(|file| file.restore(&mut other)).expect_err("not finite");
     is_kind(&error, ErrorKind::NotFinite, &["\"0/m\" is NaN at element 4999"]);
-    let file = CheckpointFile::open(&path).expect("a checkpoint").accepting_non_finite();
-    file.restore(&mut other).expect("a restore");
+    let file = CheckpointFile::open(&path)?.accepting_non_finite();
+    file.restore(&mut other)?;
     assert_same(&[snapshot(&x, &other)], &[snapshot(&x, &state)], "what is accepted");
+    Ok(())
 }
 
 /// All ranks hear of it, whoever has the part.
 #[test]
-fn ranks_say_alike_that_a_checkpoint_is_not_finite() {
-    let folder = std::sync::Arc::new(tempfile::tempdir().expect("a folder"));
+fn ranks_say_alike_that_a_checkpoint_is_not_finite() -> Tested {
+    let folder = std::sync::Arc::new(tempfile::tempdir()?);
     let path = folder.path().join("run");
     let shared = path.clone();
     let said = on(3, move |world| {
@@ -410,4 +412,5 @@ fn ranks_say_alike_that_a_checkpoint_is_not_finite() {
         value: "inf".to_string(),
     };
     assert_eq!(said, vec![vec![expected]; 3]);
+    Ok(())
 }

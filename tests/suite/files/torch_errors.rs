@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 
 use crate::files::torch_state::{bytes, count, file, floats, group, lone, moments, refused, torch_error};
 use support::common::{Vars, constant, is_kind, says, var};
+use support::tested::Tested;
 
 #[test]
-fn definitions_that_differ_are_refused() {
+fn definitions_that_differ_are_refused() -> Tested {
     let model = lone();
     let adam = || setup(Adam::new(1e-3), &model).expect("a state");
     let adamw = || setup(AdamW::new(1e-3), &model).expect("a state");
@@ -28,11 +29,7 @@ fn definitions_that_differ_are_refused() {
     let none = json!({});
     let differs = [
         (adam(), with(&none, "maximize", json!(true)), "maximize"),
-        (
-            setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model).expect("a state"),
-            none.clone(),
-            "maximize",
-        ),
+        (setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model)?, none.clone(), "maximize"),
         (adam(), with(&none, "weight_decay", json!(0.1)), "weight_decay (in the gradient)"),
         (adam(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }), "weight_decay (decoupled)"),
         (
@@ -41,13 +38,9 @@ fn definitions_that_differ_are_refused() {
             "weight_decay (in the gradient)",
         ),
         (adam(), with(&none, "grad_averaging", json!(true)), "grad_averaging"),
+        (setup(Momentum::new(1e-3), &model)?, with(&sgd, "dampening", json!(0.5)), "dampening"),
         (
-            setup(Momentum::new(1e-3), &model).expect("a state"),
-            with(&sgd, "dampening", json!(0.5)),
-            "dampening",
-        ),
-        (
-            setup(AdaGrad::new(1e-3), &model).expect("a state"),
+            setup(AdaGrad::new(1e-3), &model)?,
             json!({ "betas": "removed", "amsgrad": "removed", "lr_decay": 0.1 }),
             "lr_decay",
         ),
@@ -61,14 +54,10 @@ fn definitions_that_differ_are_refused() {
     let others = [
         (adam(), with(&none, "amsgrad", json!(true)), "`AMSGradW`"),
         (adam(), sgd.clone(), "`Momentum`"),
+        (setup(Momentum::new(1e-3), &model)?, with(&sgd, "nesterov", json!(true)), "`Nesterov`"),
+        (setup(Momentum::new(1e-3), &model)?, with(&sgd, "momentum", json!(0)), "`Descent`"),
         (
-            setup(Momentum::new(1e-3), &model).expect("a state"),
-            with(&sgd, "nesterov", json!(true)),
-            "`Nesterov`",
-        ),
-        (setup(Momentum::new(1e-3), &model).expect("a state"), with(&sgd, "momentum", json!(0)), "`Descent`"),
-        (
-            setup(RMSProp::new(1e-3), &model).expect("a state"),
+            setup(RMSProp::new(1e-3), &model)?,
             json!({ "betas": "removed", "amsgrad": "removed", "alpha": 0.9, "centered": true }),
             "`RMSProp` with `centred`",
         ),
@@ -82,6 +71,7 @@ fn definitions_that_differ_are_refused() {
             error.expected().and_then(|text| text.split(", ").next())
         );
     }
+    Ok(())
 }
 
 /// Options of torch's SGD, for a file with a velocity.
@@ -93,9 +83,9 @@ fn sgd(momentum: f64, nesterov: bool, lr: f64) -> Value {
 
 /// A scheduler's keys in a group, and whether the run can go on.
 #[test]
-fn what_schedulers_move_besides_the_rate_is_refused() {
+fn what_schedulers_move_besides_the_rate_is_refused() -> Tested {
     let model = lone();
-    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    let mut state = setup(Adam::new(1e-3), &model)?;
     for key in ["max_momentum", "base_momentum"] {
         let error = torch_error(refused(
             &file(&moments(), json!({ key: 0.95 })).taking_over_fields(),
@@ -106,28 +96,29 @@ fn what_schedulers_move_besides_the_rate_is_refused() {
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("field(\"beta1\")")), "{error}");
         // A schedule that moves it here too, at the number that the file has in this step.
         for (start, is_same) in [(0.9, true), (0.95, false)] {
-            let mut state = setup(Adam::new(1e-3), &model).expect("a state");
-            state.schedule(Schedule::linear(start, 0.5, 100).field("beta1")).expect("a schedule");
+            let mut state = setup(Adam::new(1e-3), &model)?;
+            state.schedule(Schedule::linear(start, 0.5, 100).field("beta1"))?;
             let restored = file(&moments(), json!({ key: 0.95 })).restore(&mut state);
             assert_eq!(restored.is_ok(), is_same, "{restored:?}");
         }
     }
     // A decay that follows a schedule is compared with its value in this step.
     for (decay, is_same) in [(0.05, true), (0.1, false)] {
-        let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(1e-3) }, &model).expect("a state");
-        state.schedule(Schedule::constant(0.5).relative().field("lambda")).expect("a schedule");
+        let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(1e-3) }, &model)?;
+        state.schedule(Schedule::constant(0.5).relative().field("lambda"))?;
         let changes = json!({ "weight_decay": decay, "decoupled_weight_decay": true });
         let restored = file(&moments(), changes).taking_over_fields().restore(&mut state);
         assert_eq!(restored.is_ok(), is_same, "{restored:?}");
         assert_eq!(state.leaf("x").and_then(|leaf| leaf.field("lambda")), Some(0.1.into()));
     }
     // Those of `OneCycleLR(cycle_momentum=False)`.
-    file(&moments(), json!({ "max_lr": 0.25, "min_lr": 1e-7 })).restore(&mut state).expect("torch's state");
+    file(&moments(), json!({ "max_lr": 0.25, "min_lr": 1e-7 })).restore(&mut state)?;
+    Ok(())
 }
 
 /// Numbers of a file that would be lost, or stand for others, in silence.
 #[test]
-fn numbers_that_cannot_be_trusted_are_refused() {
+fn numbers_that_cannot_be_trusted_are_refused() -> Tested {
     let model = lone();
     let momentum = || setup(Momentum::new(1e-3), &model).expect("a state");
     let nesterov = || setup(Nesterov::new(1e-3), &model).expect("a state");
@@ -161,12 +152,12 @@ fn numbers_that_cannot_be_trusted_are_refused() {
              {dtype:?} changes nothing"
         );
         for (number, words) in [(last - 1.0, None), (last, Some(&*words))] {
-            let count = count(number).to_dtype(dtype).expect("a number");
+            let count = count(number).to_dtype(dtype)?;
             let mut entries = moments();
             entries[2].1 = count.clone();
-            let above = (count.ones_like().expect("1") + &count)
-                .and_then(|next| next.to_dtype(DType::F32)?.to_scalar::<f32>());
-            assert_eq!(above.expect("a number") == number, words.is_some(), "{dtype:?}");
+            let above =
+                (count.ones_like()? + &count).and_then(|next| next.to_dtype(DType::F32)?.to_scalar::<f32>());
+            assert_eq!(above? == number, words.is_some(), "{dtype:?}");
             takes(&mut adam(), &entries, json!({}), words);
         }
     }
@@ -179,11 +170,12 @@ fn numbers_that_cannot_be_trusted_are_refused() {
         &mut momentum(),
     );
     assert_eq!(error.kind(), ErrorKind::Tensor);
+    Ok(())
 }
 
 /// Each text names what differs.
 #[test]
-fn kinds_of_sgd_are_told_apart() {
+fn kinds_of_sgd_are_told_apart() -> Tested {
     let model = lone();
     let rules: [(optimisers::Optimiser, &str); 4] = [
         (Optimiser::new(Descent::new(1e-3)), "SGD"),
@@ -195,11 +187,11 @@ fn kinds_of_sgd_are_told_apart() {
     for ((rule, own), (kind, momentum, nesterov)) in
         rules.iter().flat_map(|rule| files.map(|file| (rule, file)))
     {
-        let mut state = setup(rule.clone(), &model).expect("a state");
+        let mut state = setup(rule.clone(), &model)?;
         let buffer = (momentum != 0.0).then(|| ("x/momentum_buffer", floats(&[1.0, 2.0])));
         let file = file(buffer.as_slice(), sgd(momentum, nesterov, 1e-3));
         if *own == kind {
-            file.restore(&mut state).expect("torch's state");
+            file.restore(&mut state)?;
             continue;
         }
         let error = torch_error(refused(&file, &model, &mut state));
@@ -209,12 +201,13 @@ fn kinds_of_sgd_are_told_apart() {
             &[&format!("the optimiser of the file is torch's {kind}, expected torch's {own}, which ")],
         );
     }
+    Ok(())
 }
 
 #[test]
-fn files_that_do_not_fit_are_refused() {
+fn files_that_do_not_fit_are_refused() -> Tested {
     let model = lone();
-    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    let mut state = setup(Adam::new(1e-3), &model)?;
     let with = |name: &'static str, tensor: Option<Tensor>| {
         let mut entries: Vec<_> = moments().into_iter().filter(|(own, _)| *own != name).collect();
         entries.extend(tensor.map(|tensor| (name, tensor)));
@@ -273,16 +266,14 @@ fn files_that_do_not_fit_are_refused() {
     }
     let invalid = file(&moments(), json!({ "betas": [0.9, 1.5] })).taking_over_fields();
     says(&refused(&invalid, &model, &mut state), &["beta is (0.9, 1.5)"]);
-    with("x/exp_avg", Some(floats(&[1.0, f32::NAN])))
-        .accepting_non_finite()
-        .restore(&mut state)
-        .expect("torch's state");
+    with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))).accepting_non_finite().restore(&mut state)?;
+    Ok(())
 }
 
 #[test]
-fn files_of_other_formats_are_refused() {
+fn files_of_other_formats_are_refused() -> Tested {
     let flat = bytes(&moments(), &group(json!({})));
-    let plain = safetensors::serialize(HashMap::from([("x", floats(&[1.0]))]), None).expect("a file");
+    let plain = safetensors::serialize(HashMap::from([("x", floats(&[1.0]))]), None)?;
     let stray = bytes(&[("y/exp_avg", floats(&[1.0]))], &group(json!({})));
     let unnamed = bytes(&[("exp_avg", floats(&[1.0]))], &group(json!({})));
     let pickled =
@@ -302,11 +293,12 @@ fn files_of_other_formats_are_refused() {
     }
     let missing = TorchState::open("no/such/file").expect_err("an error");
     is_kind(&missing, ErrorKind::Io, &["torch state no/such/file: cannot read the file"]);
+    Ok(())
 }
 
 #[test]
-fn what_torch_does_not_know_is_not_written() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn what_torch_does_not_know_is_not_written() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
     let model = lone();
     let refused = |state: &StateTree, words: &[&str]| {
@@ -328,7 +320,7 @@ fn what_torch_does_not_know_is_not_written() {
     refused(&state(Optimiser::new(uncorrected())), &["moments without bias corrections", "\"x\""]);
     // Nor is torch's state taken over by such a rule.
     let torch = folder.path().join("torch");
-    state(Optimiser::new(AdamW::new(0.1))).save_torch(&torch).expect("a save");
+    state(Optimiser::new(AdamW::new(0.1))).save_torch(&torch)?;
     let error = TorchState::open(&torch)
         .and_then(|torch| torch.taking_over_fields().restore(&mut state(Optimiser::new(uncorrected()))));
     says(&error.expect_err("other steps"), &["moments without bias corrections"]);
@@ -360,9 +352,9 @@ fn what_torch_does_not_know_is_not_written() {
     let choose = |path: &str, _: Parameter<'_>| -> Option<optimisers::Optimiser> {
         Some(if path == "a" { Optimiser::new(Adam::new(0.1)) } else { Optimiser::new(Momentum::new(0.1)) })
     };
-    let mixed = optimisers::setup_with(&mixed, choose).expect("a state");
+    let mixed = optimisers::setup_with(&mixed, choose)?;
     refused(&mixed, &["parameter \"b\": its optimiser in torch would be SGD, expected Adam, as for \"a\""]);
     state(Optimiser::new(OptimiserChain::new((AccumGrad::new(2), DecoupledDecay::new(0.1, Adam::new(0.1))))))
-        .save_torch(&path)
-        .expect("a save");
+        .save_torch(&path)?;
+    Ok(())
 }

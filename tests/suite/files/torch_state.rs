@@ -13,6 +13,7 @@ use optimisers::{
 use serde_json::{Value, json};
 
 use support::common::{Snapshot, Vars, bits, constant, is_kind, says, snapshot, values, var};
+use support::tested::Tested;
 use support::torch_runs::{
     GROUP_RATES, ScheduledRun, assert_close, assert_exact, json as read, model, model_in, optimisers,
     parameters, read_parameters, scheduled, start, steps,
@@ -83,38 +84,39 @@ pub fn torch_error(error: Error) -> Error {
 }
 
 #[test]
-fn runs_go_on_from_files_that_torch_wrote() {
+fn runs_go_on_from_files_that_torch_wrote() -> Tested {
     let expected = read(&golden("expected.json"));
     for (name, optimiser) in optimisers() {
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         let path = golden(&format!("{name}.safetensors"));
         let model = model(&after_20);
-        let mut state = setup(optimiser, &model).expect("a state");
-        let file = TorchState::open(path).expect("a file");
-        assert!(file.restore(&mut state).expect("torch's state").is_empty());
+        let mut state = setup(optimiser, &model)?;
+        let file = TorchState::open(path)?;
+        assert!(file.restore(&mut state)?.is_empty());
         steps(&mut state, &model, 20);
         assert_close(&parameters(&model), &after_40, name);
     }
+    Ok(())
 }
 
 /// Two groups under one scheduler of torch's go on at its rates, to 15 digits.
 #[test]
-fn a_schedule_goes_on_from_files_that_torch_wrote() {
+fn a_schedule_goes_on_from_files_that_torch_wrote() -> Tested {
     let expected = read(&golden("scheduled.json"));
     for ScheduledRun { name, optimiser, schedule } in scheduled() {
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         let path = golden(&format!("{name}.safetensors"));
         let model = model_in(DType::F64, &after_20);
-        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        let mut state = setup(optimiser.clone(), &model)?;
         let file = || TorchState::open(&path).expect("a file").taking_over_fields();
-        state.schedule(schedule.clone()).expect("a schedule");
+        state.schedule(schedule.clone())?;
         let error = file().restore(&mut state).expect_err("another step");
         says(&error, &["torch's lr in the file is", "as the schedule gives in step 0", "`last_epoch`"]);
         let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
         state.set_steps(last_epoch);
-        file().restore(&mut state).expect("torch's state");
+        file().restore(&mut state)?;
         assert_eq!(state.warnings(), []);
         let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
         let own: Vec<_> = state.leaves().map(|leaf| leaf.field(field)).collect();
@@ -123,15 +125,16 @@ fn a_schedule_goes_on_from_files_that_torch_wrote() {
         steps(&mut state, &model, 20);
         assert_exact(&parameters(&model), &after_40, name);
     }
+    Ok(())
 }
 
 /// Without a schedule of torch's groups the rates stay as they are, and are nobody's but the leaf's.
 #[test]
-fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() {
+fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() -> Tested {
     let model = start_of_scheduled();
-    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
+    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model)?;
     let file = || TorchState::open(golden("adamw_cosine.safetensors")).expect("a file").taking_over_fields();
-    file().restore(&mut state).expect("torch's state");
+    file().restore(&mut state)?;
     let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
     let rates =
         |state: &StateTree| state.leaves().filter_map(|leaf| leaf.learning_rate()).collect::<Vec<_>>();
@@ -146,16 +149,17 @@ fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() {
     assert_eq!((&**path, program.is_none(), of_file.contains("(from 0.005 to 0.003")), ("conv", true, true));
 
     // One that is not relative, for each group.
-    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model).expect("a state");
-    state.at("fc").and_then(|mut leaves| leaves.schedule(fc.clone())).expect("a schedule");
-    state.at("conv").and_then(|mut leaf| leaf.schedule(others.clone())).expect("a schedule");
+    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model)?;
+    state.at("fc").and_then(|mut leaves| leaves.schedule(fc.clone()))?;
+    state.at("conv").and_then(|mut leaf| leaf.schedule(others.clone()))?;
     state.set_steps(20);
-    file().restore(&mut state).expect("torch's state");
+    file().restore(&mut state)?;
     assert!(near(&rates(&state)) && state.warnings().is_empty(), "{state}");
     assert!(
         state.leaves().all(|leaf| leaf.field("eta") == Some(0.01.into())),
         "the own rates have no effect"
     );
+    Ok(())
 }
 
 fn start_of_scheduled() -> support::torch_runs::Model {
@@ -164,8 +168,8 @@ fn start_of_scheduled() -> support::torch_runs::Model {
 
 /// Each leaf's own rate is in the file beside that of the moment, and comes back.
 #[test]
-fn initial_rates_are_written_and_read() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn initial_rates_are_written_and_read() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
     let groups = || -> Value {
         let file = std::fs::read(&path).expect("a file");
@@ -177,30 +181,30 @@ fn initial_rates_are_written_and_read() {
         groups.as_array().expect("a list").iter().map(told).map(|told| json!(told)).collect()
     };
     let model = start();
-    let mut state = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model).expect("a state");
-    state.save_torch(&path).expect("a save");
+    let mut state = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model)?;
+    state.save_torch(&path)?;
     assert_eq!(groups(), json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]), "no schedule");
-    state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25)).expect("a rate");
+    state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25))?;
     let schedule = || Schedule::linear(1.0, 0.0, 4).relative().field("1.eta");
-    state.schedule(schedule()).expect("a schedule");
+    state.schedule(schedule())?;
     state.set_steps(1);
-    state.save_torch(&path).expect("a save");
+    state.save_torch(&path)?;
     assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
 
     let rule = || OptimiserChain::new((Adam::new(0.5), Descent::new(1.0)));
-    let mut restored = setup(rule(), &model).expect("a state");
-    restored.schedule(schedule()).expect("a schedule");
+    let mut restored = setup(rule(), &model)?;
+    restored.schedule(schedule())?;
     restored.set_steps(1);
     let file = || TorchState::open(&path).expect("a file");
     says(&file().restore(&mut restored).expect_err("another rate"), &["torch's initial_lr", "0.25"]);
-    file().taking_over_fields().restore(&mut restored).expect("a state");
+    file().taking_over_fields().restore(&mut restored)?;
     let told = |state: &StateTree| {
         state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.learning_rate())).collect::<Vec<_>>()
     };
     assert_eq!(told(&restored), told(&state));
     // Without a schedule the rates of the moment are the leaves' own.
-    let mut plain = setup(rule(), &model).expect("a state");
-    file().taking_over_fields().restore(&mut plain).expect("a state");
+    let mut plain = setup(rule(), &model)?;
+    file().taking_over_fields().restore(&mut plain)?;
     assert_eq!(
         told(&plain),
         told(&state)
@@ -211,17 +215,18 @@ fn initial_rates_are_written_and_read() {
     assert_eq!(plain.warnings().len(), 1);
 
     // A file without a scheduler is compared by the rate of the step.
-    plain.save_torch(&path).expect("a save");
+    plain.save_torch(&path)?;
     assert_eq!(groups(), json!([[["conv"], 0.1875, null], [["fc.bias", "fc.weight"], 0.09375, null]]));
-    file().restore(&mut restored).expect("the same rates");
+    file().restore(&mut restored)?;
     restored.set_steps(2);
     says(&file().restore(&mut restored).expect_err("another step"), &["as the schedule gives in step 2"]);
+    Ok(())
 }
 
 #[test]
-fn an_initial_rate_that_is_none_is_refused() {
+fn an_initial_rate_that_is_none_is_refused() -> Tested {
     let model = lone();
-    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    let mut state = setup(Adam::new(1e-3), &model)?;
     for value in [json!(-0.5), json!("large"), json!(null)] {
         let shown = value.to_string();
         let error =
@@ -229,34 +234,33 @@ fn an_initial_rate_that_is_none_is_refused() {
         is_kind(&error, ErrorKind::File, &["the file's initial_lr is "]);
         assert_eq!(error.got(), Some(&*shown), "{error}");
     }
+    Ok(())
 }
 
 #[test]
-fn a_state_comes_back_from_its_own_file() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn a_state_comes_back_from_its_own_file() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
     for (name, optimiser) in optimisers() {
         let model = start();
-        let mut state = setup(optimiser.clone(), &model).expect("a state");
+        let mut state = setup(optimiser.clone(), &model)?;
         steps(&mut state, &model, 5);
-        state.save_torch(&path).expect("a save");
+        state.save_torch(&path)?;
         let saved = parameters(&model);
         let copy = support::torch_runs::model(&saved);
-        let mut restored = setup(optimiser, &copy).expect("a state");
-        assert_eq!(
-            TorchState::open(&path).and_then(|file| file.restore(&mut restored)).expect("a file"),
-            [""; 0]
-        );
+        let mut restored = setup(optimiser, &copy)?;
+        assert_eq!(TorchState::open(&path).and_then(|file| file.restore(&mut restored))?, [""; 0]);
         steps(&mut state, &model, 5);
         steps(&mut restored, &copy, 5);
         assert_close(&parameters(&copy), &parameters(&model), name);
     }
+    Ok(())
 }
 
 /// In f64 what is written is read again to the bit, through wrappers and ways to store parameters.
 #[test]
-fn every_bit_of_moments_and_counters_comes_back() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn every_bit_of_moments_and_counters_comes_back() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
     let tensors = |state: &StateTree| -> Vec<Snapshot> {
         let of = |leaf: &optimisers::Leaf| {
@@ -290,14 +294,14 @@ fn every_bit_of_moments_and_counters_comes_back() {
             let name = format!("{optimiser:?} on {dtype:?}");
             let fresh = || Vars::from([("x".to_string(), var(&constant(0.5, 5000, dtype)))]);
             let model = fresh();
-            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            let mut state = setup(optimiser.clone(), &model)?;
             let gradient = support::common::tensor(1, &[5000], dtype);
             for _ in 0..3 {
-                optimisers::update(&mut state, &model, &[("x", gradient.clone())]).expect("an update");
+                optimisers::update(&mut state, &model, &[("x", gradient.clone())])?;
             }
-            state.save_torch(&path).expect("a save");
+            state.save_torch(&path)?;
             let other = fresh();
-            let mut restored = setup(optimiser.clone(), &other).expect("a state");
+            let mut restored = setup(optimiser.clone(), &other)?;
             TorchState::open(&path)
                 .and_then(|file| file.restore(&mut restored))
                 .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -305,12 +309,13 @@ fn every_bit_of_moments_and_counters_comes_back() {
             assert_eq!(tensors(&restored), tensors(&state), "{name}");
         }
     }
+    Ok(())
 }
 
 /// A decay of 0 makes a moment the last gradient, or one that nobody reads.
 #[test]
-fn states_with_decays_of_0_come_back() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn states_with_decays_of_0_come_back() -> Tested {
+    let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
     let momentum = || Momentum { rho: 0.0, ..Momentum::new(0.5) };
     let rules: Vec<optimisers::Optimiser> = vec![
@@ -326,14 +331,14 @@ fn states_with_decays_of_0_come_back() {
     ];
     for rule in rules {
         let model = lone();
-        let mut state = setup(rule.clone(), &model).expect("a state");
+        let mut state = setup(rule.clone(), &model)?;
         let step = |state: &mut StateTree, model: &Vars, numbers: [f32; 2]| {
             optimisers::update(state, model, &[("x", floats(&numbers))]).expect("an update");
         };
         step(&mut state, &model, [1.0, -2.0]);
         state.save_torch(&path).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
-        let copy = Vars::from([("x".to_string(), var(&model["x"].copy().expect("a copy")))]);
-        let mut restored = setup(rule.clone(), &copy).expect("a state");
+        let copy = Vars::from([("x".to_string(), var(&model["x"].copy()?))]);
+        let mut restored = setup(rule.clone(), &copy)?;
         TorchState::open(&path)
             .and_then(|file| file.restore(&mut restored))
             .unwrap_or_else(|error| panic!("{rule:?}: {error}"));
@@ -341,68 +346,69 @@ fn states_with_decays_of_0_come_back() {
         step(&mut restored, &copy, [0.5, 3.0]);
         assert_eq!(values(&copy["x"]), values(&model["x"]), "{rule:?}");
     }
+    Ok(())
 }
 
 #[test]
-fn what_torch_has_not_moved_yet_starts_from_zeros() {
+fn what_torch_has_not_moved_yet_starts_from_zeros() -> Tested {
     let model = lone();
-    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
-    optimisers::update(&mut state, &model, &[("x", floats(&[1.0, 2.0]))]).expect("an update");
-    assert_eq!(file(&[], json!({})).restore(&mut state).expect("torch's state"), ["x"]);
+    let mut state = setup(Adam::new(1e-3), &model)?;
+    optimisers::update(&mut state, &model, &[("x", floats(&[1.0, 2.0]))])?;
+    assert_eq!(file(&[], json!({})).restore(&mut state)?, ["x"]);
     let leaf = state.leaf("x").expect("the leaf");
     assert_eq!((leaf.steps(), leaf.counters()), (0, vec![("t".to_string(), 0)]));
-    assert_eq!(values(&leaf.tensor("v").expect("a copy").expect("v")), [0.0, 0.0]);
+    assert_eq!(values(&leaf.tensor("v")?.expect("v")), [0.0, 0.0]);
     // Adagrad's state is there from the start in torch.
     let changes = json!({ "amsgrad": "removed", "betas": "removed", "lr_decay": 0 });
-    let mut sums = setup(AdaGrad::new(1e-3), &model).expect("a state");
+    let mut sums = setup(AdaGrad::new(1e-3), &model)?;
     let error = torch_error(refused(&file(&[], changes), &model, &mut sums));
     is_kind(&error, ErrorKind::Tensor, &["the file lacks \"sum\""]);
+    Ok(())
 }
 
 #[test]
-fn hyper_parameters_are_compared_or_taken_over() {
+fn hyper_parameters_are_compared_or_taken_over() -> Tested {
     let model = lone();
     let chain = OptimiserChain::new((WeightDecay::new(0.0), Adam::new(1e-3)));
     let changes = json!({ "lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.25 });
-    let mut state = setup(chain, &model).expect("a state");
+    let mut state = setup(chain, &model)?;
     let found = file(&moments(), changes);
     let error = refused(&found, &model, &mut state);
     let words = "torch state state: parameter \"x\": torch's lr in the file is 0.5, expected 0.001";
     is_kind(&error, ErrorKind::OtherRule, &[words, "taking_over_fields"]);
-    found.taking_over_fields().restore(&mut state).expect("torch's state");
+    found.taking_over_fields().restore(&mut state)?;
     let fields = |names: [&str; 4]| names.map(|name| state.leaf("x").and_then(|leaf| leaf.field(name)));
     let expected: [FieldValue; 4] = [0.25.into(), 0.5.into(), (0.8, 0.9).into(), 1e-6.into()];
     assert_eq!(fields(["0.lambda", "1.eta", "1.beta", "1.epsilon"]), expected.map(Some));
     // A learning rate that torch has as a tensor is an f32.
     let rounded = f64::from(1e-3f32);
-    file(&moments(), json!({ "lr": rounded }))
-        .restore(&mut setup(Adam::new(1e-3), &model).expect("a state"))
-        .expect("the same rate");
+    file(&moments(), json!({ "lr": rounded })).restore(&mut setup(Adam::new(1e-3), &model)?)?;
+    Ok(())
 }
 
 #[test]
-fn the_learning_rate_is_that_of_the_last_factor() {
+fn the_learning_rate_is_that_of_the_last_factor() -> Tested {
     let model = lone();
     let entries = [("x/momentum_buffer", floats(&[1.0, -2.0]))];
     let changes = json!({
         "lr": 0.25, "betas": "removed", "amsgrad": "removed", "momentum": 0.5, "dampening": 0, "nesterov": false, "eps": "removed",
     });
     let momentum = |eta| Momentum { rho: 0.5, ..Momentum::new(eta) };
-    let mut inside = setup(momentum(0.125), &model).expect("a state");
-    file(&entries, changes.clone()).taking_over_fields().restore(&mut inside).expect("torch's state");
-    let mut outside =
-        setup(OptimiserChain::new((momentum(1.0), Descent::new(0.125))), &model).expect("a state");
-    file(&entries, changes).taking_over_fields().restore(&mut outside).expect("torch's state");
+    let mut inside = setup(momentum(0.125), &model)?;
+    file(&entries, changes.clone()).taking_over_fields().restore(&mut inside)?;
+    let mut outside = setup(OptimiserChain::new((momentum(1.0), Descent::new(0.125))), &model)?;
+    file(&entries, changes).taking_over_fields().restore(&mut outside)?;
     let told = |state: &StateTree, slot: &str, eta: &str| {
         let leaf = state.leaf("x").expect("the leaf");
         (values(&leaf.tensor(slot).expect("a copy").expect("a velocity")), leaf.field(eta))
     };
     assert_eq!(told(&inside, "velocity", "eta"), (vec![0.25, -0.5], Some(0.25.into())));
     assert_eq!(told(&outside, "0.velocity", "1.eta"), (vec![1.0, -2.0], Some(0.25.into())));
+    Ok(())
 }
 
 #[test]
-fn names_are_those_of_the_file_or_translated() {
+fn names_are_those_of_the_file_or_translated() -> Tested {
     let model = lone();
     let wrapped = file(
         &[
@@ -412,16 +418,17 @@ fn names_are_those_of_the_file_or_translated() {
         ],
         json!({ "params": ["module.x"] }),
     );
-    let mut state = setup(Adam::new(1e-3), &model).expect("a state");
+    let mut state = setup(Adam::new(1e-3), &model)?;
     refused(&wrapped, &model, &mut state);
-    wrapped.renamed(|name| name.replace("module.", "")).restore(&mut state).expect("torch's state");
+    wrapped.renamed(|name| name.replace("module.", "")).restore(&mut state)?;
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
+    Ok(())
 }
 
 /// Each rank takes and writes its part.
 #[test]
-fn ranks_read_and_write_one_file() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn ranks_read_and_write_one_file() -> Tested {
+    let folder = tempfile::tempdir()?;
     let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
     let optimiser = || OptimiserChain::new((optimisers::ClipGlobalNorm::new(1.0), AdamW::new(0.01)));
     let fresh = || {
@@ -431,11 +438,11 @@ fn ranks_read_and_write_one_file() {
         )
     };
     let model = fresh();
-    let mut state = setup(optimiser(), &model).expect("a state");
+    let mut state = setup(optimiser(), &model)?;
     let gradients = [("a", 40_000usize), ("b", 3)]
         .map(|(name, count)| (name, support::common::tensor(2, &[count], DType::F32)));
-    optimisers::update(&mut state, &model, &gradients).expect("an update");
-    state.save_torch(&whole).expect("a save");
+    optimisers::update(&mut state, &model, &gradients)?;
+    state.save_torch(&whole)?;
     std::thread::scope(|scope| {
         for rank in optimisers::ranks(2) {
             let (whole, parts) = (&whole, &parts);
@@ -448,19 +455,18 @@ fn ranks_read_and_write_one_file() {
             });
         }
     });
-    assert!(std::fs::read(&whole).expect("a file") == std::fs::read(&parts).expect("a file"));
+    assert!(std::fs::read(&whole)? == std::fs::read(&parts)?);
+    Ok(())
 }
 
 #[test]
-fn masters_have_their_moments() {
-    let model = Vars::from([(
-        "x".to_string(),
-        Var::from_tensor(&constant(1.0, 2, DType::BF16)).expect("a variable"),
-    )]);
-    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(1e-3)), &model).expect("a state");
-    file(&moments(), json!({})).restore(&mut state).expect("torch's state");
+fn masters_have_their_moments() -> Tested {
+    let model = Vars::from([("x".to_string(), Var::from_tensor(&constant(1.0, 2, DType::BF16))?)]);
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(1e-3)), &model)?;
+    file(&moments(), json!({})).restore(&mut state)?;
     let leaf = state.leaf("x").expect("the leaf");
-    assert_eq!(values(&leaf.tensor("m").expect("a copy").expect("m")), [0.5, -0.5]);
-    optimisers::update(&mut state, &model, &[("x", constant(1.0, 2, DType::BF16))]).expect("an update");
+    assert_eq!(values(&leaf.tensor("m")?.expect("m")), [0.5, -0.5]);
+    optimisers::update(&mut state, &model, &[("x", constant(1.0, 2, DType::BF16))])?;
     assert_eq!(state.leaf("x").map(|leaf| leaf.counters()), Some(vec![("t".to_string(), 8)]));
+    Ok(())
 }

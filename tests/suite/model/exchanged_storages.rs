@@ -14,6 +14,7 @@ use optimisers::{
 };
 
 use support::common::{Grads, Vars, bits, constant, engines, is_kind, tensor, values, var};
+use support::tested::Tested;
 
 const LENGTH: usize = 1000;
 
@@ -147,7 +148,7 @@ fn a_gradient_whose_storage_was_exchanged_is_refused() {
 
 /// A storage says nothing about shapes when a tensor is made of it.
 #[test]
-fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
+fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() -> Tested {
     let made = |length: usize, shape: &[usize]| {
         Tensor::from_storage(
             Storage::Cpu(storage(F32, length)),
@@ -156,20 +157,19 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
             false,
         )
     };
-    let transposed = made(4, &[25, 40]).t().expect("a view");
+    let transposed = made(4, &[25, 40]).t()?;
     // The last element of this is the 967th.
-    let strided =
-        made(996, &[25, 40]).narrow(1, 3, 4).and_then(|part| part.narrow(0, 0, 25)).expect("a view");
+    let strided = made(996, &[25, 40]).narrow(1, 3, 4).and_then(|part| part.narrow(0, 0, 25))?;
     for engine in engines() {
         for (gradient, needed, has) in
             [(made(4, &[40, 25]), 1000, 4), (transposed.clone(), 1000, 4), (strided.clone(), 967, 996)]
         {
             let x = var(&tensor(1, gradient.dims(), F32));
-            let mut state = setup(Descent::new(0.1), &x).expect("a state");
+            let mut state = setup(Descent::new(0.1), &x)?;
             let before = bits(&x);
             let outcome = Update::new(&mut state).engine(engine).apply(&x, &[("", &gradient)]);
             if needed <= has {
-                outcome.expect("all of its elements are there");
+                outcome?;
                 continue;
             }
             assert_exchanged(
@@ -183,6 +183,7 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() {
             assert!(bits(&x) == before);
         }
     }
+    Ok(())
 }
 
 hyper_parameters! {
@@ -211,22 +212,23 @@ impl Rule for Shown {
 
 /// A function of a rule gets a copy of the master, so that nothing it does with that reaches the state.
 #[test]
-fn a_master_cannot_be_exchanged() {
+fn a_master_cannot_be_exchanged() -> Tested {
     let x = var(&tensor(1, &[LENGTH], BF16));
     let gradients = [("", tensor(2, &[LENGTH], BF16))];
-    let mut state = setup(MixedPrecision::new(F32, Shown::default()), &x).expect("a state");
-    update(&mut state, &x, &gradients).expect("an update");
+    let mut state = setup(MixedPrecision::new(F32, Shown::default()), &x)?;
+    update(&mut state, &x, &gradients)?;
     let master = |state: &StateTree| {
         values(&state.leaf("").and_then(|leaf| leaf.tensor("master").expect("a tensor")).expect("a master"))
     };
     let before = master(&state);
-    let seen = SEEN.lock().expect("no panic").pop().expect("a master");
+    let seen = SEEN.lock()?.pop().expect("a master");
     exchange(&seen, storage(F32, 4));
     assert_eq!(master(&state), before);
     for engine in engines() {
-        Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&x, &gradients)?;
     }
     assert_eq!(state.leaf("").expect("a leaf").steps(), 1 + engines().len() as u64);
+    Ok(())
 }
 
 /// Exchanges the storage of a tensor in the middle of a commit.
@@ -254,7 +256,7 @@ impl Rule for Exchanges {
 
 /// Other leaves may have been written by then: the error names them.
 #[test]
-fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has_moved() {
+fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has_moved() -> Tested {
     for engine in engines() {
         for of_gradient in [false, true] {
             let (model, grads) = (model(F32), gradients(F32));
@@ -267,8 +269,8 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
                     Optimiser::new(Exchanges(victim.clone()))
                 })
             };
-            let mut state = setup_with(&model, choose).expect("a state");
-            let expected: Vec<f64> = values(&(model["a"].as_tensor() - &grads["a"]).expect("a step"));
+            let mut state = setup_with(&model, choose)?;
+            let expected: Vec<f64> = values(&(model["a"].as_tensor() - &grads["a"])?);
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 Update::new(&mut state).engine(engine).apply(&model, &grads)
             }));
@@ -292,6 +294,7 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
             }
         }
     }
+    Ok(())
 }
 
 /// An error on one rank is one on all.

@@ -22,6 +22,7 @@ use support::common::{
     Grads, Vars, assert_same, engines, is_kind, model, optimisers_for, says, snapshot, tensor, trajectory,
     values,
 };
+use support::tested::Tested;
 use support::threads::on;
 
 /// A tensor behind a lock.
@@ -106,7 +107,7 @@ fn shown(locked: &HashMap<String, Locked>) -> Vars {
 }
 
 #[test]
-fn every_optimiser_has_the_bits_of_variables() {
+fn every_optimiser_has_the_bits_of_variables() -> Tested {
     for (parameter, gradient) in
         [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
     {
@@ -114,7 +115,7 @@ fn every_optimiser_has_the_bits_of_variables() {
         for optimiser in optimisers_for(parameter) {
             let expected = trajectory(Engine::Fused, optimiser.clone(), &parameters, &all_grads);
             let model = locked(&model(&parameters));
-            let mut state = setup(optimiser.clone(), &model).expect("a state");
+            let mut state = setup(optimiser.clone(), &model)?;
             let step = |grads: &Grads| {
                 update(&mut state, &model, &locked_gradients(grads)).expect("an update");
                 snapshot(&shown(&model), &state)
@@ -123,31 +124,32 @@ fn every_optimiser_has_the_bits_of_variables() {
             assert_same(&got, &expected, format!("{} of {parameter:?}, {gradient:?}", optimiser.name()));
         }
     }
+    Ok(())
 }
 
 /// Variables, slices and tensors behind locks stand in one model, with gradients of the other kinds.
 #[test]
-fn kinds_of_memory_stand_side_by_side() {
+fn kinds_of_memory_stand_side_by_side() -> Tested {
     let rule = || MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
     for engine in engines() {
         let start = tensor(1, &[3, 40], BF16);
-        let (variable, locked, mut slice) =
-            (Var::from_tensor(&start).expect("a variable"), Locked::new(&start), vector(&start));
-        let slices = ParameterSlices::new().with("slice", (3, 40), slice.lend()).expect("slices");
+        let (variable, locked, mut slice) = (Var::from_tensor(&start)?, Locked::new(&start), vector(&start));
+        let slices = ParameterSlices::new().with("slice", (3, 40), slice.lend())?;
         let model = ((&variable, &locked), &slices);
-        let mut state = setup(rule(), &model).expect("a state");
+        let mut state = setup(rule(), &model)?;
         let gradient = |seed| tensor(seed, &[3, 40], F32);
         for seed in 2..5 {
             let grads = Grads::from(["0.0", "0.1", "1.slice"].map(|path| (path.to_string(), gradient(seed))));
-            Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update");
+            Update::new(&mut state).engine(engine).apply(&model, &grads)?;
         }
-        let masters = state.masters(&model).expect("masters");
+        let masters = state.masters(&model)?;
         assert!(
             ["0.1", "1.slice"].iter().all(|path| values(&masters[*path]) == values(&masters["0.0"])),
             "{engine:?}"
         );
         assert_eq!(values(&variable), locked.numbers(), "{engine:?}");
     }
+    Ok(())
 }
 
 /// Nobody waits for anybody: each training has the other's parameter for a gradient, and two threads read
@@ -188,7 +190,7 @@ fn trainings_with_each_others_parameters_as_gradients() {
 
 /// A gradient by columns, and one that begins in the middle.
 #[test]
-fn gradients_have_strides() {
+fn gradients_have_strides() -> Tested {
     struct Columns(Vec<f32>, Shape);
     impl Lend for Columns {
         fn lent_shape(&self) -> &[usize] {
@@ -209,16 +211,17 @@ fn gradients_have_strides() {
     }
     for engine in engines() {
         let mut x = vec![0f32; 6];
-        let parameters = ParameterSlices::new().with("x", (2, 3), &mut x).expect("slices");
+        let parameters = ParameterSlices::new().with("x", (2, 3), &mut x)?;
         let gradients = ByPath(HashMap::from([(
             "x".to_string(),
             Columns((0..7).map(|i| i as f32).collect(), (2, 3).into()),
         )]));
-        let mut state = setup(Descent::new(1.0), &parameters).expect("a state");
-        Update::new(&mut state).engine(engine).apply(&parameters, &gradients).expect("an update");
+        let mut state = setup(Descent::new(1.0), &parameters)?;
+        Update::new(&mut state).engine(engine).apply(&parameters, &gradients)?;
         drop(parameters);
         assert_eq!(x, [-1.0, -3.0, -5.0, -2.0, -4.0, -6.0], "{engine:?}");
     }
+    Ok(())
 }
 
 /// What an owner does that does not keep its promise.
@@ -322,7 +325,7 @@ impl Model for Faulty {
 }
 
 #[test]
-fn owners_that_do_not_keep_their_promise_are_refused() {
+fn owners_that_do_not_keep_their_promise_are_refused() -> Tested {
     use Fault::{DropsError, Longer, NotRun, OtherDtype, Refuses, RunTwice, Shorter};
     for (fault, words) in [
         (Shorter, ["9 elements of F32", "expected 10 of F32"]),
@@ -337,7 +340,7 @@ fn owners_that_do_not_keep_their_promise_are_refused() {
             engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)])
         {
             let (x, gradient) = (Faulty::new(), Faulty::new());
-            let mut state = setup(Adam::new(0.1), &x).expect("a state");
+            let mut state = setup(Adam::new(0.1), &x)?;
             if is_gradient { &gradient } else { &x }.begin(fault, 0);
             let gradients = ByPath(HashMap::from([("x".to_string(), gradient)]));
             let error = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect_err("a refusal");
@@ -352,11 +355,12 @@ fn owners_that_do_not_keep_their_promise_are_refused() {
     let error = state.expect_err("a refusal");
     is_kind(&error, ErrorKind::Memory, &["the lent memory has 9 elements of F32, expected 10"]);
     assert_eq!(error.path(), Some("x"), "{error}");
+    Ok(())
 }
 
 #[test]
-fn checkpoints_hold_what_is_behind_locks() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn checkpoints_hold_what_is_behind_locks() -> Tested {
+    let folder = tempfile::tempdir()?;
     let file = folder.path().join("checkpoint");
     let rule = || MixedPrecision::new(F32, AdamW::new(0.1));
     let of = |seed| HashMap::from([("x".to_string(), Locked::new(&tensor(seed, &[4, 6], BF16)))]);
@@ -369,24 +373,25 @@ fn checkpoints_hold_what_is_behind_locks() {
         .expect("an update");
     };
     let (x, y) = (of(1), of(2));
-    let mut state = setup(rule(), &x).expect("a state");
+    let mut state = setup(rule(), &x)?;
     step(&mut state, &x, 3);
-    Checkpoint::new(&state).model(&x).save(&file).expect("a save");
-    let mut other = setup(rule(), &y).expect("a state");
-    CheckpointFile::open(&file).and_then(|file| file.restore_with_model(&mut other, &y)).expect("a restore");
+    Checkpoint::new(&state).model(&x).save(&file)?;
+    let mut other = setup(rule(), &y)?;
+    CheckpointFile::open(&file).and_then(|file| file.restore_with_model(&mut other, &y))?;
     step(&mut state, &x, 4);
     step(&mut other, &y, 4);
     assert_eq!(x["x"].numbers(), y["x"].numbers());
+    Ok(())
 }
 
 /// A gradient whose owner runs the function again in the commit is not applied twice.
 #[test]
-fn a_gradient_that_is_lent_twice_is_one_step() {
+fn a_gradient_that_is_lent_twice_is_one_step() -> Tested {
     for (engine, before) in
         engines().into_iter().flat_map(|engine| (0..6).map(move |before| (engine, before)))
     {
         let (x, gradient) = (Faulty::new(), Faulty::new());
-        let mut state = setup(Descent::new(1.0), &x).expect("a state");
+        let mut state = setup(Descent::new(1.0), &x)?;
         gradient.begin(Fault::RunTwice, before);
         let done = Update::new(&mut state)
             .engine(engine)
@@ -395,6 +400,7 @@ fn a_gradient_that_is_lent_twice_is_one_step() {
         assert_eq!(*x.values.read().unwrap(), [if is_moved { 0.0 } else { 1.0 }; 10], "{engine:?} {before}");
         assert!(is_moved || done.is_err(), "{engine:?} {before}");
     }
+    Ok(())
 }
 
 /// What an owner refuses to have written, or lends in another order than it has written, is found before
@@ -425,24 +431,20 @@ fn owners_that_do_not_lend_to_write_are_refused_in_the_plan() {
 
 /// So are the weights of a checkpoint or of a map, before state or model has any of them.
 #[test]
-fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() -> Tested {
+    let folder = tempfile::tempdir()?;
     let file = folder.path().join("checkpoint");
-    let model = (Locked::new(&Tensor::ones(10, F32, &Device::Cpu).expect("ones")), Faulty::new());
-    let mut state = setup(MixedPrecision::new(F64, Adam::new(0.1)), &(&model.0, &model.1)).expect("a state");
-    Checkpoint::new(&state).model(&(&model.0, &model.1)).save(&file).expect("a save");
+    let model = (Locked::new(&Tensor::ones(10, F32, &Device::Cpu)?), Faulty::new());
+    let mut state = setup(MixedPrecision::new(F64, Adam::new(0.1)), &(&model.0, &model.1))?;
+    Checkpoint::new(&state).model(&(&model.0, &model.1)).save(&file)?;
     let grads = Grads::from(["0", "1.x"].map(|path| (path.to_string(), tensor(1, &[10], F32))));
-    update(&mut state, &(&model.0, &model.1), &grads).expect("an update");
+    update(&mut state, &(&model.0, &model.1), &grads)?;
     let all = |state: &_| {
         (model.0.numbers(), model.1.values.read().unwrap().clone(), snapshot(&Vars::new(), state))
     };
     let before = all(&state);
     model.1.begin(Fault::RefusesToWrite, 0);
-    let masters = state
-        .masters(&(&model.0, &model.1))
-        .expect("masters")
-        .into_keys()
-        .map(|path| (path, tensor(2, &[10], F64)));
+    let masters = state.masters(&(&model.0, &model.1))?.into_keys().map(|path| (path, tensor(2, &[10], F64)));
     let masters: Grads = masters.collect();
     let restored = CheckpointFile::open(&file)
         .and_then(|file| file.restore_with_model(&mut state, &(&model.0, &model.1)).map(drop));
@@ -455,6 +457,7 @@ fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() {
         );
     }
     assert!(all(&state) == before);
+    Ok(())
 }
 
 /// Something of which the owner says and lends something else from some question on.
@@ -598,7 +601,7 @@ fn owners_that_change_their_minds_make_no_write_outside() {
 
 /// A vector of one number is one whatever its strides are, and so is what has the strides of its order.
 #[test]
-fn what_lies_in_order_is_in_order_with_strides_too() {
+fn what_lies_in_order_is_in_order_with_strides_too() -> Tested {
     struct Strided<'s>(Shape, &'s [usize], RwLock<Vec<f32>>);
     impl Lend for Strided<'_> {
         fn lent_shape(&self) -> &[usize] {
@@ -630,13 +633,14 @@ fn what_lies_in_order_is_in_order_with_strides_too() {
             Strided(dims.into(), strides, RwLock::new((0..9).map(|i| start + i as f32).collect()))
         };
         let x = lent(0.0);
-        let mut state = setup(MixedPrecision::new(F64, Descent::new(1.0)), &x).expect("a state");
+        let mut state = setup(MixedPrecision::new(F64, Descent::new(1.0)), &x)?;
         let gradients = ByPath(HashMap::from([(String::new(), lent(0.5))]));
-        Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&x, &gradients)?;
         let moved = x.0.elem_count();
         assert!(x.2.read().unwrap()[..moved].iter().all(|x| *x == -0.5), "{dims:?} {engine:?}");
         assert_eq!(x.2.read().unwrap()[moved], moved as f32, "{dims:?} {engine:?}");
     }
+    Ok(())
 }
 
 /// A handle of a part of shared memory.
@@ -689,7 +693,7 @@ impl Model for Handle {
 /// Handles of one tensor are one parameter, and have one gradient; neighbours in one memory are several.
 /// Where the owner does not say which it is, nothing is guessed.
 #[test]
-fn handles_are_told_from_neighbours() {
+fn handles_are_told_from_neighbours() -> Tested {
     let memory = |length: usize| Arc::new(RwLock::new(vec![1f32; length]));
     for engine in engines() {
         let values = memory(4);
@@ -697,18 +701,18 @@ fn handles_are_told_from_neighbours() {
         let of_both = memory(4);
         let gradients =
             ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&of_both, 0..4, true))).into());
-        let mut state = setup(Descent::new(1.0), &tied).expect("a state");
+        let mut state = setup(Descent::new(1.0), &tied)?;
         assert_eq!(state.len(), 1);
-        Update::new(&mut state).engine(engine).apply(&tied, &gradients).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&tied, &gradients)?;
         assert_eq!(*values.read().unwrap(), [0.0; 4], "{engine:?}");
 
         let arena = memory(4);
         let neighbours = [0..2, 2..4].map(|range| Handle::new(&arena, range, true));
         let gradients =
             ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&memory(2), 0..2, true))).into());
-        let mut state = setup(Descent::new(1.0), &neighbours).expect("a state");
+        let mut state = setup(Descent::new(1.0), &neighbours)?;
         assert_eq!(state.len(), 2);
-        Update::new(&mut state).engine(engine).apply(&neighbours, &gradients).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&neighbours, &gradients)?;
         assert_eq!(*arena.read().unwrap(), [0.0; 4], "{engine:?}");
     }
     let values = memory(4);
@@ -721,7 +725,8 @@ fn handles_are_told_from_neighbours() {
     }
     // One object under two paths needs to say nothing.
     let one = Handle::new(&values, 0..4, false);
-    assert_eq!(setup(Descent::new(1.0), &(&one, &one)).expect("a state").len(), 1);
+    assert_eq!(setup(Descent::new(1.0), &(&one, &one))?.len(), 1);
+    Ok(())
 }
 
 /// Of two gradients under the paths of a tied parameter both count; of one under both paths one, whatever its
@@ -787,7 +792,7 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
 /// A state that was made for variables, with other memory in their places: the gradient of one is the other
 /// before the step.
 #[test]
-fn memory_in_the_place_of_variables_is_known_to_be_written() {
+fn memory_in_the_place_of_variables_is_known_to_be_written() -> Tested {
     struct Given<'g>(HashMap<&'g str, &'g dyn Lend>);
     impl Gradients for Given<'_> {
         fn gradient(&self, path: &str, _: &dyn Lend) -> Option<&dyn Lend> {
@@ -804,13 +809,14 @@ fn memory_in_the_place_of_variables_is_known_to_be_written() {
         let start: Vars = ["a", "b"]
             .map(|path| (path.to_string(), Var::ones(3, F32, &Device::Cpu).expect("a variable")))
             .into();
-        let mut state = setup(Descent::new(1.0), &start).expect("a state");
+        let mut state = setup(Descent::new(1.0), &start)?;
         let model = locked(&start);
-        let five = Tensor::full(5f32, 3, &Device::Cpu).expect("fives");
+        let five = Tensor::full(5f32, 3, &Device::Cpu)?;
         let gradients = Given(HashMap::from([("a", &five as &dyn Lend), ("b", &model["a"])]));
-        Update::new(&mut state).engine(engine).apply(&model, &gradients).expect("an update");
+        Update::new(&mut state).engine(engine).apply(&model, &gradients)?;
         assert_eq!((model["a"].numbers(), model["b"].numbers()), (vec![-4.0; 3], vec![0.0; 3]), "{engine:?}");
     }
+    Ok(())
 }
 
 #[test]

@@ -24,6 +24,7 @@ use optimisers::{
 
 use crate::engine::emulated::can_run;
 use support::common::{Vars, bits, grads, is_kind, model, random};
+use support::tested::Tested;
 
 const STEPS: usize = 4;
 
@@ -388,10 +389,9 @@ fn one_text_is_a_library_by_itself() {
 }
 
 #[test]
-fn arguments_are_data() {
+fn arguments_are_data() -> Tested {
     let mixed =
-        printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16)
-            .expect("Adam");
+        printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16)?;
     let kernel = mixed.kernel();
     assert_eq!((kernel.threads, kernel.elements_per_block, kernel.arithmetic), (256, 1024, F32.into()));
     assert_eq!([0, 1, 1024, 1025].map(|length| kernel.blocks(length)), [0, 1, 1, 2]);
@@ -444,6 +444,7 @@ fn arguments_are_data() {
         starts(Optimiser::new(StoreAs::all(Q8, Momentum::new(0.1)))),
         [(slot("velocity"), zero, 3 * 132)]
     );
+    Ok(())
 }
 
 /// The names of the scalars.
@@ -452,7 +453,7 @@ fn scalars(optimiser: impl IntoOptimiser) -> Vec<String> {
 }
 
 #[test]
-fn a_scalar_has_the_name_of_what_it_depends_on() {
+fn a_scalar_has_the_name_of_what_it_depends_on() -> Tested {
     let names =
         ["k0_beta1", "k1_beta1", "k2_beta2", "k3_beta2", "k4_eta_beta1_t", "k5_beta2_t", "k6_epsilon"];
     assert_eq!(scalars(Adam::new(0.1)), names);
@@ -483,8 +484,8 @@ fn a_scalar_has_the_name_of_what_it_depends_on() {
         // They are the same after a restart.
         let (mut printed, mut resumed) = (new(), new());
         let steps: Vec<PrintedStep> = (0..12).map(|_| printed.step().expect("a step")).collect();
-        resumed.resume(&printed.progress()).expect("its progress");
-        assert_eq!(resumed.step().expect("a step"), printed.step().expect("a step"));
+        resumed.resume(&printed.progress())?;
+        assert_eq!(resumed.step()?, printed.step()?);
         let (kernel, name) = (printed.kernel(), printed.kernel().scalars.join(" "));
         assert!(["k0_alpha", "k0_0_alpha"].contains(&&*kernel.scalars[0]), "{name}");
         for (index, name) in kernel.scalars.iter().enumerate() {
@@ -507,6 +508,7 @@ fn a_scalar_has_the_name_of_what_it_depends_on() {
             }
         }
     }
+    Ok(())
 }
 
 /// The functions and types that a text defines above the step.
@@ -606,15 +608,16 @@ mod own {
 }
 
 #[test]
-fn a_rule_of_a_program_is_asked_within_its_ranges_and_has_no_recurrence_of_another() {
-    let printed = printed(own::Lion { ratio: 0.8 }, F32, F32).expect("an elementwise rule");
+fn a_rule_of_a_program_is_asked_within_its_ranges_and_has_no_recurrence_of_another() -> Tested {
+    let printed = printed(own::Lion { ratio: 0.8 }, F32, F32)?;
     assert_eq!(printed.kernel().scalars, ["k0_ratio"]);
     assert!(printed.kernel().source().contains("// A step of Lion for"));
     assert!(!printed.kernel().source().contains("// Lion: "), "{}", printed.kernel().source());
+    Ok(())
 }
 
 #[test]
-fn random_bits_have_a_key_of_step_and_path() {
+fn random_bits_have_a_key_of_step_and_path() -> Tested {
     let new = |path: &str| {
         printed(StochasticRounding::new(1, Descent::new(0.1)), BF16, BF16)
             .expect("an optimiser")
@@ -625,12 +628,13 @@ fn random_bits_have_a_key_of_step_and_path() {
     let keys = [&mut one, &mut other].map(|printed| [0; 3].map(|_| printed.step().expect("a step").key));
     let distinct: std::collections::BTreeSet<u64> = keys.concat().into_iter().collect();
     assert_eq!(distinct.len(), 6);
-    assert_eq!(new("a").step().expect("a step").key, keys[0][0]);
+    assert_eq!(new("a").step()?.key, keys[0][0]);
+    Ok(())
 }
 
 #[test]
-fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() {
-    let mut radam = printed(RAdam::new(0.1), F32, F32).expect("RAdam");
+fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() -> Tested {
+    let mut radam = printed(RAdam::new(0.1), F32, F32)?;
     let steps: Vec<PrintedStep> = (0..10).map(|_| radam.step().expect("a step")).collect();
     let mut sources: Vec<&str> = steps.iter().map(|step| step.kernel.source()).collect();
     sources.dedup();
@@ -640,25 +644,25 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() {
         assert!(rate.ends_with("_t"), "the rate is another in each step: {rate}");
     }
 
-    let mut descent =
-        printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32).expect("Descent");
-    assert_eq!(descent.step().expect("a step").scalars, [1.0, 0.1]);
-    descent.adjust(0.2).expect("a learning rate");
-    descent.adjust_field("alpha", 0.125).expect("a factor");
-    let step = descent.step().expect("a step");
+    let mut descent = printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32)?;
+    assert_eq!(descent.step()?.scalars, [1.0, 0.1]);
+    descent.adjust(0.2)?;
+    descent.adjust_field("alpha", 0.125)?;
+    let step = descent.step()?;
     assert_eq!(step.scalars, [0.125, 0.2]);
-    assert!(Arc::ptr_eq(&step.kernel, &descent.step().expect("a step").kernel));
+    assert!(Arc::ptr_eq(&step.kernel, &descent.step()?.kernel));
     let words = step.words(7, |_| 64);
     let scalar = |value: f32| u64::from(value.to_bits());
     assert_eq!(words, [7, 64, 64, scalar(0.125), scalar(0.2)]);
 
     let error = descent.adjust_field("rho", FieldValue::Real(0.1)).expect_err("no such field");
     is_kind(&error, ErrorKind::UnknownName, &["rho"]);
-    assert_eq!(descent.step().expect("a step").scalars, [0.125, 0.2]);
+    assert_eq!(descent.step()?.scalars, [0.125, 0.2]);
+    Ok(())
 }
 
 #[test]
-fn progress_is_resumed() {
+fn progress_is_resumed() -> Tested {
     let new = || {
         printed(OptimiserChain::new((AccumGrad::new(3), ScheduleFree::new(0.1))), F32, F32)
             .expect("an optimiser")
@@ -666,13 +670,13 @@ fn progress_is_resumed() {
     let mut whole = new();
     (0..10).for_each(|_| drop(whole.step().expect("a step")));
     let mut resumed = new();
-    resumed.resume(&whole.progress()).expect("progress of the same optimiser");
+    resumed.resume(&whole.progress())?;
     for _ in 0..5 {
-        assert_eq!(resumed.step().expect("a step"), whole.step().expect("a step"));
+        assert_eq!(resumed.step()?, whole.step()?);
     }
     assert_eq!(resumed.progress(), whole.progress());
-    let text = serde_json::to_string(&whole.progress()).expect("JSON");
-    assert_eq!(serde_json::from_str::<PrintedProgress>(&text).expect("progress"), whole.progress());
+    let text = serde_json::to_string(&whole.progress())?;
+    assert_eq!(serde_json::from_str::<PrintedProgress>(&text)?, whole.progress());
 
     let before = resumed.progress();
     let error = resumed
@@ -682,6 +686,7 @@ fn progress_is_resumed() {
     assert_eq!(error.got(), Some("[\"t\"]"), "{error}");
     assert!(error.expected().is_some_and(|expected| expected.contains("\"0.calls\"")), "{error}");
     assert_eq!(resumed.progress(), before);
+    Ok(())
 }
 
 #[test]

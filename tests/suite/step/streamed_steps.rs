@@ -15,6 +15,7 @@ use support::common::{
     Grads, Vars, assert_same, bits, constant, engines, forget_ascent, grads, is_kind, model, optimisers_for,
     says, snapshot, tensor, values, var,
 };
+use support::tested::Tested;
 
 const NOT_FINITE: ErrorKind = ErrorKind::NotFinite;
 
@@ -100,7 +101,7 @@ fn they_give_the_bits_of_update() {
 }
 
 #[test]
-fn any_engine_takes_them() {
+fn any_engine_takes_them() -> Tested {
     let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(0.3), AdamW::new(0.1)));
     for engine in engines() {
         let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::BF16)));
@@ -109,13 +110,13 @@ fn any_engine_takes_them() {
             [&whole, &parts].map(|model| setup(rule.clone(), model).expect("a state"));
         for call in 0..6 {
             let of_call = || grads(tensors(call, DType::F32).map(Some));
-            let outcome =
-                Update::new(&mut expected).engine(engine).apply(&whole, &of_call()).expect("an update");
-            let step = Update::new(&mut state).engine(engine).begin(&parts).expect("a step");
-            assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome, "{engine:?}");
+            let outcome = Update::new(&mut expected).engine(engine).apply(&whole, &of_call())?;
+            let step = Update::new(&mut state).engine(engine).begin(&parts)?;
+            assert_eq!(streamed(step, call, of_call())?, outcome, "{engine:?}");
         }
         assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], engine);
     }
+    Ok(())
 }
 
 /// A model of two leaves, and its state.
@@ -138,23 +139,23 @@ fn of(value: f64, count: usize) -> Tensor {
 }
 
 #[test]
-fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() {
+fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() -> Tested {
     let (model, mut state) = started(AdamW::new(0.5));
-    let step = Update::new(&mut state).begin(&model).expect("a step");
-    step.push("0", of(1.0, 2)).expect("a push");
+    let step = Update::new(&mut state).begin(&model)?;
+    step.push("0", of(1.0, 2))?;
     let moved = numbers(&model);
     assert!(moved[0] != [1.0; 2] && moved[1] == [1.0; 3]);
     for bad in [f64::INFINITY, f64::NAN, 1e30] {
         is_kind(&step.push("1", of(bad, 3)).unwrap_err(), NOT_FINITE, &["\"1\"", "its gradient has"]);
     }
     is_kind(&step.push("1", of(1.0, 2)).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
-    let integers = Tensor::zeros(3, candle_core::DType::U32, &Device::Cpu).expect("a tensor");
+    let integers = Tensor::zeros(3, candle_core::DType::U32, &Device::Cpu)?;
     is_kind(&step.push("1", integers).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
     is_kind(&step.push("2", of(1.0, 2)).unwrap_err(), ErrorKind::UnknownName, &["\"2\"", "one of: 0, 1"]);
     is_kind(&step.push("1", slice(&[1.0])).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
     assert_eq!(numbers(&model), moved);
     // It can be pushed after all; others cannot come twice.
-    step.push("1", slice(&[1.0; 3])).expect("a push");
+    step.push("1", slice(&[1.0; 3]))?;
     for path in ["0", "1"] {
         is_kind(
             &step.push(path, of(1.0, 2)).unwrap_err(),
@@ -162,10 +163,11 @@ fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() {
             &[path, "in this step already"],
         );
     }
-    let outcome = step.finish().expect("an outcome");
+    let outcome = step.finish()?;
     assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 2));
     let steps: Vec<_> = state.leaves().map(|leaf| leaf.steps()).collect();
     assert_eq!(steps, [1, 1]);
+    Ok(())
 }
 
 /// A variable under two paths.
@@ -179,33 +181,34 @@ impl Model for Tied {
 }
 
 #[test]
-fn tied_frozen_and_left_out_parameters_are_known() {
+fn tied_frozen_and_left_out_parameters_are_known() -> Tested {
     let tied = Tied(var(&of(1.0, 2)));
-    let mut state = setup(Descent::new(1.0), &tied).expect("a state");
-    let step = Update::new(&mut state).begin(&tied).expect("a step");
-    step.push("b", of(1.0, 2)).expect("a push");
+    let mut state = setup(Descent::new(1.0), &tied)?;
+    let step = Update::new(&mut state).begin(&tied)?;
+    step.push("b", of(1.0, 2))?;
     is_kind(&step.push("a", of(1.0, 2)).unwrap_err(), ErrorKind::Contract, &["add up"]);
-    assert_eq!(step.finish().expect("an outcome").applied, 1);
+    assert_eq!(step.finish()?.applied, 1);
     assert_eq!(values(&tied.0), [0.0; 2]);
 
     let model = model(&[of(1.0, 2), of(1.0, 2), of(1.0, 2)]);
-    let mut state = setup_with(&model, |path, _| (path != "2").then(|| Descent::new(1.0))).expect("a state");
-    state.at("1").expect("the leaf").freeze();
-    let step = Update::new(&mut state).begin(&model).expect("a step");
+    let mut state = setup_with(&model, |path, _| (path != "2").then(|| Descent::new(1.0)))?;
+    state.at("1")?.freeze();
+    let step = Update::new(&mut state).begin(&model)?;
     for path in ["0", "1", "2"] {
-        step.push(path, of(1.0, 2)).expect("a push");
+        step.push(path, of(1.0, 2))?;
     }
-    let outcome = step.finish().expect("an outcome");
+    let outcome = step.finish()?;
     assert_eq!((outcome.applied, outcome.frozen, outcome.without_gradient.len()), (1, 1, 0));
     assert_eq!(numbers(&model), [[0.0; 2], [1.0; 2], [1.0; 2]]);
+    Ok(())
 }
 
 #[test]
-fn what_is_not_pushed_is_missing_at_the_end() {
+fn what_is_not_pushed_is_missing_at_the_end() -> Tested {
     let (model, mut state) = started(Descent::new(1.0));
     state.require_all();
-    let step = Update::new(&mut state).begin(&model).expect("a step");
-    step.push("0", of(1.0, 2)).expect("a push");
+    let step = Update::new(&mut state).begin(&model)?;
+    step.push("0", of(1.0, 2))?;
     let error = step.finish().unwrap_err();
     is_kind(
         &error,
@@ -213,32 +216,28 @@ fn what_is_not_pushed_is_missing_at_the_end() {
         &["1 of 2 parameters", "the parameters whose gradients were pushed have moved"],
     );
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
-    let step = Update::new(&mut state).begin(&model).expect("a step");
+    let step = Update::new(&mut state).begin(&model)?;
     is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["for any of the 2"]);
-    let outcome = Update::new(&mut state)
-        .allow_no_gradients()
-        .begin(&model)
-        .expect("a step")
-        .finish()
-        .expect("an outcome");
+    let outcome = Update::new(&mut state).allow_no_gradients().begin(&model)?.finish()?;
     assert_eq!(outcome.status, Status::Skipped(SkipReason::NothingToMove));
-    state.at("1").expect("the leaf").allow_missing();
-    let step = Update::new(&mut state).begin(&model).expect("a step");
-    step.push("0", of(1.0, 2)).expect("a push");
-    assert_eq!(step.finish().expect("an outcome").without_gradient.iter().collect::<Vec<_>>(), ["1"]);
+    state.at("1")?.allow_missing();
+    let step = Update::new(&mut state).begin(&model)?;
+    step.push("0", of(1.0, 2))?;
+    assert_eq!(step.finish()?.without_gradient.iter().collect::<Vec<_>>(), ["1"]);
     let waited: Vec<_> = state.leaves().map(|leaf| (leaf.steps(), leaf.calls_without_gradient())).collect();
     assert_eq!(waited, [(2, 0), (0, 1)]);
+    Ok(())
 }
 
 #[test]
-fn a_step_that_is_dropped_leaves_each_leaf_whole() {
+fn a_step_that_is_dropped_leaves_each_leaf_whole() -> Tested {
     let chain = || OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)));
     let (model, mut state) = started(MixedPrecision::new(DType::F64, chain()));
-    drop(Update::new(&mut state).begin(&model).expect("a step"));
+    drop(Update::new(&mut state).begin(&model)?);
     assert!(state.warnings().is_empty());
     for _ in 0..2 {
-        let step = Update::new(&mut state).begin(&model).expect("a step");
-        step.push("0", of(1.0, 2)).expect("a push");
+        let step = Update::new(&mut state).begin(&model)?;
+        step.push("0", of(1.0, 2))?;
         drop(step);
     }
     assert_eq!(state.warnings(), [Warning::StepDropped { moved: 1, parameters: 2 }]);
@@ -248,10 +247,11 @@ fn a_step_that_is_dropped_leaves_each_leaf_whole() {
     assert_eq!(counters, [("0.calls".to_string(), 2), ("0.calls".to_string(), 0)]);
     for status in [Status::Accumulated, Status::Stepped] {
         let gradients = grads([Some(of(1.0, 2)), Some(of(1.0, 3))]);
-        assert_eq!(update(&mut state, &model, &gradients).expect("an update").status, status);
+        assert_eq!(update(&mut state, &model, &gradients)?.status, status);
     }
     let numbers = numbers(&model);
     assert!(numbers.iter().flatten().all(|x| (x - 0.899).abs() < 1e-6), "{numbers:?}");
+    Ok(())
 }
 
 pub(crate) fn says_of(warning: &Warning, words: &[&str]) {
@@ -260,7 +260,7 @@ pub(crate) fn says_of(warning: &Warning, words: &[&str]) {
 }
 
 #[test]
-fn a_scaler_divides_and_learns_of_overflows() {
+fn a_scaler_divides_and_learns_of_overflows() -> Tested {
     let (model, mut state) = started(Descent::new(1.0));
     let mut scaler = LossScaler::dynamic();
     let first = scaler.current();
@@ -295,22 +295,23 @@ fn a_scaler_divides_and_learns_of_overflows() {
     assert_eq!(step([f64::NAN, f64::NAN], false), (None, 0.125, vec![vec![0.0; 2], vec![0.5; 3]]));
     // With all required the end is an error, and the scale falls all the same.
     state.require_all();
-    let scale = scaler.factor().expect("a factor");
-    let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
-    step.push("0", of(scale, 2)).expect("a push");
+    let scale = scaler.factor()?;
+    let step = Update::new(&mut state).scaler(&mut scaler).begin(&model)?;
+    step.push("0", of(scale, 2))?;
     step.push("1", of(f64::NAN, 3)).unwrap_err();
     is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["1 of 2"]);
     assert_eq!(scaler.current() / first, 0.0625);
+    Ok(())
 }
 
 /// The error of an overflow at the floor says what has moved, and not that nothing has.
 #[test]
-fn an_overflow_at_the_floor_does_not_deny_what_has_moved() {
+fn an_overflow_at_the_floor_does_not_deny_what_has_moved() -> Tested {
     let scaler = || LossScaler::with(DynamicScale { initial: 2.0, floor: 2.0, ..DynamicScale::default() });
     for (first, has_moved) in [(2.0, true), (f64::NAN, false)] {
         let ((model, mut state), mut scaler) = (started(Descent::new(1.0)), scaler());
-        let scale = scaler.factor().expect("a factor");
-        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+        let scale = scaler.factor()?;
+        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model)?;
         assert_eq!(step.push("0", of(first * scale, 2)).is_ok(), has_moved);
         step.push("1", of(f64::NAN, 3)).unwrap_err();
         let error = step.finish().unwrap_err();
@@ -335,12 +336,13 @@ fn an_overflow_at_the_floor_does_not_deny_what_has_moved() {
         Ok(())
     });
     is_kind(&ended.unwrap_err(), ErrorKind::LossScale, &["at its floor of 2", "other parameters have moved"]);
+    Ok(())
 }
 
 /// A scaled loss is for one step, whether that is finished or not; a step in which nothing has moved may be
 /// begun again.
 #[test]
-fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
+fn a_step_that_is_dropped_uses_its_scaled_loss_up() -> Tested {
     for (is_required, is_pushed, is_finished) in
         [(false, true, false), (false, false, false), (true, true, true)]
     {
@@ -348,10 +350,10 @@ fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
         if is_required {
             state.require_all();
         }
-        let _ = scaler.factor().expect("a factor");
-        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+        let _ = scaler.factor()?;
+        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model)?;
         if is_pushed {
-            step.push("0", of(4.0, 2)).expect("a push");
+            step.push("0", of(4.0, 2))?;
         }
         match is_finished {
             true => is_kind(
@@ -367,10 +369,11 @@ fn a_step_that_is_dropped_uses_its_scaled_loss_up() {
             if is_pushed { Err(ErrorKind::LossScale) } else { Ok(()) }
         );
     }
+    Ok(())
 }
 
 #[test]
-fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
+fn a_window_whose_sum_is_not_finite_is_given_up_alone() -> Tested {
     let (model, mut state) = started(OptimiserChain::new((
         AccumGrad { average: Average::Sum, ..AccumGrad::new(2) },
         AdamW::new(0.1),
@@ -381,15 +384,15 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
         (pushed, step.finish(), state.leaves().map(|leaf| leaf.counters()[0].1).collect::<Vec<_>>())
     };
     let (_, outcome, calls) = push("0", 4e18);
-    assert_eq!((outcome.expect("an outcome").status, calls), (Status::Accumulated, vec![1, 1]));
+    assert_eq!((outcome?.status, calls), (Status::Accumulated, vec![1, 1]));
     let (pushed, outcome, calls) = push("0", 4e18);
     is_kind(&pushed.unwrap_err(), NOT_FINITE, &["the sum of its window", "given up"]);
     is_kind(&outcome.unwrap_err(), ErrorKind::NoGradient, &[]);
     assert_eq!(calls, [0, 1]);
     // The window of the other one is still to be ended.
     let (pushed, outcome, calls) = push("1", 1.0);
-    pushed.expect("a push");
-    assert_eq!((outcome.expect("an outcome").status, calls), (Status::Stepped, vec![0, 0]));
+    pushed?;
+    assert_eq!((outcome?.status, calls), (Status::Stepped, vec![0, 0]));
 
     // A sum that is not finite without a gradient of the call that ends the window.
     let (model, mut state) = started(OptimiserChain::new((
@@ -397,12 +400,12 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
         AdamW::new(0.1),
     )));
     for call in 0..3 {
-        let step = Update::new(&mut state).begin(&model).expect("a step");
-        step.push("1", of(1.0, 3)).expect("a push");
+        let step = Update::new(&mut state).begin(&model)?;
+        step.push("1", of(1.0, 3))?;
         if call < 2 {
-            step.push("0", of(4e18, 2)).expect("a push");
+            step.push("0", of(4e18, 2))?;
         }
-        let outcome = step.finish().expect("an outcome");
+        let outcome = step.finish()?;
         let lost = [Warning::WindowsGivenUp { path: "0".to_string() }];
         let warnings: Vec<_> = outcome
             .warnings
@@ -413,24 +416,25 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() {
     }
     assert_eq!(numbers(&model)[0], [1.0; 2]);
     assert!(numbers(&model)[1] != [1.0; 3]);
+    Ok(())
 }
 
 #[test]
-fn all_windows_that_no_call_can_end_are_given_up() {
+fn all_windows_that_no_call_can_end_are_given_up() -> Tested {
     let model = model(&[1.0; 4].map(|one| constant(one, 2, DType::F32)));
     let rule = OptimiserChain::new((
         AccumGrad { average: Average::Sum, ..AccumGrad::new(2) },
         AdamW { lambda: 0.0, ..AdamW::new(0.1) },
     ));
-    let mut state = setup(rule, &model).expect("a state");
-    let step = Update::new(&mut state).begin(&model).expect("a step");
+    let mut state = setup(rule, &model)?;
+    let step = Update::new(&mut state).begin(&model)?;
     for path in ["0", "1", "2", "3"] {
-        step.push(path, of(if path == "1" { 1.0 } else { 3e38 }, 2)).expect("a push");
+        step.push(path, of(if path == "1" { 1.0 } else { 3e38 }, 2))?;
     }
-    assert_eq!(step.finish().expect("an outcome").accumulated, 4);
-    let step = Update::new(&mut state).begin(&model).expect("a step");
-    step.push("1", of(1.0, 2)).expect("a push");
-    let outcome = step.finish().expect("an outcome");
+    assert_eq!(step.finish()?.accumulated, 4);
+    let step = Update::new(&mut state).begin(&model)?;
+    step.push("1", of(1.0, 2))?;
+    let outcome = step.finish()?;
     assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 1));
     assert_eq!(outcome.without_gradient, ["0", "2", "3"]);
     let is_given_up = |met: &&Warning| matches!(met, Warning::WindowsGivenUp { .. });
@@ -439,14 +443,15 @@ fn all_windows_that_no_call_can_end_are_given_up() {
         let is_moved = leaf.path() == "1";
         assert_eq!((leaf.counters()[0].1, leaf.steps()), (0, u64::from(is_moved)), "{}", leaf.path());
         assert_eq!(numbers == [1.0; 2], !is_moved, "{}", leaf.path());
-        let sum = leaf.tensor(&leaf.tensor_names()[0]).expect("a sum").expect("a sum");
+        let sum = leaf.tensor(&leaf.tensor_names()[0])?.expect("a sum");
         assert_eq!(values(&sum), [0.0; 2], "{}", leaf.path());
     }
+    Ok(())
 }
 
 /// A gradient of weight 0 is not read, so the sum of the window decides.
 #[test]
-fn a_gradient_of_weight_0_does_not_keep_a_window_open() {
+fn a_gradient_of_weight_0_does_not_keep_a_window_open() -> Tested {
     let rule = || {
         OptimiserChain::new((
             AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
@@ -455,7 +460,7 @@ fn a_gradient_of_weight_0_does_not_keep_a_window_open() {
     };
     for is_streamed in [true, false] {
         let model = model(&[constant(1.0, 2, DType::F32)]);
-        let mut state = setup(rule(), &model).expect("a state");
+        let mut state = setup(rule(), &model)?;
         let mut call = |weight: u64, gradient: f64| {
             let update = Update::new(&mut state).weight(weight);
             if !is_streamed {
@@ -480,10 +485,11 @@ fn a_gradient_of_weight_0_does_not_keep_a_window_open() {
         assert_eq!(state.leaf("0").expect("a leaf").counters()[0].1, 0);
         assert_eq!(numbers(&model)[0], [1.0; 2]);
     }
+    Ok(())
 }
 
 #[test]
-fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
+fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() -> Tested {
     let (model, mut state) = started(Descent::new(1.0));
     let (other, _) = started(Descent::new(1.0));
     is_kind(&Update::new(&mut state).begin(&other).unwrap_err(), ErrorKind::Model, &[]);
@@ -500,29 +506,30 @@ fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() {
     };
     thread::scope(|scope| ranks(2).into_iter().for_each(|world| _ = scope.spawn(move || refuses(world))));
     // A parameter that was changed is met by its push.
-    let model = [Var::from_tensor(&constant(1.0, 2, DType::BF16)).expect("a variable")];
-    let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &model).expect("a state");
-    model[0].set(&constant(2.0, 2, DType::BF16)).expect("a change");
-    let step = Update::new(&mut state).begin(&model).expect("a step");
+    let model = [Var::from_tensor(&constant(1.0, 2, DType::BF16))?];
+    let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &model)?;
+    model[0].set(&constant(2.0, 2, DType::BF16))?;
+    let step = Update::new(&mut state).begin(&model)?;
     is_kind(&step.push("0", of(1.0, 2)).unwrap_err(), ErrorKind::Changed, &["\"0\""]);
     drop(step);
-    let step = Update::new(&mut state).keep_masters().begin(&model).expect("a step");
-    step.push("0", of(1.0, 2)).expect("a push");
-    assert_eq!((step.finish().expect("an outcome").applied, values(&model[0])), (1, vec![0.0; 2]));
+    let step = Update::new(&mut state).keep_masters().begin(&model)?;
+    step.push("0", of(1.0, 2))?;
+    assert_eq!((step.finish()?.applied, values(&model[0])), (1, vec![0.0; 2]));
+    Ok(())
 }
 
 #[test]
-fn figures_and_averages_are_those_of_update() {
+fn figures_and_averages_are_those_of_update() -> Tested {
     let chain = OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)));
     let [whole, parts] = [0; 2].map(|seed| model(&tensors(seed, DType::F32)));
     let [mut expected, mut state] =
         [&whole, &parts].map(|model| setup(chain.clone(), model).expect("a state"));
     for call in 0..3 {
         let of_call = || grads(tensors(call, DType::F32).map(Some));
-        let outcome = Update::new(&mut expected).with_figures().apply(&whole, &of_call()).expect("an update");
-        let step = Update::new(&mut state).with_figures().begin(&parts).expect("a step");
-        step.push("0", of(f64::NAN, 15).reshape((3, 5)).expect("a matrix")).unwrap_err();
-        assert_eq!(streamed(step, call, of_call()).expect("an outcome"), outcome);
+        let outcome = Update::new(&mut expected).with_figures().apply(&whole, &of_call())?;
+        let step = Update::new(&mut state).with_figures().begin(&parts)?;
+        step.push("0", of(f64::NAN, 15).reshape((3, 5))?).unwrap_err();
+        assert_eq!(streamed(step, call, of_call())?, outcome);
         assert_eq!(outcome.figures.len(), 4);
     }
     let [expected, averages] = [(&mut expected, &whole), (&mut state, &parts)].map(|(state, model)| {
@@ -530,7 +537,8 @@ fn figures_and_averages_are_those_of_update() {
             Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect::<Vec<_>>())
         })
     });
-    assert_eq!(averages.expect("averages"), expected.expect("averages"));
+    assert_eq!(averages?, expected?);
+    Ok(())
 }
 
 hyper_parameters! {
@@ -549,10 +557,10 @@ impl Rule for Panicking {
 }
 
 #[test]
-fn a_rule_that_panics_takes_no_leaf_with_it() {
+fn a_rule_that_panics_takes_no_leaf_with_it() -> Tested {
     let (model, mut state) = started(Panicking::default());
-    let step = Update::new(&mut state).begin(&model).expect("a step");
-    step.push("0", of(1.0, 2)).expect("a push");
+    let step = Update::new(&mut state).begin(&model)?;
+    step.push("0", of(1.0, 2))?;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step.push("1", of(1.0, 3)))).unwrap_err();
     drop(step);
     assert_eq!(
@@ -560,10 +568,11 @@ fn a_rule_that_panics_takes_no_leaf_with_it() {
         [("0".into(), 1), ("1".into(), 0)]
     );
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
+    Ok(())
 }
 
 #[test]
-fn threads_push_large_and_small_leaves_at_once() {
+fn threads_push_large_and_small_leaves_at_once() -> Tested {
     let of_model = |seed| -> BTreeMap<String, Tensor> {
         let length = |i: u64| if i.is_multiple_of(8) { 100_000 } else { 50 + i as usize };
         (0..40).map(|i| (format!("{i:02}"), tensor(seed + i, &[length(i)], DType::F32))).collect()
@@ -573,8 +582,8 @@ fn threads_push_large_and_small_leaves_at_once() {
     let rule = || MixedPrecision::new(DType::F64, AdamW::new(0.1));
     let [mut expected, mut state] = [&whole, &parts].map(|model| setup(rule(), model).expect("a state"));
     for call in 0..5 {
-        update(&mut expected, &whole, &of_model(100 * call)).expect("an update");
-        let step = Update::new(&mut state).begin(&parts).expect("a step");
+        update(&mut expected, &whole, &of_model(100 * call))?;
+        let step = Update::new(&mut state).begin(&parts)?;
         let grads: Vec<_> = of_model(100 * call).into_iter().collect();
         let refused: usize = thread::scope(|scope| {
             // Each thread pushes all, beginning elsewhere: every leaf is taken once.
@@ -590,15 +599,17 @@ fn threads_push_large_and_small_leaves_at_once() {
                 [0, 10, 20, 39].into_iter().map(|first| scope.spawn(move || push_all(first))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
         });
-        assert_eq!((refused, step.finish().expect("an outcome").applied), (120, 40));
+        assert_eq!((refused, step.finish()?.applied), (120, 40));
     }
     assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], "large and small");
+    Ok(())
 }
 
 #[test]
-fn its_debug_is_short() {
+fn its_debug_is_short() -> Tested {
     let (model, mut state) = started(Descent::new(1.0));
-    let step = Update::new(&mut state).begin(&model).expect("a step");
+    let step = Update::new(&mut state).begin(&model)?;
     assert_eq!(format!("{step:?}"), "StreamedStep { leaves: 2, overflow: None, .. }");
     says(&step.push("", of(1.0, 2)).unwrap_err(), &["there is no parameter for the gradient of \"\""]);
+    Ok(())
 }

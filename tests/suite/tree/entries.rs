@@ -13,6 +13,7 @@ use optimisers::{
 use support::common::{
     Vars, bits, constant, grads, is_kind, model, number_bits, random, says, snapshot, tensor,
 };
+use support::tested::Tested;
 
 const CPU: &Device = &Device::Cpu;
 
@@ -43,17 +44,17 @@ fn numbers(value: &StateValue<'_>) -> Vec<f64> {
 }
 
 #[test]
-fn entries_are_those_of_leaves() {
+fn entries_are_those_of_leaves() -> Tested {
     let (model, state) = mixed();
-    let entries = state.entries().expect("entries");
+    let entries = state.entries()?;
     let leaf = state.leaf("0").expect("the leaf");
     let mut kinds = Vec::new();
     for (path, name, value) in &entries {
         kinds.push((*path, name.as_str(), format!("{value:?}")));
         match value {
             StateValue::Tensor(lent) => {
-                let tensor = leaf.tensor(name).expect("a tensor").expect("a listed name");
-                assert_eq!(bits(&lent.to_tensor().expect("a copy")), bits(&tensor), "{name}");
+                let tensor = leaf.tensor(name)?.expect("a listed name");
+                assert_eq!(bits(&lent.to_tensor()?), bits(&tensor), "{name}");
                 let read: Vec<u64> = numbers(value).into_iter().map(number_bits).collect();
                 assert_eq!(read, bits(&tensor), "{name}");
             }
@@ -78,6 +79,7 @@ fn entries_are_those_of_leaves() {
     assert_eq!(kinds.iter().map(|(_, name, _)| *name).filter(is_counter).collect::<Vec<_>>(), counters);
     assert!(kinds.iter().any(|(_, name, kind)| *name == "1.weights" && kind.starts_with("Number(")));
     assert_eq!(model.len(), 1);
+    Ok(())
 }
 
 /// The refusal of a new value, which is all that is wrong among others that are right.
@@ -98,7 +100,7 @@ fn refused(
 }
 
 #[test]
-fn values_that_do_not_fit_are_refused_and_nothing_is_set() {
+fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
     use StateValue::{Bytes, Counter, Number};
     let (model, mut state) = mixed();
     let of = |values: &[f32]| Tensor::new(values, CPU).expect("a tensor");
@@ -108,7 +110,7 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() {
         of(&values)
     };
     let [nan, large, negative] = [with(4999, f32::NAN), with(7, 70000.0), with(140, -1.0)];
-    let [short, integers] = [of(&[1.0]), Tensor::zeros(5000, DType::U32, CPU).expect("zeros")];
+    let [short, integers] = [of(&[1.0]), Tensor::zeros(5000, DType::U32, CPU)?];
     let blocks = 5000usize.div_ceil(128);
     let record = |block: usize, bits: u32| {
         let mut records = vec![0u8; blocks * 132];
@@ -214,30 +216,31 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() {
         assert!(error.path().is_some(), "{error}");
         is_kind(&error, kind, &[words]);
     }
+    Ok(())
 }
 
 /// Numbers of any float dtype are rounded once to what the state stores.
 #[test]
-fn tensors_are_rounded_to_the_state() {
+fn tensors_are_rounded_to_the_state() -> Tested {
     let (_, mut state) = mixed();
     let values: Vec<f64> = (0..5000).map(|i| f64::from(i) / 4999.0 + 1e-9).collect();
-    let wide = TensorSlice::new(5000, &values).expect("a slice");
+    let wide = TensorSlice::new(5000, &values)?;
     let set = [("0", "0.m", StateValue::Tensor(&wide)), ("0", "0.v", StateValue::Tensor(&wide))];
-    state.set_entries(set).expect("new values");
+    state.set_entries(set)?;
     let leaf = state.leaf("0").expect("the leaf");
     let stored = |name: &str| leaf.tensor(name).expect("a tensor").expect("a listed name");
-    let halves =
-        Tensor::new(&values[..], CPU).and_then(|values| values.to_dtype(DType::F16)).expect("halves");
+    let halves = Tensor::new(&values[..], CPU).and_then(|values| values.to_dtype(DType::F16))?;
     assert_eq!(bits(&stored("0.m")), bits(&halves));
-    let coded = stored("0.v").to_vec1::<f32>().expect("numbers");
+    let coded = stored("0.v").to_vec1::<f32>()?;
     assert!(coded.iter().zip(&values).all(|(a, b)| (f64::from(*a) - b).abs() <= b / 8.0));
     // Elements that do not lie in order, as a framework may lend them.
     let columns = random(5, &[5000, 2], DType::F32, CPU).narrow(1, 1, 1).and_then(|column| column.squeeze(1));
-    let column = columns.expect("a column");
-    state.set_entries([("0", "0.m", StateValue::Tensor(&column))]).expect("new values");
+    let column = columns?;
+    state.set_entries([("0", "0.m", StateValue::Tensor(&column))])?;
     let leaf = state.leaf("0").expect("the leaf");
-    let stored = leaf.tensor("0.m").expect("a tensor").expect("a listed name");
-    assert_eq!(bits(&stored), bits(&column.to_dtype(DType::F16).expect("halves")));
+    let stored = leaf.tensor("0.m")?.expect("a listed name");
+    assert_eq!(bits(&stored), bits(&column.to_dtype(DType::F16)?));
+    Ok(())
 }
 
 /// Memory that is lent this many times.
@@ -272,9 +275,9 @@ impl Lend for Unreliable {
 }
 
 #[test]
-fn memory_that_is_not_lent_again() {
+fn memory_that_is_not_lent_again() -> Tested {
     let model = model(&[constant(1.0, 2, DType::F32)]);
-    let mut state = setup(Adam::new(0.1), &model).expect("a state");
+    let mut state = setup(Adam::new(0.1), &model)?;
     let lent = |times| Unreliable { left: AtomicUsize::new(times) };
     let before = snapshot(&model, &state);
     let never = state.set_entries([("0", "m", StateValue::Tensor(&lent(0)))]).expect_err("not lent");
@@ -282,51 +285,54 @@ fn memory_that_is_not_lent_again() {
     assert!(snapshot(&model, &state) == before);
     let once = state.set_entries([("0", "m", StateValue::Tensor(&lent(1)))]).expect_err("lent once");
     says(&once, &["the call failed after a part of the values was set", "set or restore all values again"]);
-    state.set_entries([("0", "m", StateValue::Tensor(&lent(2)))]).expect("lent twice");
+    state.set_entries([("0", "m", StateValue::Tensor(&lent(2)))])?;
+    Ok(())
 }
 
 /// A master that is not the one that the parameter is rounded from is found in the next step, wherever it
 /// differs and whatever is set after it.
 #[test]
-fn a_master_goes_with_its_parameter() {
+fn a_master_goes_with_its_parameter() -> Tested {
     const LENGTH: usize = 100_000;
     let model = model(&[constant(1.0, LENGTH, DType::BF16)]);
-    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &model).expect("a state");
+    let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &model)?;
     let grads = grads([Some(constant(0.5, LENGTH, DType::BF16))]);
-    update(&mut state, &model, &grads).expect("an update");
-    let mut values = model["0"].to_dtype(DType::F32).and_then(|x| x.to_vec1::<f32>()).expect("numbers");
+    update(&mut state, &model, &grads)?;
+    let mut values = model["0"].to_dtype(DType::F32).and_then(|x| x.to_vec1::<f32>())?;
     values[77_777] = 3.0;
-    let master = TensorSlice::new(LENGTH, &values).expect("a slice");
+    let master = TensorSlice::new(LENGTH, &values)?;
     let entries = [("master", StateValue::Tensor(&master)), ("leaf.steps", StateValue::Counter(9))];
-    state.set_entries(entries.map(|(name, value)| ("0", name, value))).expect("new values");
+    state.set_entries(entries.map(|(name, value)| ("0", name, value)))?;
     let changed = update(&mut state, &model, &grads).expect_err("another master");
     assert_eq!((changed.kind(), changed.element()), (ErrorKind::Changed, Some(77_777)), "{changed}");
-    let parameter = Tensor::new(&values[..], CPU).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor");
-    model["0"].set(&parameter).expect("values");
-    update(&mut state, &model, &grads).expect("an update");
+    let parameter = Tensor::new(&values[..], CPU).and_then(|x| x.to_dtype(DType::BF16))?;
+    model["0"].set(&parameter)?;
+    update(&mut state, &model, &grads)?;
+    Ok(())
 }
 
 /// A schedule goes on at the steps that are set, and an open window with the calls.
 #[test]
-fn counters_of_the_whole_state() {
+fn counters_of_the_whole_state() -> Tested {
     // Leaves that share a schedule.
     let model = model(&[constant(1.0, 2, DType::F32), constant(1.0, 2, DType::F32)]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(3), Adam::new(0.1))), &model).expect("a state");
-    state.schedule(Schedule::linear(1.0, 0.25, 3)).expect("a schedule");
+    let mut state = setup(OptimiserChain::new((AccumGrad::new(3), Adam::new(0.1))), &model)?;
+    state.schedule(Schedule::linear(1.0, 0.25, 3))?;
     for (steps, rate) in [(2, 0.5), (5, 0.25)] {
-        state.set_entries([("", "state.steps", StateValue::Counter(steps))]).expect("new values");
+        state.set_entries([("", "state.steps", StateValue::Counter(steps))])?;
         let rates: Vec<_> = state.leaves().map(|leaf| leaf.learning_rate()).collect();
         assert_eq!((state.steps(), &rates[..]), (steps, &[Some(rate); 2][..]));
     }
     let grads = grads([0.5, 0.5].map(|value| Some(constant(value, 2, DType::F32))));
-    state.set_entries([("", "state.calls", StateValue::Counter(2))]).expect("new values");
-    update(&mut state, &model, &grads).expect("the end of a window");
+    state.set_entries([("", "state.calls", StateValue::Counter(2))])?;
+    update(&mut state, &model, &grads)?;
     assert_eq!(state.steps(), 6);
+    Ok(())
 }
 
 /// torch's average, an exponential one or a mean, with the count of the models in it.
 #[test]
-fn an_average_is_handed_over() {
+fn an_average_is_handed_over() -> Tested {
     let model = model(&[constant(1.0, 2, DType::F32)]);
     let shadow = tensor(3, &[2], DType::F32);
     let grads = grads([Some(constant(0.0, 2, DType::F32))]);
@@ -340,30 +346,32 @@ fn an_average_is_handed_over() {
         ),
         (optimisers::Optimiser::new(OptimiserChain::new((Adam::new(0.1), UniformAverage::default()))), 0.1),
     ] {
-        let mut state = setup(optimiser, &model).expect("a state");
+        let mut state = setup(optimiser, &model)?;
         let entries = [
             ("1.average", StateValue::Tensor(&shadow)),
             ("1.t", StateValue::Counter(9)),
             ("leaf.steps", StateValue::Counter(9)),
         ];
-        state.set_entries(entries.map(|(name, value)| ("0", name, value))).expect("an average");
+        state.set_entries(entries.map(|(name, value)| ("0", name, value)))?;
         let read = |state: &StateTree| {
             state.averages(&model).expect("averages")["0"].to_vec1::<f32>().expect("numbers")
         };
-        assert_eq!(read(&state), shadow.to_vec1::<f32>().expect("numbers"));
-        update(&mut state, &model, &grads).expect("an update");
-        for (average, before) in read(&state).into_iter().zip(shadow.to_vec1::<f32>().expect("numbers")) {
+        assert_eq!(read(&state), shadow.to_vec1::<f32>()?);
+        update(&mut state, &model, &grads)?;
+        for (average, before) in read(&state).into_iter().zip(shadow.to_vec1::<f32>()?) {
             let expected = f64::from(before) + (1.0 - f64::from(before)) * new;
             assert!((f64::from(average) - expected).abs() < 1e-6, "{average} for {expected}");
         }
     }
+    Ok(())
 }
 
 /// A place in a list is no name: in another process it may be that of another parameter.
 #[test]
-fn states_that_are_not_handed_over() {
-    let x = Var::ones(2, DType::F32, CPU).expect("a variable");
+fn states_that_are_not_handed_over() -> Tested {
+    let x = Var::ones(2, DType::F32, CPU)?;
     let unnamed = <CandleOptimizer<Adam> as candle_nn::Optimizer>::new(vec![x], Adam::new(0.1));
-    let unnamed = unnamed.expect("an optimiser");
+    let unnamed = unnamed?;
     says(&unnamed.state().entries().expect_err("no names"), &["it has no name, only a place in the list"]);
+    Ok(())
 }

@@ -6,5 +6,6 @@ pub(crate) mod random_models;
 pub(crate) mod readme;
 mod regressions;
 pub(crate) mod structure;
+mod tested;
 mod traps;
 mod without_candle;
