@@ -39,7 +39,7 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
         };
         // Buffers of the store come first, so a later `rest` or `compensation` is a slot of a rule.
         let role = match (optimiser.store(), index, name.as_str()) {
-            _ if state.follows(tensor) => BufferRole::Master,
+            _ if state.is_followed(tensor) => BufferRole::Master,
             (Store::Split(_), 0, "rest") => BufferRole::LowBits,
             (Store::Compensated, 0, "compensation") => BufferRole::Compensation,
             _ => BufferRole::Slot(name.clone()),
@@ -61,7 +61,7 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
 /// The full names of slots by the addresses of their buffers, because a plan has only references to these.
 pub(super) fn slot_places(state: &State) -> Vec<(usize, String)> {
     let place = |(name, tensor): (String, &Buffer)| {
-        (!state.follows(tensor)).then(|| (std::ptr::from_ref(tensor).addr(), name))
+        (!state.is_followed(tensor)).then(|| (std::ptr::from_ref(tensor).addr(), name))
     };
     state.tensors().into_iter().filter_map(place).collect()
 }

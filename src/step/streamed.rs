@@ -149,9 +149,9 @@ impl std::fmt::Debug for StreamedStep<'_> {
 impl StreamedStep<'_> {
     /// Moves the parameter with this path by its gradient, and frees the gradient.
     ///
-    /// The gradient is a tensor, or [memory](Lend) of another owner, such as a slice. Several threads may push at once. A
-    /// large parameter is updated by all threads of the engine, a small one by the calling thread. A gradient
-    /// for a parameter that is frozen or left out is not used.
+    /// The gradient is a tensor, or [memory](Lend) of another owner, such as a slice. Several threads may push
+    /// at once. A large parameter is updated by all threads of the engine, a small one by the calling thread.
+    /// A gradient for a parameter that is frozen or left out is not used.
     ///
     /// ```
     /// use optimisers::{Descent, ParameterSlices, TensorSlice, Update, setup};

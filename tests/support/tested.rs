@@ -6,7 +6,7 @@ use std::panic::Location;
 /// What a test returns.
 pub type Tested<T = ()> = Result<T, Failure>;
 
-/// Any error, with the place of the `?` that has met it.
+/// Any error, with the place of the `?` that returned it.
 pub struct Failure(String);
 
 impl<E: fmt::Display> From<E> for Failure {

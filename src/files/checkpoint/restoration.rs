@@ -299,7 +299,7 @@ impl CheckpointFile {
     ) -> Result<Vec<EntryPart>> {
         let path = leaf.path();
         let tensors = leaf.state.tensors();
-        let is_master = |tensor: &Buffer| leaf.state.follows(tensor);
+        let is_master = |tensor: &Buffer| leaf.state.is_followed(tensor);
         let has_master = leaf.state.followed().is_some();
         let (master, others) = self.record.tensors(record);
         // A conversion may add or drop masters. An offloaded parameter has a copy only if it is not on the

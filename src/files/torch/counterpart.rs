@@ -493,7 +493,7 @@ pub(super) fn same(a: f64, b: f64) -> bool {
 fn check_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
     let has = |slot: &TorchSlot| {
-        tensors.iter().any(|(name, tensor)| *name == slot.slot && !leaf.state.follows(tensor))
+        tensors.iter().any(|(name, tensor)| *name == slot.slot && !leaf.state.is_followed(tensor))
     };
     match slots.iter().find(|slot| !has(slot)) {
         Some(slot) => Err(unrepresentable(leaf.path(), format!("a state without {:?}", slot.slot))),

@@ -99,7 +99,7 @@ impl State {
             if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
         let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
         let renewal = (slot.initial == Initial::Parameter).then_some(copied);
-        // Set before `traits_of` and `code_of` are called.
+        // Set first, because `traits_of` and `code_of` read them.
         if slot.sign.is_some() || renewal.is_some() {
             *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
         }
@@ -148,8 +148,8 @@ impl State {
         }
     }
 
-    /// Whether this tensor of the state is that one.
-    pub(crate) fn follows(&self, tensor: &Buffer) -> bool {
+    /// Whether this is the tensor whose rounding the parameter has to be.
+    pub(crate) fn is_followed(&self, tensor: &Buffer) -> bool {
         self.followed().is_some_and(|master| std::ptr::eq(master, tensor))
     }
 
