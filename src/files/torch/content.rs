@@ -1,11 +1,12 @@
 //! The content of a file: a tensor `<parameter>/<key>` for each entry of the state, and the groups as JSON.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::tensor_file::{Source, TensorFile, open_error, read_error};
+use crate::files::tensor_file::{Source, TensorFile, Texts, open_error, read_error};
 
 /// The key of the groups in the metadata.
 pub(super) const GROUPS: &str = "param_groups";
@@ -46,29 +47,33 @@ fn damaged(reason: String) -> Error {
         )
 }
 
+/// Opens a safetensors file.
+fn open(source: Source) -> Result<(TensorFile, Texts)> {
+    let mut buffer = Vec::new();
+    let head = source.read(0, source.length().min(4) as usize, &mut buffer).map_err(read_error)?;
+    let is_pickled = PICKLED.iter().any(|magic| head.starts_with(magic));
+    let pickled = || {
+        let remedy =
+            "convert the file with the function `convert` in the documentation of `optimisers::torch`";
+        Error::new(ErrorKind::File, "a file of `torch.save`, and not a safetensors file").with_remedy(remedy)
+    };
+    // Asked after an error only, because the length of a header may be equal to the same bytes.
+    TensorFile::of(source).map_err(|error| if is_pickled { pickled() } else { open_error(error) })
+}
+
 impl Content {
     pub(super) fn of(source: Source) -> Result<Self> {
-        let mut buffer = Vec::new();
-        let head = source.read(0, source.length().min(4) as usize, &mut buffer).map_err(read_error)?;
-        let is_pickled = PICKLED.iter().any(|magic| head.starts_with(magic));
-        // Only if it cannot be opened, because the length of a header may be equal to these bytes.
-        let (file, texts) = TensorFile::of(source).map_err(|error| match is_pickled {
-            true => Error::new(ErrorKind::File, "a file of `torch.save`, and not a safetensors file").with_remedy(
-                "convert the file with the function `convert` in the documentation of `optimisers::torch`",
-            ),
-            false => open_error(error),
-        })?;
-        let groups =
-            texts.param_groups.ok_or_else(|| damaged("its metadata has no \"param_groups\"".to_string()))?;
-        let unread =
-            |reason: &dyn std::fmt::Display| damaged(format!("its param_groups are damaged: {reason}"));
+        let (file, texts) = open(source)?;
+        let groups = texts.param_groups;
+        let groups = groups.ok_or_else(|| damaged("its metadata has no \"param_groups\"".to_string()))?;
+        let unread = |reason: &dyn Display| damaged(format!("its param_groups are damaged: {reason}"));
         let groups: Vec<Map<String, Value>> =
             serde_json::from_str(&groups).map_err(|error| unread(&error))?;
         let mut state = entries(&file)?;
         let mut content = Content { file, groups: Vec::new(), parameters: Vec::new(), names: Vec::new() };
         for (group, mut settings) in groups.into_iter().enumerate() {
-            let names = settings.remove(PARAMETERS).map(serde_json::from_value::<Vec<String>>);
-            let names = names.and_then(|names| names.ok());
+            let names: Option<Vec<String>> =
+                settings.remove(PARAMETERS).and_then(|names| serde_json::from_value(names).ok());
             for name in names.ok_or_else(|| unread(&"a group has no list of the names of its params"))? {
                 // torch has no state for a parameter before the first step.
                 let entries = state.remove(&name).unwrap_or_default();

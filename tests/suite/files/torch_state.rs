@@ -280,7 +280,7 @@ fn every_bit_of_moments_and_counters_comes_back() -> Tested {
         state.leaves().map(of).collect()
     };
     let adamw = AdamW::new(0.01);
-    let all: Vec<optimisers::Optimiser> = vec![
+    let all: Vec<Optimiser> = vec![
         Optimiser::new(adamw.clone()),
         Optimiser::new(MixedPrecision::new(DType::F32, adamw.clone())),
         Optimiser::new(Kahan::new(adamw.clone())),
@@ -318,7 +318,7 @@ fn states_with_decays_of_0_come_back() -> Tested {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
     let momentum = || Momentum { rho: 0.0, ..Momentum::new(0.5) };
-    let rules: Vec<optimisers::Optimiser> = vec![
+    let rules: Vec<Optimiser> = vec![
         Optimiser::new(Adam { beta: (0.0, 0.9), ..Adam::new(0.1) }),
         Optimiser::new(AdamW { beta: (0.0, 0.9), ..AdamW::new(0.1) }),
         Optimiser::new(optimisers::AMSGradW { beta: (0.0, 0.9), ..optimisers::AMSGradW::new(0.1) }),
