@@ -1,8 +1,6 @@
 //! [`Model`] and [`Lend`] for candle's types, [`Gradients`] for candle's `GradStore`, and functions for
 //! models that consist of candle variables only.
 
-use std::collections::BTreeMap;
-
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{
@@ -168,15 +166,4 @@ pub(crate) fn of_candle<M: Model + ?Sized>(
 pub(crate) fn not_of_candle(path: &str) -> Error {
     let problem = "this call needs candle variables, but the parameter is memory of another kind";
     Error::new(ErrorKind::Unsupported, problem).with_remedy("make a model of `Var`s for this call").at(path)
-}
-
-/// The tensors of [`of_candle`], each under the first of its paths.
-pub(crate) fn by_first_path<M: Model + ?Sized>(
-    model: &M,
-    wanted: impl Fn(&Tensor) -> bool,
-) -> Result<BTreeMap<String, Tensor>> {
-    let variables = of_candle(model, wanted)?.into_iter();
-    Ok(variables
-        .filter_map(|CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor)))
-        .collect())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Shape, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::candle::{CandleVariable, by_first_path, of_candle};
+use crate::model::candle::{CandleVariable, of_candle};
 use crate::model::{Model, empty_model};
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
@@ -38,7 +38,9 @@ use crate::tree::is_trainable;
 /// paths, which does not depend on the order of fields or on the hashes of a `VarMap`. In Optimisers.jl
 /// `trainable` and `isnumeric` decide what is trainable, here [`Model`] and `is_variable`.
 pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
-    by_first_path(model, is_trainable)
+    let variables = of_candle(model, is_trainable)?.into_iter();
+    let under_first = |CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor));
+    Ok(variables.filter_map(under_first).collect())
 }
 
 /// All trainable parameters of `model` in one new vector, and the [`Structure`] to go back.
