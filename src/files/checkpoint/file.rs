@@ -26,7 +26,7 @@ use crate::tree::StateTree;
 #[derive(Debug)]
 pub struct CheckpointFile {
     pub(super) path: PathBuf,
-    tensors: TensorFile,
+    pub(super) tensors: TensorFile,
     pub(super) record: Record,
     pub(super) convert: bool,
     pub(super) accept_non_finite: bool,

@@ -131,6 +131,7 @@ impl CheckpointFile {
         state: &StateTree,
         variables: Option<&BTreeMap<String, Lent<'_>>>,
     ) -> Result<Restoration> {
+        self.tensors.check_unchanged().map_err(read_error)?;
         let leaves = &self.record.leaves;
         let mut optimisers = Optimisers::default();
         for path in leaves.keys() {

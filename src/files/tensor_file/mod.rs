@@ -55,6 +55,12 @@ impl TensorFile {
         self.source.stream(self.start as u64, visit)
     }
 
+    /// Refuses a file that was modified after it was opened, as each read does. For callers that may read no
+    /// tensor at all.
+    pub(crate) fn check_unchanged(&self) -> io::Result<()> {
+        self.source.read(0, 0, &mut Vec::new()).map(drop)
+    }
+
     /// The names of the tensors, in the order in which they lie in the file.
     pub(crate) fn names(&self) -> Vec<String> {
         self.tensors.offset_keys()

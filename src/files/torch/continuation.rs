@@ -140,17 +140,17 @@ impl<'c> Check<'c> {
             );
             return Err(unknown.with_expected(format_args!("one of: {known}")));
         }
-        let step = match entries.get(STEP) {
-            Some(place) => Some(self.step(&self.entry(place))?),
+        let step = match self.entry(entries, STEP) {
+            Some(entry) => Some(self.step(&entry)?),
             None if own.has_step && !is_unmoved => return Err(lacks(STEP, entries)),
             None => is_unmoved.then_some(0),
         };
         Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, undriven })
     }
 
-    /// The tensor of the file under a name that [`TorchParameter::entries`] has.
-    fn entry(&self, place: &str) -> Entry<'c> {
-        self.content.file.entry(place).expect("the names are those of the file")
+    /// The tensor of the file with this key of torch's.
+    fn entry(&self, entries: &BTreeMap<String, String>, key: &str) -> Option<Entry<'c>> {
+        self.content.file.entry(entries.get(key)?)
     }
 
     /// The file's tensor for a slot, which will be multiplied by `scale`, and its dtype.
@@ -161,7 +161,7 @@ impl<'c> Check<'c> {
         scale: f64,
         entries: &BTreeMap<String, String>,
     ) -> Result<(Entry<'c>, DType)> {
-        let entry = self.entry(entries.get(slot.key).ok_or_else(|| lacks(slot.key, entries))?);
+        let entry = self.entry(entries, slot.key).ok_or_else(|| lacks(slot.key, entries))?;
         let dtype = entry.known_dtype().filter(|dtype| is_supported(*dtype));
         let dtype = dtype.ok_or_else(|| Error::dtype(slot.in_file(), entry.dtype, FLOATS))?;
         if entry.shape != leaf.shape() {

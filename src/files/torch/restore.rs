@@ -5,6 +5,7 @@ use super::continuation::{Check, Continuation, STEP};
 use super::in_file;
 use super::settings::WantedFields;
 use crate::error::{Error, Result};
+use crate::files::tensor_file::read_error;
 use crate::ranks::Call;
 use crate::tree::entries::{LEAF_STEPS, NewEntry};
 use crate::tree::{Adjustment, SetField, StateTree, StateValue};
@@ -36,7 +37,8 @@ impl TorchState {
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let check = Check { content: &self.content, takes_over: self.takes_over, steps: state.steps() };
-            check.continuation(state).map_err(|error| self.refused(error))
+            let unchanged = self.content.file.check_unchanged().map_err(read_error);
+            unchanged.and_then(|()| check.continuation(state)).map_err(|error| self.refused(error))
         });
         let continuation = state.settle(Call::Torch, planned)?;
         let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::{DType, Tensor, Var};
+use optimisers::torch::TorchState;
 use optimisers::{
-    Adam, Checkpoint, CheckpointFile, ErrorKind, LossScaler, MixedPrecision, Parameter, StateTree, Weights,
-    setup, setup_with, update,
+    Adam, Checkpoint, CheckpointFile, Descent, ErrorKind, LossScaler, MixedPrecision, Parameter, StateTree,
+    Weights, setup, setup_with, update,
 };
 use safetensors::SafeTensors;
 use tempfile::TempDir;
@@ -18,6 +19,7 @@ use tempfile::TempDir;
 use crate::model::models::CPU;
 use support::common::{Grads, Snapshot, Vars, bits, is_kind, snapshot, values, var};
 use support::crafted_checkpoints::{Pieces, file_of, open, with_checksum};
+use support::tested::Tested;
 
 /// More elements than are in memory at a time, twice.
 const LONG: usize = 300_001;
@@ -209,6 +211,28 @@ fn a_file_that_is_changed_while_it_is_open() {
     is_kind(&opened.file.tensor("large/m").unwrap_err(), ErrorKind::Io, &words);
     assert!(opened.file.scaler().unwrap().is_some());
     is_kind(&CheckpointFile::open(opened.path()).unwrap_err(), ErrorKind::File, &["checksum"]);
+}
+
+/// Also if a restore reads no tensor, because the rule has no state.
+#[test]
+fn a_file_without_tensors_that_is_changed_while_it_is_open() -> Tested {
+    let folder = tempfile::tempdir()?;
+    let [saved, torch] = ["saved", "torch"].map(|name| folder.path().join(name));
+    let x = Var::new(&[1f32, 2.0], CPU)?;
+    let mut state = setup(Descent::new(0.5), &x)?;
+    Checkpoint::new(&state).save(&saved)?;
+    state.save_torch(&torch)?;
+    let (of_saved, of_torch) = (CheckpointFile::open(&saved)?, TorchState::open(&torch)?);
+    of_saved.restore(&mut state)?;
+    of_torch.restore(&mut state)?;
+    for path in [&saved, &torch] {
+        let length = fs::metadata(path)?.len();
+        File::options().write(true).open(path)?.set_len(length + 8)?;
+    }
+    let words = ["changed after it had been opened", "open it again"];
+    is_kind(&of_saved.restore(&mut state).expect_err("another file"), ErrorKind::Io, &words);
+    is_kind(&of_torch.restore(&mut state).expect_err("another file"), ErrorKind::Io, &words);
+    Ok(())
 }
 
 #[test]
