@@ -80,7 +80,7 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() -> Tested {
         let model = model_in(DType::F64, &after_20);
         let mut state = setup(run.optimiser.clone(), &model)?;
         state.schedule(run.schedule.clone())?;
-        state.set_steps(training["last_epoch"].as_u64().expect("a count"));
+        state.set_steps(training["last_epoch"].as_u64().expect("a count"))?;
         let file = TorchState::open(folder.join(name).join("optimizer.safetensors"))?;
         file.taking_over_fields().restore(&mut state)?;
         steps(&mut state, &model, 20);

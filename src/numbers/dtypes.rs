@@ -102,6 +102,11 @@ pub(crate) fn largest(dtype: impl Into<DType>) -> f64 {
     if dtype.into() == DType::F64 { f64::MAX } else { f32::MAX.into() }
 }
 
+/// The smallest number of [`compute_dtype`] that has all digits.
+pub(crate) fn smallest_normal(dtype: impl Into<DType>) -> f64 {
+    if dtype.into() == DType::F64 { f64::MIN_POSITIVE } else { f32::MIN_POSITIVE.into() }
+}
+
 /// Whether the dtype of a master has more bytes than the dtype of its parameter.
 pub(crate) fn is_wider(master: impl Into<DType>, parameter: impl Into<DType>) -> bool {
     parameter.into().size_in_bytes() < master.into().size_in_bytes()

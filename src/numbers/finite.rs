@@ -54,6 +54,25 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], stored: DType, dtype: DType) -> 
     }
 }
 
+/// The first of these little-endian numbers of the dtype `stored` that is below 0, with its index.
+pub(crate) fn first_negative_in(bytes: &[u8], stored: DType) -> Option<(usize, f64)> {
+    fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+        let numbers = bytes.as_chunks().0;
+        // As above. Not by `>=`, because NaN has no sign.
+        if numbers.iter().fold(true, |all, bytes| all & !(number(*bytes) < 0.0)) {
+            return None;
+        }
+        numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| *number < 0.0)
+    }
+    match stored {
+        DType::F16 => first(bytes, |n| f16::from_le_bytes(n).into()),
+        DType::BF16 => first(bytes, |n| bf16::from_le_bytes(n).into()),
+        DType::F32 => first(bytes, |n| f32::from_le_bytes(n).into()),
+        DType::F64 => first(bytes, f64::from_le_bytes),
+        _ => None,
+    }
+}
+
 /// The smallest number that the dtype rounds to infinity: half a unit above the largest finite one.
 fn infinity(dtype: DType) -> f64 {
     let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);

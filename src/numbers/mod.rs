@@ -4,6 +4,7 @@
 #[cfg(feature = "candle")]
 mod candle;
 pub(crate) mod codes;
+pub(crate) mod counts;
 mod dtypes;
 mod fingerprint;
 mod finite;
@@ -24,9 +25,9 @@ pub mod value;
 
 pub(crate) use codes::Code;
 pub use dtypes::DType;
-pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest};
+pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest, smallest_normal};
 pub(crate) use fingerprint::Fingerprint;
-pub(crate) use finite::{first_non_finite, first_non_finite_in, ranges};
+pub(crate) use finite::{first_negative_in, first_non_finite, first_non_finite_in, ranges};
 #[cfg(feature = "candle")]
 pub use other::OtherDType;
 pub(crate) use random::{key_at, random_bits, random_key};

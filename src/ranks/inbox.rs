@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{StateWorld, not_empty};
 use crate::engine::download;
@@ -140,10 +140,11 @@ fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
         device if device.is_cpu() => Ok(tensor.contiguous()?),
         _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
         device => {
-            static WARNED: Once = Once::new();
-            WARNED.call_once(|| {
-                log::warn!("what is on {:?} goes to other ranks through the host", device.location())
-            });
+            // No `Once`, which would refuse all later calls after a panic of the logger.
+            static WARNED: AtomicBool = AtomicBool::new(false);
+            if !WARNED.swap(true, Ordering::Relaxed) {
+                log::warn!("what is on {:?} goes to other ranks through the host", device.location());
+            }
             download(tensor)
         }
     };

@@ -60,6 +60,7 @@ calls! {
     AveragesPut = 26 "the write of averages into parameters",
     SetEntries = 27 "`set_entries`",
     EntriesSet = 28 "the end of `set_entries`",
+    MastersSet = 29 "the end of `set_masters`",
 }
 
 /// The opening of a rank, as words of 8 bytes.

@@ -5,7 +5,8 @@ use crate::engine::{Engine, Sources, check_gradient};
 use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
-use crate::rule::{Gradient, LeafNorms};
+use crate::numbers::counts;
+use crate::rule::{Gradient, LeafNorms, out_of_range};
 use crate::tree::StateTree;
 
 /// The options that the user chose.
@@ -80,6 +81,9 @@ impl UpdateCall {
             Some(scaler) => scaler.of_loss(known)?,
             None => check_unscaled(known).map(|()| None)?,
         };
+        if let Some(expected) = counts::too_large(options.weight) {
+            return Err(out_of_range("Update", "weight", options.weight, expected));
+        }
         // A scaler lowers its scale only for an overflow that a check has found.
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
         Ok(UpdateCall {

@@ -28,7 +28,7 @@ use crate::engine::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::numbers::{DType, compute_dtype};
+use crate::numbers::{DType, compute_dtype, counts};
 use crate::ranks::{Call, StateWorld};
 use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
 use crate::tensors::{Tensor, in_dtype, product, zeros};
@@ -103,7 +103,13 @@ impl<'w> RankGradients<'w> {
             .enumerate()
             .map(|said| Contribution::read(said, leaves.len()))
             .collect::<Result<Vec<_>>>()?;
-        call.weight = contributions.iter().map(|one| one.weight).sum();
+        let weight = contributions.iter().fold(0, |all: u64, one| all.saturating_add(one.weight));
+        if let Some(expected) = counts::too_large(weight) {
+            let problem = format!("the sum of the weights of all {} ranks is", world.size());
+            let error = Error::new(ErrorKind::Argument, problem).with_got(weight).with_expected(expected);
+            return Err(error.with_remedy("set smaller weights with `Update::weight`"));
+        }
+        call.weight = weight;
         // Divided by their gcd, so that equal weights become 1 and no multiplication rounds.
         let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
         if common == 0 {

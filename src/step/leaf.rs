@@ -15,7 +15,7 @@ use crate::engine::{Job, Sources, WrittenStorages};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
-use crate::numbers::DType;
+use crate::numbers::{DType, counts};
 use crate::rule::{Extent, LeafNorms, Planned, Progress, Windows, check_rounded};
 use crate::tensors::repeated_zero;
 use crate::tree::Leaf;
@@ -150,7 +150,7 @@ impl LeafUpdate<'_, '_> {
         let moves = planned.moves();
         let Planned { mut job, progress, windows } = planned;
         if progress == Progress::Applied {
-            let next = *steps + 1;
+            let next = counts::after(*steps, 1);
             job.counters.push((steps, next));
         }
         // Such a call brings no gradients by design, so none is missing.

@@ -39,6 +39,7 @@ pub(super) fn step(
     gradients: Vec<GradientSource<'_>>,
 ) -> Result<Outcome> {
     let mut call = call.of_state(state);
+    state.act();
     keep_written(state, parameters);
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
     let (ranks, gradients) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, gradients)?;

@@ -96,6 +96,8 @@ pub struct StreamedStep<'s> {
     scaler: Option<&'s mut LossScaler>,
     /// The first parameter whose gradient was not finite.
     overflow: OnceLock<String>,
+    /// How many pushed leaves have moved, once the leaves are back in the state.
+    moved: usize,
 }
 
 /// A leaf while its step is open.
@@ -123,6 +125,7 @@ impl<'s> Update<'s> {
         let options = UpdateOptions { finite_only: true, ..options };
         let call = UpdateCall::new(options, scaler.as_deref(), None)?.of_state(state);
         let call = UpdateCall { is_streamed: true, ..call };
+        state.act();
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
         let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
@@ -133,7 +136,7 @@ impl<'s> Update<'s> {
         keep_written(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, pushed: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
-        Ok(StreamedStep { state, leaves, parameters, call, scaler, overflow: OnceLock::new() })
+        Ok(StreamedStep { state, leaves, parameters, call, scaler, overflow: OnceLock::new(), moved: 0 })
     }
 }
 
@@ -261,11 +264,9 @@ impl StreamedStep<'_> {
     ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for what was not pushed.
     pub fn finish(mut self) -> Result<Outcome> {
         let pushed = self.put_back();
-        let moved = count_moved(&pushed);
         let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
         let gradients = pushed.into_iter().map(|pushed| pushed.unwrap_or_else(|| GradientSource::found([])));
-        let outcome = step(call, self.state, &self.parameters, gradients.collect());
-        let mut outcome = outcome.inspect_err(|_| self.fail(moved))?;
+        let mut outcome = step(call, self.state, &self.parameters, gradients.collect())?;
         if let Some(scaler) = self.scaler.take()
             && scaler.account_with(&mut outcome, self.call.loss_scale, self.overflow.take())?
         {
@@ -274,22 +275,15 @@ impl StreamedStep<'_> {
         Ok(outcome)
     }
 
-    /// Ends the scaler's step, if leaves have moved or a gradient was not finite.
-    fn fail(&mut self, moved: usize) {
-        let overflow = self.overflow.take();
-        if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
-            // The caller already has an error. If the scale is at its floor, the next overflow reports that.
-            let _ = scaler.account_with(&mut Outcome::default(), self.call.loss_scale, overflow);
-        }
-    }
-
     /// Puts the leaves back into the tree, and returns what was pushed, in the order of the leaves.
     fn put_back(&mut self) -> Vec<Option<GradientSource<'static>>> {
         let open = std::mem::take(&mut self.leaves)
             .into_iter()
             .map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let (leaves, pushed) = open.map(|OpenLeaf { leaf, pushed }| (leaf, pushed)).unzip();
+        let (leaves, pushed): (_, Vec<_>) = open.map(|OpenLeaf { leaf, pushed }| (leaf, pushed)).unzip();
         self.state.leaves = leaves;
+        let has_moved = |pushed: &&_| matches!(pushed, GradientSource::Pushed(plan) if plan.moves);
+        self.moved = pushed.iter().flatten().filter(has_moved).count();
         pushed
     }
 }
@@ -308,22 +302,22 @@ fn plan<'j, 'a>(
 }
 
 impl Drop for StreamedStep<'_> {
+    /// Ends a step that `finish` has not ended, also after an error or a panic in there.
     fn drop(&mut self) {
-        if self.leaves.is_empty() {
-            return;
+        let is_open = !self.leaves.is_empty();
+        if is_open {
+            self.put_back();
         }
-        let moved = count_moved(&self.put_back());
-        if moved > 0 {
+        let (moved, overflow) = (self.moved, self.overflow.take());
+        // `finish` takes the scaler.
+        if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
+            // Nobody gets this error. If the scale is at its floor, the next overflow reports that.
+            let _ = scaler.account_with(&mut Outcome::default(), self.call.loss_scale, overflow);
+        }
+        if is_open && moved > 0 {
             self.state.warnings.meet(Warning::StepDropped { moved, parameters: self.state.len() });
         }
-        self.fail(moved);
     }
-}
-
-/// The number of leaves that were pushed and have moved.
-fn count_moved(pushed: &[Option<GradientSource<'_>>]) -> usize {
-    let has_moved = |pushed: &&_| matches!(pushed, GradientSource::Pushed(plan) if plan.moves);
-    pushed.iter().flatten().filter(has_moved).count()
 }
 
 /// The error for a gradient or a window that is not finite.

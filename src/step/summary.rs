@@ -1,8 +1,10 @@
 //! The plans of all leaves together: whether the call is refused, and its outcome.
 //!
-//! The order in [`StepSummary::committed`] matters: windows (the calls that an `AccumGrad` collects) are
-//! counted before the outcome, which has their calls. The step is counted last, because that gives all leaves
-//! the rates of the next step, and the outcome and its warnings are about this one.
+//! The order in [`StepSummary::committed`] matters. Windows (the calls that an `AccumGrad` collects) and steps
+//! are counted first, because code of the program runs afterwards and may panic: rules, owners of memory, a
+//! logger. Leaves get the rates of the next step last, because the outcome and its warnings are about this one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::call::UpdateCall;
 use super::figures::LeafFigures;
@@ -12,6 +14,7 @@ use super::outcome::{Outcome, SkipReason, Status};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
+use crate::numbers::counts;
 use crate::rule::{LeafNorms, Progress, Windows};
 use crate::tree::{Leaf, StateTree};
 
@@ -102,24 +105,36 @@ impl StepSummary {
             .with_remedy("find out by `audit` whether the loss depends on this model's variables")
     }
 
-    /// Counts a committed call in windows and steps, records its warnings, and makes its outcome.
+    /// Counts a committed call in windows and steps, and makes its outcome.
     pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
+        let has_stepped = !self.moved.is_empty();
+        state.calls = if self.windows.open { counts::after(state.calls, 1) } else { 0 };
+        if has_stepped {
+            // Not in a call that only collects, because averages count steps.
+            state.count_missed(&self.moved);
+            state.steps = counts::after(state.steps, 1);
+        }
+        // A panic is held back until leaves have the rates of the next step.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.observed(state, parameters)));
+        state.act();
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// The outcome of a call that was counted, with its warnings.
+    fn observed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
+        let has_stepped = !self.moved.is_empty();
         let mut given_up = Vec::new();
         for &leaf in &self.given_up {
             let leaf = &mut state.leaves[leaf];
             leaf.end_window().map_err(|error| error.at(&leaf.path))?;
             given_up.push(Warning::WindowsGivenUp { path: leaf.path.clone() });
         }
-        state.calls = if self.windows.open { state.calls + 1 } else { 0 };
-        let status = if self.moved.is_empty() { Status::Accumulated } else { Status::Stepped };
+        let status = if has_stepped { Status::Stepped } else { Status::Accumulated };
         // A call without any gradient comes here only if that is allowed, so there is nothing to warn of.
         let missing = if self.has_gradient { self.missing.warn(state) } else { None };
         let warnings = missing.into_iter().chain(state.warn_of_shown());
-        let has_stepped = status == Status::Stepped;
         let mut warnings: Vec<Warning> = warnings.collect();
         if has_stepped {
-            // Not in a call that only collects, because averages count steps.
-            state.count_missed(&self.moved);
             self.moved.iter().for_each(|&leaf| state.leaves[leaf].remember(&*parameters[leaf]));
             warnings.extend(state.warn_of_numbers(parameters));
             warnings.extend(state.warn_of_rate_of_zero());
@@ -127,11 +142,7 @@ impl StepSummary {
         warnings.extend(given_up.into_iter().filter_map(|warning| state.warnings.meet(warning)));
         let figures = |(leaf, norms): &(usize, LeafNorms)| LeafFigures::found(&state.leaves[*leaf], norms);
         let figures = self.norms.iter().filter_map(figures).collect();
-        let outcome = Outcome { warnings, figures, ..self.outcome(state, status) };
-        if has_stepped {
-            state.set_steps(state.steps.saturating_add(1));
-        }
-        Ok(outcome)
+        Ok(Outcome { warnings, figures, ..self.outcome(state, status) })
     }
 
     /// The outcome of a call with this status.

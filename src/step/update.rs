@@ -4,6 +4,8 @@
 //! (`step/pipeline.rs`) is in one closure. An error of this closure goes through `settle`, because the other
 //! ranks may already wait for this rank.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 pub(crate) use super::call::UpdateOptions;
 use super::call::{UpdateCall, sources};
 use super::leaf::GradientSource;
@@ -212,7 +214,7 @@ impl<'s, S> Update<'s, S> {
     /// default 1.
     ///
     /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
-    /// read.
+    /// read. A weight above `u64::MAX / 2` is refused, as is a window whose weights add up to more.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self
@@ -395,8 +397,15 @@ impl<'s> Update<'s> {
             // The other ranks wait in their agreement on the call.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        let scale = call.loss_scale;
-        let mut outcome = step(call, state, &parameters, gradients)?;
+        let (scale, counted) = (call.loss_scale, (state.steps, state.calls));
+        let stepped = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, gradients)));
+        let mut outcome = stepped.unwrap_or_else(|panic| {
+            // The gradients of a call that was counted must not be applied once more.
+            if let (true, Some(scaler)) = ((state.steps, state.calls) != counted, &mut scaler) {
+                scaler.forget_loss();
+            }
+            resume_unwind(panic)
+        })?;
         if let Some(scaler) = &mut scaler
             && scaler.account(&mut outcome, scale)?
         {

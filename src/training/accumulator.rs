@@ -7,10 +7,10 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
-use crate::numbers::{DType, compute_dtype, is_supported};
+use crate::numbers::{DType, compute_dtype, counts, is_supported};
 use crate::step::call::sources;
 use crate::step::exchange::weighted;
-use crate::tensors::{Device, Tensor, in_dtype, quotient, repeated_zero, sum, zeros};
+use crate::tensors::{Device, Tensor, dtype_of, in_dtype, quotient, repeated_zero, sum, zeros};
 use crate::tree::is_trainable;
 
 /// Collects the gradients of several calls, and returns their mean for one [`update`](crate::update).
@@ -112,8 +112,8 @@ impl Accumulator {
     /// Adds the gradients of a call. Parameters may lack a gradient.
     ///
     /// # Errors
-    /// As [`update`](crate::update). After an error nothing is added, unless a device or the owner of a
-    /// gradient has failed.
+    /// As [`update`](crate::update); if the weights add up to more than `u64::MAX / 2`. After an error nothing
+    /// is added, unless a device has failed.
     pub fn add<G: Gradients + ?Sized>(&mut self, grads: &G) -> Result<()> {
         self.add_weighted(grads, 1)
     }
@@ -129,6 +129,12 @@ impl Accumulator {
         if weight == 0 {
             return Ok(());
         }
+        let all = self.weight.saturating_add(weight);
+        if let Some(expected) = counts::too_large(all) {
+            let problem = Error::new(ErrorKind::Argument, "the sum of the weights of the accumulator is");
+            let error = problem.with_got(all).with_expected(expected);
+            return Err(error.with_remedy("add with smaller weights, or `take` the mean first"));
+        }
         let known: HashSet<&str> = self.sums.iter().flat_map(|own| &own.paths).map(String::as_str).collect();
         if let Some(path) = grads.paths().find(|path| !known.contains(path)) {
             let paths = self.sums.iter().map(|own| &*own.paths[0]);
@@ -138,17 +144,19 @@ impl Accumulator {
     }
 
     fn add_found(&mut self, grads: &dyn GradientLookUp, weight: u64) -> Result<()> {
-        // All gradients are checked before the first is added, so that an error leaves all sums as they were.
+        // All gradients are read before the first is added, so that an owner that fails leaves all sums as
+        // they were. Only memory that is no tensor is copied for this.
         let mut found = Vec::with_capacity(self.sums.len());
         for GradientSum { paths, x, .. } in &self.sums {
-            found.push(sources(paths.iter().map(String::as_str), x, grads)?);
+            let sources = sources(paths.iter().map(String::as_str), x, grads)?;
+            found.push(sources.iter().map(|source| source.tensor_or_copy()).collect::<Result<Vec<_>>>()?);
         }
         for (own, sources) in self.sums.iter_mut().zip(found) {
-            let mut dtypes = sources.iter().map(|gradient| gradient.dtype()).chain([self.dtype]);
+            let mut dtypes = sources.iter().map(dtype_of).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
             // Detached, because a gradient may have a graph, which the sum would keep in memory.
             let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
-            let part = |source: &Lent<'_>| Ok(wide(&source.tensor_or_copy()?)?.reshape(own.x.shape())?);
+            let part = |source: &Tensor| Ok(wide(source)?.reshape(own.x.shape())?);
             let total =
                 sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
             let Some(gradient) = total.transpose()? else { continue };
@@ -157,7 +165,7 @@ impl Accumulator {
                 own.sum.as_ref().map_or_else(|| zeros(weighted.shape(), compute, weighted.device()), wide)?;
             own.sum = Some(rounded(&sum(&before, &weighted)?, self.dtype)?);
         }
-        self.weight = self.weight.saturating_add(weight);
+        self.weight += weight;
         Ok(())
     }
 

@@ -226,7 +226,7 @@ impl ReduceOnPlateau {
         // Prepared in each observation, so that the first one is refused if a reduction would have no effect.
         let keys = falls.into_iter().map(|falls| (!falls.is_empty()).then_some(falls));
         let setting = |falls: &Falls| falls.iter().map(|(field, to)| (*field, (*to).into())).collect();
-        let adjustment = Adjustment::by_key(leaves.leaves(), keys, setting)?;
+        let adjustment = Adjustment::by_key(leaves.leaves(), leaves.steps, keys, setting)?;
         if has_changed {
             leaves.commit(adjustment);
         }

@@ -1,49 +1,48 @@
 //! What acts in a leaf: its own optimiser, or a copy with the values of its schedules.
 //!
-//! A schedule never writes the own optimiser, because edits and files need the own values. Still a step of
-//! thousands of leaves has to be fast. So leaves with the same own optimiser and the same schedules share one
-//! copy, and a new one is made only if a value has changed. If a leaf shares its schedules with no other, its
-//! copy is written in place.
+//! A schedule never writes the own optimiser, because edits and files need the own values. Leaves with the
+//! same own optimiser and the same schedules share one copy, so that a step of thousands of leaves is fast.
+//!
+//! A copy is made by code of its rule, which may panic. So all copies of a change are made first
+//! ([`acting`]), and then assigned together with all else that changes. The end of a step cannot make its
+//! copies before it counts the step. `StateTree::acting_at` therefore has the count whose values act, and
+//! the next update makes the copies if that count is another one.
 
 use std::sync::Arc;
 
-use super::Leaf;
-use super::drives::{GivenSchedule, ResolvedSchedules, ScheduleResolver, check_same_own};
+use super::drives::{Drives, GivenSchedule, ResolvedSchedules, ScheduleResolver, check_same_own};
 use super::once::Once;
+use super::{Leaf, StateTree};
 use crate::error::Result;
 use crate::rule::Optimiser;
 
-/// Gives leaves acting optimisers with the values of a step.
-///
-/// `before` is the step of the values that they have so far; `None` if optimisers or schedules have changed.
-pub(crate) fn act<'l>(leaves: impl Iterator<Item = &'l mut Leaf>, step: u64, before: Option<u64>) {
+/// The optimisers that act in a step, for leaves with these own optimisers and schedules. `None` if the own
+/// one acts.
+pub(crate) fn acting<'l>(
+    leaves: impl Iterator<Item = (&'l Arc<Optimiser>, Option<&'l Arc<Drives>>)>,
+    step: u64,
+) -> Vec<Option<Arc<Optimiser>>> {
     let mut made = Once::default();
-    for leaf in leaves {
-        let Some(drives) = &leaf.drives else {
-            leaf.acting = None;
-            continue;
-        };
-        if before.is_some()
-            && Arc::strong_count(drives) == 1
-            && let Some(acting) = leaf.acting.as_mut().and_then(Arc::get_mut)
-        {
-            // Nobody shares the copy, so a new one would only take time.
-            drives.set(acting, step);
-            continue;
+    let mut of_leaf = |(own, drives): (&'l Arc<Optimiser>, Option<&'l Arc<Drives>>)| {
+        let drives = drives?;
+        let key = (Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives));
+        made.get(key, || Ok(Arc::new(drives.acting(own, step)))).ok()
+    };
+    leaves.map(&mut of_leaf).collect()
+}
+
+impl StateTree {
+    /// Gives leaves the values of the count of steps, if those of another count act.
+    pub(crate) fn act(&mut self) {
+        if self.acting_at == self.steps {
+            return;
         }
-        let own = &*leaf.optimiser;
-        let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), Arc::as_ptr(drives));
-        let acting = made.get(key, || {
-            let has_changed = before.is_none_or(|before| drives.differ(before, step));
-            Ok(has_changed.then(|| {
-                let mut acting = own.clone();
-                drives.set(&mut acting, step);
-                Arc::new(acting)
-            }))
-        });
-        if let Ok(Some(acting)) = acting {
-            leaf.acting = Some(acting);
+        if self.leaves.iter().any(|leaf| leaf.drives.is_some()) {
+            let own = self.leaves.iter().map(|leaf| (&leaf.optimiser, leaf.drives.as_ref()));
+            let acting = acting(own, self.steps);
+            self.leaves.iter_mut().zip(acting).for_each(|(leaf, acting)| leaf.acting = acting);
         }
+        self.acting_at = self.steps;
     }
 }
 

@@ -310,17 +310,12 @@ impl Drives {
         })
     }
 
-    /// Sets the values of a step.
-    pub(super) fn set(&self, optimiser: &mut Optimiser, step: u64) {
+    /// A copy of the optimiser with the values of a step.
+    pub(super) fn acting(&self, own: &Optimiser, step: u64) -> Optimiser {
         let numbers = self.0.iter().flat_map(|drive| drive.values(drive.given.schedule.at(step)));
-        let values = fields_with(optimiser, numbers);
-        optimiser.write(&values);
-    }
-
-    /// Whether two steps have different values.
-    pub(super) fn differ(&self, step: u64, other: u64) -> bool {
-        let at = |step: u64| self.given().map(move |given| given.schedule.at(step).to_bits());
-        !at(step).eq(at(other))
+        let (values, mut acting) = (fields_with(own, numbers), own.unread());
+        acting.write(&values);
+        acting
     }
 }
 

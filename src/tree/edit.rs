@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::choices::{ChoiceCache, ChosenOptimisers};
+use super::leaf::VariablePlace;
 use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
@@ -265,7 +266,7 @@ impl StateTree {
         self.check_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.check_ties(&variables)?;
-        let mut found: Vec<Option<Rebinding<'_>>> = self.leaves.iter().map(|_| None).collect();
+        let mut found: Vec<Option<Rebinding>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
             match paths.iter().find_map(|path| self.by_path.get(path)) {
@@ -279,13 +280,13 @@ impl StateTree {
                 Some(&Some(i)) => {
                     let path = &self.leaves[i].path;
                     self.world.iter().try_for_each(|world| world.check_device(path, x.device()))?;
-                    found[i] = Some(Rebinding::new(&self.leaves[i], x)?);
+                    found[i] = Some(Rebinding::new(&self.leaves[i], &x)?);
                 }
             }
         }
         let found =
             self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
-        let found: Vec<Rebinding<'_>> = found.collect::<Result<_>>()?;
+        let found: Vec<Rebinding> = found.collect::<Result<_>>()?;
         // From here on nothing can fail: state for other devices is made already.
         let mut leaves = std::mem::take(&mut self.leaves);
         leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
@@ -333,29 +334,29 @@ fn path_taken(path: &str) -> Error {
 }
 
 /// A leaf's new variable, and a copy of the leaf's state if the variable is on another device.
-struct Rebinding<'m> {
-    x: Lent<'m>,
+struct Rebinding {
+    x: VariablePlace,
     moved: Option<State>,
 }
 
-impl<'m> Rebinding<'m> {
-    fn new(leaf: &Leaf, x: Lent<'m>) -> Result<Self> {
-        leaf.check_like(&*x)?;
+impl Rebinding {
+    fn new(leaf: &Leaf, x: &Lent<'_>) -> Result<Self> {
+        leaf.check_like(&**x)?;
         let moves = !x.device().same_device(&leaf.device);
         let moved = moves
             .then(|| {
                 leaf.optimiser
-                    .state_for(&leaf.state, &*leaf.own_part(&*x)?)
+                    .state_for(&leaf.state, &*leaf.own_part(&**x)?)
                     .map_err(|error| error.at(&leaf.path))
             })
             .transpose()?;
-        Ok(Rebinding { x, moved })
+        Ok(Rebinding { x: VariablePlace::of(&**x), moved })
     }
 
     fn apply(self, leaf: &mut Leaf) {
         if let Some(state) = self.moved {
             leaf.state = state;
         }
-        leaf.follow(&*self.x);
+        leaf.follow(self.x);
     }
 }

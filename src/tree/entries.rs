@@ -11,14 +11,14 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use super::new_masters::checksum;
-use super::{Leaf, NormHistories, StateTree, act};
+use super::{Leaf, NormHistories, StateTree};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, View, read};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::numbers::{Code, first_non_finite, is_supported, ranges};
+use crate::numbers::{Code, counts, first_non_finite, is_supported, ranges};
 use crate::ranks::{Agreement, Aspect, Call, Held};
-use crate::rule::StateParts;
+use crate::rule::{FieldValue, StateParts};
 use crate::tensors::{Device, Tensor};
 
 /// The value of an entry of a state, in memory that is lent: see [`StateTree::entries`].
@@ -51,12 +51,6 @@ impl fmt::Debug for StateValue<'_> {
         }
     }
 }
-
-/// The largest count that is accepted. No program makes that many calls, and a larger count could overflow.
-pub(crate) const TOO_MANY_CALLS: u64 = u64::MAX / 2;
-
-/// The expectation for a count, in errors.
-pub(crate) const MOST_CALLS: &str = "a number of calls that can be made";
 
 /// The counters of a leaf that are no rule's: [`Leaf::steps`] and those of `Waiting`.
 const LEAF_COUNTERS: [&str; 3] = [LEAF_STEPS, "leaf.waited", "leaf.received"];
@@ -173,8 +167,8 @@ impl StateTree {
     ///
     /// # Errors
     /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
-    /// number is not finite, too large for its dtype, or negative among squares of gradients; if a counter is
-    /// above `u64::MAX / 2`; if the model has averages instead of its parameters, or these have [no
+    /// number is not finite, too large for its dtype, out of [its range](crate::State::with_number), or
+    /// negative among squares of gradients; if a counter is above `u64::MAX / 2`; if the model has averages instead of its parameters, or these have [no
     /// names](crate::CandleOptimizer); if ranks give different entries. Nothing changes then. If a device
     /// fails, or memory that was lent once is not lent again, the error tells that a part was set.
     ///
@@ -227,14 +221,20 @@ impl StateTree {
             Ok((places, aspects, Vec::new()))
         });
         let (places, _) = self.agree_on(Call::SetEntries, planned)?;
-        let mut set = places.into_iter().zip(entries).map(|((leaf, place), entry)| match leaf {
-            Some(leaf) => self.leaves[leaf].set_entry(place, entry).map_err(|error| error.at(&entry.path)),
-            None => self.set_own_entry(place, &entry.value),
-        });
-        let written = set.try_for_each(|set| set);
-        // Also after a failure, because the count of steps may be set already, and schedules are read at it.
-        act(self.leaves.iter_mut(), self.steps, None);
         self.warnings.look_again();
+        // Those of the whole state come last. No code of the program can fail or panic there, so schedules
+        // are read at a new count of steps whenever that count is set.
+        let (own, of_leaves): (Vec<_>, Vec<_>) =
+            places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
+        let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {
+            Some(self.leaves[leaf?].set_entry(place, entry).map_err(|error| error.at(&entry.path)))
+        });
+        let mut written = set.try_for_each(|set| set);
+        if written.is_ok() {
+            written =
+                own.into_iter().try_for_each(|((_, place), entry)| self.set_own_entry(place, &entry.value));
+        }
+        self.act();
         self.settle(Call::EntriesSet, written)
     }
 
@@ -358,17 +358,18 @@ impl NewEntry<'_> {
             StateValue::Number(_) => "a number",
         };
         let expected = match (place, &self.value) {
-            (EntryPlace::Counter(_), StateValue::Counter(count)) if *count > TOO_MANY_CALLS => {
-                return Err(other(ErrorKind::Argument, count, MOST_CALLS));
+            (EntryPlace::Counter(_), StateValue::Counter(count)) => {
+                let unfit = counts::too_large(*count);
+                return unfit.map_or(Ok(()), |expected| Err(other(ErrorKind::Argument, count, expected)));
             }
-            (EntryPlace::Counter(_), StateValue::Counter(_)) => return Ok(()),
             (EntryPlace::Number(_), StateValue::Number(number)) => {
-                return match on_non_finite.filter(|_| !number.is_finite()) {
-                    Some(remedy) => {
-                        Err(other(ErrorKind::NotFinite, number, "a finite number").with_remedy(remedy))
-                    }
-                    None => Ok(()),
-                };
+                if let Some(remedy) = on_non_finite.filter(|_| !number.is_finite()) {
+                    let infinite = other(ErrorKind::NotFinite, number, "a finite number");
+                    return Err(infinite.with_remedy(remedy));
+                }
+                let unfit = leaf.and_then(|leaf| leaf.state.out_of_range(&self.name, *number));
+                let got = FieldValue::Real(*number);
+                return unfit.map_or(Ok(()), |expected| Err(other(ErrorKind::Argument, &got, expected)));
             }
             (EntryPlace::Counter(_), _) => "a counter",
             (EntryPlace::Number(_), _) => "a number",
@@ -461,6 +462,25 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
+    /// Refuses a counter or a number that no restore would take. Only a step of the leaf's rule can have set it.
+    pub(crate) fn check_ranges(&self) -> Result<()> {
+        let counters = self.counters().into_iter();
+        let counters = counters
+            .filter_map(|(name, count)| Some((name, FieldValue::Count(count), counts::too_large(count)?)));
+        let of_number = |(name, number): (String, f64)| {
+            let expected = self.state.out_of_range(&name, number)?;
+            Some((name, FieldValue::Real(number), expected))
+        };
+        let mut unfit = counters.chain(self.numbers().into_iter().filter_map(of_number));
+        let Some((name, got, expected)) = unfit.next() else { return Ok(()) };
+        let problem = format!("a step of {} has set {name:?} to", self.optimiser.rule().name());
+        Err(Error::new(ErrorKind::Contract, problem)
+            .with_got(got)
+            .with_expected(expected)
+            .with_remedy("in the rule, let steps set such a value only, or give `with_number` a wider range")
+            .at(&self.path))
+    }
+
     /// Sets an entry to a value that was checked.
     fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>) -> Result<()> {
         let held = self.held();

@@ -62,8 +62,8 @@ pub struct Leaf {
     /// write parameters until then; later steps compare a sample.
     pub(crate) unsettled_at: u64,
     /// Whether only `left` shows a changed parameter: rules keep copies of it, and it has no master.
-    pub(super) keeps_copies: bool,
-    /// A checksum of a sample of the parameter after the last step, if `keeps_copies`.
+    pub(super) is_led_back: bool,
+    /// A checksum of a sample of the parameter after the last step, if `is_led_back`.
     pub(crate) left: Option<u32>,
     /// A copy of the parameter, while the model has its average instead, or what `Sam` has moved it to. No
     /// failure loses the copy, and steps are refused meanwhile.
@@ -73,6 +73,20 @@ pub struct Leaf {
     /// Whether the path is a place in a list. Such a leaf is neither saved nor restored, because the list may
     /// have another order in another process.
     pub(crate) is_place: bool,
+}
+
+/// Where a variable is. Asked of its owner before a leaf changes, because the owner is code of the program,
+/// and may panic.
+pub(super) struct VariablePlace {
+    id: Option<TensorId>,
+    storage: Option<usize>,
+    device: Device,
+}
+
+impl VariablePlace {
+    pub(super) fn of(x: &dyn Lend) -> Self {
+        VariablePlace { id: x.tensor().map(Tensor::id), storage: x.memory(), device: x.device().clone() }
+    }
 }
 
 impl Leaf {
@@ -98,7 +112,7 @@ impl Leaf {
             check_a_number_per_element(&path, &optimiser, &state, part.len())?;
         }
         Ok(Leaf {
-            keeps_copies: state.is_led_back(),
+            is_led_back: state.is_led_back(),
             left: None,
             state,
             path,
@@ -170,7 +184,7 @@ impl Leaf {
     pub(super) fn with_optimiser(&self, optimiser: Arc<Optimiser>, state: State) -> Self {
         Leaf {
             optimiser,
-            keeps_copies: state.is_led_back(),
+            is_led_back: state.is_led_back(),
             left: None,
             state,
             path: self.path.clone(),
@@ -335,17 +349,15 @@ impl Leaf {
         self.steps > self.unsettled_at
     }
 
-    /// Makes `x` the leaf's variable.
-    pub(super) fn follow(&mut self, x: &dyn Lend) {
-        self.id = x.tensor().map(Tensor::id);
-        self.storage = x.memory();
-        self.device = x.device().clone();
+    /// Makes another variable the leaf's.
+    pub(super) fn follow(&mut self, x: VariablePlace) {
+        (self.id, self.storage, self.device) = (x.id, x.storage, x.device);
         self.unsettle();
     }
 
     /// Makes the next step compare all of the parameter.
     pub(crate) fn unsettle(&mut self) {
-        (self.unsettled_at, self.keeps_copies, self.left) = (self.steps, self.state.is_led_back(), None);
+        (self.unsettled_at, self.is_led_back, self.left) = (self.steps, self.state.is_led_back(), None);
     }
 
     /// Ends an open window: rules drop what they have collected.

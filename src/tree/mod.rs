@@ -35,14 +35,14 @@ mod weights;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use acting::act;
+pub(crate) use acting::acting;
 pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, chosen};
 pub(crate) use drives::{
     DrivenNumber, Drives, GivenSchedule, NumberPlace, ScheduleResolver, check_one_rate, driven_numbers,
     fields_with, give_to_all,
 };
 pub use entries::StateValue;
-pub(crate) use entries::{MOST_CALLS, TOO_MANY_CALLS, check_records};
+pub(crate) use entries::check_records;
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
 pub use new_masters::MasterValues;
@@ -106,6 +106,8 @@ pub struct StateTree {
     pub(crate) written_elsewhere: UpdateTargets,
     /// The count of applied steps, at which schedules are read.
     pub(crate) steps: u64,
+    /// The count of steps whose values act in the leaves: see `acting.rs`.
+    pub(crate) acting_at: u64,
     /// The schedules that were given to all leaves, in that order. Leaves that are added get them too.
     pub(crate) schedules: Vec<GivenSchedule>,
     /// The calls that open windows of accumulation have counted; 0 if no window is open.
@@ -150,6 +152,7 @@ impl StateTree {
             leaves: Vec::new(),
             left_out,
             steps: 0,
+            acting_at: 0,
             schedules: Vec::new(),
             calls: 0,
             norms: NormHistories::default(),
@@ -250,9 +253,10 @@ impl StateTree {
 
     /// This tree with other leaves and empty caches.
     fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { steps, calls, requires_all, .. } = *self;
+        let StateTree { steps, acting_at, calls, requires_all, .. } = *self;
         StateTree {
             steps,
+            acting_at,
             schedules: self.schedules.clone(),
             calls,
             norms: self.norms.clone(),

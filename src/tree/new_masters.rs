@@ -86,7 +86,7 @@ impl StateTree {
             others.iter().try_for_each(|(x, value)| set_lent(&**x, value))
         };
         let set = set();
-        self.settle(Call::NewMasters, set)?;
+        self.settle(Call::MastersSet, set)?;
         Ok(unused)
     }
 

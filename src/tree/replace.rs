@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::acting::act;
+use super::acting::acting;
 use super::choices::ChoiceCache;
 use super::drives::{ResolvedSchedules, ScheduleResolver};
 use super::leaf::fresh_state;
@@ -132,13 +132,14 @@ impl Selection<'_> {
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
         }
-        let steps = self.steps;
-        let replaced = self.leaves.into_iter().zip(states).map(|(leaf, (state, optimiser, drives))| {
-            (leaf.state, leaf.optimiser, leaf.drives) = (state, optimiser, drives);
+        let own = states.iter().map(|(_, optimiser, drives)| (optimiser, drives.as_ref()));
+        let acting = acting(own, self.steps);
+        for (leaf, ((state, optimiser, drives), acting)) in
+            self.leaves.into_iter().zip(states.into_iter().zip(acting))
+        {
+            (leaf.state, leaf.optimiser, leaf.drives, leaf.acting) = (state, optimiser, drives, acting);
             leaf.unsettle();
-            leaf
-        });
-        act(replaced, steps, None);
+        }
         Ok(answer)
     }
 }

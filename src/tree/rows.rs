@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 
 use super::found::IN_MODEL;
-use super::leaf::fresh_state;
+use super::leaf::{VariablePlace, fresh_state};
 use super::{Leaf, StateChange, StateTree, is_trainable, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, in_path_order};
+use crate::numbers::Shape;
 use crate::rule::Extent;
 use crate::rule::{RowSources, State, Transfer};
 use crate::tensors::Tensor;
@@ -131,14 +132,15 @@ impl StateTree {
 }
 
 /// A leaf's variable with other rows, and the state for it.
-struct NewRows<'x> {
-    x: &'x dyn Lend,
+struct NewRows {
+    x: VariablePlace,
+    shape: Shape,
     state: State,
     transfer: Transfer,
 }
 
-impl<'x> NewRows<'x> {
-    fn new(leaf: &Leaf, x: &'x dyn Lend, rows: &[Option<usize>]) -> Result<Self> {
+impl NewRows {
+    fn new(leaf: &Leaf, x: &dyn Lend, rows: &[Option<usize>]) -> Result<Self> {
         leaf.check_parameter()?;
         leaf.check_rows(x, rows)?;
         let with_path = |error: Error| error.at(&leaf.path);
@@ -149,15 +151,15 @@ impl<'x> NewRows<'x> {
         if !leaf.is_unreached() {
             leaf.check_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
         }
-        Ok(NewRows { x, state, transfer })
+        Ok(NewRows { x: VariablePlace::of(x), shape: x.shape().into(), state, transfer })
     }
 
     fn apply(self, leaf: &mut Leaf) -> StateChange {
-        leaf.follow(self.x);
-        leaf.shape = self.x.shape().into();
+        leaf.shape = self.shape;
         // They are ranges of the old shape. One rank has all, because `check_whole` refuses several.
         leaf.parts = None;
         leaf.state = self.state;
+        leaf.follow(self.x);
         let Transfer { kept, fresh, dropped } = self.transfer;
         StateChange { path: leaf.path.clone(), kept, fresh, dropped }
     }

@@ -2,12 +2,13 @@
 
 use smallvec::SmallVec;
 
-use super::acting::act;
+use super::acting::acting;
 use super::drives::{GivenSchedule, ResolvedSchedules, ScheduleResolver, check_one_rate, give_to_all};
 use super::schedule::Schedule;
 use super::{Leaf, Selection, StateTree, available_in};
 use crate::error::warning::Warning;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::counts;
 
 impl Selection<'_> {
     /// Lets a hyper-parameter of these leaves follow a schedule; see [`StateTree::schedule`].
@@ -31,14 +32,14 @@ impl Selection<'_> {
             return Err(Error::unknown("field", field, &available_in(self.leaves(), field)));
         }
         check_one_rate(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
-        for (leaf, drives) in self.leaves.iter_mut().zip(drives) {
-            leaf.drives = drives;
+        let own = self.leaves().zip(&drives).map(|(leaf, drives)| (&leaf.optimiser, drives.as_ref()));
+        let acting = acting(own, self.steps);
+        for (leaf, (drives, acting)) in self.leaves.iter_mut().zip(drives.into_iter().zip(acting)) {
+            (leaf.drives, leaf.acting) = (drives, acting);
         }
         if let Some(for_all) = &mut self.for_all {
             give_to_all(for_all, given);
         }
-        let steps = self.steps;
-        act(self.leaves_mut(), steps, None);
         Ok(())
     }
 }
@@ -110,19 +111,27 @@ impl StateTree {
     /// Set it to 0 for a second phase with schedules of its own, and to torch's `last_epoch` for a run that
     /// goes on from [torch](crate::guide::coming_from).
     ///
+    /// # Errors
+    /// If the count is above `u64::MAX / 2`.
+    ///
     /// ```
     /// use candle_core::{Device, Var};
     /// use optimisers::{Descent, Schedule, setup};
     ///
     /// let mut state = setup(Descent::new(1.0), &Var::new(1f32, &Device::Cpu)?)?;
     /// state.schedule(Schedule::linear(1.0, 0.0, 4))?;
-    /// state.set_steps(3);
+    /// state.set_steps(3)?;
     /// assert_eq!(state.leaf("").and_then(|leaf| leaf.learning_rate()), Some(0.25));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn set_steps(&mut self, steps: u64) {
-        let before = std::mem::replace(&mut self.steps, steps);
-        act(self.leaves.iter_mut(), steps, Some(before));
+    pub fn set_steps(&mut self, steps: u64) -> Result<()> {
+        if let Some(expected) = counts::too_large(steps) {
+            let problem = Error::new(ErrorKind::Argument, "the count for `set_steps` is");
+            return Err(problem.with_got(steps).with_expected(expected));
+        }
+        self.steps = steps;
+        self.act();
+        Ok(())
     }
 
     /// Gives leaves that are to be added the schedules of all leaves, as far as they have the fields.
@@ -136,7 +145,9 @@ impl StateTree {
             leaf.drives = resolved.map_err(|error| error.at(&leaf.path))?.drives;
         }
         check_one_rate(self.leaves.iter().chain(&*added).map(|leaf| (leaf.path(), leaf.drives.as_deref())))?;
-        act(added.iter_mut(), self.steps, None);
+        let own = added.iter().map(|leaf| (&leaf.optimiser, leaf.drives.as_ref()));
+        let acting = acting(own, self.steps);
+        added.iter_mut().zip(acting).for_each(|(leaf, acting)| leaf.acting = acting);
         Ok(())
     }
 
@@ -145,7 +156,7 @@ impl StateTree {
         if !self.warnings.would_meet(|met| matches!(met, Warning::ScheduledRateOfZero { .. })) {
             return None;
         }
-        let (step, mut seen) = (self.steps, SmallVec::new());
+        let (step, mut seen) = (self.acting_at, SmallVec::new());
         let mut moving = self.leaves.iter().filter(|leaf| !leaf.frozen);
         let stops = |leaf: &&Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
         let path = moving.find(stops)?.path.clone();

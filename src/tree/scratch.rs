@@ -1,6 +1,6 @@
 //! A step outside the training, by other optimisers; the parameters come back after it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use super::{Leaf, NormHistories, StateTree};
@@ -36,16 +36,17 @@ impl StateTree {
     }
 
     /// Writes the copies aside back to the model's variables, which are in the order of the leaves. If a
-    /// device fails to write a copy, it stays aside for another try.
+    /// device or an owner fails to write a copy, it stays aside for another try, and the others come back.
     fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
-        let mut outcome = Ok(());
+        let mut first = None;
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            match leaf.parameter_aside.as_ref().map_or(Ok(()), |aside| set_lent(&**x, aside)) {
-                Ok(()) => leaf.parameter_aside = None,
-                Err(error) => outcome = outcome.and(Err(error)),
+            let Some(aside) = &leaf.parameter_aside else { continue };
+            match catch_unwind(AssertUnwindSafe(|| set_lent(&**x, aside))) {
+                Ok(Ok(())) => leaf.parameter_aside = None,
+                failed => _ = first.get_or_insert(failed),
             }
         }
-        outcome
+        first.map_or(Ok(()), |first| first.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }
 

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::acting::act;
+use super::acting::acting;
 use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, fields_with};
 use super::once::Once;
 use super::{Leaf, StateTree, leaked};
@@ -24,7 +24,7 @@ use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, has_no};
 pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
     /// The count of applied steps of the state.
-    pub(super) steps: u64,
+    pub(crate) steps: u64,
     /// The state's schedules for all leaves, also for those that are added later. Only if `all` or `at("")`
     /// has made the selection.
     pub(super) for_all: Option<&'t mut Vec<GivenSchedule>>,
@@ -162,7 +162,7 @@ impl Selection<'_> {
     ) -> Result<()> {
         self.check_leaves()?;
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
-        let adjustment = Adjustment::new(self.leaves(), vec![values], |_| Some(0))?;
+        let adjustment = Adjustment::new(self.leaves(), self.steps, vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
             let rules: BTreeSet<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
             let rules = listed(rules.iter()).join(" or ");
@@ -174,8 +174,7 @@ impl Selection<'_> {
 
     /// Commits an adjustment that was made for these leaves.
     pub(crate) fn commit(&mut self, adjustment: Adjustment<'_>) {
-        let steps = self.steps;
-        adjustment.commit(self.leaves_mut(), steps);
+        adjustment.commit(self.leaves_mut());
     }
 }
 
@@ -231,6 +230,8 @@ pub(crate) struct Adjustment<'f> {
     settings: Vec<FieldSetting<'f>>,
     /// By leaf; `None` for a leaf that stays as it is.
     changes: Vec<Option<AdjustedOptimiser>>,
+    /// What acts in each leaf that changes, in their order.
+    acting: Vec<Option<Arc<Optimiser>>>,
     /// By setting and field, whether any leaf has the field.
     reached: Vec<Vec<bool>>,
 }
@@ -243,6 +244,7 @@ impl<'f> Adjustment<'f> {
     /// schedule does not go with the values.
     pub(crate) fn new<'l>(
         leaves: impl Iterator<Item = &'l Leaf>,
+        steps: u64,
         settings: Vec<FieldSetting<'f>>,
         which: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
@@ -265,8 +267,10 @@ impl<'f> Adjustment<'f> {
             let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
             Ok(Some((optimiser, drives)))
         };
-        let changes = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
-        Ok(Adjustment { settings, changes, reached })
+        let changes: Vec<_> = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
+        let changed = changes.iter().flatten().map(|(optimiser, drives)| (optimiser, drives.as_ref()));
+        let acting = acting(changed, steps);
+        Ok(Adjustment { settings, changes, acting, reached })
     }
 
     /// [`Adjustment::new`] with a setting for each key. A leaf without a key stays as it is.
@@ -275,6 +279,7 @@ impl<'f> Adjustment<'f> {
     /// As [`Adjustment::new`].
     pub(crate) fn by_key<'l, K: PartialEq>(
         leaves: impl Iterator<Item = &'l Leaf>,
+        steps: u64,
         keys: impl IntoIterator<Item = Option<K>>,
         setting: impl Fn(&K) -> FieldSetting<'f>,
     ) -> Result<Self> {
@@ -286,7 +291,7 @@ impl<'f> Adjustment<'f> {
             })
         };
         let which: Vec<Option<usize>> = keys.into_iter().map(|key| key.map(&mut place)).collect();
-        Adjustment::new(leaves, known.iter().map(setting).collect(), |leaf| which[leaf])
+        Adjustment::new(leaves, steps, known.iter().map(setting).collect(), |leaf| which[leaf])
     }
 
     /// The first field that no leaf has.
@@ -298,12 +303,11 @@ impl<'f> Adjustment<'f> {
     /// Gives each leaf its new optimiser and schedules, and an acting optimiser with the values of `step`.
     ///
     /// `leaves` are those that the adjustment was made for.
-    pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>, step: u64) {
-        let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| {
-            (leaf.optimiser, leaf.drives) = change?;
-            Some(leaf)
-        });
-        act(changed, step, None);
+    pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
+        let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| Some((leaf, change?)));
+        for ((leaf, (optimiser, drives)), acting) in changed.zip(self.acting) {
+            (leaf.optimiser, leaf.drives, leaf.acting) = (optimiser, drives, acting);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The calls in which a leaf had no gradient, and whether that is allowed.
 
 use crate::engine::CounterWrites;
+use crate::numbers::counts;
 use crate::rule::Progress;
 
 /// A leaf's calls without a gradient.
@@ -25,7 +26,7 @@ impl Waiting {
     ) {
         let Waiting { calls, received, .. } = self;
         if !has_gradient {
-            let next = *calls + 1;
+            let next = counts::after(*calls, 1);
             return counters.push((calls, next));
         }
         if *calls > 0 {

@@ -60,7 +60,7 @@ impl StateTree {
             return None;
         }
         let leaves = self.leaves.len();
-        let first = self.steps % leaves.max(1) as u64 * PARAMETERS as u64;
+        let first = self.acting_at % leaves.max(1) as u64 * PARAMETERS as u64;
         let places = (first..).take(leaves.min(PARAMETERS)).map(|place| place as usize % leaves);
         let mut moved =
             places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);

@@ -91,13 +91,16 @@ impl Leaf {
         let set = optimiser
             .set_precise(state, x, values)
             .and_then(|()| state.renew(&optimiser.seen_by_rule(state, x)?));
-        *left = None;
+        if set.is_ok() {
+            // Not after an error: copies may be those of the old weights, and then `left` shows a change.
+            *left = None;
+        }
         set.map_err(|error| error.at(path))
     }
 
     /// Keeps a checksum of the parameter `x` after a step, if only that shows new weights.
     pub(crate) fn remember(&mut self, x: &dyn Lend) {
-        if self.keeps_copies {
+        if self.is_led_back {
             self.left = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
         }
     }
@@ -109,9 +112,10 @@ impl Leaf {
         if left == now {
             return Ok(());
         }
-        let problem = "it was changed outside of `update`, but its rule has a copy of the old values";
+        let problem =
+            "it was changed outside of `update`, but its rule has a copy or a norm of the old values";
         let remedy = "call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go \
-                      on from the copy, which moves the parameter back";
+                      on with what the rule has, which moves the parameter back";
         Err(Error::new(ErrorKind::Changed, problem).with_remedy(remedy))
     }
 

@@ -1,8 +1,9 @@
 use super::decoupled_decay::{check_rate, rate_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::value::{Arithmetic, Value};
+use crate::numbers::{DType, compute_dtype};
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Kind, Parameter, Parts, Resolved, Rule, Slots, State, Sums,
+    Describe, Describer, Flow, Gradient, Kind, Parameter, Parts, Resolved, Rule, Slots, State, Sums, range,
 };
 
 /// Hyperball: every parameter keeps the norm that it has before the first step of its rule.
@@ -45,8 +46,8 @@ use crate::rule::{
 /// gradient and of the state. The state has R as the number `radius`. After new weights, by
 /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters),
 /// and after new [rows](crate::StateTree::resize_rows), R is the norm that the parameter has then. If the
-/// norm of u is below 2.6e-23, its square is 0 in f32 and u has no direction: the step only scales x to the
-/// norm R.
+/// norm of u is below 2.6e-23 (in f64 below 1.5e-154), its square is 0 and u has no direction: the step only
+/// scales x to the norm R.
 ///
 /// Do not wrap rules whose parameter follows another sequence, such as [`ScheduleFree`](crate::ScheduleFree),
 /// nor [`Prodigy`](crate::Prodigy), whose η is only a factor of the learning rate that it finds. In a chain,
@@ -114,19 +115,23 @@ impl Arithmetic for SphereStep {
 impl<R: Rule + Clone> Rule for Hyperball<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.rate()?;
-        let state = State::empty().with_number("radius", 0.0).zeroed_by_new_weights("radius");
+        let is_wide = compute_dtype(x.dtype()) == DType::F64;
+        let range = if is_wide { range::non_negative } else { norm_of_f32 };
+        let state = State::empty().with_number("radius", 0.0, range).zeroed_by_new_weights("radius");
         state.restarted_by_new_rows("radius").with_held(self, x)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (eta, radius) = (self.rate()?, state.number("radius")?);
+        let is_wide = compute_dtype(x.dtype()) == DType::F64;
         let Parts { numbers, held, .. } = state.parts();
         self.inner.apply(held.inner()?, x, dx)?.and_then(|step| {
             let sums = Sums::new(Slots::none(), numbers).norms().sum(InnerProduct, 0..0);
             Ok(step.try_map_with_sums(sums, move |sums| {
                 let (x, u) = (sums[0], sums[1]);
                 let radius = if radius == 0.0 { x } else { radius };
-                let c = if (u * u) as f32 == 0.0 { 0.0 } else { eta * radius / u };
+                let vanishes = u == 0.0 || !is_wide && (u * u) as f32 == 0.0;
+                let c = if vanishes { 0.0 } else { eta * radius / u };
                 // ‖x - c·u‖ from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The product
                 // is limited to what the norms allow, because its sum is rounded, and can be infinite in f32.
                 let product = sums[2].max(-x * u).min(x * u);
@@ -144,6 +149,13 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
     fn kind(&self) -> Kind {
         self.inner.kind().max(Kind::WholeTensor)
     }
+}
+
+/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements. By a larger R every element
+/// would be infinite or NaN.
+fn norm_of_f32(norm: f64) -> Option<&'static str> {
+    (!(0.0..=f64::from(f32::MAX) * 2f64.powi(32)).contains(&norm))
+        .then_some("a norm of numbers of F32: 0 or more, and at most 1.46e48")
 }
 
 /// The error for a parameter of norm 0, which no factor scales to R.

@@ -143,6 +143,8 @@ impl Reducer {
     pub(in crate::engine) fn finish(self, total: f64) -> f64 {
         match self.op {
             ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::AbsMax | ReduceOp::NonZeros => total,
+            // Subnormal squares have lost digits, and a quotient by their root could be far too large.
+            ReduceOp::SquareSum if total < f64::MIN_POSITIVE => 0.0,
             ReduceOp::SquareSum => total.sqrt(),
             ReduceOp::PowerSum => total.powf(self.p.recip()) * self.unit,
         }

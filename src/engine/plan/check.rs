@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::job::OwnStorages;
-use super::{Epilogue, Job, Operand, Step, TermOf};
+use super::{Epilogue, Job, Operand, Step, TermOf, Then};
 use crate::engine::kernel::Kernel;
 use crate::engine::memory::{Addresses, Buffer};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
@@ -96,14 +96,17 @@ impl Fits<'_, '_> {
     fn step(&self, step: &Step<'_>) -> Result<()> {
         match step {
             Step::Map { kernel, slots } => {
-                self.count(&**kernel, slots, 0..slots.len())?;
+                self.count(&**kernel, slots)?;
                 self.buffers(slots)
             }
             Step::Reduce(reduction) => {
                 for term in &reduction.terms {
                     if let TermOf::Probe { kernel, slots } = &term.of {
-                        self.count(&**kernel, reduction.slots, slots.clone())?;
+                        self.count(&**kernel, self.part(reduction.slots, slots)?)?;
                     }
+                }
+                if let Then::Map { slots, .. } = &reduction.then {
+                    self.part(reduction.slots, slots)?;
                 }
                 self.buffers(reduction.slots)
             }
@@ -112,14 +115,24 @@ impl Fits<'_, '_> {
         }
     }
 
-    /// Refuses arithmetic that has another number of slots than `range`.
-    fn count(
+    /// The slots that a sum or the step after it names by their indices.
+    fn part<'s>(
         &self,
-        kernel: &dyn Kernel,
-        slots: &[(&'static str, Buffer)],
-        range: Range<usize>,
-    ) -> Result<()> {
-        let slots = slots.get(range).unwrap_or_default();
+        slots: &'s [(&'static str, Buffer)],
+        part: &Range<usize>,
+    ) -> Result<&'s [(&'static str, Buffer)]> {
+        slots.get(part.clone()).ok_or_else(|| {
+            let problem = format!("the range of state tensors that {} gives to `Sums` is", (self.rule)());
+            Error::new(ErrorKind::Contract, problem)
+                .with_got(format_args!("{part:?}"))
+                .with_expected(format_args!("a part of 0..{}, the state tensors in `Sums::new`", slots.len()))
+                .with_remedy("name state tensors by their indices in `Sums::new`")
+                .at(self.job.path)
+        })
+    }
+
+    /// Refuses arithmetic for another number of slots.
+    fn count(&self, kernel: &dyn Kernel, slots: &[(&'static str, Buffer)]) -> Result<()> {
         if slots.len() == kernel.slots() {
             return Ok(());
         }

@@ -8,8 +8,8 @@ use super::{ReduceOutcome, Size};
 use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::largest;
 use crate::numbers::value::ScaleBy;
+use crate::numbers::{largest, smallest_normal};
 
 /// A number for each term of a step.
 type TermNumbers = SmallVec<[f64; 2]>;
@@ -183,20 +183,25 @@ fn misfit(path: &str, what: &'static str, expected: usize, got: usize) -> Error 
         .at(path)
 }
 
-/// Replaces a step by a multiplication. The factor is limited to the largest number of the arithmetic,
-/// because infinity would turn subnormal numbers into infinities, and 0 into NaN.
+/// Replaces a step by a multiplication.
+///
+/// An infinite factor is a quotient by a norm of 0, of a gradient that has vanished, and becomes 0: infinity
+/// would make NaN of a gradient of zeros. Any other factor is limited to the largest number of the arithmetic,
+/// because infinity would turn subnormal numbers into infinities.
 fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {
         // `take_reduction` has left `Step::Identity` there.
         return;
     }
-    let largest = largest(job.compute);
-    let mut factor = factor.clamp(-largest, largest);
+    let (least, largest) = (smallest_normal(job.compute), largest(job.compute));
+    let mut factor =
+        if factor.is_infinite() { 0f64.copysign(factor) } else { factor.clamp(-largest, largest) };
     // A power of two right before it (a loss scale) is multiplied in, which saves a step.
     let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
     if let Some(before) = before
         && let Some(power) = before.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())
-        && (factor * power).abs() <= largest
+        // A subnormal product would have fewer digits than the two factors.
+        && (factor == 0.0 || (least..=largest).contains(&(factor * power).abs()))
     {
         factor *= power;
         *before = Step::Identity;

@@ -13,7 +13,7 @@ use crate::numbers::ranges;
 use crate::rule::StateParts;
 use crate::rule::field::Number;
 use crate::tensors::Tensor;
-use crate::tree::{Leaf, StateTree, act};
+use crate::tree::{Leaf, StateTree};
 
 impl CheckpointFile {
     /// Writes everything. This can fail only if a device fails, or if the file fails or changes just then.
@@ -30,11 +30,17 @@ impl CheckpointFile {
         state.calls = self.record.calls;
         state.schedules = restoration.schedules;
         state.norms = self.record.norms.clone();
-        let mut leaves = state.leaves.iter_mut().zip(restoration.leaves);
-        let assigned = leaves.try_for_each(|(leaf, restoration)| self.assign_leaf(leaf, restoration));
-        // Also after an error: otherwise a leaf could act with a copy of another optimiser than its own.
-        act(state.leaves.iter_mut(), state.steps, None);
-        assigned?;
+        state.acting_at = state.steps;
+        let mut tensors = Vec::with_capacity(state.leaves.len());
+        // All that cannot fail comes first: otherwise a leaf could act with another optimiser than its own.
+        for (leaf, restoration) in state.leaves.iter_mut().zip(restoration.leaves) {
+            tensors.push(self.assign_leaf(leaf, restoration));
+        }
+        for (leaf, sources) in state.leaves.iter_mut().zip(&tensors) {
+            for (tensor, source) in leaf.state.parts_mut().tensors.into_iter().zip(sources) {
+                self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
+            }
+        }
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
             // Rounded to the master's dtype first, because a parameter is its stored master rounded.
             let master = state.leaf(path).and_then(|leaf| leaf.state.followed()).filter(|_| self.convert);
@@ -47,14 +53,12 @@ impl CheckpointFile {
         Ok(restoration.restored)
     }
 
-    fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Result<()> {
-        leaf.drives = restoration.drives;
+    /// Assigns everything but the tensors, and returns their sources.
+    fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Vec<EntryPart> {
+        (leaf.drives, leaf.acting) = (restoration.drives, restoration.acting);
         let record = self.record.leaves.get(leaf.path());
-        let Some((values, record)) = restoration.values.zip(record) else { return Ok(()) };
-        let StateParts { tensors, counters, numbers } = leaf.state.parts_mut();
-        for (tensor, source) in tensors.into_iter().zip(&values.tensors) {
-            self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
-        }
+        let Some((values, record)) = restoration.values.zip(record) else { return Vec::new() };
+        let StateParts { counters, numbers, .. } = leaf.state.parts_mut();
         for (counter, (_, count)) in counters.into_iter().zip(&record.counters) {
             *counter = *count;
         }
@@ -70,7 +74,7 @@ impl CheckpointFile {
         // So that the next step compares parameter and master as before a first step: a program may have
         // loaded the parameter by itself.
         leaf.unsettle();
-        Ok(())
+        values.tensors
     }
 
     /// Passes elements of an entry to `set` in windows, each with the index of its first element.

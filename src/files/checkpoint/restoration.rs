@@ -10,7 +10,7 @@
 //! A check of a value belongs here: a refusal in `assign.rs` would come after other values were written.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::RECORD;
-use crate::numbers::{Code, DType, ranges};
+use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges};
 use crate::rule::field::Number;
-use crate::rule::{Adjust, Difference, Extent, Optimiser, OptimiserRecord, difference};
+use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference};
 use crate::tree::{
-    Drives, GivenSchedule, Leaf, MOST_CALLS, Once, ScheduleResolver, StateTree, TOO_MANY_CALLS,
-    check_one_rate, check_records, give_to_all,
+    Drives, GivenSchedule, Leaf, Once, ScheduleResolver, StateTree, acting, check_one_rate, check_records,
+    give_to_all,
 };
 
 /// The remedy if a number is not finite.
@@ -57,6 +57,7 @@ pub(super) struct EntryPart {
 /// The schedules that a leaf goes on with, and the values that it takes over, unless it is left out.
 pub(super) struct LeafRestoration {
     pub(super) drives: Option<Arc<Drives>>,
+    pub(super) acting: Option<Arc<Optimiser>>,
     pub(super) values: Option<LeafValues>,
 }
 
@@ -167,8 +168,13 @@ impl CheckpointFile {
                     damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path)
                 );
             }
-            plans.push(LeafRestoration { drives: resolved.drives, values });
+            plans.push(LeafRestoration { drives: resolved.drives, acting: None, values });
         }
+        let own = state.leaves().zip(&plans).map(|(leaf, LeafRestoration { drives, values, .. })| {
+            (values.as_ref().map_or(&leaf.optimiser, |values| &values.optimiser), drives.as_ref())
+        });
+        let acting = acting(own, saved.at.unwrap_or(state.steps));
+        plans.iter_mut().zip(acting).for_each(|(plan, acting)| plan.acting = acting);
         let drives = plans.iter().map(|plan| plan.drives.as_deref());
         check_one_rate(state.leaves().map(Leaf::path).zip(drives))?;
         let sources = variables.map_or(Ok(Vec::new()), |variables| self.check_model(state, variables))?;
@@ -178,9 +184,8 @@ impl CheckpointFile {
         self.check_complete()?;
         let counts =
             [("applied steps", self.record.steps), ("calls for windows of accumulation", self.record.calls)];
-        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY_CALLS) {
-            let problem = damaged(format_args!("the count of {name} is"));
-            return Err(problem.with_got(count).with_expected(MOST_CALLS));
+        for (name, count) in counts {
+            check_count(format_args!("the count of {name} is"), count)?;
         }
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
@@ -235,11 +240,8 @@ impl CheckpointFile {
             .iter()
             .map(|(name, count)| (name.as_str(), *count))
             .chain([("steps", record.steps), ("waited", record.waited)]);
-        if let Some((name, count)) = counts.into_iter().find(|(_, count)| *count > TOO_MANY_CALLS) {
-            return Err(damaged(format_args!("the count {name:?} is"))
-                .with_got(count)
-                .with_expected(MOST_CALLS)
-                .at(path));
+        for (name, count) in counts {
+            check_count(format_args!("the count {name:?} is"), count).map_err(|error| error.at(path))?;
         }
         let counters = leaf.counters().into_iter().map(|(name, _)| name).collect();
         same_names(path, saved, "counters", record.counters.iter().map(|(name, _)| name), counters)?;
@@ -249,6 +251,12 @@ impl CheckpointFile {
             record.numbers.iter().find(|(_, Number(value))| !value.is_finite() && !self.accept_non_finite)
         {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
+        }
+        for (name, Number(value)) in &record.numbers {
+            if let Some(expected) = leaf.state.out_of_range(name, *value) {
+                let unfit = damaged(format_args!("the number {name:?} is"));
+                return Err(unfit.with_got(FieldValue::Real(*value)).with_expected(expected).at(path));
+            }
         }
         Ok(LeafValues { optimiser, tensors: self.check_tensors(leaf, record, saved, with_model)? })
     }
@@ -333,11 +341,8 @@ impl CheckpointFile {
             // Empty if another rank has the tensor: that rank checks it.
             let (shape, elements) = leaf.whole_of(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
-            let checked = self.check_entry(
-                &source,
-                shape.as_ref().map(crate::tensors::Shape::dims),
-                tensor.stored_dtype(),
-            );
+            let shape = shape.as_ref().map(crate::tensors::Shape::dims);
+            let checked = self.check_entry(&source, shape, tensor.stored_dtype(), tensor.is_of_squares());
             let checked =
                 checked.and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_codes(&source, code)));
             checked.map_err(|error| error.at(path))?;
@@ -370,7 +375,7 @@ impl CheckpointFile {
             check_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
             let entry = if self.convert { self.precise(path)? } else { path.to_string() };
             let source = EntryPart { entry, elements: 0..variable.elem_count() };
-            self.check_entry(&source, Some(variable.shape()), variable.dtype())
+            self.check_entry(&source, Some(variable.shape()), variable.dtype(), false)
                 .map_err(|error| error.at(path))?;
             Ok(source)
         });
@@ -444,13 +449,15 @@ impl CheckpointFile {
         }
     }
 
-    /// Refuses an entry of another shape or dtype, or with a number in `elements` that is not finite.
-    /// `shape` is `None` if only another rank has it. A conversion allows another float dtype.
+    /// Refuses an entry of another shape or dtype, or with a number in `elements` that is not finite, or
+    /// negative among squares. `shape` is `None` if only another rank has it. A conversion allows another
+    /// float dtype.
     fn check_entry(
         &self,
         EntryPart { entry: name, elements }: &EntryPart,
         shape: Option<&[usize]>,
         dtype: DType,
+        is_of_squares: bool,
     ) -> Result<()> {
         let entry = self
             .entry(name)
@@ -463,9 +470,19 @@ impl CheckpointFile {
         if found != Some(dtype) && !convertible {
             return Err(other_dtype(name, entry.dtype, dtype));
         }
-        match entry.non_finite(elements.clone(), dtype).map_err(read_error)? {
+        let unfit = |bytes: &[u8], stored| {
+            let infinite =
+                if self.accept_non_finite { None } else { first_non_finite_in(bytes, stored, dtype) };
+            infinite.or_else(|| is_of_squares.then(|| first_negative_in(bytes, stored))?)
+        };
+        match entry.first(elements.clone(), unfit).map_err(read_error)? {
             None => Ok(()),
-            _ if self.accept_non_finite => Ok(()),
+            Some((index, value)) if is_of_squares && value < 0.0 => {
+                Err(Error::new(ErrorKind::Tensor, format!("{} is", in_file(name)))
+                    .with_got(value)
+                    .at_element(index)
+                    .with_expected("a number that is not negative, because squares are not"))
+            }
             // Finite in the file, but rounded to infinity in `dtype`.
             Some((index, value)) if value.is_finite() => {
                 Err(Error::too_large(in_file(name), value, index, dtype).with_remedy(
@@ -506,6 +523,12 @@ impl CheckpointFile {
         let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
         Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
     }
+}
+
+/// Refuses a count of the description that no program reaches.
+fn check_count(problem: impl Display, count: u64) -> Result<()> {
+    let unfit = counts::too_large(count);
+    unfit.map_or(Ok(()), |expected| Err(damaged(problem).with_got(count).with_expected(expected)))
 }
 
 /// The error that the file lacks a parameter.

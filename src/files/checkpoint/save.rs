@@ -219,6 +219,7 @@ impl<'s> Checkpoint<'s> {
     fn check(&self) -> Result<()> {
         self.state.check_names()?;
         self.state.check_parameters()?;
+        self.state.leaves().try_for_each(Leaf::check_ranges)?;
         // JSON has no infinity or NaN, so such numbers could not be read again.
         self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
         self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)

@@ -143,12 +143,21 @@ impl<'f> Entry<'f> {
         elements: Range<usize>,
         dtype: DType,
     ) -> io::Result<Option<(usize, f64)>> {
+        self.first(elements, |bytes, stored| first_non_finite_in(bytes, stored, dtype))
+    }
+
+    /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of a window of
+    /// them, and their dtype. In a tensor of integers it finds none.
+    pub(crate) fn first(
+        &self,
+        elements: Range<usize>,
+        find: impl Fn(&[u8], DType) -> Option<(usize, f64)>,
+    ) -> io::Result<Option<(usize, f64)>> {
         let Some(stored) = self.known_dtype().filter(|stored| is_supported(*stored)) else { return Ok(None) };
         let mut buffer = Vec::new();
         for window in ranges(elements) {
             let start = window.start;
-            if let Some((index, number)) = first_non_finite_in(self.read(window, &mut buffer)?, stored, dtype)
-            {
+            if let Some((index, number)) = find(self.read(window, &mut buffer)?, stored) {
                 return Ok(Some((start + index, number)));
             }
         }

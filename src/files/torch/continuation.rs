@@ -19,7 +19,7 @@ const RENAME: &str = "if only the names differ, translate the names with `TorchS
 pub(super) const STEP: &str = "step";
 
 /// The least count of steps that is refused: 2⁵³, up to which f64 is exact.
-const TOO_MANY: f64 = 9_007_199_254_740_992.0;
+pub(super) const TOO_MANY: f64 = 9_007_199_254_740_992.0;
 
 /// The count at which torch's `step` stops in a 16-bit dtype, because adding 1 is rounded back.
 fn counts_to(dtype: DType) -> Option<f64> {
@@ -44,8 +44,8 @@ pub(super) struct Continuation<'c> {
 pub(super) struct LeafContinuation<'c> {
     /// Each tensor with its names in torch and here.
     pub(super) tensors: Vec<(TorchSlot, FileTensor<'c>)>,
-    /// The counter here that is torch's `step`.
-    pub(super) counter: String,
+    /// The counters here that are torch's `step`.
+    pub(super) counters: Vec<String>,
     /// `None` if torch does not count the steps.
     pub(super) step: Option<u64>,
     /// Whether torch has no state for the parameter yet.
@@ -120,7 +120,8 @@ impl<'c> Check<'c> {
             file: format!("a scheduler of torch's (from {initial} to {})", own.learning_rate_with(rate)),
         });
         // torch has no state before the first step, and starts from zeros then. Only Adagrad always has one.
-        let is_unmoved = entries.is_empty() && !own.slots.is_empty() && own.kind != "Adagrad";
+        let is_unmoved =
+            entries.is_empty() && own.slots.iter().any(|slot| !slot.is_unused) && own.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
             let scale = slot.velocity.map_or(1.0, |sign| sign * own.velocity_scale(rate));
             let stored = match is_unmoved {
@@ -130,7 +131,8 @@ impl<'c> Check<'c> {
             let shape = leaf.shape().to_vec();
             Ok((slot.clone(), FileTensor { stored, scale, shape }))
         };
-        let tensors = own.slots.iter().map(tensor).collect::<Result<_>>()?;
+        let in_file = own.slots.iter().filter(|slot| !slot.is_unused || entries.contains_key(slot.key));
+        let tensors = in_file.map(tensor).collect::<Result<_>>()?;
         let known = |key: &&String| *key == STEP || own.slots.iter().any(|slot| slot.key == **key);
         if let Some(key) = entries.keys().find(|key| !known(key)) {
             let known = own.slots.iter().map(|slot| slot.key).chain([STEP]).collect::<Vec<_>>().join(", ");
@@ -145,7 +147,7 @@ impl<'c> Check<'c> {
             None if own.has_step && !is_unmoved => return Err(lacks(STEP, entries)),
             None => is_unmoved.then_some(0),
         };
-        Ok(LeafContinuation { tensors, counter: own.counter.clone(), step, is_unmoved, wanted, undriven })
+        Ok(LeafContinuation { tensors, counters: own.counters.clone(), step, is_unmoved, wanted, undriven })
     }
 
     /// The tensor of the file with this key of torch's.

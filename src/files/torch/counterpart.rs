@@ -48,6 +48,9 @@ pub(super) struct TorchSlot {
     pub(super) slot: String,
     /// The sign of a velocity, which is torch's times a learning rate. `None` for tensors equal to torch's.
     pub(super) velocity: Option<f64>,
+    /// Whether torch has no such tensor, because the momentum is 0. A file of this crate has it, for a later
+    /// momentum.
+    pub(super) is_unused: bool,
 }
 
 impl TorchSlot {
@@ -62,8 +65,8 @@ impl TorchSlot {
 pub(super) struct Counterpart {
     pub(super) kind: &'static str,
     pub(super) slots: Vec<TorchSlot>,
-    /// The counter here that is torch's `step`.
-    pub(super) counter: String,
+    /// The counters here that are torch's `step`, first that of the rule with the state.
+    pub(super) counters: Vec<String>,
     /// Whether torch's state has a `step`.
     pub(super) has_step: bool,
     /// All settings but learning rate and weight decay.
@@ -240,6 +243,19 @@ impl<'m> FoundRule<'m> {
         (rates, rate, inner)
     }
 
+    /// The counters `t` of this rule, and of all members that make their steps together with the rule. Those
+    /// have the velocity, or no tensor, as `Descent`. An average has tensors that torch lacks.
+    fn counters(&self, leaf: &Leaf) -> Vec<String> {
+        let (known, tensors) = (leaf.counters(), leaf.tensor_names());
+        let follows = |i: &usize| {
+            let place = self.members[*i].at("");
+            Some(*i) == self.velocity || tensors.iter().all(|name| !name.starts_with(&place))
+        };
+        let others = (0..self.members.len()).filter(|i| *i != self.own).filter(follows);
+        let counters = std::iter::once(self.own).chain(others).map(|i| self.members[i].at("t"));
+        counters.filter(|counter| known.iter().any(|(name, _)| name == counter)).collect()
+    }
+
     /// The decay in the gradient, and the decoupled one.
     fn decay(&self, path: &str) -> Result<[Decay; 2]> {
         let mut decay = [Decay::default(), Decay::default()];
@@ -335,7 +351,8 @@ impl Counterpart {
         settings.extend(definition.flags.iter().map(|(key, flag)| setting(*key, (*flag).into(), None)));
         settings.extend(definition.zeros.iter().map(|key| setting(*key, 0.0.into(), None)));
         settings.push(setting("maximize", found.maximises().into(), None));
-        let slot = |key, slot: String, velocity: Option<f64>| TorchSlot { key, slot, velocity };
+        let slot =
+            |key, slot: String, velocity: Option<f64>| TorchSlot { key, slot, velocity, is_unused: false };
         let sign = |name: &str| match name {
             "velocity" => Some(1.0),
             "displacement" => Some(-1.0),
@@ -359,10 +376,9 @@ impl Counterpart {
             let (value, place) = momentum.unwrap_or((0.0.into(), None));
             settings.push(setting("momentum", value, place));
         }
-        // With momentum 0 torch has no velocity, and the next step here does not depend on the velocity.
         if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0))
         {
-            slots.retain(|slot| slot.velocity.is_none());
+            slots.iter_mut().for_each(|slot| slot.is_unused = slot.velocity.is_some());
         }
         check_slots(leaf, &slots)?;
         let (rates, rate, inner) = found.rates();
@@ -377,7 +393,7 @@ impl Counterpart {
         Ok(Counterpart {
             kind: definition.kind,
             slots,
-            counter: own.at("t"),
+            counters: found.counters(leaf),
             has_step: definition.has_step,
             settings,
             rates,
@@ -391,7 +407,7 @@ impl Counterpart {
 
     /// Whether torch's state has a velocity.
     pub(super) fn has_velocity(&self) -> bool {
-        self.slots.iter().any(|slot| slot.velocity.is_some())
+        self.slots.iter().any(|slot| slot.velocity.is_some() && !slot.is_unused)
     }
 
     /// Whether torch's setting `key` is a switch that is on.

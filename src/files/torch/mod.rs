@@ -110,10 +110,10 @@
 //! let model = BTreeMap::from(["bias", "weight"].map(|name| (name, Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable"))));
 //! let mut state = setup(Descent::new(0.5), &model)?;
 //! state.schedule(Schedule::cosine(1.0, 0.0, 10).relative())?;
-//! state.set_steps(5);
+//! state.set_steps(5)?;
 //! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.field("eta")).collect::<Vec<_>>(), [0.25, 0.5].map(|own| Some(own.into())));
-//! state.set_steps(10);
+//! state.set_steps(10)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -48,7 +48,7 @@ impl TorchState {
         // An error without a parameter is about ranks or their links, and not about this file.
         set.map_err(|error| if error.path().is_some() { self.refused(error) } else { error })?;
         // After the entries, because setting these may fail, and fields cannot.
-        adjusted.commit(&mut state.leaves, state.steps);
+        adjusted.commit(&mut state.leaves);
         continuation.undriven.map(|warning| state.warnings.meet(warning));
         Ok(continuation.unmoved)
     }
@@ -63,7 +63,7 @@ impl TorchState {
 fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
     let wanted =
         continuation.leaves.iter().map(|takes| Some(&takes.wanted).filter(|wanted| !wanted.is_empty()));
-    Adjustment::by_key(state.leaves.iter(), wanted, |wanted: &&'p WantedFields| {
+    Adjustment::by_key(state.leaves.iter(), state.steps, wanted, |wanted: &&'p WantedFields| {
         wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
     })
 }
@@ -79,8 +79,7 @@ fn entries<'c>(state: &StateTree, continuation: &'c Continuation<'_>) -> Vec<New
             add(&slot.slot, slot.in_file(), StateValue::Tensor(tensor));
         }
         let Some(step) = takes.step else { continue };
-        let has_counter = leaf.counters().iter().any(|(name, _)| *name == takes.counter);
-        for name in has_counter.then_some(&*takes.counter).into_iter().chain([LEAF_STEPS]) {
+        for name in takes.counters.iter().map(String::as_str).chain([LEAF_STEPS]) {
             add(name, format!("{STEP} in the file"), StateValue::Counter(step));
         }
     }

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
 use super::content::{GROUPS, PARAMETERS};
-use super::continuation::STEP;
+use super::continuation::{STEP, TOO_MANY};
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::in_file;
 use crate::engine::Buffer;
@@ -84,6 +84,9 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
                  rate into a `Descent` after the rule",
             ));
         }
+        if own.has_step && f64::from(step(leaf, own) as f32) >= TOO_MANY {
+            return Err(unrepresentable(leaf.path(), "a count of 2⁵³ steps or more"));
+        }
         let group = own.group(leaf.path())?;
         match groups.iter_mut().find(|(known, _)| *known == group) {
             Some((_, paths)) => paths.push(leaf.path()),
@@ -105,7 +108,9 @@ fn extend<'s>(
     own: &Counterpart,
 ) -> Result<()> {
     let known = leaf.state.tensors();
-    for slot in &own.slots {
+    // By a rate of 0 torch's velocity is unknown, and without a momentum the next step does not depend on it.
+    let is_known = |slot: &&TorchSlot| !slot.is_unused || own.velocity_scale(own.own_rate()) != 0.0;
+    for slot in own.slots.iter().filter(is_known) {
         let Some((_, tensor)) = known.iter().find(|(name, _)| *name == slot.slot) else { continue };
         tensors.push(saved(leaf, own, slot, tensor)?);
     }
@@ -115,9 +120,8 @@ fn extend<'s>(
         let part = leaf.part();
         let is_written =
             if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
-        let step =
-            leaf.counters().into_iter().find(|(name, _)| *name == own.counter).map_or(0, |(_, count)| count);
-        tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number(step)?, is_written));
+        let number = number(step(leaf, own))?;
+        tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number, is_written));
     }
     Ok(())
 }
@@ -141,6 +145,12 @@ fn saved<'s>(
             Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
         }
     }
+}
+
+/// torch's `step` of a leaf.
+fn step(leaf: &Leaf, own: &Counterpart) -> u64 {
+    let counter = own.counters.first();
+    leaf.counters().into_iter().find(|(name, _)| Some(name) == counter).map_or(0, |(_, count)| count)
 }
 
 /// A count of steps in f32, as torch has it. torch itself counts no further than 2²⁴.

@@ -139,18 +139,21 @@ pub(crate) fn write(
 struct OneRun<'l> {
     lender: &'l dyn Lend,
     runs: usize,
+    /// Whether the first run has returned. It has not if it panicked and the owner caught the panic.
+    has_ended: bool,
     failed: Option<Error>,
 }
 
 impl<'l> OneRun<'l> {
     fn of(lender: &'l dyn Lend) -> Self {
-        OneRun { lender, runs: 0, failed: None }
+        OneRun { lender, runs: 0, has_ended: false, failed: None }
     }
 
     /// Runs `function` the first time only, because a second run would apply a second step.
     fn run(&mut self, function: impl FnOnce() -> Result<()>) -> Result<()> {
         self.runs += 1;
         let done = if self.runs == 1 { function() } else { Err(not_lent(self.lender, self.runs)) };
+        self.has_ended = true;
         done.map_err(|error| {
             // The owner gets a substitute, so that the error itself is kept even if the owner drops it.
             self.failed.get_or_insert(error);
@@ -172,6 +175,11 @@ impl<'l> OneRun<'l> {
                 Err(Error::new(Memory, "the owner does not lend the memory").caused_by(error))
             }
             (None, Ok(())) if self.runs == 0 => Err(not_lent(self.lender, 0)),
+            (None, Ok(())) if !self.has_ended => {
+                let problem = "the function that was given to the owner of memory has panicked";
+                Err(Error::new(ErrorKind::Memory, problem)
+                    .with_remedy("let `Lend::read` and `Lend::write` pass a panic of that function on"))
+            }
             (None, Ok(())) => Ok(()),
         }
     }

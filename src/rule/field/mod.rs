@@ -101,13 +101,17 @@ impl fmt::Display for FieldValue {
     }
 }
 
-/// Displays a number in few characters: below 1e-4 with an exponent.
+/// Displays a number in few characters: below 1e-4, and from 1e16 on, with an exponent.
 struct Short(f64);
 
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Short(value) = *self;
-        if value != 0.0 && value.abs() < 1e-4 { write!(f, "{value:e}") } else { write!(f, "{value}") }
+        if value != 0.0 && !(1e-4..1e16).contains(&value.abs()) {
+            write!(f, "{value:e}")
+        } else {
+            write!(f, "{value}")
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::engine::{
 };
 use crate::error::Result;
 use crate::model::lent::Lend;
+use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
 use leaf_norms::NormRequest;
 
@@ -132,7 +133,7 @@ impl<'a> Gradient<'a> {
     /// `before` are those without this call. They do not decide on the end: the count of the tree does, so
     /// that all windows of `n` calls end together, whenever their leaf joined.
     pub(crate) fn ends_window(mut self, n: u64, before: u64) -> (Self, bool, u64) {
-        let calls = before + u64::from(self.counts);
+        let calls = counts::after(before, self.counts.into());
         if self.releases {
             // A window after this one counts the step of this one, and an empty one makes no step.
             self.counts = calls > 0;
@@ -242,7 +243,7 @@ impl<'a> Gradient<'a> {
 
     /// [`Gradient::next_step`] with the counter `t`.
     fn counted_by(self, t: &'a mut u64) -> (Self, u64) {
-        let next = *t + 1;
+        let next = counts::after(*t, 1);
         (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
 

@@ -151,7 +151,7 @@ impl Optimiser {
     }
 
     /// A clone to describe, because descriptions run by `&mut`.
-    fn unread(&self) -> Self {
+    pub(crate) fn unread(&self) -> Self {
         Optimiser { rule: self.rule.clone(), description: OnceLock::new(), ..*self }
     }
 

@@ -19,7 +19,7 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::numbers::low_bits::LowBits;
-use crate::numbers::{DType, Records, is_wider, random_key};
+use crate::numbers::{DType, Records, counts, is_wider, random_key};
 use crate::rule::description::record::{StorageKind, StorageRecord};
 use crate::rule::state::not_made_by;
 use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
@@ -246,7 +246,7 @@ impl Store {
         planned.job.low_bits = low_bits;
         // Only a step is rounded, so a call without a step does not move the counter.
         if let (Some(roundings), Progress::Applied) = (roundings, planned.progress) {
-            let next = *roundings + 1;
+            let next = counts::after(*roundings, 1);
             planned.job.counters.push((roundings, next));
         }
         Ok(planned)

@@ -1,14 +1,15 @@
 //! The entries of a state that depend on the values of the parameter: copies, averages, and what is counted
 //! from the first weights on.
 //!
-//! If the parameter gets new weights and its rule keeps a copy of the old ones, later steps would lead it
-//! back. [`State::renew`] sets such entries to the new weights. An update refuses weights that came without
+//! If the parameter gets new weights and its rule keeps a copy of the old ones, or a number such as their
+//! norm, later steps would lead it back. [`State::renew`] sets such entries to the new weights. An update refuses weights that came without
 //! that call: before the first step `changed_copy` compares the copies with the parameter; later, if
 //! `is_led_back` holds, the tree compares a sample of the parameter with what the last step left.
 
 use super::State;
 use super::slot::{EntryTraits, Renewal};
 use crate::error::Result;
+use crate::numbers::counts;
 use crate::rule::Evaluation;
 use crate::rule::{Difference, Extent, copy_difference};
 use crate::tensors::Tensor;
@@ -17,7 +18,9 @@ impl State {
     /// Lets the entry `name` become 0 again when the parameter gets
     /// [new weights](crate::StateTree::set_masters).
     ///
-    /// For a tensor, counter or number that is counted or summed up from the first weights on.
+    /// For a tensor, counter or number that is counted or summed up from the first weights on. A number also
+    /// lets an [`update`](crate::update) refuse weights that were changed without such a call, as a
+    /// [copy](crate::Slot::parameter) does after the first step.
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
@@ -37,7 +40,10 @@ impl State {
     pub(crate) fn miss_step(&mut self) {
         let Self { traits, counters, children, .. } = self;
         for (name, _) in traits.iter().filter(|(_, traits)| traits.counts_missed) {
-            counters.iter_mut().filter(|(own, _)| own == name).for_each(|(_, count)| *count += 1);
+            counters
+                .iter_mut()
+                .filter(|(own, _)| own == name)
+                .for_each(|(_, count)| *count = counts::after(*count, 1));
         }
         children.iter_mut().for_each(|child| child.state.miss_step());
     }
@@ -48,10 +54,16 @@ impl State {
             || self.children.iter().any(|child| child.state.has_copies())
     }
 
-    /// Whether rules would lead the parameter back from new weights, unnoticed: they keep copies of it, and
-    /// it has no master to be compared with. Averages do not count, because they never lead the parameter.
+    /// Whether rules would lead the parameter back from new weights, unnoticed: they keep copies of it, or
+    /// numbers that follow from it, and it has no master to be compared with. Averages do not count, because
+    /// they never lead the parameter.
     pub(crate) fn is_led_back(&self) -> bool {
-        let leads = |(_, traits): &(&str, EntryTraits)| traits.is_copy() && !traits.is_average();
+        let is_number = |name: &str| self.numbers.iter().any(|(own, _)| *own == name);
+        let leads = |(name, traits): &(&str, EntryTraits)| match traits.renewal {
+            Some(Renewal::Copy) => true,
+            Some(Renewal::Zero) => is_number(name),
+            Some(Renewal::Average) | None => false,
+        };
         self.followed().is_none()
             && (self.traits.iter().any(leads) || self.children.iter().any(|child| child.state.is_led_back()))
     }

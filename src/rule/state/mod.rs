@@ -130,8 +130,18 @@ impl State {
     }
 
     /// Adds a number that is not per element, such as the sum of a rule's weights. Checkpoints save it.
-    pub fn with_number(mut self, name: &'static str, value: f64) -> Self {
+    ///
+    /// `range` is a function of [`range`](crate::range), or one like it. A finite number outside of it is
+    /// refused in a file and by [`set_entries`](crate::StateTree::set_entries). A checkpoint is not saved
+    /// either if a step has set such a number, so the range has to contain all that steps can set.
+    pub fn with_number(
+        mut self,
+        name: &'static str,
+        value: f64,
+        range: fn(f64) -> Option<&'static str>,
+    ) -> Self {
         self.numbers.push((name, value));
+        self.traits_mut(name).range = Some(range);
         self
     }
 
@@ -209,6 +219,20 @@ impl State {
             numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value)))
         });
         numbers
+    }
+
+    /// What is expected of the number with this full name, if `value` is finite and out of its range.
+    ///
+    /// Infinity and NaN are not asked, because a program may [accept
+    /// them](crate::CheckpointFile::accepting_non_finite).
+    pub(crate) fn out_of_range(&self, name: &str, value: f64) -> Option<&'static str> {
+        let mut expected = None;
+        self.walk("", &mut |prefix, state| {
+            let own =
+                name.strip_prefix(prefix).filter(|own| state.numbers.iter().any(|(name, _)| name == own));
+            expected = expected.or_else(|| state.traits_of(own?).range?(value));
+        });
+        expected.filter(|_| value.is_finite())
     }
 
     /// Everything, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].

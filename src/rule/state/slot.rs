@@ -19,6 +19,9 @@ pub struct Slot {
     pub(crate) is_average: bool,
 }
 
+/// The range of a number of a state, as those of hyper-parameters: see [`range`](crate::range).
+pub(crate) type NumberRange = fn(f64) -> Option<&'static str>;
+
 /// Properties of a tensor, counter or number of a state besides its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EntryTraits {
@@ -31,6 +34,8 @@ pub(crate) struct EntryTraits {
     pub(crate) is_shared: bool,
     /// Whether this counts steps of the model in which the parameter did not move.
     pub(crate) counts_missed: bool,
+    /// The range of a number.
+    pub(crate) range: Option<NumberRange>,
 }
 
 impl EntryTraits {

@@ -1,5 +1,6 @@
 use super::adam::AdamScalars;
 use crate::error::Result;
+use crate::numbers::counts;
 use crate::numbers::value::Value;
 use crate::rule::{
     Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule,
@@ -54,6 +55,11 @@ crate::hyper_parameters! {
     }
 }
 
+/// The check of a product of numbers below 1.
+fn up_to_one(value: f64) -> Option<&'static str> {
+    (!(0.0..=1.0).contains(&value)).then_some("a number in [0, 1]")
+}
+
 impl NAdamW {
     /// μ at step `t`.
     fn momentum_at(&self, t: u64) -> f64 {
@@ -97,8 +103,11 @@ impl Arithmetic for NAdamWStep {
 
 impl Rule for NAdamW {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Ok(State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?
-            .with_number("momentum_product", 1.0))
+        Ok(State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?.with_number(
+            "momentum_product",
+            1.0,
+            up_to_one,
+        ))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -109,7 +118,7 @@ impl Rule for NAdamW {
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
         }
-        let step = *t + 1;
+        let step = counts::after(*t, 1);
         // The product is below 1 after the first step. If it is 1 then, the moments were taken over from
         // another rule, which has no product.
         let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };

@@ -1,4 +1,5 @@
 use crate::error::Result;
+use crate::numbers::counts;
 use crate::numbers::value::{Value, above_zero};
 use crate::rule::{
     Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range,
@@ -144,7 +145,11 @@ impl Rule for Prodigy {
             Slot::zeros("scaled_v").second_moment(),
             Slot::zeros("path"),
         ];
-        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0);
+        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate, positive).with_number(
+            "r",
+            0.0,
+            range::finite,
+        );
         Ok(state
             .zeroed_by_new_weights("path")
             .zeroed_by_new_weights("r")
@@ -159,7 +164,7 @@ impl Rule for Prodigy {
         else {
             return state_of_another_rule(self);
         };
-        let (d, r, next) = (*d, *r, *t + 1);
+        let (d, r, next) = (*d, *r, counts::after(*t, 1));
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
         let at = step_of_correction(next, self.bias_correction);
         let eta = d * self.eta * correction(beta.1, at).sqrt() / correction(beta.0, at);

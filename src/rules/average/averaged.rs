@@ -13,6 +13,7 @@
 //! writing the average (`CatchUp`).
 
 use crate::error::Result;
+use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, state_of_another_rule};
 
@@ -78,7 +79,7 @@ pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
-    let next = *t + *missed + 1;
+    let next = counts::after(*t + *missed, 1);
     let catching_up = (*missed > 0).then(|| 1.0 - rule.kept(*t, *missed));
     let step = AverageStep { catching_up, factor: rule.factor(next) };
     Ok(Flow::Step(dx.set_counter(t, next).set_counter(missed, 0).map(step, Slots(tensors))))

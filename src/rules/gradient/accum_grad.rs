@@ -15,7 +15,8 @@
 //! yes     yes        any        a step by (acc + w·dx) / W
 //! ```
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::counts;
 use crate::numbers::value::Value;
 use crate::rule::{
     Arithmetic, Average, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range,
@@ -183,10 +184,16 @@ impl Rule for AccumGrad {
             Average::Mean | Average::Sum => 1,
         };
         let before = *received;
+        let weighed = weight.saturating_add(own);
+        if let Some(expected) = counts::too_large(weighed) {
+            let problem = Error::new(ErrorKind::Argument, "the sum of the weights of its window is");
+            let error = problem.with_got(weighed).with_expected(expected);
+            return Err(error.with_remedy("set smaller weights with `Update::weight`"));
+        }
         let counted = Counted {
             calls: counted_calls,
-            received: before + u64::from(own > 0),
-            weight: weight.saturating_add(own),
+            received: counts::after(before, u64::from(own > 0)),
+            weight: weighed,
         };
         let next = if ends { Counted::default() } else { counted };
         let dx = dx

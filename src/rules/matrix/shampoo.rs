@@ -5,6 +5,7 @@ use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
 use super::tensors::{toward, whole_direction};
 use super::{MatrixForm, both_non_negative, norms};
 use crate::error::Result;
+use crate::numbers::counts;
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
 use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::rules::moments::correction;
@@ -174,11 +175,11 @@ impl Rule for Shampoo {
         };
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
-        let t = *calls + 1;
+        let t = counts::after(*calls, 1);
         // If `interval` was shortened before the first roots, t can be above `interval`: roots are then due
         // at once.
         let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
-        let next_roots = *roots + u64::from(is_due);
+        let next_roots = counts::after(*roots, is_due.into());
         // `set_counter` would also count a missing gradient, which is no step.
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
         let step = dx.through(slots.0, false, move |_, dx, tensors| {

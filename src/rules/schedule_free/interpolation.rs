@@ -13,6 +13,7 @@
 //! While y = z and u = 0, y keeps its bits in any precision.
 
 use crate::error::Result;
+use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
     Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule,
@@ -73,6 +74,15 @@ pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
     range::decays(beta).map(|_| ()).or(first).and(Some("two numbers in [0, 1), the first above 0"))
 }
 
+/// The largest η that weighs a point z. Its square is the weight, and sums of squares have to be finite,
+/// because c would be NaN otherwise. A larger η counts as this one.
+const LARGEST_RATE: f64 = 1e100;
+
+/// The check of the largest η of all steps.
+fn up_to_largest(eta: f64) -> Option<&'static str> {
+    (!(0.0..=LARGEST_RATE).contains(&eta)).then_some("a number in [0, 1e100]")
+}
+
 /// Makes the state: z, the rule's own slots, and the numbers that c follows from. New weights of the model
 /// keep t, so that there is only one warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
@@ -80,7 +90,10 @@ pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> 
     let state = slots
         .into_iter()
         .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
-    Ok(state.with_number("largest_eta", 0.0).with_number("weights", 0.0).zeroed_by_new_weights("weights"))
+    Ok(state
+        .with_number("largest_eta", 0.0, up_to_largest)
+        .with_number("weights", 0.0, range::non_negative)
+        .zeroed_by_new_weights("weights"))
 }
 
 pub(crate) fn apply<'a>(
@@ -96,9 +109,9 @@ pub(crate) fn apply<'a>(
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
-    let step = *t + 1;
+    let step = counts::after(*t, 1);
     let eta = rule.eta_at(step);
-    let next_largest = largest.max(eta);
+    let next_largest = largest.max(eta).min(LARGEST_RATE);
     let weight = next_largest * next_largest;
     let next_weights = *weights + weight;
     // If no learning rate was above 0 so far, there is nothing to average, and c would be 0 / 0.

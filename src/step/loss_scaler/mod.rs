@@ -239,8 +239,10 @@ impl LossScaler {
         if self.iteration.is_some() {
             return run(self);
         }
-        // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration.
+        // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration. The scaled
+        // loss goes to the copy, because an update inside may use the loss up before the failure.
         let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
+        self.pending = None;
         let answer = run(&mut inside)?;
         let found = inside.iteration.take().unwrap_or_default();
         *self = LossScaler { pending: None, ..inside };
@@ -364,14 +366,21 @@ impl LossScaler {
         }
     }
 
+    /// Forgets the scaled loss, if its gradients will not come or were applied already.
+    pub(crate) fn forget_loss(&mut self) {
+        self.pending = None;
+    }
+
     /// Checks each number against its range, because serde and public fields accept any.
     pub(crate) fn check(&self) -> Result<()> {
-        let positive = |value: f64| value > 0.0 && value.is_finite();
+        // Gradients in F32 are multiplied by 1 / scale, which is infinite for a smaller scale.
+        let positive = |value: f64| value >= f32::MIN_POSITIVE.into() && value.is_finite();
+        const POSITIVE: &str = "a finite number, at least 1.18e-38";
         let refuse = |field: &str, value: FieldValue, expected: &str| {
             Err(out_of_range("LossScaler", field, value, expected))
         };
         if !positive(self.scale) {
-            return refuse("scale", self.scale.into(), "a finite number above 0");
+            return refuse("scale", self.scale.into(), POSITIVE);
         }
         let Some(DynamicScale {
             initial: _,
@@ -393,7 +402,7 @@ impl LossScaler {
         } else if hysteresis == 0 {
             refuse("hysteresis", hysteresis.into(), "1 or more")
         } else if !positive(floor) {
-            refuse("floor", floor.into(), "a finite number above 0")
+            refuse("floor", floor.into(), POSITIVE)
         } else if self.good_steps >= growth_interval {
             refuse("good_steps", self.good_steps.into(), "a count below growth_interval")
         } else if self.tolerance >= hysteresis {

@@ -32,11 +32,6 @@ impl LossScaler {
     pub(crate) fn is_dynamic(&self) -> bool {
         self.enabled && self.dynamic.is_some()
     }
-
-    /// Forgets the scaled loss, if its gradients will not come.
-    pub(crate) fn forget_loss(&mut self) {
-        self.pending = None;
-    }
 }
 
 /// The loss times the scale, in F32 at least.

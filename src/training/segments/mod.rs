@@ -21,6 +21,7 @@ mod activations;
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::slice;
 
@@ -190,11 +191,11 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
             scaler.factor()?;
         }
         let update = Update { state, options, scaler: scaler.as_deref_mut() };
-        let trained = self.step(update, model, loss);
-        if let (Err(_), Some(scaler)) = (&trained, scaler) {
+        let trained = catch_unwind(AssertUnwindSafe(|| self.step(update, model, loss)));
+        if let (Err(_) | Ok(Err(_)), Some(scaler)) = (&trained, scaler) {
             scaler.forget_loss();
         }
-        trained
+        trained.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Trains by the scaled loss.
@@ -350,10 +351,11 @@ impl ForwardPass<'_> {
                 variables(&root).into_iter().filter_map(|x| Some((gradient(&x)?, x))).collect();
             drop((gradients, root));
             for (gradient, x) in found {
-                if self.first.get(&x.id()).is_some_and(|&first| first < place) {
-                    open.insert(x.id(), (x, gradient));
-                } else {
-                    take(&x, gradient)?;
+                match self.first.get(&x.id()) {
+                    Some(&first) if first < place => _ = open.insert(x.id(), (x, gradient)),
+                    Some(&first) if first == place => take(&x, gradient)?,
+                    // Its gradient is complete already, or nobody takes it.
+                    _ => return Err(self.other_graph(place)),
                 }
             }
             if cotangents.iter().all(Option::is_none) {
@@ -401,6 +403,17 @@ impl ForwardPass<'_> {
              of candle cannot be wound back; for a segment that reads a detached parameter use \
              `Segments::gradients`",
         ))
+    }
+
+    /// The error for a segment that reads a variable on its second run only.
+    fn other_graph(&self, place: usize) -> Error {
+        let name = self.name(place);
+        let problem =
+            format!("{name} depends on a variable when it runs again on which it did not depend before");
+        Error::new(ErrorKind::Contract, problem).with_remedy(
+            "let each segment read only its input, the model, and what does not change during the step: no \
+             tensor that another segment keeps in a cell",
+        )
     }
 
     fn name(&self, place: usize) -> String {

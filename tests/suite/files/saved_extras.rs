@@ -21,7 +21,7 @@ fn state(x: &Var) -> StateTree {
 fn bytes_and_steps_come_back() {
     let x = variable();
     let mut state = state(&x);
-    state.set_steps(777);
+    state.set_steps(777).expect("a count");
     let long: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let cases = [
         ("generator", long),
@@ -104,7 +104,7 @@ fn over_ranks_all_have_to_bring_the_same() {
         let path = folder.join(format!("optimisers-extras-{}", std::process::id()));
         let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
         let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
-        state.set_steps(5);
+        state.set_steps(5).expect("a count");
         let same = Checkpoint::new(&state).model(&model).bytes("a", [1, 2]).bytes("b", []).save(&path);
         same.expect("a save");
         let file = CheckpointFile::open(&path).expect("a checkpoint");
@@ -115,9 +115,9 @@ fn over_ranks_all_have_to_bring_the_same() {
         let other_bytes = Checkpoint::new(&state).bytes("a", [1, rank]).save(&path).expect_err("other bytes");
         let other_names =
             Checkpoint::new(&state).bytes(format!("a{rank}"), [1]).save(&path).expect_err("other names");
-        state.set_steps(5 + u64::from(rank));
+        state.set_steps(5 + u64::from(rank)).expect("a count");
         let other_steps = Checkpoint::new(&state).save(&path).expect_err("other steps");
-        state.set_steps(5);
+        state.set_steps(5).expect("a count");
         state.schedule(Schedule::cosine(0.1, 0.01, 1000 + u64::from(rank))).expect("a schedule");
         let other_schedules = Checkpoint::new(&state).save(&path).expect_err("other schedules");
         (

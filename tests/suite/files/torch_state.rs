@@ -115,7 +115,7 @@ fn a_schedule_goes_on_from_files_that_torch_wrote() -> Tested {
         let error = file().restore(&mut state).expect_err("another step");
         says(&error, &["torch's lr in the file is", "as the schedule gives in step 0", "`last_epoch`"]);
         let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
-        state.set_steps(last_epoch);
+        state.set_steps(last_epoch)?;
         file().restore(&mut state)?;
         assert_eq!(state.warnings(), []);
         let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
@@ -152,7 +152,7 @@ fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() -> Tested {
     let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model)?;
     state.at("fc").and_then(|mut leaves| leaves.schedule(fc.clone()))?;
     state.at("conv").and_then(|mut leaf| leaf.schedule(others.clone()))?;
-    state.set_steps(20);
+    state.set_steps(20)?;
     file().restore(&mut state)?;
     assert!(near(&rates(&state)) && state.warnings().is_empty(), "{state}");
     assert!(
@@ -187,14 +187,14 @@ fn initial_rates_are_written_and_read() -> Tested {
     state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25))?;
     let schedule = || Schedule::linear(1.0, 0.0, 4).relative().field("1.eta");
     state.schedule(schedule())?;
-    state.set_steps(1);
+    state.set_steps(1)?;
     state.save_torch(&path)?;
     assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
 
     let rule = || OptimiserChain::new((Adam::new(0.5), Descent::new(1.0)));
     let mut restored = setup(rule(), &model)?;
     restored.schedule(schedule())?;
-    restored.set_steps(1);
+    restored.set_steps(1)?;
     let file = || TorchState::open(&path).expect("a file");
     says(&file().restore(&mut restored).expect_err("another rate"), &["torch's initial_lr", "0.25"]);
     file().taking_over_fields().restore(&mut restored)?;
@@ -218,7 +218,7 @@ fn initial_rates_are_written_and_read() -> Tested {
     plain.save_torch(&path)?;
     assert_eq!(groups(), json!([[["conv"], 0.1875, null], [["fc.bias", "fc.weight"], 0.09375, null]]));
     file().restore(&mut restored)?;
-    restored.set_steps(2);
+    restored.set_steps(2)?;
     says(&file().restore(&mut restored).expect_err("another step"), &["as the schedule gives in step 2"]);
     Ok(())
 }

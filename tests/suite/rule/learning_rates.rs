@@ -248,7 +248,7 @@ fn a_rate_is_driven_while_a_member_is_adjusted_by_hand() {
         state.schedule(schedule.clone()).expect("a schedule");
         assert_eq!(acting(&state, "1", NESTED), after[0].map(real));
         state.all().adjust_field("1.0.eta", 1.0).expect("a rate");
-        state.set_steps(1);
+        state.set_steps(1).expect("a count");
         assert_eq!(acting(&state, "1", NESTED), after[1].map(real), "{schedule:?}");
         assert_eq!(fields(&state, "1", NESTED), [0.5, 1.0, 0.125, 0.0625].map(real));
 
@@ -265,7 +265,7 @@ fn a_rate_is_driven_while_a_member_is_adjusted_by_hand() {
     {
         let mut state = setup(nested(0.5, 0.25, 0.125), &model).expect("a state");
         state.schedule(schedule).expect("a schedule");
-        state.set_steps(1);
+        state.set_steps(1).expect("a count");
         assert_eq!(acting(&state, "0", NESTED), [0.5, 0.25, rate / 0.125, rate].map(real));
         state.all().replace(Adam::new(1.0 / 64.0), &model).expect("one rate");
         assert_eq!(acting(&state, "0", ["eta"]), [real(rate)]);
@@ -290,7 +290,7 @@ fn one_schedule_drives_chains_whose_rates_are_products_of_other_factors() {
     let schedule = Schedule::cosine(0.1, 0.01, 50);
     state.schedule(schedule.clone()).expect("a schedule");
     for step in 0..50 {
-        state.set_steps(step);
+        state.set_steps(step).expect("a count");
         let rates =
             ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate"));
         assert!(rates.into_iter().all(|rate| (rate - schedule.at(step)).abs() < 1e-16), "step {step}");
@@ -356,7 +356,7 @@ fn alternatives_have_learning_rates_of_their_own() {
                   0.125"];
     is_kind(&flattened, ErrorKind::Argument, &words);
     state.schedule(Schedule::linear(1.0, 0.0, 2).relative()).expect("a schedule");
-    state.set_steps(1);
+    state.set_steps(1).expect("a count");
     let places = ["1.0.eta", "1.1.eta"];
     assert_eq!(acting(&state, "0", places), [0.125, 0.0625].map(real), "each has its own");
     let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(0);

@@ -179,7 +179,11 @@ impl Rule for Prodigy {
             Slot::zeros("scaled_v").second_moment(),
             Slot::zeros("path"),
         ];
-        Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate).with_number("r", 0.0))
+        Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate, range::finite).with_number(
+            "r",
+            0.0,
+            range::finite,
+        ))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -347,7 +351,7 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
         let expected = match part {
             0 => "the number of state tensors that Part gives its arithmetic is 0, expected 2",
             1 => "the number of state tensors that Part gives its arithmetic is 2 (m, v), expected 1",
-            2 => "the number of state tensors that Part gives its arithmetic is 0, expected 1",
+            2 => "the range of state tensors that Part gives to `Sums` is 2..3, expected a part of 0..2",
             3 => {
                 "`Gradient::map_with_sums` returns arithmetic for a different count of state tensors than \
                  the state has: 1, expected 2"

@@ -204,7 +204,7 @@ macro_rules! rules_with_a_sum {
 
         impl Rule for $Rule {
             fn init(&self, _x: Parameter<'_>) -> Result<State> {
-                Ok(State::empty().with_number("sum", 0.0))
+                Ok(State::empty().with_number("sum", 0.0, range::non_negative))
             }
 
             fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

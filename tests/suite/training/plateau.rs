@@ -276,14 +276,14 @@ fn a_relative_schedule_goes_on_from_what_is_reduced() {
     }
     let first = ([0.0, 0.0], [0.15, 0.015].map(Into::into));
     assert_eq!((rates(&state), own(&state)), first, "in the first step of the warm-up");
-    state.set_steps(2);
+    state.set_steps(2).expect("a count");
     assert_eq!(rates(&state), [0.075, 0.0075]);
     assert!(plateau.observe(1.0, &mut state).expect("an observation"));
     assert_eq!((rates(&state), own(&state)), ([0.0375, 0.0075], [0.075, 0.015].map(Into::into)));
 
     let mut restored = setup(Descent::new(7.0), &model).expect("a state");
     open(&file_of(Checkpoint::new(&state))).and_then(|file| file.restore(&mut restored)).expect("a state");
-    restored.set_steps(4);
+    restored.set_steps(4).expect("a count");
     assert_eq!(rates(&restored), [0.075, 0.015]);
 
     // Where a schedule alone decides, no reduction would have an effect.

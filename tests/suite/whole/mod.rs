@@ -1,5 +1,6 @@
 //! The crate as a whole.
 
+mod caught_panics;
 mod compile_fail;
 mod glob;
 pub(crate) mod random_models;

@@ -163,16 +163,22 @@ fn a_step_is_as_long_whatever_the_size_of_the_gradient() {
     }
 }
 
-/// A parameter that the program has changed comes back to the sphere, also without a gradient.
+/// A parameter that the program has changed comes back to the sphere only if the program says so, then also
+/// without a gradient.
 #[test]
-fn a_changed_parameter_is_scaled_back() {
+fn a_changed_parameter_is_refused_or_scaled_back() {
     let (first, zeros) = (tensor(1, &[9], DType::F64), constant(0.0, 9, DType::F64));
     let x = model(std::slice::from_ref(&first));
     let mut state = setup(Hyperball::new(Descent::new(0.5)), &x).expect("a state");
     update(&mut state, &x, &grads([Some(zeros.clone())])).expect("an update");
     assert_eq!(bits(&x["0"]), bits(&first));
     x["0"].set(&(&first * 2.0).expect("a tensor")).expect("other weights");
-    update(&mut state, &x, &grads([Some(zeros)])).expect("an update");
+    let gradients = grads([Some(zeros)]);
+    let before = snapshot(&x, &state);
+    let error = update(&mut state, &x, &gradients).expect_err("other weights");
+    is_kind(&error, ErrorKind::Changed, &["parameter \"0\"", "`refresh_masters`", "`Update::keep_masters`"]);
+    assert_eq!(snapshot(&x, &state), before);
+    Update::new(&mut state).keep_masters().apply(&x, &gradients).expect("an update");
     for (got, expected) in values(&x["0"]).into_iter().zip(values(&first)) {
         assert!((got - expected).abs() < 1e-15);
     }
