@@ -151,11 +151,12 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
     }
 }
 
-/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements. By a larger R every element
-/// would be infinite or NaN.
+/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements. By another R every element would
+/// become 0, infinite or NaN.
 fn norm_of_f32(norm: f64) -> Option<&'static str> {
-    (!(0.0..=f64::from(f32::MAX) * 2f64.powi(32)).contains(&norm))
-        .then_some("a norm of numbers of F32: 0 or more, and at most 1.46e48")
+    let (smallest, largest) = (f64::from(f32::from_bits(1)), f64::from(f32::MAX) * 2f64.powi(32));
+    let is_norm = norm == 0.0 || (smallest..=largest).contains(&norm);
+    (!is_norm).then_some("a norm of numbers of F32: 0, or from 1.4e-45 to 1.46e48")
 }
 
 /// The error for a parameter of norm 0, which no factor scales to R.

@@ -11,6 +11,7 @@ mod config_recipes;
 mod config_schedules;
 pub(crate) mod config_written;
 mod damaged_checkpoints;
+mod extreme_numbers;
 mod restore_converted;
 mod restored_parts;
 mod saved_extras;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AdaGrad, Adam, AdamW, Descent, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
-    Offload, Optimiser, OptimiserChain, Q8, Schedule, StateTree, StoreAs, Warning, WeightDecay, setup,
+    AdaGrad, Adam, AdamW, Descent, Ema, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
+    Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Schedule, StateTree, StoreAs, Warning,
+    WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -345,6 +346,73 @@ fn states_with_decays_of_0_come_back() -> Tested {
         step(&mut state, &model, [0.5, 3.0]);
         step(&mut restored, &copy, [0.5, 3.0]);
         assert_eq!(values(&copy["x"]), values(&model["x"]), "{rule:?}");
+    }
+    Ok(())
+}
+
+/// torch's `step` is that of all members that make the step, and a velocity that the next step does not read
+/// comes back, too.
+#[test]
+fn chains_come_back_with_counts_and_velocities() -> Tested {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("state");
+    let momentum = |eta, rho| Momentum { rho, ..Momentum::new(eta) };
+    let mean = |eta| RMSProp { centred: eta < 1.0, ..RMSProp::new(eta) };
+    let rules: Vec<Optimiser> = vec![
+        Optimiser::new(OptimiserChain::new((mean(0.5), momentum(1.0, 0.9)))),
+        Optimiser::new(OptimiserChain::new((mean(1.0), momentum(1.0, 0.9), Descent::new(0.1)))),
+        Optimiser::new(OptimiserChain::new((mean(1.0), momentum(1.0, 0.0), Descent::new(0.1)))),
+        Optimiser::new(OptimiserChain::new((mean(0.5), momentum(0.5, 0.0)))),
+        Optimiser::new(OptimiserChain::new((mean(1.0), momentum(1.0, 0.9), Descent::new(0.0)))),
+        Optimiser::new(OptimiserChain::new((WeightDecay::new(0.1), Adam::new(0.5), Descent::new(0.5)))),
+    ];
+    for rule in rules {
+        let model = lone();
+        let mut state = setup(rule.clone(), &model)?;
+        for numbers in [[1.0, -2.0], [0.5, 3.0], [-1.0, 1.0]] {
+            optimisers::update(&mut state, &model, &[("x", floats(&numbers))])?;
+        }
+        state.save_torch(&path)?;
+        let mut restored = setup(rule.clone(), &model)?;
+        TorchState::open(&path)?.restore(&mut restored)?;
+        assert_eq!(snapshot(&model, &restored), snapshot(&model, &state), "{rule:?}");
+    }
+    // Without a count torch cannot tell it; the velocities of SGD come back all the same.
+    for rule in
+        [Optimiser::new(momentum(0.5, 0.0)), Optimiser::new(Nesterov { rho: 0.0, ..Nesterov::new(0.5) })]
+    {
+        let model = lone();
+        let mut state = setup(rule.clone(), &model)?;
+        optimisers::update(&mut state, &model, &[("x", floats(&[1.0, -2.0]))])?;
+        state.save_torch(&path)?;
+        let mut restored = setup(rule.clone(), &model)?;
+        assert!(TorchState::open(&path)?.restore(&mut restored)?.is_empty());
+        let tensor = |state: &StateTree| {
+            let leaf = state.leaf("x").expect("the leaf");
+            leaf.tensor(&leaf.tensor_names()[0]).map(|tensor| values(&tensor.expect("a velocity")))
+        };
+        assert_eq!((tensor(&restored)?, tensor(&state)?[0] != 0.0), (tensor(&state)?, true), "{rule:?}");
+    }
+    // An average counts for itself, and torch has none.
+    let model = lone();
+    let mut averaged = setup(OptimiserChain::new((Adam::new(0.5), Ema::new(0.5))), &model)?;
+    averaged.save_torch(&path)?;
+    optimisers::update(&mut averaged, &model, &[("x", floats(&[1.0, -2.0]))])?;
+    let before = averaged.leaf("x").map(|leaf| leaf.counters()[1..].to_vec());
+    TorchState::open(&path)?.restore(&mut averaged)?;
+    let after = averaged.leaf("x").map(|leaf| leaf.counters());
+    assert_eq!(after.as_ref().map(|all| (all[0].1, all[1..].to_vec())), before.map(|others| (0, others)));
+    // A count that no restore takes.
+    let mut state = setup(Adam::new(0.5), &model)?;
+    for (count, is_saved) in
+        [(1 << 24, true), ((1 << 53) - 1, false), (1 << 53, false), (u64::MAX / 2, false)]
+    {
+        state.set_entries([("x", "t", optimisers::StateValue::Counter(count))])?;
+        match state.save_torch(&path) {
+            Ok(_) if is_saved => drop(TorchState::open(&path)?.restore(&mut state)?),
+            Ok(_) => panic!("a count of {count}"),
+            Err(error) => is_kind(&error, ErrorKind::Unsupported, &["a count of 2⁵³ steps or more"]),
+        }
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Gradients that vanish for so long that all means of them do, that are hardly above zero, and that come
 //! back: no quotient of norms or sums makes infinities of them.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    Adjust, Kahan, Kind, LAMB, LARS, MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8, Rule, Sam,
-    SplitMaster, StoreAs, Update, setup, setup_with, update,
+    Adjust, ClipGlobalNorm, ClipNorm, Descent, Hyperball, Kahan, Kind, LAMB, LARS, LossScaler,
+    MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8, Rule, Sam, SplitMaster, StoreAs, Update, setup,
+    setup_with, update,
 };
 
 use support::common::{
@@ -164,7 +165,12 @@ fn a_factor_beyond_all_numbers_is_the_largest() {
             (DType::F32, 1e-42, 3.4e-4),
             (DType::F32, -1e-42, -3.4e-4),
             (DType::F64, 1e-42, 1.0),
+            (DType::F64, 1e-153, 1.0),
             (DType::F64, 0.0, 0.0),
+            // The squares of these are subnormal, or 0.
+            (DType::F64, 1e-155, 0.0),
+            (DType::F64, -1e-200, 0.0),
+            (DType::F64, 5e-324, 0.0),
         ] {
             let x = model(&[constant(0.0, 1, dtype)]);
             let mut state = setup(OptimiserChain::new((Normalise::default(),)), &x).expect("a state");
@@ -176,9 +182,95 @@ fn a_factor_beyond_all_numbers_is_the_largest() {
             let climbed = Sam::new(0.5)
                 .ascend(Update::new(&mut state).engine(engine), &x, &gradient)
                 .expect("an ascent");
-            let here = values(&x["0"])[0];
-            assert!(here.is_finite(), "{engine:?} {dtype:?}: {here}");
+            let (here, up) = (values(&x["0"])[0], step.signum() * 0.5 * f64::from(u8::from(step != 0.0)));
+            assert!((here - moved).abs() <= 0.5, "{engine:?} {dtype:?}: {here} for {moved}");
+            assert!(
+                dtype == DType::F32 || (here - moved - up).abs() < 1e-12,
+                "{engine:?} {dtype:?}: {here} for {moved} and {up}"
+            );
             climbed.restore().expect("the parameter");
         }
+    }
+}
+
+/// In F64 the squares of numbers below 1.5e-154 lose digits, and a quotient by the root of their sum could be as
+/// long as it likes.
+#[test]
+fn a_norm_of_vanishing_squares_makes_no_long_step() {
+    let rules: [(&str, Box<dyn Rule>); 4] = [
+        ("LAMB", Box::new(LAMB { epsilon: 1.0, lambda: 0.0, ..LAMB::new(0.5) })),
+        ("LARS", Box::new(LARS { trust: 1.0, lambda: 0.0, ..LARS::new(0.5) })),
+        ("Hyperball", Box::new(Hyperball::new(Descent::new(0.5)))),
+        ("ClipNorm", Box::new(OptimiserChain::new((ClipNorm::new(1.0), Descent::new(0.5))))),
+    ];
+    let mut numbers = vec![1.5e-162; 1 << 16];
+    numbers[7] = 1e-161;
+    let mixed = Tensor::from_vec(numbers, 1 << 16, &Device::Cpu).expect("a tensor");
+    for gradient in [mixed, constant(1e-155, 8, DType::F64), constant(1e-200, 8, DType::F64)] {
+        let first = constant(4.0, gradient.elem_count(), DType::F64);
+        for engine in engines() {
+            let gradients = grads([Some(gradient.clone())]);
+            for (name, rule) in &rules {
+                let x = model(std::slice::from_ref(&first));
+                let mut state = setup(rule.clone(), &x).expect("a state");
+                Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
+                let moved = values(&x["0"]).into_iter().map(|x| (x - 4.0).abs()).fold(0.0, f64::max);
+                assert!(moved < 1e-15, "{name} {engine:?}: {moved:e}");
+            }
+            let x = model(std::slice::from_ref(&first));
+            let mut state = setup(Descent::new(0.1), &x).expect("a state");
+            for sam in [Sam::new(0.5), Sam::new(0.0), Sam::new(0.5).adaptive()] {
+                let update = Update::new(&mut state).engine(engine);
+                let climbed = sam.ascend(update, &x, &gradients).expect("an ascent");
+                assert_eq!(
+                    (climbed.norm(), values(&x["0"])),
+                    (Some(0.0), values(&first)),
+                    "{sam:?} {engine:?}"
+                );
+                climbed.restore().expect("the parameter");
+            }
+        }
+    }
+}
+
+/// What has a direction in F64 has none in F32, whose squares end at 2.6e-23.
+#[test]
+fn a_sphere_has_the_directions_of_its_arithmetic() {
+    for (dtype, size, moves) in [
+        (DType::F32, 1e-22, true),
+        (DType::F32, 1e-24, false),
+        (DType::F64, 1e-24, true),
+        (DType::F64, 1e-150, true),
+    ] {
+        for engine in engines() {
+            let x = model(&[constant(4.0, 2, dtype)]);
+            let mut state = setup(Hyperball::new(Descent::new(0.5)), &x).expect("a state");
+            let gradient = Tensor::new(&[size, 0.0], &Device::Cpu).and_then(|size| size.to_dtype(dtype));
+            let gradients = grads([Some(gradient.expect("a gradient"))]);
+            Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
+            let moved = values(&x["0"])[0] != 4.0;
+            assert_eq!(moved, moves, "{engine:?} {dtype:?} {size:e}");
+        }
+    }
+}
+
+/// A scale and a clip together are one factor only where F32 has all digits of it.
+#[test]
+fn a_factor_is_not_merged_into_a_subnormal_number() {
+    for (limit, engine) in [2.5e-8, 2.5e-7, 1.25e-5, 0.5]
+        .into_iter()
+        .flat_map(|limit| engines().into_iter().map(move |engine| (limit, engine)))
+    {
+        let scale = 2f64.powi(127);
+        let x = model(&[constant(0.0, 1, DType::F32)]);
+        let mut scaler = LossScaler::fixed(scale);
+        let rule = OptimiserChain::new((ClipGlobalNorm::new(limit), Descent::new(1.0)));
+        let mut state = setup(rule, &x).expect("a state");
+        let gradients = grads([Some(constant(0.75 * scale, 1, DType::F32))]);
+        let _ = scaler.factor().expect("a scale");
+        let update = Update::new(&mut state).engine(engine).scaler(&mut scaler);
+        update.apply(&x, &gradients).expect("an update");
+        let moved = values(&x["0"])[0];
+        assert!((moved / -limit - 1.0).abs() < 1e-6, "{engine:?}: {moved:e} for {limit:e}");
     }
 }

@@ -693,7 +693,7 @@ fn curves_of_every_kind_come_back() {
         restored(&file_of(Checkpoint::new(&state)), &mut other);
         other.schedule(curve.clone()).expect("a schedule");
         assert!(other.warnings().is_empty(), "{curve:?} is another one");
-        for step in [0, 1, 2, 5, 11, 100, u64::MAX] {
+        for step in [0, 1, 2, 5, 11, 100, u64::MAX / 2] {
             [&mut state, &mut other].into_iter().for_each(|state| state.set_steps(step).expect("a count"));
             assert_eq!(rates(&other), [curve.at(step); 2], "{curve:?} in step {step}");
         }

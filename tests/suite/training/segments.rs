@@ -1,6 +1,6 @@
 //! Steps in segments against `backward` and `update`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use candle_core::DType::{self, BF16, F16, F32, F64};
 use candle_core::{D, Device, Module, Result, Tensor, Var};
@@ -302,6 +302,54 @@ fn a_segment_that_draws_numbers_is_refused() {
     is_kind(&error, ErrorKind::Contract, &words);
     assert!(state.warnings().iter().any(|warning| matches!(warning, Warning::StepDropped { .. })));
     with_dropout(false).train(Update::new(&mut state), model, &loss).expect("a step");
+}
+
+/// A segment that reads on its second run what another segment has left in a cell: a variable whose gradient is
+/// complete by then, or that no segment has read before.
+#[test]
+fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
+    let input = Tensor::new(&[2f32], CPU).expect("an input");
+    let [w, other] = [3f32, 6.0].map(|x| Var::new(&[x], CPU).expect("a variable"));
+    let cell = RefCell::new(input.clone());
+    let kept = |y: Tensor| {
+        cell.replace(y.clone());
+        Ok(y)
+    };
+    // Each runs with equal numbers twice: 6 in the cell, whatever its graph.
+    let later = || {
+        Segments::new(&input)
+            .then(|x| kept((x * w.as_tensor())?))
+            .then(|x| x + &*cell.borrow())
+            .then(|x| kept((x * 0.5)?))
+    };
+    let never = || {
+        Segments::new(&input).then(|x| kept((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
+            cell.replace(other.as_tensor().clone());
+            x * 1.0
+        })
+    };
+    let model = Vars::from([("w".to_string(), w.clone())]);
+    let mut state = setup(Descent::new(0.1), &model).expect("a state");
+    let before = snapshot(&model, &state);
+    let words = ["segment 2 of 3 depends on a variable when it runs again", "in a cell"];
+    for error in [
+        later().gradients(|y| y.sum_all()).expect_err("a gradient that would be lost"),
+        never().gradients(|y| y.sum_all()).expect_err("a gradient of nobody"),
+        later()
+            .train(Update::new(&mut state), &model, |y| y.sum_all())
+            .map(drop)
+            .expect_err("a lost gradient"),
+    ] {
+        is_kind(&error, ErrorKind::Contract, &words);
+    }
+    assert_eq!(snapshot(&model, &state), before);
+    // What an earlier segment has left in a cell for a later one is read as before.
+    let earlier = Segments::new(&input)
+        .then(|x| kept((x * w.as_tensor())?))
+        .then(|x| x.sqr())
+        .then(|x| x + &*cell.borrow());
+    let (_, gradients) = earlier.gradients(|y| y.sum_all()).expect("gradients");
+    assert_eq!(values(gradients.get(&w).expect("a gradient")), [2.0 * 6.0 * 2.0 + 2.0]);
 }
 
 /// A segment that forgets its input is refused; one that forgets some of its parameters is as in an update.

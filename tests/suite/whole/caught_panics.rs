@@ -165,8 +165,7 @@ struct World {
     fresh: LossScaler,
     accumulator: Accumulator,
     plateau: ReduceOnPlateau,
-    folder: tempfile::TempDir,
-    saver: CheckpointSaver,
+    saver: Option<(tempfile::TempDir, CheckpointSaver)>,
 }
 
 impl World {
@@ -180,12 +179,10 @@ impl World {
         let weight = Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable");
         let graph = setup(Momentum::new(0.5), &weight).expect("a state");
         let accumulator = Accumulator::new(optimisers::DType::F32, &model).expect("an accumulator");
-        let folder = tempfile::tempdir().expect("a folder");
-        let saver = CheckpointSaver::new(folder.path().join("run"));
         let plateau = ReduceOnPlateau::new().patience(0).field("rho");
         let (mut scaler, fresh) = (LossScaler::fixed(4.0), LossScaler::fixed(4.0));
         let _ = scaler.factor().expect("a scale");
-        World { model, state, weight, graph, scaler, fresh, accumulator, plateau, folder, saver }
+        World { model, state, weight, graph, scaler, fresh, accumulator, plateau, saver: None }
     }
 
     /// All that is left, and how it goes on.
@@ -214,13 +211,13 @@ impl World {
             self.accumulator.weight(),
             self.accumulator.take().map(|sums| numbers(&sums))
         ));
-        let saved = self
-            .saver
-            .save(9, Checkpoint::new(&self.state).model(&self.model))
-            .and_then(|_| self.saver.wait());
-        left.push(format!("{:?}", saved.map_err(|error| error.kind())));
-        let newest = self.saver.newest().expect("files").found.map(|(step, _)| step);
-        left.push(format!("{newest:?} {}", std::fs::read_dir(self.folder.path()).expect("a folder").count()));
+        if let Some((folder, mut saver)) = self.saver.take() {
+            let checkpoint = Checkpoint::new(&self.state).model(&self.model);
+            let saved = saver.save(9, checkpoint).and_then(|_| saver.wait());
+            let newest = saver.newest().expect("files").found.map(|(step, _)| step);
+            let files = std::fs::read_dir(folder.path()).expect("a folder").count();
+            left.push(format!("{:?} {newest:?} {files}", saved.map_err(|error| error.kind())));
+        }
         for seed in [2, 3] {
             let outcome = update(&mut self.state, &self.model, &gradients(seed));
             left.push(match outcome {
@@ -375,9 +372,11 @@ const VERBS: [Verb; 24] = [
             Update::new(state).scaler(scaler).apply(model, &gradients(2)).map(drop)
         })
     }),
-    ("a saver", nothing, |world| {
-        world.saver.save(1, Checkpoint::new(&world.state).model(&world.model))?;
-        world.saver.wait().map(drop)
+    ("a saver", with_saver, |world| {
+        safely(|| with_saver(world))?;
+        let Some((_, saver)) = &mut world.saver else { return Ok(()) };
+        saver.save(1, Checkpoint::new(&world.state).model(&world.model))?;
+        saver.wait().map(drop)
     }),
     ("to_bytes", nothing, |world| Checkpoint::new(&world.state).model(&world.model).to_bytes().map(drop)),
 ];
@@ -391,6 +390,13 @@ fn pushed(world: &mut World) -> Result<()> {
 fn abandoned(world: &mut World) -> Result<()> {
     let failed = world.scaler.iteration(|_| Err::<(), _>(Error::other("on purpose")));
     assert!(failed.is_err());
+    Ok(())
+}
+
+fn with_saver(world: &mut World) -> Result<()> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saver = CheckpointSaver::new(folder.path().join("run"));
+    world.saver = Some((folder, saver));
     Ok(())
 }
 

@@ -1,13 +1,15 @@
 //! A parameter that keeps its norm.
 
+use std::collections::HashMap;
+
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     Adam, AdamW, Adjust, Centralise, Descent, Engine, ErrorKind, Fallback, Hyperball, Kind, Leaf,
-    MixedPrecision, Muon, OptimiserChain, Rule, Setup, SignDecay, StateTree, Update, setup, update,
+    MixedPrecision, Muon, OptimiserChain, Rule, Setup, SignDecay, StateTree, Update, Weights, setup, update,
 };
 
 use support::common::{
-    bits, constant, engines, grads, is_kind, model, random, says, snapshot, tensor, values,
+    Vars, bits, constant, engines, grads, is_kind, model, random, says, snapshot, tensor, values,
 };
 use support::threads::on;
 
@@ -181,6 +183,47 @@ fn a_changed_parameter_is_refused_or_scaled_back() {
     Update::new(&mut state).keep_masters().apply(&x, &gradients).expect("an update");
     for (got, expected) in values(&x["0"]).into_iter().zip(values(&first)) {
         assert!((got - expected).abs() < 1e-15);
+    }
+}
+
+/// Rounding moves the norm, for hundreds of steps, and is no change from outside. Other weights are, in every
+/// dtype and however they come.
+#[test]
+fn weights_from_outside_are_refused_and_drift_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("weights");
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let x = model(&[tensor(1, &[20, 30], dtype), tensor(2, &[7], dtype)]);
+        let mut state = setup(Hyperball::new(Adam::new(0.03)), &x).expect("a state");
+        let gradients =
+            |seed| grads([Some(tensor(seed, &[20, 30], dtype)), Some(tensor(seed + 1, &[7], dtype))]);
+        for call in 0..300 {
+            update(&mut state, &x, &gradients(3 + call)).unwrap_or_else(|error| panic!("{dtype:?}: {error}"));
+        }
+        let refused = |state: &mut StateTree, x: &Vars| {
+            let before = snapshot(x, state);
+            let error = update(state, x, &gradients(5)).expect_err("other weights");
+            is_kind(&error, ErrorKind::Changed, &["a norm of the old values", "`refresh_masters`"]);
+            assert_eq!(snapshot(x, state), before, "{dtype:?}");
+        };
+        let original = x["1"].copy().expect("a copy");
+        x["1"].set(&(&original * 10.0).expect("a tensor")).expect("other weights");
+        refused(&mut state, &x);
+        x["1"].set(&original).expect("the weights");
+        update(&mut state, &x, &gradients(7)).expect("an update");
+
+        let others = model(&[tensor(11, &[20, 30], dtype), tensor(12, &[7], dtype)]);
+        let named = others.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone()));
+        candle_core::safetensors::save(&named.collect::<HashMap<_, _>>(), &path).expect("a file");
+        let weights = Weights::open([&path]).expect("weights");
+        weights.load_into(&x).expect("other weights");
+        refused(&mut state, &x);
+        state.refresh_masters(&x).expect("masters");
+        update(&mut state, &x, &gradients(9)).expect("an update");
+        let first = norm(&values(&others["0"]));
+        assert!((radius(&state) / first - 1.0).abs() < 1e-12, "{dtype:?}: {} for {first}", radius(&state));
+        state.set_masters(&x, &weights).expect("masters");
+        update(&mut state, &x, &gradients(9)).expect("an update");
     }
 }
 
