@@ -66,9 +66,9 @@ use crate::tree::{Leaf, StateTree};
 ///   has exchanged the storage, or because the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
 /// - An owner of [lent memory](crate::Lend) does not lend its memory, or lends other memory than it has
 ///   described.
-/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision) or a
-///   rule [keeps a copy of it](crate::Slot::parameter); or the model holds other weights instead of its
-///   parameters ([`Changed`](crate::ErrorKind::Changed)).
+/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or a
+///   rule keeps a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it; or the model holds other
+///   weights instead of its parameters ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left,
@@ -78,7 +78,8 @@ use crate::tree::{Leaf, StateTree};
 /// If a rule outside of this crate, or an owner of [lent memory](crate::Lend), panics. Model and state are
 /// then as they were, unless the panic came while parameters were written: arithmetic, a [late
 /// function](crate::Gradient::with_tensors_late) and an owner can panic at that stage.
-/// [`Rule`](crate::Rule#panics) describes what that leaves.
+/// [`Rule`](crate::Rule#panics) describes what that leaves. A panic after that stage, of an owner, a rule's
+/// description or a logger, leaves a step that counts and that has used up the scaled loss.
 ///
 /// # What is left in the middle
 /// While parameters are written, only four things can fail: a device, a rule's [late

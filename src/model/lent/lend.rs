@@ -30,7 +30,9 @@ use crate::tensors::{Device, Tensor, rows_of, tensor_of, write_values};
 /// - `read` lends a parameter in row-major order.
 ///
 /// A broken promise is an error of the call in which it is noticed. Dtype and number of elements are compared
-/// at each loan. If the function fails, the call fails with its error, whatever the owner returns.
+/// at each loan. If the function fails, the call fails with its error, whatever the owner returns; if the
+/// function panics and the owner catches that, with an error of the kind
+/// [`Memory`](crate::ErrorKind::Memory).
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
     fn lent_shape(&self) -> &[usize];

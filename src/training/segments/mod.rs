@@ -19,7 +19,7 @@
 
 mod activations;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -89,7 +89,7 @@ pub use activations::Activations;
 /// - A tensor between two segments is not contiguous.
 ///
 /// # What a segment has to be
-/// - It returns the same numbers when it runs again. Dropout does not, because the generator of candle cannot
+/// - It reads the same variables and returns the same numbers when it runs again. Dropout does not, because the generator of candle cannot
 ///   be wound back. So the output is compared with the one before, and a segment with another output is
 ///   refused. While the state has no step, each segment that is to run again does so in the forward pass,
 ///   before anything is written.
@@ -172,11 +172,12 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// - No output of a segment depends on its input, as something [cuts](crate::guide::cuts) the graph.
     /// - Neither a segment nor the loss reads a parameter, and all gradients are
     ///   [required](crate::StateTree::require_all).
-    /// - A segment returns other numbers when it runs again, and the state has no step yet.
+    /// - A segment reads other variables or returns other numbers when it runs again, and the state has no
+    ///   step yet.
     ///
     /// After parameters that only later segments read may have moved, as in a step that is
     /// [dropped](crate::StreamedStep#what-it-promises-less-than-update):
-    /// - A segment returns other numbers when it runs again.
+    /// - A segment reads other variables or returns other numbers when it runs again.
     /// - A gradient is not finite, and there is no dynamic scaler.
     /// - What [`push`](crate::StreamedStep::push) and [`finish`](crate::StreamedStep::finish) refuse
     ///   otherwise, or an operation of candle fails.
@@ -242,8 +243,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// that is returned then has this factor, too.
     ///
     /// # Errors
-    /// If the input depends on a variable, no output of a segment depends on its input, a segment returns
-    /// other numbers when it runs again, or an operation of candle fails.
+    /// If the input depends on a variable, no output of a segment depends on its input, a segment reads other
+    /// variables or returns other numbers when it runs again, or an operation of candle fails.
     pub fn gradients(
         self,
         loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
@@ -274,7 +275,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         }
         // The loss follows the last segment at once, so the last segment need not run again.
         let last = runs.pop();
-        let mut pass = ForwardPass { runs, inputs: vec![input], first: HashMap::new() };
+        let mut pass = ForwardPass { runs, inputs: vec![input], reads: Vec::new(), first: HashMap::new() };
         for place in 0..pass.runs.len() {
             pass.advance(place, repeats)?;
         }
@@ -293,6 +294,8 @@ struct ForwardPass<'a> {
     /// The inputs of all segments, also of the last. Inputs that have a gradient are variables. Empty for a
     /// segment that need not run again.
     inputs: Vec<Vec<Tensor>>,
+    /// The variables that each segment reads.
+    reads: Vec<HashSet<TensorId>>,
     /// The first segment that reads each variable.
     first: HashMap<TensorId, usize>,
 }
@@ -321,6 +324,7 @@ impl ForwardPass<'_> {
     fn note(&mut self, place: usize, y: &[Tensor]) -> Result<Vec<bool>> {
         let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
         reads.iter().flatten().for_each(|x| _ = self.first.entry(x.id()).or_insert(place));
+        self.reads.push(ids(&reads));
         let own: Vec<_> = self.inputs[place].iter().filter(|x| x.is_variable()).collect();
         if !own.is_empty() && !own.iter().any(|x| self.first.contains_key(&x.id())) {
             let name = self.name(place);
@@ -351,11 +355,10 @@ impl ForwardPass<'_> {
                 variables(&root).into_iter().filter_map(|x| Some((gradient(&x)?, x))).collect();
             drop((gradients, root));
             for (gradient, x) in found {
-                match self.first.get(&x.id()) {
-                    Some(&first) if first < place => _ = open.insert(x.id(), (x, gradient)),
-                    Some(&first) if first == place => take(&x, gradient)?,
-                    // Its gradient is complete already, or nobody takes it.
-                    _ => return Err(self.other_graph(place)),
+                if self.first.get(&x.id()).is_some_and(|&first| first < place) {
+                    open.insert(x.id(), (x, gradient));
+                } else {
+                    take(&x, gradient)?;
                 }
             }
             if cotangents.iter().all(Option::is_none) {
@@ -393,10 +396,19 @@ impl ForwardPass<'_> {
                 is_same = differs.ne(&is_nan)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0;
             }
         }
-        if is_same {
+        let name = self.name(place);
+        let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
+        if is_same && ids(&reads) == self.reads[place] {
             return Ok(y);
         }
-        let name = self.name(place);
+        if is_same {
+            // Some gradient would be lost, or come when that variable has moved already.
+            let problem = format!("{name} reads other variables when it runs again");
+            return Err(Error::new(ErrorKind::Contract, problem).with_remedy(
+                "let each segment read only its input, the model, and what does not change during the step: \
+                 no tensor that another segment puts into a cell",
+            ));
+        }
         let problem = format!("{name} returns other numbers for the same input when it runs again");
         Err(Error::new(ErrorKind::Contract, problem).with_remedy(
             "leave dropout out, or multiply by masks that are drawn before the step, because the generator \
@@ -405,22 +417,16 @@ impl ForwardPass<'_> {
         ))
     }
 
-    /// The error for a segment that reads a variable on its second run only.
-    fn other_graph(&self, place: usize) -> Error {
-        let name = self.name(place);
-        let problem =
-            format!("{name} depends on a variable when it runs again on which it did not depend before");
-        Error::new(ErrorKind::Contract, problem).with_remedy(
-            "let each segment read only its input, the model, and what does not change during the step: no \
-             tensor that another segment keeps in a cell",
-        )
-    }
-
     fn name(&self, place: usize) -> String {
         let count = self.runs.len() + 1;
         let loss = if place + 1 == count { ", with the loss," } else { "" };
         format!("segment {} of {count}{loss}", place + 1)
     }
+}
+
+/// The ids of the variables that several outputs depend on.
+fn ids(of_outputs: &[Vec<Tensor>]) -> HashSet<TensorId> {
+    of_outputs.iter().flatten().map(Tensor::id).collect()
 }
 
 /// The variables that a tensor depends on.

@@ -7,14 +7,14 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::DType::{self, BF16, F32};
 use optimisers::{
-    AccumGrad, AdamW, ClipNorm, Engine, Error, Gradients, Kahan, Lend, MemoryMut, MixedPrecision, Model,
-    Muon, Optimiser, OptimiserChain, Result, SplitMaster, StateTree, Status, StochasticRounding, Update,
-    View, Visitor, setup,
+    AccumGrad, AdamW, ClipNorm, Elementwise, Engine, Error, ErrorKind, Gradients, Kahan, Lend, MemoryMut,
+    MixedPrecision, Model, Muon, Optimiser, OptimiserChain, Result, Slot, SplitMaster, StateTree, Status,
+    StochasticRounding, Update, View, Visitor, hyper_parameters, range, setup, value::Value,
 };
 use optimisers_plain::Vector;
 
 use crate::model::slices::vector;
-use support::common::{Snapshot, engines, snapshot, tensor};
+use support::common::{Snapshot, engines, is_kind, snapshot, tensor};
 
 /// How an owner fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -297,4 +297,69 @@ fn an_owner_that_fails_leaves_its_parameter_whole() {
             }
         }
     }
+}
+
+hyper_parameters! {
+    /// Arithmetic that panics.
+    pub struct Panicking {
+        /// η: the learning rate.
+        eta: f64 = 0.1 => range::non_negative,
+    }
+}
+
+impl Elementwise for Panicking {
+    type Scalars = f64;
+    type Slots<T> = [T; 0];
+
+    fn slots(&self) -> [Slot; 0] {
+        []
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.eta
+    }
+
+    fn step<V: Value>(_: f64, _x: V, _dx: V, _: &mut [V; 0]) -> V {
+        panic!("on purpose")
+    }
+}
+
+/// An owner that keeps a panic of the step from its caller, as one behind a foreign interface has to.
+struct Catching(Owner);
+
+impl Lend for Catching {
+    fn lent_shape(&self) -> &[usize] {
+        self.0.lent_shape()
+    }
+
+    fn lent_dtype(&self) -> optimisers::DType {
+        self.0.lent_dtype()
+    }
+
+    fn memory(&self) -> Option<usize> {
+        self.0.memory()
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        catch_unwind(AssertUnwindSafe(|| self.0.read(run))).unwrap_or(Ok(()))
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        catch_unwind(AssertUnwindSafe(|| self.0.write(run))).unwrap_or(Ok(()))
+    }
+}
+
+impl Model for Catching {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        visitor.below("x", |visitor| visitor.lend(self));
+    }
+}
+
+#[test]
+fn a_panic_that_an_owner_catches_is_no_success() {
+    let (x, gradient) = (Catching(Owner::new(1, F32)), Owner::new(2, F32));
+    let mut state = setup(Panicking::new(0.1), &x).expect("a state");
+    let error = Update::new(&mut state).apply(&x, &Lent(&gradient)).expect_err("a panic");
+    is_kind(&error, ErrorKind::Memory, &["\"x\"", "has panicked", "pass a panic of that function on"]);
+    assert_eq!(state.steps(), 0);
 }

@@ -328,12 +328,20 @@ fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
             x * 1.0
         })
     };
+    let detached = || {
+        Segments::new(&input).then(|x| kept((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
+            let y = (x * 0.5)?;
+            cell.replace(y.detach());
+            Ok(y)
+        })
+    };
     let model = Vars::from([("w".to_string(), w.clone())]);
     let mut state = setup(Descent::new(0.1), &model).expect("a state");
     let before = snapshot(&model, &state);
-    let words = ["segment 2 of 3 depends on a variable when it runs again", "in a cell"];
+    let words = ["segment 2 of 3 reads other variables when it runs again", "into a cell"];
     for error in [
         later().gradients(|y| y.sum_all()).expect_err("a gradient that would be lost"),
+        detached().gradients(|y| y.sum_all()).expect_err("a gradient that would lack a part"),
         never().gradients(|y| y.sum_all()).expect_err("a gradient of nobody"),
         later()
             .train(Update::new(&mut state), &model, |y| y.sum_all())
