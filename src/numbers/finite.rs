@@ -58,8 +58,8 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], stored: DType, dtype: DType) -> 
 pub(crate) fn first_negative_in(bytes: &[u8], stored: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
         let numbers = bytes.as_chunks().0;
-        // As above. Not by `>=`, because NaN has no sign.
-        if numbers.iter().fold(true, |all, bytes| all & !(number(*bytes) < 0.0)) {
+        // As above.
+        if !numbers.iter().fold(false, |any, bytes| any | (number(*bytes) < 0.0)) {
             return None;
         }
         numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| *number < 0.0)

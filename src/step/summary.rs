@@ -1,8 +1,9 @@
 //! The plans of all leaves together: whether the call is refused, and its outcome.
 //!
-//! The order in [`StepSummary::committed`] matters. Windows (the calls that an `AccumGrad` collects) and steps
-//! are counted first, because code of the program runs afterwards and may panic: rules, owners of memory, a
-//! logger. Leaves get the rates of the next step last, because the outcome and its warnings are about this one.
+//! The order in [`StepSummary::committed`] matters. Windows (the calls that an `AccumGrad` collects) and
+//! steps are counted first, because code of the program runs afterwards and may panic: rules, owners of
+//! memory, a logger. Leaves get the rates of the next step last, because the outcome and its warnings are
+//! about this one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 

@@ -67,8 +67,8 @@ use crate::tree::{Leaf, StateTree};
 /// - An owner of [lent memory](crate::Lend) does not lend its memory, or lends other memory than it has
 ///   described.
 /// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or a
-///   rule keeps a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it; or the model holds other
-///   weights instead of its parameters ([`Changed`](crate::ErrorKind::Changed)).
+///   rule keeps a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it; or the model holds
+///   other weights instead of its parameters ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left,

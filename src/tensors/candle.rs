@@ -2,6 +2,7 @@
 //! internals.
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use candle_core::InplaceOp1;
 use candle_core::backend::{BackendDevice, BackendStorage};
@@ -104,20 +105,20 @@ pub(crate) fn with_numbers_mut(
     tensor: &Tensor,
     run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
 ) -> error::Result<()> {
-    let operation = LendNumbers { run: RefCell::new(run), outcome: RefCell::new(Ok(())) };
+    let operation = LendNumbers { run: RefCell::new(run), outcome: RefCell::new(Ok(Ok(()))) };
     tensor.inplace_op1(&operation)?;
-    operation.outcome.into_inner()
+    operation.outcome.into_inner().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// A function that writes the numbers of a tensor.
 type WriteNumbers<'f> = &'f mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>;
 
 /// An in-place operation, because candle locks a storage for writing only during such operations. The outcome
-/// is kept in a field, because candle would wrap an error of this crate. The fields are cells, because candle
-/// passes the operation by `&`.
+/// is kept in a field, because candle would wrap an error of this crate, and candle 0.10.2 would never lend a
+/// storage again after a panic. The fields are cells, because candle passes the operation by `&`.
 struct LendNumbers<'f> {
     run: RefCell<WriteNumbers<'f>>,
-    outcome: RefCell<error::Result<()>>,
+    outcome: RefCell<std::thread::Result<error::Result<()>>>,
 }
 
 impl InplaceOp1 for LendNumbers<'_> {
@@ -126,7 +127,8 @@ impl InplaceOp1 for LendNumbers<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        *self.outcome.borrow_mut() = (self.run.borrow_mut())(storage, layout);
+        let run = || (self.run.borrow_mut())(storage, layout);
+        *self.outcome.borrow_mut() = catch_unwind(AssertUnwindSafe(run));
         Ok(())
     }
 }

@@ -112,8 +112,8 @@ impl Accumulator {
     /// Adds the gradients of a call. Parameters may lack a gradient.
     ///
     /// # Errors
-    /// As [`update`](crate::update); if the weights add up to more than `u64::MAX / 2`. After an error nothing
-    /// is added, unless a device has failed.
+    /// As [`update`](crate::update); if the weights add up to more than `u64::MAX / 2`. After an error
+    /// nothing is added, unless a device has failed.
     pub fn add<G: Gradients + ?Sized>(&mut self, grads: &G) -> Result<()> {
         self.add_weighted(grads, 1)
     }

@@ -25,8 +25,13 @@ pub(crate) fn acting<'l>(
     let mut made = Once::default();
     let mut of_leaf = |(own, drives): (&'l Arc<Optimiser>, Option<&'l Arc<Drives>>)| {
         let drives = drives?;
+        let make = || Arc::new(drives.acting(own, step));
+        if Arc::strong_count(drives) == 1 {
+            // No other leaf has these schedules, so a look-up would only take time.
+            return Some(make());
+        }
         let key = (Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives));
-        made.get(key, || Ok(Arc::new(drives.acting(own, step)))).ok()
+        made.get(key, || Ok(make())).ok()
     };
     leaves.map(&mut of_leaf).collect()
 }

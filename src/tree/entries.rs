@@ -168,9 +168,10 @@ impl StateTree {
     /// # Errors
     /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
     /// number is not finite, too large for its dtype, out of [its range](crate::State::with_number), or
-    /// negative among squares of gradients; if a counter is above `u64::MAX / 2`; if the model has averages instead of its parameters, or these have [no
-    /// names](crate::CandleOptimizer); if ranks give different entries. Nothing changes then. If a device
-    /// fails, or memory that was lent once is not lent again, the error tells that a part was set.
+    /// negative among squares of gradients; if a counter is above `u64::MAX / 2`; if the model has averages
+    /// instead of its parameters, or these have [no names](crate::CandleOptimizer); if ranks give different
+    /// entries. Nothing changes then. If a device fails, or memory that was lent once is not lent again, the
+    /// error tells that a part was set.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -462,7 +463,8 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
-    /// Refuses a counter or a number that no restore would take. Only a step of the leaf's rule can have set it.
+    /// Refuses a counter or a number that no restore would take. Only a step of the leaf's rule can have set
+    /// it.
     pub(crate) fn check_ranges(&self) -> Result<()> {
         let counters = self.counters().into_iter();
         let counters = counters

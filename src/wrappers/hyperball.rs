@@ -151,8 +151,8 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
     }
 }
 
-/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements. By another R every element would
-/// become 0, infinite or NaN.
+/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements. By another R every element
+/// would become 0, infinite or NaN.
 fn norm_of_f32(norm: f64) -> Option<&'static str> {
     let (smallest, largest) = (f64::from(f32::from_bits(1)), f64::from(f32::MAX) * 2f64.powi(32));
     let is_norm = norm == 0.0 || (smallest..=largest).contains(&norm);

@@ -2,9 +2,10 @@
 //! from the first weights on.
 //!
 //! If the parameter gets new weights and its rule keeps a copy of the old ones, or a number such as their
-//! norm, later steps would lead it back. [`State::renew`] sets such entries to the new weights. An update refuses weights that came without
-//! that call: before the first step `changed_copy` compares the copies with the parameter; later, if
-//! `is_led_back` holds, the tree compares a sample of the parameter with what the last step left.
+//! norm, later steps would lead it back. [`State::renew`] sets such entries to the new weights. An update
+//! refuses weights that came without that call: before the first step `changed_copy` compares the copies with
+//! the parameter; later, if `is_led_back` holds, the tree compares a sample of the parameter with what the
+//! last step left.
 
 use super::State;
 use super::slot::{EntryTraits, Renewal};

@@ -239,8 +239,8 @@ impl LossScaler {
         if self.iteration.is_some() {
             return run(self);
         }
-        // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration. The scaled
-        // loss goes to the copy, because an update inside may use the loss up before the failure.
+        // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration. The
+        // scaled loss goes to the copy, because an update inside may use the loss up before the failure.
         let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
         self.pending = None;
         let answer = run(&mut inside)?;

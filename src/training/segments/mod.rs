@@ -89,10 +89,10 @@ pub use activations::Activations;
 /// - A tensor between two segments is not contiguous.
 ///
 /// # What a segment has to be
-/// - It reads the same variables and returns the same numbers when it runs again. Dropout does not, because the generator of candle cannot
-///   be wound back. So the output is compared with the one before, and a segment with another output is
-///   refused. While the state has no step, each segment that is to run again does so in the forward pass,
-///   before anything is written.
+/// - It reads the same variables and returns the same numbers when it runs again. Dropout does not, because
+///   the generator of candle cannot be wound back. So variables and output are compared with those before,
+///   and a segment with others is refused. While the state has no step, each segment that is to run again
+///   does so in the forward pass, before anything is written.
 /// - It takes contiguous tensors, as a copy of its input is contiguous. For these `LayerNorm` and `RmsNorm`
 ///   of candle [cut](crate::guide::cuts) the graph, and for others they do not.
 /// - It detaches no parameter that a later segment trains. `train` may move that parameter before the segment

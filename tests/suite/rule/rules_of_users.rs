@@ -344,7 +344,8 @@ impl Rule for Part {
             3 => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 0..1), |_| {
                 Resolved::new(Way(1.0), [])
             }),
-            // Arithmetic without state tensors fits an empty range, but not one of tensors that are not there.
+            // Arithmetic without state tensors fits an empty range, but not one of tensors that are not
+            // there.
             way @ 5..9 => {
                 let part = [3..3, usize::MAX..usize::MAX, Range { start: 2, end: 1 }, 3..4][way as usize - 5]
                     .clone();

@@ -193,8 +193,8 @@ fn a_factor_beyond_all_numbers_is_the_largest() {
     }
 }
 
-/// In F64 the squares of numbers below 1.5e-154 lose digits, and a quotient by the root of their sum could be as
-/// long as it likes.
+/// In F64 the squares of numbers below 1.5e-154 lose digits, and a quotient by the root of their sum could be
+/// as long as it likes.
 #[test]
 fn a_norm_of_vanishing_squares_makes_no_long_step() {
     let rules: [(&str, Box<dyn Rule>); 4] = [

@@ -304,8 +304,8 @@ fn a_segment_that_draws_numbers_is_refused() {
     with_dropout(false).train(Update::new(&mut state), model, &loss).expect("a step");
 }
 
-/// A segment that reads on its second run what another segment has left in a cell: a variable whose gradient is
-/// complete by then, or that no segment has read before.
+/// A segment that reads on its second run what another segment has left in a cell: a variable whose gradient
+/// is complete by then, or that no segment has read before.
 #[test]
 fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
     let input = Tensor::new(&[2f32], CPU).expect("an input");

@@ -1,5 +1,5 @@
-//! What a call leaves that code of the program ends in its middle: an owner of memory, a rule or a closure that
-//! fails or panics.
+//! What a call leaves that code of the program ends in its middle: an owner of memory, a rule or a closure
+//! that fails or panics.
 //!
 //! The places where such code runs are counted in a call that succeeds. Then the call is made once for each
 //! place and way to fail. After a panic that is caught, everything has to be as after an error at the same
