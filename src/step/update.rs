@@ -66,9 +66,10 @@ use crate::tree::{Leaf, StateTree};
 ///   has exchanged the storage, or because the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
 /// - An owner of [lent memory](crate::Lend) does not lend its memory, or lends other memory than it has
 ///   described.
-/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or a
-///   rule keeps a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it; or the model holds
-///   other weights instead of its parameters ([`Changed`](crate::ErrorKind::Changed)).
+/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or the
+///   state has a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it, or what its roundings
+///   [have lost](crate::Kahan); or the model holds other weights instead of its parameters
+///   ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left,

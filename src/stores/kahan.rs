@@ -13,7 +13,9 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 ///
 /// Parameter and compensation together carry about twice the digits of the dtype. Source: Zamirai et al.
 /// 2020, "Revisiting BFloat16 Training", [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in
-/// F32 or F64 are stored as without this wrapper.
+/// F32 or F64 are stored as without this wrapper. After new weights call
+/// [`refresh_masters`](crate::StateTree::refresh_masters), which drops what the old ones have lost. Until
+/// then an [`update`](crate::update) on the CPU refuses such weights.
 ///
 /// State per parameter: `compensation` (2 bytes) and the rule's, in f32 unless [`StoreAs`](crate::StoreAs)
 /// changes it.

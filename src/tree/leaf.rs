@@ -61,7 +61,7 @@ pub struct Leaf {
     /// another model. The next step compares all of the parameter with its master, because a program may
     /// write parameters until then; later steps compare a sample.
     pub(crate) unsettled_at: u64,
-    /// Whether only `left` shows a changed parameter: rules keep copies of it, and it has no master.
+    /// Whether only `left` shows a changed parameter: see [`State::is_led_back`].
     pub(super) is_led_back: bool,
     /// A checksum of a sample of the parameter after the last step, if `is_led_back`.
     pub(crate) left: Option<u32>,

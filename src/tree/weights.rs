@@ -112,10 +112,10 @@ impl Leaf {
         if left == now {
             return Ok(());
         }
-        let problem =
-            "it was changed outside of `update`, but its rule has a copy or a norm of the old values";
+        let problem = "it was changed outside of `update`, but its state follows from the old values: a copy, a \
+                       norm, or what roundings have lost";
         let remedy = "call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go \
-                      on with what the rule has, which moves the parameter back";
+                      on with that state, which moves the parameter towards the old values";
         Err(Error::new(ErrorKind::Changed, problem).with_remedy(remedy))
     }
 

@@ -139,7 +139,7 @@ impl Store {
             }
             Store::Compensated => {
                 let lost = Buffer::of_zeros(x.shape().into(), x.dtype(), None, x.device())?;
-                Ok(State::empty().with_buffer("compensation", lost).stored_with(of_rule(x)?))
+                Ok(State::empty().with_lost("compensation", lost).stored_with(of_rule(x)?))
             }
             Store::Stochastic { .. } => Ok(State::empty().with_counter("rounded").stored_with(of_rule(x)?)),
         }

@@ -1,14 +1,15 @@
 //! The entries of a state that depend on the values of the parameter: copies, averages, and what is counted
 //! from the first weights on.
 //!
-//! If the parameter gets new weights and its rule keeps a copy of the old ones, or a number such as their
-//! norm, later steps would lead it back. [`State::renew`] sets such entries to the new weights. An update
+//! If the parameter gets new weights and the state has a copy of the old ones, a number such as their norm, or
+//! what their roundings have lost, later steps would lead it back. [`State::renew`] sets such entries to the new weights. An update
 //! refuses weights that came without that call: before the first step `changed_copy` compares the copies with
 //! the parameter; later, if `is_led_back` holds, the tree compares a sample of the parameter with what the
 //! last step left.
 
 use super::State;
 use super::slot::{EntryTraits, Renewal};
+use crate::engine::Buffer;
 use crate::error::Result;
 use crate::numbers::counts;
 use crate::rule::Evaluation;
@@ -37,6 +38,13 @@ impl State {
         state
     }
 
+    /// Adds a tensor of what roundings of the parameter have lost.
+    pub(crate) fn with_lost(self, name: &'static str, lost: Buffer) -> Self {
+        let mut state = self.with_buffer(name, lost);
+        state.traits_mut(name).is_lost = true;
+        state
+    }
+
     /// Counts a step of the model in which the parameter did not move.
     pub(crate) fn miss_step(&mut self) {
         let Self { traits, counters, children, .. } = self;
@@ -55,12 +63,13 @@ impl State {
             || self.children.iter().any(|child| child.state.has_copies())
     }
 
-    /// Whether rules would lead the parameter back from new weights, unnoticed: they keep copies of it, or
-    /// numbers that follow from it, and it has no master to be compared with. Averages do not count, because
-    /// they never lead the parameter.
+    /// Whether new weights would be moved unnoticed: the state has copies of the old ones, numbers that follow
+    /// from these, or what they have lost, and there is no master to compare with. Averages do not count,
+    /// because they never lead the parameter.
     pub(crate) fn is_led_back(&self) -> bool {
         let is_number = |name: &str| self.numbers.iter().any(|(own, _)| *own == name);
         let leads = |(name, traits): &(&str, EntryTraits)| match traits.renewal {
+            _ if traits.is_lost => true,
             Some(Renewal::Copy) => true,
             Some(Renewal::Zero) => is_number(name),
             Some(Renewal::Average) | None => false,

@@ -34,6 +34,8 @@ pub(crate) struct EntryTraits {
     pub(crate) is_shared: bool,
     /// Whether this counts steps of the model in which the parameter did not move.
     pub(crate) counts_missed: bool,
+    /// Whether this is what roundings of the parameter have lost, which would move other weights.
+    pub(crate) is_lost: bool,
     /// The range of a number.
     pub(crate) range: Option<NumberRange>,
 }

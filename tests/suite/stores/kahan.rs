@@ -1,9 +1,9 @@
 //! `Kahan`: what rounding loses is added to the next step.
 
 use candle_core::{DType, Device, Tensor};
-use optimisers::{Descent, IntoOptimiser, Kahan, Update, setup, update};
+use optimisers::{Descent, ErrorKind, IntoOptimiser, Kahan, StateTree, Update, setup, update};
 
-use support::common::{constant, engines, grads, model, values};
+use support::common::{Grads, constant, engines, grads, is_kind, model, snapshot, values};
 
 /// Ten thousand steps of which each is lost in bf16, and too small for f16 in part: the compensated parameter
 /// goes with the f32 run.
@@ -56,6 +56,37 @@ fn an_infinite_parameter_under_kahan_stays_infinite() {
                 assert_eq!(now[..2], [f64::INFINITY, f64::NEG_INFINITY], "{dtype:?} {engine:?}");
                 assert!(now[2].is_finite());
             }
+        }
+    }
+}
+
+/// What the old weights have lost is many times a small new one.
+#[test]
+fn weights_from_outside_are_refused_under_kahan() {
+    for engine in engines() {
+        for dtype in [DType::F16, DType::BF16] {
+            let x = model(&[constant(50.0, 3, dtype)]);
+            let mut state = setup(Kahan::new(Descent::new(1.0)), &x).expect("a state");
+            let zeros = || grads([Some(constant(0.0, 3, DType::F32))]);
+            let step = |state: &mut StateTree, gradients: &Grads| {
+                Update::new(state).engine(engine).apply(&x, gradients).map(drop)
+            };
+            step(&mut state, &grads([Some(constant(0.01, 3, DType::F32))])).expect("an update");
+            let lost = state.masters(&x).expect("masters");
+            x["0"].set(&constant(0.25, 3, dtype)).expect("new weights");
+            let before = snapshot(&x, &state);
+            let error = step(&mut state, &zeros()).expect_err("new weights");
+            is_kind(
+                &error,
+                ErrorKind::Changed,
+                &["what roundings have lost", "`refresh_masters`", "`Update::keep_masters`"],
+            );
+            assert_eq!(snapshot(&x, &state), before, "{dtype:?} {engine:?}");
+            state.refresh_masters(&x).expect("masters");
+            step(&mut state, &zeros()).expect("an update");
+            assert_eq!(values(&x["0"]), [0.25; 3], "{dtype:?} {engine:?}");
+            // Before, the new weights got what the old ones had lost.
+            assert!((values(&lost["0"])[0] - 50.0).abs() > 0.009, "{dtype:?}: {lost:?}");
         }
     }
 }
