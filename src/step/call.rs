@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::numbers::counts;
-use crate::rule::{Gradient, LeafNorms, out_of_range};
+use crate::rule::{Gradient, LeafNorms};
 use crate::tree::StateTree;
 
 /// The options that the user chose.
@@ -81,9 +81,7 @@ impl UpdateCall {
             Some(scaler) => scaler.of_loss(known)?,
             None => check_unscaled(known).map(|()| None)?,
         };
-        if let Some(expected) = counts::too_large(options.weight) {
-            return Err(out_of_range("Update", "weight", options.weight, expected));
-        }
+        counts::check("Update: weight is", options.weight)?;
         // A scaler lowers its scale only for an overflow that a check has found.
         let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
         Ok(UpdateCall {

@@ -104,11 +104,9 @@ impl<'w> RankGradients<'w> {
             .map(|said| Contribution::read(said, leaves.len()))
             .collect::<Result<Vec<_>>>()?;
         let weight = contributions.iter().fold(0, |all: u64, one| all.saturating_add(one.weight));
-        if let Some(expected) = counts::too_large(weight) {
-            let problem = format!("the sum of the weights of all {} ranks is", world.size());
-            let error = Error::new(ErrorKind::Argument, problem).with_got(weight).with_expected(expected);
-            return Err(error.with_remedy("set smaller weights with `Update::weight`"));
-        }
+        let problem = format!("the sum of the weights of all {} ranks is", world.size());
+        counts::check(problem, weight)
+            .map_err(|error| error.with_remedy("set smaller weights with `Update::weight`"))?;
         call.weight = weight;
         // Divided by their gcd, so that equal weights become 1 and no multiplication rounds.
         let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));

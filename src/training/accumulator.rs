@@ -130,11 +130,8 @@ impl Accumulator {
             return Ok(());
         }
         let all = self.weight.saturating_add(weight);
-        if let Some(expected) = counts::too_large(all) {
-            let problem = Error::new(ErrorKind::Argument, "the sum of the weights of the accumulator is");
-            let error = problem.with_got(all).with_expected(expected);
-            return Err(error.with_remedy("add with smaller weights, or `take` the mean first"));
-        }
+        counts::check("the sum of the weights of the accumulator is", all)
+            .map_err(|error| error.with_remedy("add with smaller weights, or `take` the mean first"))?;
         let known: HashSet<&str> = self.sums.iter().flat_map(|own| &own.paths).map(String::as_str).collect();
         if let Some(path) = grads.paths().find(|path| !known.contains(path)) {
             let paths = self.sums.iter().map(|own| &*own.paths[0]);

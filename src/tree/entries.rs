@@ -360,15 +360,14 @@ impl NewEntry<'_> {
         };
         let expected = match (place, &self.value) {
             (EntryPlace::Counter(_), StateValue::Counter(count)) => {
-                let unfit = counts::too_large(*count);
-                return unfit.map_or(Ok(()), |expected| Err(other(ErrorKind::Argument, count, expected)));
+                return counts::check(format!("{} is", self.label), *count);
             }
             (EntryPlace::Number(_), StateValue::Number(number)) => {
                 if let Some(remedy) = on_non_finite.filter(|_| !number.is_finite()) {
                     let infinite = other(ErrorKind::NotFinite, number, "a finite number");
                     return Err(infinite.with_remedy(remedy));
                 }
-                let unfit = leaf.and_then(|leaf| leaf.state.out_of_range(&self.name, *number));
+                let unfit = leaf.and_then(|leaf| leaf.state.number_fault(&self.name, *number));
                 let got = FieldValue::Real(*number);
                 return unfit.map_or(Ok(()), |expected| Err(other(ErrorKind::Argument, &got, expected)));
             }
@@ -470,7 +469,7 @@ impl Leaf {
         let counters = counters
             .filter_map(|(name, count)| Some((name, FieldValue::Count(count), counts::too_large(count)?)));
         let of_number = |(name, number): (String, f64)| {
-            let expected = self.state.out_of_range(&name, number)?;
+            let expected = self.state.number_fault(&name, number)?;
             Some((name, FieldValue::Real(number), expected))
         };
         let mut unfit = counters.chain(self.numbers().into_iter().filter_map(of_number));

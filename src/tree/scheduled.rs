@@ -7,7 +7,7 @@ use super::drives::{GivenSchedule, ResolvedSchedules, ScheduleResolver, check_on
 use super::schedule::Schedule;
 use super::{Leaf, Selection, StateTree, available_in};
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::numbers::counts;
 
 impl Selection<'_> {
@@ -125,10 +125,7 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_steps(&mut self, steps: u64) -> Result<()> {
-        if let Some(expected) = counts::too_large(steps) {
-            let problem = Error::new(ErrorKind::Argument, "the count for `set_steps` is");
-            return Err(problem.with_got(steps).with_expected(expected));
-        }
+        counts::check("the count for `set_steps` is", steps)?;
         self.steps = steps;
         self.act();
         Ok(())

@@ -253,7 +253,7 @@ impl CheckpointFile {
             return Err(not_finite(&entry_name(path, name), *value, 0).at(path));
         }
         for (name, Number(value)) in &record.numbers {
-            if let Some(expected) = leaf.state.out_of_range(name, *value) {
+            if let Some(expected) = leaf.state.number_fault(name, *value) {
                 let unfit = damaged(format_args!("the number {name:?} is"));
                 return Err(unfit.with_got(FieldValue::Real(*value)).with_expected(expected).at(path));
             }

@@ -225,7 +225,7 @@ impl State {
     ///
     /// Infinity and NaN are not asked, because a program may [accept
     /// them](crate::CheckpointFile::accepting_non_finite).
-    pub(crate) fn out_of_range(&self, name: &str, value: f64) -> Option<&'static str> {
+    pub(crate) fn number_fault(&self, name: &str, value: f64) -> Option<&'static str> {
         let mut expected = None;
         self.walk("", &mut |prefix, state| {
             let own =

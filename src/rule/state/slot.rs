@@ -19,9 +19,6 @@ pub struct Slot {
     pub(crate) is_average: bool,
 }
 
-/// The range of a number of a state, as those of hyper-parameters: see [`range`](crate::range).
-pub(crate) type NumberRange = fn(f64) -> Option<&'static str>;
-
 /// Properties of a tensor, counter or number of a state besides its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EntryTraits {
@@ -36,8 +33,8 @@ pub(crate) struct EntryTraits {
     pub(crate) counts_missed: bool,
     /// Whether this is what roundings of the parameter have lost, which would move other weights.
     pub(crate) is_lost: bool,
-    /// The range of a number.
-    pub(crate) range: Option<NumberRange>,
+    /// The range of a number, as those of hyper-parameters: see [`range`](crate::range).
+    pub(crate) range: Option<fn(f64) -> Option<&'static str>>,
 }
 
 impl EntryTraits {

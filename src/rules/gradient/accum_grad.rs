@@ -15,7 +15,7 @@
 //! yes     yes        any        a step by (acc + w·dx) / W
 //! ```
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::numbers::counts;
 use crate::numbers::value::Value;
 use crate::rule::{
@@ -185,11 +185,8 @@ impl Rule for AccumGrad {
         };
         let before = *received;
         let weighed = weight.saturating_add(own);
-        if let Some(expected) = counts::too_large(weighed) {
-            let problem = Error::new(ErrorKind::Argument, "the sum of the weights of its window is");
-            let error = problem.with_got(weighed).with_expected(expected);
-            return Err(error.with_remedy("set smaller weights with `Update::weight`"));
-        }
+        counts::check("the sum of the weights of its window is", weighed)
+            .map_err(|error| error.with_remedy("set smaller weights with `Update::weight`"))?;
         let counted = Counted {
             calls: counted_calls,
             received: counts::after(before, u64::from(own > 0)),
