@@ -20,9 +20,9 @@ pub use step::{PrintedProgress, PrintedStep};
 use crate::engine::{BoundKernel, Epilogue, Job, Operand, Step, TracedKernel, traced};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::numbers::DType;
+use crate::numbers::{DType, counts};
 use crate::rule::field::FieldValue;
-use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, Planned, Progress, State};
+use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, Planned, Progress, State, out_of_range};
 use crate::tensors::{Tensor, dtype_of};
 
 /// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
@@ -176,6 +176,15 @@ impl Printed {
                 .with_expected(format_args!("{expected:?}"))
                 .with_remedy("pass what `Printed::progress` returned for an optimiser of this form"));
         }
+        let calls = ("calls".to_string(), progress.calls);
+        for (name, count) in progress.counters.iter().chain([&calls]) {
+            counts::check(format!("{name:?} of the progress to resume is"), *count)?;
+        }
+        for (name, number) in &progress.numbers {
+            if let Some(expected) = self.state.number_fault(name, *number) {
+                return Err(out_of_range("the progress to resume", name, *number, expected));
+            }
+        }
         progress.give_to(&mut self.state);
         self.calls = progress.calls;
         Ok(())
@@ -206,7 +215,7 @@ impl Printed {
             });
         if is_taken {
             job.finish()?;
-            *calls = if windows.open { *calls + 1 } else { 0 };
+            *calls = if windows.open { counts::after(*calls, 1) } else { 0 };
         }
         let KnownKernel { kernel, scalars: taken, .. } = &known[index];
         let scalars = taken.iter().map(|&scalar| bound.scalars[scalar]).collect();

@@ -16,6 +16,7 @@
 //! as the commit. The step that ends a streamed step passes over such leaves, whose source is
 //! [`GradientSource::Pushed`].
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
 
 use super::call::UpdateCall;
@@ -39,16 +40,28 @@ pub(super) fn step(
     gradients: Vec<GradientSource<'_>>,
 ) -> Result<Outcome> {
     let mut call = call.of_state(state);
-    state.act();
+    state.act(state.steps);
     keep_written(state, parameters);
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
     let (ranks, gradients) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, gradients)?;
     let mut jobs = pool.take(leaves.len());
-    let step = StepCall { call: &call, ranks: &ranks, leaves, parameters, gradients }.plan(&mut jobs);
-    let step = step.and_then(|step| step.reduce(norms, sums)).and_then(ReducedStep::commit);
+    let left: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.left.is_some()) {
+        true => leaves.iter().map(|leaf| leaf.left).collect(),
+        false => Vec::new(),
+    };
+    let reduced = catch_unwind(AssertUnwindSafe(|| {
+        let step = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, gradients };
+        step.plan(&mut jobs)?.reduce(norms, sums)
+    }));
+    let commits = matches!(&reduced, Ok(Ok(step)) if step.ending == Ending::Committed);
+    let step = reduced.map(|step| step.and_then(ReducedStep::commit));
     // Before `?`, so that the memory of the jobs is also kept after an error.
     pool.recycle(jobs);
-    let step = step?;
+    if !commits {
+        // The plan forgets what the last step has left, because a commit may fail. This call writes nothing.
+        leaves.iter_mut().zip(left).for_each(|(leaf, left)| leaf.left = left);
+    }
+    let step = step.unwrap_or_else(|panic| resume_unwind(panic))?;
     // Before the outcome, which reads samples of whole parameters for warnings.
     ranks.share(leaves, parameters, step.moved())?;
     step.outcome(state, parameters)

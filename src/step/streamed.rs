@@ -125,7 +125,7 @@ impl<'s> Update<'s> {
         let options = UpdateOptions { finite_only: true, ..options };
         let call = UpdateCall::new(options, scaler.as_deref(), None)?.of_state(state);
         let call = UpdateCall { is_streamed: true, ..call };
-        state.act();
+        state.act(state.steps);
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
         let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
@@ -207,7 +207,13 @@ impl StreamedStep<'_> {
         }
         let x = &self.parameters[index];
         check_gradient(path, &**x, gradient)?;
-        match self.advance(&mut open, x, Lent::new(gradient))? {
+        let left = open.leaf.left;
+        let advanced = self.advance(&mut open, x, Lent::new(gradient));
+        if open.pushed.is_none() {
+            // Nothing of the leaf is written, so the parameter is as the last step has left it.
+            open.leaf.left = left;
+        }
+        match advanced? {
             Some(SkipReason::NotFinite { path: first }) => {
                 let _ = self.overflow.set(first);
                 if passes_over {

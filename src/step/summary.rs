@@ -117,7 +117,7 @@ impl StepSummary {
         }
         // A panic is held back until leaves have the rates of the next step.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.observed(state, parameters)));
-        state.act();
+        state.act(state.steps);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 

@@ -66,9 +66,9 @@ use crate::tree::{Leaf, StateTree};
 ///   has exchanged the storage, or because the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
 /// - An owner of [lent memory](crate::Lend) does not lend its memory, or lends other memory than it has
 ///   described.
-/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or the
-///   state has a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it, or what its roundings
-///   [have lost](crate::Kahan); or the model holds other weights instead of its parameters
+/// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or
+///   the state has a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it, or what its
+///   roundings [have lost](crate::Kahan); or the model holds other weights instead of its parameters
 ///   ([`Changed`](crate::ErrorKind::Changed)).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
@@ -80,7 +80,8 @@ use crate::tree::{Leaf, StateTree};
 /// then as they were, unless the panic came while parameters were written: arithmetic, a [late
 /// function](crate::Gradient::with_tensors_late) and an owner can panic at that stage.
 /// [`Rule`](crate::Rule#panics) describes what that leaves. A panic after that stage, of an owner, a rule's
-/// description or a logger, leaves a step that counts and that has used up the scaled loss.
+/// description or a logger, leaves a step that counts and that has used up the scaled loss; over ranks only
+/// after all ranks have the new parameters.
 ///
 /// # What is left in the middle
 /// While parameters are written, only four things can fail: a device, a rule's [late
@@ -216,7 +217,8 @@ impl<'s, S> Update<'s, S> {
     /// default 1.
     ///
     /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
-    /// read. A weight above `u64::MAX / 2` is refused, as is a window whose weights add up to more.
+    /// read. A weight above `u64::MAX / 2` is refused, as are weights of a window or of all
+    /// ranks that add up to more.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self
@@ -225,9 +227,11 @@ impl<'s, S> Update<'s, S> {
     /// If a parameter was changed outside of `update`, goes on from its master and overwrites the change.
     ///
     /// Without this option such a parameter is an error if the update notices the change; on a device it is
-    /// noticed only until the parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). Copies
-    /// that rules keep of the parameter, such as the slow weights of [`Lookahead`](crate::Lookahead), are
-    /// kept as well.
+    /// noticed only until the parameter's first step, see [`MixedPrecision`](crate::MixedPrecision). All else
+    /// that follows from the parameter stays as well: copies, such as the slow weights of
+    /// [`Lookahead`](crate::Lookahead), the norm of [`Hyperball`](crate::Hyperball), and what
+    /// [`Kahan`](crate::Kahan) has lost. So this option is for a program that masks or clamps its weights
+    /// after each step.
     pub fn keep_masters(mut self) -> Self {
         self.options.keep_masters = true;
         self

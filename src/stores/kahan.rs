@@ -15,7 +15,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// 2020, "Revisiting BFloat16 Training", [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in
 /// F32 or F64 are stored as without this wrapper. After new weights call
 /// [`refresh_masters`](crate::StateTree::refresh_masters), which drops what the old ones have lost. Until
-/// then an [`update`](crate::update) on the CPU refuses such weights.
+/// then an [`update`](crate::update) on the CPU refuses such weights. A program that masks or clamps its
+/// weights after each step calls [`keep_masters`](crate::Update::keep_masters).
 ///
 /// State per parameter: `compensation` (2 bytes) and the rule's, in f32 unless [`StoreAs`](crate::StoreAs)
 /// changes it.

@@ -223,8 +223,17 @@ impl StateTree {
         });
         let (places, _) = self.agree_on(Call::SetEntries, planned)?;
         self.warnings.look_again();
-        // Those of the whole state come last. No code of the program can fail or panic there, so schedules
-        // are read at a new count of steps whenever that count is set.
+        let of_steps = |((leaf, place), entry): (&(Option<usize>, EntryPlace), &NewEntry<'_>)| match (
+            leaf,
+            place,
+            &entry.value,
+        ) {
+            (None, EntryPlace::Counter(0), StateValue::Counter(steps)) => Some(*steps),
+            _ => None,
+        };
+        let steps = places.iter().zip(entries).find_map(of_steps).unwrap_or(self.steps);
+        // Made before anything is written, by code of rules that may panic.
+        let acting = self.acting_at(steps);
         let (own, of_leaves): (Vec<_>, Vec<_>) =
             places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
         let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {
@@ -235,7 +244,9 @@ impl StateTree {
             written =
                 own.into_iter().try_for_each(|((_, place), entry)| self.set_own_entry(place, &entry.value));
         }
-        self.act();
+        if written.is_ok() {
+            self.go_to(steps, acting);
+        }
         self.settle(Call::EntriesSet, written)
     }
 
@@ -281,9 +292,8 @@ impl StateTree {
     /// Sets an entry of the whole state to a value that was checked.
     fn set_own_entry(&mut self, place: EntryPlace, value: &StateValue<'_>) -> Result<()> {
         // In the order of `STATE_COUNTERS`.
-        let counters = [&mut self.steps, &mut self.calls];
         match (place, value) {
-            (EntryPlace::Counter(index), StateValue::Counter(count)) => *counters[index] = *count,
+            (EntryPlace::Counter(1), StateValue::Counter(calls)) => self.calls = *calls,
             (_, StateValue::Bytes(norms)) => self.norms = read_norms(norms)?,
             _ => {}
         }
@@ -462,26 +472,6 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
-    /// Refuses a counter or a number that no restore would take. Only a step of the leaf's rule can have set
-    /// it.
-    pub(crate) fn check_ranges(&self) -> Result<()> {
-        let counters = self.counters().into_iter();
-        let counters = counters
-            .filter_map(|(name, count)| Some((name, FieldValue::Count(count), counts::too_large(count)?)));
-        let of_number = |(name, number): (String, f64)| {
-            let expected = self.state.number_fault(&name, number)?;
-            Some((name, FieldValue::Real(number), expected))
-        };
-        let mut unfit = counters.chain(self.numbers().into_iter().filter_map(of_number));
-        let Some((name, got, expected)) = unfit.next() else { return Ok(()) };
-        let problem = format!("a step of {} has set {name:?} to", self.optimiser.rule().name());
-        Err(Error::new(ErrorKind::Contract, problem)
-            .with_got(got)
-            .with_expected(expected)
-            .with_remedy("in the rule, let steps set such a value only, or give `with_number` a wider range")
-            .at(&self.path))
-    }
-
     /// Sets an entry to a value that was checked.
     fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>) -> Result<()> {
         let held = self.held();

@@ -4,8 +4,8 @@
 //! that depends on the state:
 //! 1. With a master, the parameter has to be the master rounded.
 //! 2. Copies that rules keep are equal to the parameter before the first step. Later, without a master, the
-//!    checksum `left` of what the last step wrote shows a change.
-//! 3. Without either, an update takes any value.
+//!    checksum `left` of what the last step wrote shows a change, also for a norm and for what is lost.
+//! 3. Without any of these, an update takes any value.
 //!
 //! There are two optimisers. Edits and files use `optimiser`, the user's own. What uses values of a step,
 //! from the plan to `end_window`, uses `acting`, a copy with the values of the schedules.

@@ -111,10 +111,10 @@ impl StateTree {
     /// Sets every master to its parameter, after new weights were put into the model.
     ///
     /// Call it even if there are no masters, because a rule that keeps a copy of the parameter
-    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD)) or
-    /// its norm ([`Hyperball`](crate::Hyperball)) would lead it back to the old weights, and
-    /// [`Kahan`](crate::Kahan) would add what these have lost. On the CPU an [`update`](crate::update) notices new weights by
-    /// a [sample](crate::Slot::parameter).
+    /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD))
+    /// or its norm ([`Hyperball`](crate::Hyperball)) would lead it back to the old weights, and
+    /// [`Kahan`](crate::Kahan) would add what these have lost. On the CPU an [`update`](crate::update)
+    /// notices new weights by a [sample](crate::Slot::parameter).
     ///
     /// State that started as the parameter is set to it again, as by [`set_masters`](StateTree::set_masters).
     /// The rest of the state stays.

@@ -134,11 +134,14 @@ impl Selection<'_> {
         }
         let own = states.iter().map(|(_, optimiser, drives)| (optimiser, drives.as_ref()));
         let acting = acting(own, self.steps);
-        for (leaf, ((state, optimiser, drives), acting)) in
-            self.leaves.into_iter().zip(states.into_iter().zip(acting))
+        for ((leaf, change), ((state, optimiser, drives), acting)) in
+            self.leaves.into_iter().zip(&answer).zip(states.into_iter().zip(acting))
         {
             (leaf.state, leaf.optimiser, leaf.drives, leaf.acting) = (state, optimiser, drives, acting);
+            let left = leaf.left;
             leaf.unsettle();
+            // A state that was taken over follows from the same values of the parameter as before.
+            leaf.left = left.filter(|_| leaf.is_led_back && !change.kept.is_empty());
         }
         Ok(answer)
     }

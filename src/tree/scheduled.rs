@@ -126,8 +126,7 @@ impl StateTree {
     /// ```
     pub fn set_steps(&mut self, steps: u64) -> Result<()> {
         counts::check("the count for `set_steps` is", steps)?;
-        self.steps = steps;
-        self.act();
+        self.act(steps);
         Ok(())
     }
 

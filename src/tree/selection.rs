@@ -300,7 +300,7 @@ impl<'f> Adjustment<'f> {
         fields.find_map(|((field, _), is_reached)| field.name().filter(|_| !is_reached))
     }
 
-    /// Gives each leaf its new optimiser and schedules, and an acting optimiser with the values of `step`.
+    /// Gives each leaf its new optimiser and schedules, and what acts at the count of steps.
     ///
     /// `leaves` are those that the adjustment was made for.
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {

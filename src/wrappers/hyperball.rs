@@ -45,9 +45,11 @@ use crate::rule::{
 /// Norms are of one parameter (or its master), in f64. They cost two more reads of the parameter, of the
 /// gradient and of the state. The state has R as the number `radius`. After new weights, by
 /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters),
-/// and after new [rows](crate::StateTree::resize_rows), R is the norm that the parameter has then. If the
-/// norm of u is below 2.6e-23 (in f64 below 1.5e-154), its square is 0 and u has no direction: the step only
-/// scales x to the norm R.
+/// and after new [rows](crate::StateTree::resize_rows), R is the norm that the parameter has then. On the CPU
+/// an [`update`](crate::update) refuses weights that were changed without such a call; a program that masks
+/// or clamps them after each step calls [`keep_masters`](crate::Update::keep_masters). If the norm of u is
+/// below 2.6e-23 (in f64 below 1.5e-154), its square is 0 and u has no direction: the step only scales x to
+/// the norm R.
 ///
 /// Do not wrap rules whose parameter follows another sequence, such as [`ScheduleFree`](crate::ScheduleFree),
 /// nor [`Prodigy`](crate::Prodigy), whose η is only a factor of the learning rate that it finds. In a chain,
@@ -112,24 +114,33 @@ impl Arithmetic for SphereStep {
     }
 }
 
+/// Whether the arithmetic is in F64.
+fn is_wide(x: Parameter<'_>) -> bool {
+    compute_dtype(x.dtype()) == DType::F64
+}
+
 impl<R: Rule + Clone> Rule for Hyperball<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.rate()?;
-        let is_wide = compute_dtype(x.dtype()) == DType::F64;
-        let range = if is_wide { range::non_negative } else { norm_of_f32 };
+        let range = if is_wide(x) { range::non_negative } else { norm_of_f32 };
         let state = State::empty().with_number("radius", 0.0, range).zeroed_by_new_weights("radius");
         state.restarted_by_new_rows("radius").with_held(self, x)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (eta, radius) = (self.rate()?, state.number("radius")?);
-        let is_wide = compute_dtype(x.dtype()) == DType::F64;
+        let is_wide = is_wide(x);
         let Parts { numbers, held, .. } = state.parts();
         self.inner.apply(held.inner()?, x, dx)?.and_then(|step| {
             let sums = Sums::new(Slots::none(), numbers).norms().sum(InnerProduct, 0..0);
             Ok(step.try_map_with_sums(sums, move |sums| {
                 let (x, u) = (sums[0], sums[1]);
                 let radius = if radius == 0.0 { x } else { radius };
+                let ratio = radius / x;
+                let has_factor = if is_wide { ratio.is_normal() } else { (ratio as f32).is_normal() };
+                if x > 0.0 && x.is_finite() && !has_factor {
+                    return Err(far_from(radius, x));
+                }
                 let vanishes = u == 0.0 || !is_wide && (u * u) as f32 == 0.0;
                 let c = if vanishes { 0.0 } else { eta * radius / u };
                 // ‖x - c·u‖ from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The product
@@ -151,12 +162,20 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
     }
 }
 
-/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements. By another R every element
-/// would become 0, infinite or NaN.
+/// The check of the norm of a tensor of F32, which has fewer than 2⁶⁴ elements.
 fn norm_of_f32(norm: f64) -> Option<&'static str> {
     let (smallest, largest) = (f64::from(f32::from_bits(1)), f64::from(f32::MAX) * 2f64.powi(32));
     let is_norm = norm == 0.0 || (smallest..=largest).contains(&norm);
     (!is_norm).then_some("a norm of numbers of F32: 0, or from 1.4e-45 to 1.46e48")
+}
+
+/// The error for R from outside that no factor of the arithmetic leads to.
+fn far_from(radius: f64, norm: f64) -> Error {
+    let problem = "`Hyperball` scales the norm of the parameter to the number `radius`, but the norm is";
+    Error::new(ErrorKind::Argument, problem)
+        .with_got(format_args!("{norm:e}"))
+        .with_expected(format_args!("about `radius`, {radius:e}"))
+        .with_remedy("call `refresh_masters`, which takes the norm of the parameter as it is")
 }
 
 /// The error for a parameter of norm 0, which no factor scales to R.

@@ -185,9 +185,9 @@ fn misfit(path: &str, what: &'static str, expected: usize, got: usize) -> Error 
 
 /// Replaces a step by a multiplication.
 ///
-/// An infinite factor is a quotient by a norm of 0, of a gradient that has vanished, and becomes 0: infinity
-/// would make NaN of a gradient of zeros. Any other factor is limited to the largest number of the
-/// arithmetic, because infinity would turn subnormal numbers into infinities.
+/// An infinite factor is a quotient by a norm that is 0 or nearly so, of a gradient that has vanished, and
+/// becomes 0: infinity would make NaN of a gradient of zeros. Any other factor is limited to the largest
+/// number of the arithmetic, because infinity would turn subnormal numbers into infinities.
 fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {
         // `take_reduction` has left `Step::Identity` there.

@@ -8,12 +8,13 @@ use super::layout::Remarks;
 use super::record::Record;
 use super::saved::{SavedTensor, entries, entry_name};
 use super::write::{FileContent, NonFiniteEntry, write};
-use crate::error::Result;
 use crate::error::warning::Warning;
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_order};
+use crate::numbers::counts;
 use crate::ranks::Call;
-use crate::rule::field::Number;
+use crate::rule::field::{FieldValue, Number};
 use crate::step::loss_scaler::LossScaler;
 use crate::tensors::Tensor;
 use crate::training::plateau::ReduceOnPlateau;
@@ -219,11 +220,30 @@ impl<'s> Checkpoint<'s> {
     fn check(&self) -> Result<()> {
         self.state.check_names()?;
         self.state.check_parameters()?;
-        self.state.leaves().try_for_each(Leaf::check_ranges)?;
+        self.state.leaves().try_for_each(check_ranges)?;
         // JSON has no infinity or NaN, so such numbers could not be read again.
         self.scaler.as_ref().map_or(Ok(()), LossScaler::check)?;
         self.plateau.as_ref().map_or(Ok(()), ReduceOnPlateau::check)
     }
+}
+
+/// Refuses a counter or a number that no restore would take.
+fn check_ranges(leaf: &Leaf) -> Result<()> {
+    let counters = leaf.counters().into_iter();
+    let counters = counters
+        .filter_map(|(name, count)| Some((name, FieldValue::Count(count), counts::too_large(count)?)));
+    let of_number = |(name, number): (String, f64)| {
+        let expected = leaf.state.number_fault(&name, number)?;
+        Some((name, FieldValue::Real(number), expected))
+    };
+    let mut unfit = counters.chain(leaf.numbers().into_iter().filter_map(of_number));
+    let Some((name, got, expected)) = unfit.next() else { return Ok(()) };
+    let problem = format!("{name:?} in the state of {} is", leaf.optimiser().rule().name());
+    Err(Error::new(ErrorKind::Contract, problem)
+        .with_got(got)
+        .with_expected(expected)
+        .with_remedy("let the rule set no such value, or give a number a wider range in `State::with_number`")
+        .at(leaf.path()))
 }
 
 impl StateTree {

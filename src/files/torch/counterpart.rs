@@ -244,10 +244,15 @@ impl<'m> FoundRule<'m> {
     }
 
     /// The counters `t` of this rule, and of all members that make their steps together with the rule. Those
-    /// have the velocity, or no tensor, as `Descent`. An average has tensors that torch lacks.
+    /// have the velocity, or no tensor, as `Descent`. An average has tensors that torch lacks, and what
+    /// stands before an accumulator counts calls.
     fn counters(&self, leaf: &Leaf) -> Vec<String> {
         let (known, tensors) = (leaf.counters(), leaf.tensor_names());
+        let before = self.members[..self.own].iter().rposition(|member| member.rule.kind == "AccumGrad");
         let follows = |i: &usize| {
+            if before.is_some_and(|accumulator| *i < accumulator) {
+                return false;
+            }
             let place = self.members[*i].at("");
             Some(*i) == self.velocity || tensors.iter().all(|name| !name.starts_with(&place))
         };

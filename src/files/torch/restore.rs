@@ -14,8 +14,8 @@ impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.
     ///
     /// Hyper-parameters are compared, or [taken over](TorchState::taking_over_fields). The model stays as it
-    /// is, and so does the state of other rules of a chain. Tensors are converted to the dtypes of the state,
-    /// and rounded once if needed.
+    /// is, and so does the state of other rules of a chain, except the counts of those without tensors that
+    /// step with the rule. Tensors are converted to the dtypes of the state, and rounded once if needed.
     ///
     /// The state has to be [set up](crate::setup) with counterparts of torch's optimisers, and to have
     /// exactly the parameters of the file. Returns the paths of parameters that no step of torch's has moved,

@@ -18,15 +18,16 @@ type Share = [u32; 1 + WORDS];
 /// machine. All ranks have to call it.
 pub(super) fn check(world: &SimpleCommunicator) {
     static CHECKED: Once = Once::new();
+    let mut warning = None;
     CHECKED.call_once(|| {
         let machine = world.split_shared(world.rank());
         let ranks = machine.size() as usize;
         let mut all = vec![0; ranks * (1 + WORDS)];
         machine.all_gather_into(&own_share()[..], &mut all[..]);
-        if let (0, Some(warning)) = (machine.rank(), crowded(all.as_chunks().0)) {
-            warning.say();
-        }
+        warning = crowded(all.as_chunks().0).filter(|_| machine.rank() == 0);
     });
+    // Outside, because a `Once` refuses all later calls after a panic, here of a logger.
+    warning.iter().for_each(Warning::say);
 }
 
 /// The share of this rank. If the system does not report the cores, the mask is empty.

@@ -127,9 +127,9 @@ impl<'a> Gradient<'a> {
     ///
     /// The norm is that of the gradient as earlier rules leave it, in f64, and is taken before anything is
     /// written. It costs one more read of the gradient and of the state of earlier rules. A factor of exactly
-    /// 1 is no step. A norm below 1.5e-154, whose square is subnormal, is 0. An infinite factor becomes 0, so
-    /// that 1 / norm leaves a gradient of zeros as it is. A factor that is infinite only in the dtype of the
-    /// arithmetic becomes the largest number of that dtype.
+    /// 1 is no step. A 2-norm below 1.5e-154, whose square is subnormal, is 0. An infinite factor becomes 0,
+    /// so that 1 / norm leaves a gradient of zeros as it is. A factor that is infinite only in the dtype of
+    /// the arithmetic becomes the largest number of that dtype.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

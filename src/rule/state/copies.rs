@@ -1,11 +1,11 @@
 //! The entries of a state that depend on the values of the parameter: copies, averages, and what is counted
 //! from the first weights on.
 //!
-//! If the parameter gets new weights and the state has a copy of the old ones, a number such as their norm, or
-//! what their roundings have lost, later steps would lead it back. [`State::renew`] sets such entries to the new weights. An update
-//! refuses weights that came without that call: before the first step `changed_copy` compares the copies with
-//! the parameter; later, if `is_led_back` holds, the tree compares a sample of the parameter with what the
-//! last step left.
+//! New weights make such entries wrong: a copy or a norm of the old ones leads the parameter back, and what
+//! their roundings have lost moves it. [`State::renew`] sets copies to the new weights and numbers to 0, and
+//! the store sets what roundings lose. An update refuses weights that came without that call: before the
+//! first step `changed_copy` compares the copies with the parameter; later, if `is_led_back` holds, the tree
+//! compares a sample of the parameter with what the last step left.
 
 use super::State;
 use super::slot::{EntryTraits, Renewal};
@@ -20,9 +20,9 @@ impl State {
     /// Lets the entry `name` become 0 again when the parameter gets
     /// [new weights](crate::StateTree::set_masters).
     ///
-    /// For a tensor, counter or number that is counted or summed up from the first weights on. A number also
-    /// lets an [`update`](crate::update) refuse weights that were changed without such a call, as a
-    /// [copy](crate::Slot::parameter) does after the first step.
+    /// For a tensor, counter or number that is counted or summed up from the first weights on. The range of
+    /// such a number has to contain 0. A number also lets an [`update`](crate::update) refuse weights that
+    /// were changed without such a call, as a [copy](crate::Slot::parameter) does after the first step.
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
@@ -63,9 +63,9 @@ impl State {
             || self.children.iter().any(|child| child.state.has_copies())
     }
 
-    /// Whether new weights would be moved unnoticed: the state has copies of the old ones, numbers that follow
-    /// from these, or what they have lost, and there is no master to compare with. Averages do not count,
-    /// because they never lead the parameter.
+    /// Whether new weights would be moved unnoticed: the state has copies of the old ones, numbers that
+    /// follow from these, or what they have lost, and there is no master to compare with. Averages do not
+    /// count, because they never lead the parameter.
     pub(crate) fn is_led_back(&self) -> bool {
         let is_number = |name: &str| self.numbers.iter().any(|(own, _)| *own == name);
         let leads = |(name, traits): &(&str, EntryTraits)| match traits.renewal {

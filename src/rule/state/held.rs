@@ -80,9 +80,19 @@ impl State {
         Ok(self.own_average().or(last?))
     }
 
-    /// Refuses a state without the states of held rules, or with two entries of one full name.
+    /// Refuses a state without the states of held rules, with two entries of one full name, or with a number
+    /// out of its range.
     pub(crate) fn check_layout(&self, rule: &dyn Rule) -> Result<()> {
         self.check_held(rule)?;
+        for (name, number) in self.numbers() {
+            if let Some(expected) = self.number_fault(&name, number) {
+                let problem = format!("the `init` of {} makes the number {name:?}, which is", rule.name());
+                return Err(Error::new(ErrorKind::Contract, problem)
+                    .with_got(number)
+                    .with_expected(expected)
+                    .with_remedy("start in the range that `State::with_number` gets, or make it wider"));
+            }
+        }
         let (mut known, mut twice) = (HashSet::new(), None);
         // Two entries of one name could not be told apart, because checkpoints have only full names.
         self.walk("", &mut |prefix, state| {

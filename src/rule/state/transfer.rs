@@ -111,7 +111,14 @@ impl State {
             }
         }
         kept.extend(take_numbers(&mut self.counters, &old.counters));
-        kept.extend(take_numbers(&mut self.numbers, &old.numbers));
+        let Self { numbers, traits, .. } = self;
+        let range = |name: &str| traits.iter().find(|(own, _)| *own == name)?.1.range;
+        // A number of another rule may have another range.
+        let fits = |(name, number): &&(&'static str, f64)| {
+            !number.is_finite() || range(name).is_none_or(|range| range(*number).is_none())
+        };
+        let fitting: Vec<_> = old.numbers.iter().filter(fits).copied().collect();
+        kept.extend(take_numbers(numbers, &fitting));
         Ok(kept)
     }
 

@@ -66,7 +66,7 @@ crate::hyper_parameters! {
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
         /// d₀: the first estimate. A small number is right; its exact value matters little.
-        estimate: f64 = 1e-6 => positive,
+        estimate: f64 = 1e-6 => up_to_largest,
         /// c: a factor on the estimate.
         coefficient: f64 = 1.0 => range::positive,
         /// Whether η_t corrects the moments for their start at 0.
@@ -74,9 +74,13 @@ crate::hyper_parameters! {
     }
 }
 
-/// The check of `estimate`. It is finite, because an infinite estimate times a gradient of zero is NaN.
-fn positive(value: f64) -> Option<&'static str> {
-    (!(value > 0.0 && value.is_finite())).then_some("a finite number above 0")
+/// The largest d. Its square, divided by a usual d₀, is a number of F32. A larger estimate counts as this
+/// one.
+const LARGEST: f64 = 1e15;
+
+/// The check of d and d₀.
+fn up_to_largest(value: f64) -> Option<&'static str> {
+    (!(value > 0.0 && value <= LARGEST)).then_some("a number above 0, and at most 1e15")
 }
 
 /// `(d / d₀)·d·η_t·dx·(x₀ - x)`
@@ -145,7 +149,7 @@ impl Rule for Prodigy {
             Slot::zeros("scaled_v").second_moment(),
             Slot::zeros("path"),
         ];
-        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate, positive).with_number(
+        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate, up_to_largest).with_number(
             "r",
             0.0,
             range::finite,
@@ -183,7 +187,7 @@ impl Rule for Prodigy {
             let r = sums[0] + path.beta * r;
             let found = r * coefficient / sums[1];
             // If all gradients have been zero, `found` is 0 / 0, and d stays as it is.
-            let next = if found.is_finite() && found > d { found } else { d };
+            let next = if found.is_finite() && found > d { found.min(LARGEST) } else { d };
             let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next * epsilon) };
             Resolved::new(step, [next, r])
         })))

@@ -185,8 +185,11 @@ impl Rule for AccumGrad {
         };
         let before = *received;
         let weighed = weight.saturating_add(own);
-        counts::check("the sum of the weights of its window is", weighed)
-            .map_err(|error| error.with_remedy("set smaller weights with `Update::weight`"))?;
+        counts::check("the sum of the weights of its window is", weighed).map_err(|error| {
+            error.with_remedy(
+                "set smaller weights with `Update::weight`, or end the window with `Update::release_windows`",
+            )
+        })?;
         let counted = Counted {
             calls: counted_calls,
             received: counts::after(before, u64::from(own > 0)),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DynamicScale {
-    /// The scale at the start, above 0.
+    /// The scale at the start, at least 1.18e-38.
     pub initial: f64,
     /// The factor by which the scale grows after `growth_interval` steps without overflow; at least 1.
     pub growth_factor: f64,
@@ -17,7 +17,7 @@ pub struct DynamicScale {
     /// The number of the overflow on which the scale falls; 1 is the first. Counted anew when the scale
     /// grows.
     pub hysteresis: u64,
-    /// The smallest scale. An overflow at this scale is an error.
+    /// The smallest scale, at least 1.18e-38. An overflow at this scale is an error.
     pub floor: f64,
 }
 

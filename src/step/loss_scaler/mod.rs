@@ -373,7 +373,7 @@ impl LossScaler {
 
     /// Checks each number against its range, because serde and public fields accept any.
     pub(crate) fn check(&self) -> Result<()> {
-        // Gradients in F32 are multiplied by 1 / scale, which is infinite for a smaller scale.
+        // A smaller scale is subnormal in F32, and its inverse may be infinite there.
         let positive = |value: f64| value >= f32::MIN_POSITIVE.into() && value.is_finite();
         const POSITIVE: &str = "a finite number, at least 1.18e-38";
         let refuse = |field: &str, value: FieldValue, expected: &str| {

@@ -324,7 +324,7 @@ impl ForwardPass<'_> {
     fn note(&mut self, place: usize, y: &[Tensor]) -> Result<Vec<bool>> {
         let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
         reads.iter().flatten().for_each(|x| _ = self.first.entry(x.id()).or_insert(place));
-        self.reads.push(ids(&reads));
+        self.reads.push(reads.iter().flatten().map(Tensor::id).collect());
         let own: Vec<_> = self.inputs[place].iter().filter(|x| x.is_variable()).collect();
         if !own.is_empty() && !own.iter().any(|x| self.first.contains_key(&x.id())) {
             let name = self.name(place);
@@ -397,8 +397,8 @@ impl ForwardPass<'_> {
             }
         }
         let name = self.name(place);
-        let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
-        if is_same && ids(&reads) == self.reads[place] {
+        let reads: HashSet<TensorId> = y.iter().flat_map(variables).map(|x| x.id()).collect();
+        if is_same && reads == self.reads[place] {
             return Ok(y);
         }
         if is_same {
@@ -406,7 +406,7 @@ impl ForwardPass<'_> {
             let problem = format!("{name} reads other variables when it runs again");
             return Err(Error::new(ErrorKind::Contract, problem).with_remedy(
                 "let each segment read only its input, the model, and what does not change during the step: \
-                 no tensor that another segment puts into a cell",
+                 no tensor that another segment puts into a cell, and no variable that the segment makes",
             ));
         }
         let problem = format!("{name} returns other numbers for the same input when it runs again");
@@ -422,11 +422,6 @@ impl ForwardPass<'_> {
         let loss = if place + 1 == count { ", with the loss," } else { "" };
         format!("segment {} of {count}{loss}", place + 1)
     }
-}
-
-/// The ids of the variables that several outputs depend on.
-fn ids(of_outputs: &[Vec<Tensor>]) -> HashSet<TensorId> {
-    of_outputs.iter().flatten().map(Tensor::id).collect()
 }
 
 /// The variables that a tensor depends on.

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AdaGrad, Adam, AdamW, Descent, Ema, Error, ErrorKind, FieldValue, Kahan, MixedPrecision, Momentum, Muon,
-    Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Schedule, StateTree, StoreAs, Warning,
-    WeightDecay, setup,
+    AccumGrad, AdaGrad, Adam, AdamW, Descent, Ema, Error, ErrorKind, FieldValue, GradNoise, Kahan,
+    MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Schedule,
+    StateTree, StoreAs, Warning, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -402,6 +402,18 @@ fn chains_come_back_with_counts_and_velocities() -> Tested {
     TorchState::open(&path)?.restore(&mut averaged)?;
     let after = averaged.leaf("x").map(|leaf| leaf.counters());
     assert_eq!(after.as_ref().map(|all| (all[0].1, all[1..].to_vec())), before.map(|others| (0, others)));
+    // What stands before an accumulator counts calls, and not steps.
+    let noisy =
+        OptimiserChain::new((GradNoise::new(0.1), AccumGrad::new(2), Adam::new(0.5), Descent::new(0.5)));
+    let mut state = setup(noisy, &model)?;
+    for _ in 0..4 {
+        optimisers::update(&mut state, &model, &[("x", floats(&[1.0, -2.0]))])?;
+    }
+    state.save_torch(&path)?;
+    let before = snapshot(&model, &state);
+    TorchState::open(&path)?.restore(&mut state)?;
+    assert_eq!(snapshot(&model, &state), before);
+    assert_eq!(state.leaf("x").map(|leaf| leaf.counters()[0].1), Some(4));
     // A count that no restore takes.
     let mut state = setup(Adam::new(0.5), &model)?;
     for (count, is_saved) in

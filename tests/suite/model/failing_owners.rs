@@ -324,7 +324,7 @@ impl Elementwise for Panicking {
     }
 }
 
-/// An owner that keeps a panic of the step from its caller, as one behind a foreign interface has to.
+/// An owner that does not pass a panic of the step on, as an owner in another language cannot.
 struct Catching(Owner);
 
 impl Lend for Catching {

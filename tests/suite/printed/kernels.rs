@@ -685,7 +685,27 @@ fn progress_is_resumed() -> Tested {
     is_kind(&error, ErrorKind::OtherRule, &["ScheduleFree", "Printed::progress"]);
     assert_eq!(error.got(), Some("[\"t\"]"), "{error}");
     assert!(error.expected().is_some_and(|expected| expected.contains("\"0.calls\"")), "{error}");
+    // Counts and numbers have the limits and ranges of files.
+    let most = u64::MAX / 2;
+    let with = |change: &dyn Fn(&mut PrintedProgress)| {
+        let mut progress = before.clone();
+        change(&mut progress);
+        progress
+    };
+    let refused = [
+        (with(&|progress| progress.counters[0].1 = most + 1), "\"0.calls\" of the progress to resume"),
+        (with(&|progress| progress.calls = most + 1), "\"calls\" of the progress to resume"),
+        (
+            with(&|progress| progress.numbers[0].1 = -1.0),
+            "largest_eta is -1, expected a number in [0, 1e100]",
+        ),
+    ];
+    for (progress, words) in refused {
+        is_kind(&resumed.resume(&progress).expect_err("a number"), ErrorKind::Argument, &[words]);
+    }
     assert_eq!(resumed.progress(), before);
+    resumed.resume(&with(&|progress| progress.calls = most))?;
+    resumed.step()?;
     Ok(())
 }
 

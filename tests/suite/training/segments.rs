@@ -311,25 +311,25 @@ fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
     let input = Tensor::new(&[2f32], CPU).expect("an input");
     let [w, other] = [3f32, 6.0].map(|x| Var::new(&[x], CPU).expect("a variable"));
     let cell = RefCell::new(input.clone());
-    let kept = |y: Tensor| {
+    let stored = |y: Tensor| {
         cell.replace(y.clone());
         Ok(y)
     };
     // Each runs with equal numbers twice: 6 in the cell, whatever its graph.
     let later = || {
         Segments::new(&input)
-            .then(|x| kept((x * w.as_tensor())?))
+            .then(|x| stored((x * w.as_tensor())?))
             .then(|x| x + &*cell.borrow())
-            .then(|x| kept((x * 0.5)?))
+            .then(|x| stored((x * 0.5)?))
     };
     let never = || {
-        Segments::new(&input).then(|x| kept((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
+        Segments::new(&input).then(|x| stored((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
             cell.replace(other.as_tensor().clone());
             x * 1.0
         })
     };
     let detached = || {
-        Segments::new(&input).then(|x| kept((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
+        Segments::new(&input).then(|x| stored((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
             let y = (x * 0.5)?;
             cell.replace(y.detach());
             Ok(y)
@@ -353,7 +353,7 @@ fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
     assert_eq!(snapshot(&model, &state), before);
     // What an earlier segment has left in a cell for a later one is read as before.
     let earlier = Segments::new(&input)
-        .then(|x| kept((x * w.as_tensor())?))
+        .then(|x| stored((x * w.as_tensor())?))
         .then(|x| x.sqr())
         .then(|x| x + &*cell.borrow());
     let (_, gradients) = earlier.gradients(|y| y.sum_all()).expect("gradients");

@@ -37,12 +37,18 @@ struct Trap {
     has_erred: bool,
 }
 
+impl Trap {
+    const fn at(place: usize, way: Way) -> Self {
+        Trap { reached: 0, place, way, has_erred: false }
+    }
+}
+
 thread_local! {
-    static TRAP: Cell<Trap> = const { Cell::new(Trap { reached: 0, place: 0, way: Way::Passes, has_erred: false }) };
+    static TRAP: Cell<Trap> = const { Cell::new(Trap::at(0, Way::Passes)) };
 }
 
 fn set(place: usize, way: Way) {
-    TRAP.set(Trap { reached: 0, place, way, has_erred: false });
+    TRAP.set(Trap::at(place, way));
 }
 
 /// A place in code of the program, which may return an error or not.
@@ -185,28 +191,28 @@ impl World {
         World { model, state, weight, graph, scaler, fresh, accumulator, plateau, saver: None }
     }
 
-    /// All that is left, and how it goes on.
-    fn left(mut self) -> Vec<String> {
+    /// All that remains, and how it goes on.
+    fn rest(mut self) -> Vec<String> {
         set(0, Way::Passes);
-        let mut left = self.numbers();
-        left.push(match self.state.entries() {
+        let mut rest = self.numbers();
+        rest.push(match self.state.entries() {
             Ok(entries) => entries.iter().map(|(path, name, value)| entry(path, name, value)).collect(),
             Err(error) => format!("{:?}", error.kind()),
         });
         for leaf in self.state.leaves() {
-            left.push(format!("{:?}", leaf.optimiser().fields()));
+            rest.push(format!("{:?}", leaf.optimiser().fields()));
         }
         // Gradients of a loss that was not scaled.
         let unscaled =
             Update::new(&mut self.state).scaler(&mut self.scaler).apply(&self.model, &gradients(4));
-        left.push(format!("{:?}", unscaled.map(|outcome| outcome.status).map_err(|error| error.kind())));
+        rest.push(format!("{:?}", unscaled.map(|outcome| outcome.status).map_err(|error| error.kind())));
         let loss = self.weight.sqr().and_then(|squares| squares.sum_all()).expect("a loss");
         let trained = Update::new(&mut self.graph)
             .scaler(&mut self.fresh)
             .apply(&self.weight, &loss.backward().expect("gradients"));
-        left.push(format!("{:?}", trained.map(|outcome| outcome.status).map_err(|error| error.kind())));
-        left.push(format!("{:?} {}", self.plateau, self.graph.steps()));
-        left.push(format!(
+        rest.push(format!("{:?}", trained.map(|outcome| outcome.status).map_err(|error| error.kind())));
+        rest.push(format!("{:?} {}", self.plateau, self.graph.steps()));
+        rest.push(format!(
             "{} {:?}",
             self.accumulator.weight(),
             self.accumulator.take().map(|sums| numbers(&sums))
@@ -216,17 +222,17 @@ impl World {
             let saved = saver.save(9, checkpoint).and_then(|_| saver.wait());
             let newest = saver.newest().expect("files").found.map(|(step, _)| step);
             let files = std::fs::read_dir(folder.path()).expect("a folder").count();
-            left.push(format!("{:?} {newest:?} {files}", saved.map_err(|error| error.kind())));
+            rest.push(format!("{:?} {newest:?} {files}", saved.map_err(|error| error.kind())));
         }
         for seed in [2, 3] {
             let outcome = update(&mut self.state, &self.model, &gradients(seed));
-            left.push(match outcome {
+            rest.push(match outcome {
                 Ok(outcome) => format!("{:?} {:?}", outcome.status, outcome.learning_rate),
                 Err(error) => format!("{:?}", error.kind()),
             });
-            left.extend(self.numbers());
+            rest.extend(self.numbers());
         }
-        left
+        rest
     }
 
     fn numbers(&self) -> Vec<String> {
@@ -276,12 +282,16 @@ fn safely<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Every verb that calls code of the program and then writes.
-const VERBS: [Verb; 24] = [
+/// Verbs that call code of the program and then write.
+const VERBS: [Verb; 25] = [
     ("update", nothing, |world| {
         let scaled = gradients(2).map(|(path, gradient)| (path, (gradient * 4.0).expect("a tensor")));
         let update = Update::new(&mut world.state).scaler(&mut world.scaler);
         update.apply(&world.model, &scaled).map(drop)
+    }),
+    ("apply_owned", nothing, |world| {
+        let update = Update::new(&mut world.state).scaler(&mut world.scaler);
+        update.apply_owned(&world.model, gradients(2)).map(drop)
     }),
     ("a push", nothing, |world| {
         let update = Update::new(&mut world.state).scaler(&mut world.scaler);
@@ -443,26 +453,26 @@ fn failed(verb: fn(&mut World) -> Result<()>, place: usize, way: Way) -> (Vec<St
     set(place, way);
     let done = catch_unwind(AssertUnwindSafe(|| verb(&mut world)));
     let has_erred = TRAP.get().has_erred && matches!(done, Ok(Err(_)));
-    (world.left(), has_erred)
+    (world.rest(), has_erred)
 }
 
 /// The places of a verb at which a panic leaves something else, with the difference.
 fn wrong_places((name, prepare, verb): Verb) -> Vec<String> {
     let mut world = World::new();
     prepare(&mut world).expect("a preparation");
-    let before = world.left();
+    let before = world.rest();
     let mut world = World::new();
     verb(&mut world).unwrap_or_else(|error| panic!("{name}: {error}"));
     let places = TRAP.get().reached;
-    let after = world.left();
+    let after = world.rest();
     assert!(places > 0, "{name} calls no code of the program");
     let wrong = |place| {
-        let (left, _) = failed(verb, place, Way::Panics);
+        let (rest, _) = failed(verb, place, Way::Panics);
         let (expected, has_erred) = failed(verb, place, Way::Errs);
-        let is_right = if has_erred { left == expected } else { left == before || left == after };
+        let is_right = if has_erred { rest == expected } else { rest == before || rest == after };
         let expected = if has_erred { expected } else { after.clone() };
         let differs =
-            || left.iter().zip(&expected).filter(|(left, expected)| left != expected).collect::<Vec<_>>();
+            || rest.iter().zip(&expected).filter(|(rest, expected)| rest != expected).collect::<Vec<_>>();
         (!is_right).then(|| format!("{name}, place {place} of {places}: {:#?}", differs()))
     };
     (1..=places).filter_map(wrong).collect()

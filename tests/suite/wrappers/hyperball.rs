@@ -186,8 +186,8 @@ fn a_changed_parameter_is_refused_or_scaled_back() {
     }
 }
 
-/// Rounding moves the norm, for hundreds of steps, and is no change from outside. Other weights are, in every
-/// dtype and however they come.
+/// Whatever rounding does to the norm in hundreds of steps is no change from outside. Other weights are, in
+/// every dtype and however they come.
 #[test]
 fn weights_from_outside_are_refused_and_drift_is_not() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -224,6 +224,45 @@ fn weights_from_outside_are_refused_and_drift_is_not() {
         assert!((radius(&state) / first - 1.0).abs() < 1e-12, "{dtype:?}: {} for {first}", radius(&state));
         state.set_masters(&x, &weights).expect("masters");
         update(&mut state, &x, &gradients(9)).expect("an update");
+    }
+}
+
+/// A call that writes nothing, and a rule that takes the state over, do not hide other weights.
+#[test]
+fn weights_from_outside_are_refused_after_skips_errors_and_replacements() {
+    let fine = || grads([Some(constant(0.5, 4, DType::F32))]);
+    type Between = fn(&mut StateTree, &Vars);
+    let between: [(&str, Between); 5] = [
+        ("nothing", |_, _| {}),
+        ("a skipped call", |state, x| {
+            let infinite = grads([Some(constant(f64::INFINITY, 4, DType::F32))]);
+            let outcome = Update::new(state).finite_only().apply(x, &infinite).expect("a call");
+            assert!(!outcome.has_stepped());
+        }),
+        ("a refused call", |state, x| {
+            drop(update(state, x, &grads([Some(constant(0.5, 3, DType::F32))])).expect_err("another shape"));
+        }),
+        ("a refused push", |state, x| {
+            let step = Update::new(state).begin(x).expect("a step");
+            drop(step.push("0", constant(f64::NAN, 4, DType::F32)).expect_err("NaN"));
+            drop(step.finish());
+        }),
+        ("another rate", |state, x| {
+            let rule = Hyperball::new(Adam::new(0.25));
+            drop(state.all().replace(rule, x).expect("a rule"));
+        }),
+    ];
+    for (name, between) in between {
+        let x = model(&[tensor(1, &[4], DType::F32)]);
+        let mut state = setup(Hyperball::new(Adam::new(0.1)), &x).expect("a state");
+        update(&mut state, &x, &fine()).expect("an update");
+        between(&mut state, &x);
+        let old = x["0"].copy().expect("a copy");
+        x["0"].set(&(&old * 10.0).expect("a tensor")).expect("other weights");
+        let error = update(&mut state, &x, &fine()).map(drop).expect_err(name);
+        is_kind(&error, ErrorKind::Changed, &["`refresh_masters`"]);
+        x["0"].set(&old).expect("the weights");
+        update(&mut state, &x, &fine()).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
