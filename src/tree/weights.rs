@@ -112,8 +112,8 @@ impl Leaf {
         if left == now {
             return Ok(());
         }
-        let problem = "it was changed outside of `update`, but its state follows from the old values: a copy, \
-                       a norm, or what roundings have lost";
+        let problem = "it was changed outside of `update`, but its state follows from the old values: a \
+                       copy, a norm, or what roundings have lost";
         let remedy = "call `refresh_masters` to go on from the parameters, or `Update::keep_masters` to go \
                       on with that state, which moves the parameter";
         Err(Error::new(ErrorKind::Changed, problem).with_remedy(remedy))
