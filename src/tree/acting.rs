@@ -38,13 +38,13 @@ pub(crate) fn acting<'l>(
 
 impl StateTree {
     /// What acts in all leaves at a count of steps; `None` if that acts already.
-    pub(super) fn acting_at(&self, steps: u64) -> Option<Vec<Option<Arc<Optimiser>>>> {
+    pub(super) fn acting_for(&self, steps: u64) -> Option<Vec<Option<Arc<Optimiser>>>> {
         let changes = self.acting_at != steps && self.leaves.iter().any(|leaf| leaf.drives.is_some());
         let own = self.leaves.iter().map(|leaf| (&leaf.optimiser, leaf.drives.as_ref()));
         changes.then(|| acting(own, steps))
     }
 
-    /// Sets the count of steps, with what [acts](StateTree::acting_at) at it.
+    /// Sets the count of steps, with what [acts](StateTree::acting_for) at it.
     pub(super) fn go_to(&mut self, steps: u64, acting: Option<Vec<Option<Arc<Optimiser>>>>) {
         let leaves = self.leaves.iter_mut().zip(acting.into_iter().flatten());
         leaves.for_each(|(leaf, acting)| leaf.acting = acting);
@@ -53,7 +53,7 @@ impl StateTree {
 
     /// Sets the count of steps, and gives leaves its values.
     pub(crate) fn act(&mut self, steps: u64) {
-        let acting = self.acting_at(steps);
+        let acting = self.acting_for(steps);
         self.go_to(steps, acting);
     }
 }

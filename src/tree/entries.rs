@@ -233,7 +233,7 @@ impl StateTree {
         };
         let steps = places.iter().zip(entries).find_map(of_steps).unwrap_or(self.steps);
         // Made before anything is written, by code of rules that may panic.
-        let acting = self.acting_at(steps);
+        let acting = self.acting_for(steps);
         let (own, of_leaves): (Vec<_>, Vec<_>) =
             places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
         let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {

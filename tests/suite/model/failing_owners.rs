@@ -25,6 +25,8 @@ enum Failure {
     PanicsAfter,
     RunsTwice,
     LendsLess,
+    /// In each loan, so not among [`FAILURES`].
+    CatchesPanics,
 }
 
 const FAILURES: [Failure; 6] = [
@@ -69,6 +71,9 @@ impl Owner {
     fn lend(&self, run: &mut dyn FnMut(&mut Vector, usize) -> Result<()>) -> Result<()> {
         let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         let all = values.numbers().len();
+        if self.failure == Failure::CatchesPanics {
+            return catch_unwind(AssertUnwindSafe(|| run(&mut values, all))).unwrap_or(Ok(()));
+        }
         if self.left.fetch_sub(1, Ordering::Relaxed) != 0 {
             return run(&mut values, all);
         }
@@ -82,6 +87,8 @@ impl Owner {
             }
             Failure::RunsTwice => run(&mut values, all).and_then(|()| run(&mut values, all)),
             Failure::LendsLess => run(&mut values, all - 1),
+            // As above.
+            Failure::CatchesPanics => run(&mut values, all),
         }
     }
 }
@@ -324,40 +331,10 @@ impl Elementwise for Panicking {
     }
 }
 
-/// An owner that does not pass a panic of the step on, as an owner in another language cannot.
-struct Catching(Owner);
-
-impl Lend for Catching {
-    fn lent_shape(&self) -> &[usize] {
-        self.0.lent_shape()
-    }
-
-    fn lent_dtype(&self) -> optimisers::DType {
-        self.0.lent_dtype()
-    }
-
-    fn memory(&self) -> Option<usize> {
-        self.0.memory()
-    }
-
-    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        catch_unwind(AssertUnwindSafe(|| self.0.read(run))).unwrap_or(Ok(()))
-    }
-
-    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        catch_unwind(AssertUnwindSafe(|| self.0.write(run))).unwrap_or(Ok(()))
-    }
-}
-
-impl Model for Catching {
-    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        visitor.below("x", |visitor| visitor.lend(self));
-    }
-}
-
+/// As an owner in another language, which cannot pass a panic on.
 #[test]
 fn a_panic_that_an_owner_catches_is_no_success() {
-    let (x, gradient) = (Catching(Owner::new(1, F32)), Owner::new(2, F32));
+    let (x, gradient) = (Owner::new(1, F32).failing(Failure::CatchesPanics, 0), Owner::new(2, F32));
     let mut state = setup(Panicking::new(0.1), &x).expect("a state");
     let error = Update::new(&mut state).apply(&x, &Lent(&gradient)).expect_err("a panic");
     is_kind(&error, ErrorKind::Memory, &["\"x\"", "has panicked", "pass a panic of that function on"]);

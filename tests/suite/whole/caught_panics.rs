@@ -438,13 +438,13 @@ impl optimisers::Gradients for Lent<'_> {
 
 /// A checkpoint of another count of steps.
 fn file() -> CheckpointFile {
-    let trap = TRAP.get();
-    let World { model, mut state, .. } = World::new();
-    update(&mut state, &model, &gradients(7)).expect("an update");
-    state.set_steps(900).expect("a count");
-    let (bytes, _) = Checkpoint::new(&state).model(&model).to_bytes().expect("a checkpoint");
-    TRAP.set(trap);
-    CheckpointFile::from_bytes("run", bytes).expect("a checkpoint")
+    let bytes = safely(|| {
+        let World { model, mut state, .. } = World::new();
+        update(&mut state, &model, &gradients(7))?;
+        state.set_steps(900)?;
+        Checkpoint::new(&state).model(&model).to_bytes()
+    });
+    CheckpointFile::from_bytes("run", bytes.expect("a checkpoint").0).expect("a checkpoint")
 }
 
 /// What a call leaves that fails at a place, and whether it returned the error of that place.
