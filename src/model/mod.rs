@@ -14,7 +14,9 @@ pub(crate) mod patterns;
 pub(crate) mod slices;
 mod variables;
 
-pub(crate) use variables::{Identity, Variable, duplicate_path, empty_model, identity, in_path_order};
+pub(crate) use variables::{
+    Identity, Variable, duplicate_path, empty_model, identity, in_path_order, selected,
+};
 
 use lent::Lend;
 

@@ -3,6 +3,8 @@
 #[cfg(any(feature = "candle", feature = "config"))]
 mod choice;
 
+use std::collections::{HashMap, HashSet};
+
 use wildmatch::WildMatch;
 
 use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
@@ -12,32 +14,54 @@ use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Patterns {
     texts: Vec<String>,
-    compiled: Vec<WildMatch>,
+    /// The first of the patterns that are a path without `*` and `?`. There may be one for each parameter.
+    literals: HashMap<String, usize>,
+    /// All others.
+    wild: Vec<(usize, WildMatch)>,
 }
 
 impl Patterns {
     pub(crate) fn new(texts: Vec<String>) -> Self {
-        let compiled = texts.iter().map(|text| WildMatch::new(text)).collect();
-        Patterns { texts, compiled }
+        let (mut literals, mut wild) = (HashMap::new(), Vec::new());
+        for (pattern, text) in texts.iter().enumerate() {
+            match text.contains(['*', '?']) {
+                true => wild.push((pattern, WildMatch::new(text))),
+                false => _ = literals.entry(text.clone()).or_insert(pattern),
+            }
+        }
+        Patterns { texts, literals, wild }
     }
 
     pub(crate) fn texts(&self) -> &[String] {
         &self.texts
     }
 
+    #[cfg(any(feature = "candle", feature = "config"))]
     fn matches(&self, pattern: usize, paths: &[impl AsRef<str>]) -> bool {
-        paths.iter().any(|path| self.compiled[pattern].matches(path.as_ref()))
+        match self.wild.binary_search_by_key(&pattern, |(wild, _)| *wild) {
+            Ok(place) => paths.iter().any(|path| self.wild[place].1.matches(path.as_ref())),
+            Err(_) => paths.iter().any(|path| path.as_ref() == self.texts[pattern]),
+        }
     }
 
     /// The index of the first pattern that matches any of a parameter's paths.
     pub(crate) fn first(&self, paths: &[impl AsRef<str>]) -> Option<usize> {
-        (0..self.texts.len()).find(|&pattern| self.matches(pattern, paths))
+        let literal = paths.iter().filter_map(|path| self.literals.get(path.as_ref()).copied()).min();
+        let is_before = |pattern| literal.is_none_or(|literal| pattern < literal);
+        let mut before = self.wild.iter().take_while(|(pattern, _)| is_before(*pattern));
+        let wild = before.find(|(_, wild)| paths.iter().any(|path| wild.matches(path.as_ref())));
+        wild.map(|(pattern, _)| *pattern).or(literal)
     }
 
     /// Refuses a pattern that matches none of the paths, because it is probably mistyped.
     pub(crate) fn check_matched<'p>(&self, paths: impl Iterator<Item = &'p str> + Clone) -> Result<()> {
-        let is_idle = |&pattern: &usize| !paths.clone().any(|path| self.compiled[pattern].matches(path));
-        (0..self.texts.len()).find(is_idle).map_or(Ok(()), |idle| Err(self.unmatched(idle, paths.clone())))
+        let literals: HashSet<&str> =
+            paths.clone().filter(|path| self.literals.contains_key(*path)).collect();
+        let idle =
+            self.literals.iter().filter(|(text, _)| !literals.contains(&***text)).map(|(_, idle)| *idle);
+        let is_idle = |(_, wild): &&(usize, WildMatch)| !paths.clone().any(|path| wild.matches(path));
+        let idle = idle.chain(self.wild.iter().find(is_idle).map(|(idle, _)| *idle)).min();
+        idle.map_or(Ok(()), |idle| Err(self.unmatched(idle, paths.clone())))
     }
 
     /// The error for a pattern that matches none of these paths, which may contain a path twice.

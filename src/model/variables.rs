@@ -63,7 +63,7 @@ struct ByPath<'m, W> {
     duplicate: Option<String>,
 }
 
-impl<'m, W: Fn(&Tensor) -> bool> ByPath<'m, W> {
+impl<'m, W: Fn(&str, Option<&Tensor>) -> bool> ByPath<'m, W> {
     fn add(&mut self, path: &str, x: Lent<'m>) {
         if let Some(other) = self.found.insert(path.to_string(), x.clone())
             && (identity(&other) != identity(&x) || !is_surely(&other, &x))
@@ -73,25 +73,43 @@ impl<'m, W: Fn(&Tensor) -> bool> ByPath<'m, W> {
     }
 }
 
-impl<'m, W: Fn(&Tensor) -> bool> See<'m> for ByPath<'m, W> {
+impl<'m, W: Fn(&str, Option<&Tensor>) -> bool> See<'m> for ByPath<'m, W> {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
-        if (self.wanted)(tensor) {
+        if (self.wanted)(path, Some(tensor)) {
             self.add(path, Lent::Tensor(tensor.clone()));
         }
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(path, Lent::new(lender));
+        if (self.wanted)(path, None) {
+            self.add(path, Lent::new(lender));
+        }
     }
 }
 
 /// The wanted tensors of a model and all memory that it lends, each once, sorted by the first path.
 ///
 /// # Errors
-/// If two parameters have one path, or if two handles of one memory cannot be told apart.
+/// As [`selected`].
 pub(crate) fn in_path_order<'m, M>(
     model: &'m M,
     wanted: impl Fn(&Tensor) -> bool,
+) -> Result<Vec<Variable<'m>>>
+where
+    M: Model + ?Sized,
+{
+    selected(model, |_, tensor| tensor.is_none_or(&wanted))
+}
+
+/// What a model shows and is wanted, each once, sorted by the first path.
+///
+/// `wanted` gets each path and its tensor; `None` for memory that the model lends.
+///
+/// # Errors
+/// If two parameters have one path, or if two handles of one memory cannot be told apart.
+pub(crate) fn selected<'m, M>(
+    model: &'m M,
+    wanted: impl Fn(&str, Option<&Tensor>) -> bool,
 ) -> Result<Vec<Variable<'m>>>
 where
     M: Model + ?Sized,

@@ -126,8 +126,8 @@ fn with(
     };
     let changed = |number| {
         let mut changed = optimiser.clone();
-        changed.write(&fields_with(optimiser, once((place, number))));
-        changed.check().is_ok().then(|| (changed, progress.clone()))
+        let written = changed.write(&fields_with(optimiser, once((place, number))));
+        written.and_then(|()| changed.check()).is_ok().then(|| (changed, progress.clone()))
     };
     field(own).into_iter().filter_map(changed).collect()
 }

@@ -200,9 +200,10 @@ impl Describer<'_> {
     ) {
         let fault = range(*value);
         if let Some(new) = self.field_value(name, (*value).into(), default.into(), fault) {
-            let new = F::from_value(new);
-            debug_assert!(new.is_some(), "a value of another type for {name}");
-            *value = new.unwrap_or(*value);
+            match F::from_value(new) {
+                Some(new) => *value = new,
+                None => self.checked = Err((self.wrong(OTHER_FIELDS, SAME_FIELDS), None)),
+            }
         }
     }
 
@@ -301,7 +302,9 @@ impl Describer<'_> {
         if !matches!(self.purpose, Purpose::Write(_)) {
             self.description.parts.push((place, part.description));
         }
-        self.fail(|| part.checked);
+        if self.checked.is_ok() {
+            self.checked = part.checked;
+        }
     }
 
     /// Refuses a rule that has not named its kind.
@@ -324,11 +327,19 @@ impl Describer<'_> {
     }
 
     fn refuse(&mut self, fault: &'static str, remedy: &'static str) {
+        let error = self.wrong(fault, remedy);
+        self.require(|| Err(error));
+    }
+
+    fn wrong(&self, fault: &str, remedy: &'static str) -> Error {
         let rule = if self.description.kind.is_empty() { "a rule" } else { self.description.kind };
-        let problem = move || format!("`Describe::describe` of {rule} is wrong: {fault}");
-        self.require(move || Err(Error::new(ErrorKind::Contract, problem()).with_remedy(remedy)));
+        let problem = format!("`Describe::describe` of {rule} is wrong: {fault}");
+        Error::new(ErrorKind::Contract, problem).with_remedy(remedy)
     }
 }
+
+const OTHER_FIELDS: &str = "it has described other fields before, or others of this name";
+const SAME_FIELDS: &str = "describe the same fields, with the same types, in each call";
 
 impl<'v> Describer<'v> {
     /// Runs `describe`. The first field of the rule has the index `next`.
@@ -346,6 +357,18 @@ impl<'v> Describer<'v> {
 
     /// Adds a choice between rules by these patterns of paths. If the rule has to choose now, returns the
     /// paths and the parameter to choose for.
+    /// The error if a value was not written.
+    pub(super) fn written(self) -> Result<()> {
+        let is_lost = match self.purpose {
+            Purpose::Write(values) => values.iter().any(|(index, _)| *index >= self.next),
+            _ => false,
+        };
+        if is_lost && self.checked.is_ok() {
+            return Err(self.wrong(OTHER_FIELDS, SAME_FIELDS));
+        }
+        self.checked.map_err(|(error, _)| error)
+    }
+
     pub(crate) fn choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
         match self.purpose {
             Purpose::Choose(paths, x) => return Some((paths, x)),
@@ -547,8 +570,8 @@ impl<R: Describe + Clone> Described for R {
         Cow::Owned(Describer::run(Purpose::Read, 0, &mut |reader| rule.describe(reader)).description)
     }
 
-    fn write(&mut self, values: &[(usize, FieldValue)]) {
-        Describer::run(Purpose::Write(values), 0, &mut |writer| self.describe(writer));
+    fn write(&mut self, values: &[(usize, FieldValue)]) -> Result<()> {
+        Describer::run(Purpose::Write(values), 0, &mut |writer| self.describe(writer)).written()
     }
 
     fn check_described(&self) -> Result<()> {

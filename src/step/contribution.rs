@@ -124,7 +124,7 @@ fn own_gradient(
 }
 
 /// The aspects of a call that must be the same on all ranks: five of the call, then `EACH` of each leaf.
-pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Leaf]) -> Agreement<'a> {
+pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Agreement<'a> {
     let options = [
         ("finite_only", call.options.finite_only),
         ("keep_masters", call.options.keep_masters),

@@ -85,7 +85,7 @@ impl<'w> RankGradients<'w> {
     pub(super) fn agree(
         world: &'w StateWorld,
         call: &mut UpdateCall,
-        leaves: &[Leaf],
+        leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
         gradients: Vec<GradientSource<'_>>,
     ) -> Result<Self> {

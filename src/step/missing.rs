@@ -42,7 +42,7 @@ impl Missing {
 
     /// The error of a refused call. `moved` is its clause about what has moved.
     pub(crate) fn refusal(&self, state: &StateTree, moved: &str) -> Error {
-        let paths = labels(self.refused.iter().map(|&leaf| &state.leaves[leaf]));
+        let paths = labels(self.refused.iter().map(|&leaf| &*state.leaves[leaf]));
         let (missing, leaves) = (self.refused.len(), state.len());
         Error::new(
             ErrorKind::NoGradient,
@@ -62,7 +62,7 @@ impl Missing {
             return None;
         }
         let odd =
-            || self.leaves.iter().map(|&leaf| &state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
+            || self.leaves.iter().map(|&leaf| &*state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
         let paths = labels(odd());
         let (missing, parameters, remedy) = (odd().count(), state.len(), advice(&paths));
         state.warnings.meet(Warning::WithoutGradient { missing, parameters, paths, remedy })

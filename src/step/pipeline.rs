@@ -40,7 +40,9 @@ pub(super) fn step(
     gradients: Vec<GradientSource<'_>>,
 ) -> Result<Outcome> {
     let mut call = call.of_state(state);
-    state.act(state.steps);
+    if let Err(error) = state.act(state.steps) {
+        return state.settle(Call::Update, Err(error));
+    }
     keep_written(state, parameters);
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
     let (ranks, gradients) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, gradients)?;
@@ -77,7 +79,7 @@ pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
         .zip(parameters)
         .filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
     let elsewhere =
-        elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage)).collect();
+        elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage));
     state.written_elsewhere.keep(elsewhere);
 }
 
@@ -85,7 +87,7 @@ pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
 pub(super) struct StepCall<'a, G> {
     pub(super) call: &'a UpdateCall,
     pub(super) ranks: &'a Ranks<'a>,
-    pub(super) leaves: &'a mut [Leaf],
+    pub(super) leaves: &'a mut [Box<Leaf>],
     /// In the order of the leaves.
     pub(super) parameters: &'a [Lent<'a>],
     /// In the order of the leaves.
@@ -97,8 +99,8 @@ impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
         let StepCall { call, ranks, leaves, parameters, gradients } = self;
         let places = jobs.iter_mut().enumerate();
-        let update = |((leaf, gradient), (index, job))| LeafUpdate {
-            leaf: Some(leaf),
+        let update = |((leaf, gradient), (index, job)): ((&'a mut Box<Leaf>, _), _)| LeafUpdate {
+            leaf: Some(&mut **leaf),
             gradient,
             x: ranks.part(index, parameters),
             plan: LeafPlan::default(),

@@ -25,7 +25,7 @@ impl<'w> Ranks<'w> {
     pub(super) fn agree<'g>(
         world: Option<&'w StateWorld>,
         call: &mut UpdateCall,
-        leaves: &[Leaf],
+        leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
         gradients: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
@@ -82,7 +82,7 @@ impl<'w> Ranks<'w> {
     }
 
     /// Exchanges the new values of these leaves: each rank has updated its own parts.
-    pub(super) fn share(&self, leaves: &[Leaf], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
+    pub(super) fn share(&self, leaves: &[Box<Leaf>], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.world() else { return Ok(()) };
         let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
         share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)

@@ -102,7 +102,7 @@ pub struct StreamedStep<'s> {
 
 /// A leaf while its step is open.
 struct OpenLeaf {
-    leaf: Leaf,
+    leaf: Box<Leaf>,
     /// The result of a push, if there was one.
     pushed: Option<GradientSource<'static>>,
 }
@@ -125,10 +125,11 @@ impl<'s> Update<'s> {
         let options = UpdateOptions { finite_only: true, ..options };
         let call = UpdateCall::new(options, scaler.as_deref(), None)?.of_state(state);
         let call = UpdateCall { is_streamed: true, ..call };
-        state.act(state.steps);
+        state.act(state.steps)?;
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
-        let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
+        let needs_all =
+            |leaf: &&Box<Leaf>| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
         if let Some(leaf) = state.leaves.iter().find(needs_all) {
             return Err(needs_all_gradients(leaf.path()));
         }
@@ -297,7 +298,7 @@ impl StreamedStep<'_> {
 /// Plans one leaf.
 fn plan<'j, 'a>(
     call: &'a UpdateCall,
-    leaf: &'a mut Leaf,
+    leaf: &'a mut Box<Leaf>,
     x: &'a Lent<'a>,
     gradient: impl IntoIterator<Item = Lent<'a>>,
     job: &'j mut Option<Job<'a>>,

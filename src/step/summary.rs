@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::counts;
 use crate::rule::{LeafNorms, Progress, Windows};
-use crate::tree::{Leaf, StateTree};
+use crate::tree::StateTree;
 
 /// The plans of all leaves together, and the norms of groups once they are computed.
 pub(super) struct StepSummary {
@@ -117,7 +117,8 @@ impl StepSummary {
         }
         // A panic is held back until leaves have the rates of the next step.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.observed(state, parameters)));
-        state.act(state.steps);
+        // The step is counted, so an error here is that of the next update, which makes the rates once more.
+        let _ = state.act(state.steps);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
@@ -161,7 +162,7 @@ impl StepSummary {
             open_calls: state.calls,
             frozen: self.frozen,
             without_gradient: self.missing.into_paths(state),
-            learning_rate: first.filter(|_| status == Status::Stepped).and_then(Leaf::learning_rate),
+            learning_rate: first.filter(|_| status == Status::Stepped).and_then(|leaf| leaf.learning_rate()),
             global_norm: self.group_norms.first().map(|(_, norm)| *norm),
             group_norms: self.group_norms,
             status,

@@ -427,7 +427,7 @@ fn owned(
     parameters: &[Lent<'_>],
     grads: &dyn GradientLookUp,
 ) -> Result<Option<Vec<GradientSource<'static>>>> {
-    let of_leaf = |(leaf, x): (&Leaf, &Lent<'_>)| {
+    let of_leaf = |(leaf, x): (&Box<Leaf>, &Lent<'_>)| {
         let owned = sources(leaf.paths(), &**x, grads)?.into_iter().map(Lent::into_owned);
         Ok(owned.collect::<Option<Sources<'_>>>().map(GradientSource::found))
     };

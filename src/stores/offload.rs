@@ -118,8 +118,8 @@ impl Described for Offload {
         Described::description(&self.0)
     }
 
-    fn write(&mut self, values: &[(usize, FieldValue)]) {
-        self.0.write(values);
+    fn write(&mut self, values: &[(usize, FieldValue)]) -> Result<()> {
+        self.0.write(values)
     }
 
     fn check_described(&self) -> Result<()> {

@@ -161,30 +161,40 @@ impl Reach {
 
 /// The matrices whose transpose a graph multiplies by, as linear layers do. Each row of them makes one
 /// output. An embedding is not among them, because it is looked up.
-struct Projections<'n> {
-    nodes: &'n [&'n Tensor],
+struct Projections {
     /// By memory and number of columns: a transpose is a view, with the memory of the matrix.
     transposed: HashSet<(Option<usize>, usize)>,
+    /// The matrices of which a copy in another dtype is transposed.
+    copied: HashSet<TensorId>,
 }
 
-impl<'n> Projections<'n> {
-    fn of(nodes: &'n [&'n Tensor]) -> Self {
+impl Projections {
+    fn of(nodes: &[&Tensor]) -> Self {
         let transposed = |node: &&Tensor| match *node.stride() {
             [.., 1, columns] if columns > 1 => Some((Lend::memory(*node), columns)),
             _ => None,
         };
-        Projections { nodes, transposed: nodes.iter().filter_map(transposed).collect() }
+        let transposed = nodes.iter().filter_map(transposed).collect();
+        let mut projections = Projections { transposed, copied: HashSet::new() };
+        // A layer may multiply by a copy of x in another dtype. The nodes have results before operands, so
+        // the copy is right before x.
+        for pair in nodes.windows(2) {
+            let [node, x] = [pair[0], pair[1]];
+            let is_copy = node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
+            if is_copy && projections.is_transposed(node) {
+                projections.copied.insert(x.id());
+            }
+        }
+        projections
+    }
+
+    fn is_transposed(&self, matrix: &Tensor) -> bool {
+        let [_, columns] = *matrix.dims() else { return false };
+        self.transposed.contains(&(Lend::memory(matrix), columns))
     }
 
     fn has(&self, x: &Tensor) -> bool {
-        let [_, columns] = *x.dims() else { return false };
-        let is_transposed = |matrix: &Tensor| self.transposed.contains(&(Lend::memory(matrix), columns));
-        // A layer may multiply by a copy of x in another dtype. The nodes have results before operands, so
-        // the copy is right before x.
-        let is_copy =
-            |node: &Tensor| node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
-        let of_copy = |pair: &[&Tensor]| pair[1].id() == x.id() && is_copy(pair[0]) && is_transposed(pair[0]);
-        is_transposed(x) || self.nodes.windows(2).any(of_copy)
+        self.is_transposed(x) || self.copied.contains(&x.id())
     }
 }
 

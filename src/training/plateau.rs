@@ -224,9 +224,9 @@ impl ReduceOnPlateau {
         let mut next = self.clone();
         let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());
         // Prepared in each observation, so that the first one is refused if a reduction would have no effect.
-        let keys = falls.into_iter().map(|falls| (!falls.is_empty()).then_some(falls));
-        let setting = |falls: &Falls| falls.iter().map(|(field, to)| (*field, (*to).into())).collect();
-        let adjustment = Adjustment::by_key(leaves.leaves(), leaves.steps, keys, setting)?;
+        let setting = |falls: Falls| falls.into_iter().map(|(field, to)| (field, to.into())).collect();
+        let settings = falls.into_iter().map(setting);
+        let adjustment = Adjustment::of_each(leaves.leaves(), leaves.steps, settings)?;
         if has_changed {
             leaves.commit(adjustment);
         }

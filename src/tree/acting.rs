@@ -3,10 +3,10 @@
 //! A schedule never writes the own optimiser, because edits and files need the own values. Leaves with the
 //! same own optimiser and the same schedules share one copy, so that a step of thousands of leaves is fast.
 //!
-//! A copy is made by code of its rule, which may panic. So all copies of a change are made first
+//! A copy is made by code of its rule, which may fail or panic. So all copies of a change are made first
 //! ([`acting`]), and then assigned together with all else that changes. The end of a step cannot make its
-//! copies before it counts the step. `StateTree::acting_at` therefore has the count whose values act, and
-//! the next update makes the copies if that count is another one.
+//! copies before it counts the step. `StateTree::acting_at` therefore has the count whose values act. If that
+//! count is another one, the next update makes the copies, and reports what fails before anything is written.
 
 use std::sync::Arc;
 
@@ -18,43 +18,56 @@ use crate::rule::Optimiser;
 
 /// The optimisers that act in a step, for leaves with these own optimisers and schedules. `None` if the own
 /// one acts.
+///
+/// # Errors
+/// If a rule describes other fields than when it got its schedules.
 pub(crate) fn acting<'l>(
-    leaves: impl Iterator<Item = (&'l Arc<Optimiser>, Option<&'l Arc<Drives>>)>,
+    leaves: impl Iterator<Item = (&'l str, &'l Arc<Optimiser>, Option<&'l Arc<Drives>>)>,
     step: u64,
-) -> Vec<Option<Arc<Optimiser>>> {
+) -> Result<Acting> {
     let mut made = Once::default();
-    let mut of_leaf = |(own, drives): (&'l Arc<Optimiser>, Option<&'l Arc<Drives>>)| {
-        let drives = drives?;
-        let make = || Arc::new(drives.acting(own, step));
-        if Arc::strong_count(drives) == 1 {
-            // No other leaf has these schedules, so a look-up would only take time.
-            return Some(make());
+    let mut of_leaf = |(path, own, drives): (&str, &'l Arc<Optimiser>, Option<&'l Arc<Drives>>)| {
+        let Some(drives) = drives else { return Ok(None) };
+        let make = || drives.acting(own, step).map(Arc::new).map_err(|error| error.at(path));
+        // If no other leaf has these schedules, a look-up would only take time.
+        match Arc::strong_count(drives) {
+            1 => make(),
+            _ => made.get((Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives)), make),
         }
-        let key = (Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives));
-        made.get(key, || Ok(make())).ok()
+        .map(Some)
     };
     leaves.map(&mut of_leaf).collect()
 }
 
+/// The optimiser that acts in each leaf; `None` for the own one.
+pub(crate) type Acting = Vec<Option<Arc<Optimiser>>>;
+
 impl StateTree {
     /// What acts in all leaves at a count of steps; `None` if that acts already.
-    pub(super) fn acting_for(&self, steps: u64) -> Option<Vec<Option<Arc<Optimiser>>>> {
+    ///
+    /// # Errors
+    /// As [`acting`].
+    pub(super) fn acting_for(&self, steps: u64) -> Result<Option<Acting>> {
         let changes = self.acting_at != steps && self.leaves.iter().any(|leaf| leaf.drives.is_some());
-        let own = self.leaves.iter().map(|leaf| (&leaf.optimiser, leaf.drives.as_ref()));
-        changes.then(|| acting(own, steps))
+        let own = self.leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
+        changes.then(|| acting(own, steps)).transpose()
     }
 
     /// Sets the count of steps, with what [acts](StateTree::acting_for) at it.
-    pub(super) fn go_to(&mut self, steps: u64, acting: Option<Vec<Option<Arc<Optimiser>>>>) {
+    pub(super) fn go_to(&mut self, steps: u64, acting: Option<Acting>) {
         let leaves = self.leaves.iter_mut().zip(acting.into_iter().flatten());
         leaves.for_each(|(leaf, acting)| leaf.acting = acting);
         (self.steps, self.acting_at) = (steps, steps);
     }
 
     /// Sets the count of steps, and gives leaves its values.
-    pub(crate) fn act(&mut self, steps: u64) {
-        let acting = self.acting_for(steps);
+    ///
+    /// # Errors
+    /// As [`acting`]. Nothing changes then.
+    pub(crate) fn act(&mut self, steps: u64) -> Result<()> {
+        let acting = self.acting_for(steps)?;
         self.go_to(steps, acting);
+        Ok(())
     }
 }
 

@@ -119,7 +119,7 @@ impl StateTree {
         let parameters = self.parameters_back(model)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty()
-            && self.leaves.iter().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none()
+            && self.leaves().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none()
         {
             let remedy = "add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`";
             return Err(Error::new(ErrorKind::Unsupported, "no parameter has an average").with_remedy(remedy));
@@ -132,7 +132,7 @@ impl StateTree {
     /// Refuses a state whose leaves are lost, or whose model has averages instead of its parameters.
     pub(crate) fn check_parameters(&self) -> Result<()> {
         self.check_leaves()?;
-        self.leaves.iter().try_for_each(Leaf::check_parameter)
+        self.leaves().try_for_each(Leaf::check_parameter)
     }
 }
 

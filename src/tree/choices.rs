@@ -1,6 +1,6 @@
 //! Which optimiser each variable gets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -45,11 +45,15 @@ pub(crate) fn chosen<'m, O: IntoOptimiser>(
 /// Refuses optimisers that decide by a pattern which no path of the model matches.
 pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     let paths = choices.iter().flat_map(|(variable, _)| &variable.paths).map(String::as_str);
-    let mut last = None;
+    let (mut last, mut checked) = (None, HashSet::new());
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
-        // Variables in a row usually share one `Arc`, whose patterns are then checked once.
-        if last.replace(Arc::as_ptr(optimiser)) != Some(Arc::as_ptr(optimiser)) {
-            Patterns::new(optimiser.description().patterns()).check_matched(paths.clone())?;
+        // Variables in a row usually share one `Arc`, and others often have the same patterns.
+        if last.replace(Arc::as_ptr(optimiser)) == Some(Arc::as_ptr(optimiser)) {
+            continue;
+        }
+        let patterns = optimiser.description().patterns();
+        if !patterns.is_empty() && checked.insert(patterns.clone()) {
+            Patterns::new(patterns).check_matched(paths.clone())?;
         }
     }
     Ok(())

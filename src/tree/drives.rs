@@ -9,6 +9,7 @@
 //! A relative schedule multiplies the leaf's own value. Any other sets the value alone, so own values must be
 //! equal in all its leaves (`check_one_rate`) and must not change under it (`check_same_own`).
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -89,7 +90,7 @@ struct Drive {
 }
 
 /// The schedules of a leaf, in the order in which they were given.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Drives(Vec<Drive>);
 
 /// Schedules that were resolved in an optimiser.
@@ -138,20 +139,15 @@ impl ScheduleResolver {
 }
 
 fn resolved(optimiser: &Optimiser, given: Vec<GivenSchedule>) -> Result<ResolvedSchedules> {
-    let (mut drives, mut missing): (Vec<Drive>, _) = (Vec::new(), Vec::new());
-    for mut given in given {
-        let field = given.schedule.driven_field();
-        let Some(numbers) = driven_numbers(field, optimiser.description())? else {
-            missing.push(field.to_string());
-            continue;
-        };
-        let earlier = drives.extract_if(.., |drive| overlap(drive.given.schedule.driven_field(), field));
-        let earlier: Vec<Drive> = earlier.collect();
-        earlier.into_iter().for_each(|earlier| given.replace(earlier.given));
-        drives.push(Drive { given, numbers });
+    let (mut drives, mut missing) = (Drives::default(), Vec::new());
+    for given in given {
+        let schedule = given.schedule.clone();
+        if !drives.add(given, optimiser)? {
+            missing.push(schedule.driven_field().to_string());
+        }
     }
-    drives.iter().try_for_each(|drive| drive.check(optimiser))?;
-    Ok(ResolvedSchedules { drives: (!drives.is_empty()).then(|| Arc::new(Drives(drives))), missing })
+    drives.0.iter().try_for_each(|drive| drive.check(optimiser))?;
+    Ok(ResolvedSchedules { drives: (!drives.0.is_empty()).then(|| Arc::new(drives)), missing })
 }
 
 /// Whether two names of fields reach the same numbers of a chain, as `eta` and `1.eta` do.
@@ -227,16 +223,19 @@ pub(crate) fn fields_with(
     numbers: impl Iterator<Item = (NumberPlace, f64)>,
 ) -> FieldValues {
     let mut values = FieldValues::new();
+    let fields = LazyCell::new(|| optimiser.fields());
+    let mut numbers: SmallVec<[(NumberPlace, f64); 4]> = numbers.collect();
+    numbers.sort_by_key(|(place, _)| *place);
     for ((index, part), number) in numbers {
         let Some(part) = part else {
             values.push((index, number.into()));
             continue;
         };
         // Both numbers of a pair may be set, each by a schedule: the second then joins the first.
-        let known =
-            values.iter().position(|(known, _)| *known == index).map(|place| values.swap_remove(place));
-        let value = known.or_else(|| Some((index, optimiser.fields().get(index)?.1)));
-        values.extend(value.map(|(index, value)| (index, value.with_part(part, number))));
+        match values.last_mut() {
+            Some((known, value)) if *known == index => *value = value.with_part(part, number),
+            _ => values.extend(fields.get(index).map(|(_, own)| (index, own.with_part(part, number)))),
+        }
     }
     values
 }
@@ -275,7 +274,7 @@ impl Drive {
             {
                 return Err(unreachable_rate(optimiser.description(), own, value));
             }
-            tried.write(&fields_with(optimiser, self.values(value)));
+            tried.write(&fields_with(optimiser, self.values(value)))?;
             tried.check().map_err(|error| leaves_range().caused_by(error))?;
         }
         Ok(())
@@ -283,6 +282,28 @@ impl Drive {
 }
 
 impl Drives {
+    /// These schedules of an optimiser and one more; `None` if the optimiser lacks the field.
+    ///
+    /// # Errors
+    /// As [`ScheduleResolver::of`]. Only the new schedule is checked.
+    pub(super) fn with(&self, given: GivenSchedule, optimiser: &Optimiser) -> Result<Option<Drives>> {
+        let mut drives = self.clone();
+        let has_field = drives.add(given, optimiser)?;
+        drives.0.last().filter(|_| has_field).map_or(Ok(()), |added| added.check(optimiser))?;
+        Ok(has_field.then_some(drives))
+    }
+
+    /// Adds a schedule, which replaces those of the same numbers. Returns whether the optimiser has the field.
+    fn add(&mut self, mut given: GivenSchedule, optimiser: &Optimiser) -> Result<bool> {
+        let field = given.schedule.driven_field();
+        let Some(numbers) = driven_numbers(field, optimiser.description())? else { return Ok(false) };
+        let earlier = self.0.extract_if(.., |drive| overlap(drive.given.schedule.driven_field(), field));
+        let earlier: Vec<Drive> = earlier.collect();
+        earlier.into_iter().for_each(|earlier| given.replace(earlier.given));
+        self.0.push(Drive { given, numbers });
+        Ok(true)
+    }
+
     pub(crate) fn given(&self) -> impl Iterator<Item = &GivenSchedule> {
         self.0.iter().map(|drive| &drive.given)
     }
@@ -311,11 +332,14 @@ impl Drives {
     }
 
     /// A copy of the optimiser with the values of a step.
-    pub(super) fn acting(&self, own: &Optimiser, step: u64) -> Optimiser {
+    ///
+    /// # Errors
+    /// If the rule describes other fields than when it got the schedules.
+    pub(super) fn acting(&self, own: &Optimiser, step: u64) -> Result<Optimiser> {
         let numbers = self.0.iter().flat_map(|drive| drive.values(drive.given.schedule.at(step)));
         let (values, mut acting) = (fields_with(own, numbers), own.unread());
-        acting.write(&values);
-        acting
+        acting.write(&values)?;
+        Ok(acting)
     }
 }
 

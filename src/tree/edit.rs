@@ -1,18 +1,18 @@
 //! Leaves that are added, removed, renamed or rebound, as the model changes.
 //!
 //! Each edit checks everything and makes all new state before it changes a leaf, so that an error leaves the
-//! state as it was. `remove` and `rename` take their leaves out of the tree and put them back, because a
-//! program may call them for each parameter of a large model. The others make the tree anew.
+//! state as it was. A program may edit each parameter of a large model by a call of its own, so only `rebind`
+//! and a clone, which go through all leaves, make the tree anew.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::leaf::VariablePlace;
-use super::{Leaf, LeftOut, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
+use super::{Leaf, LeftOut, OtherPath, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::model::{Model, Variable, in_path_order};
+use crate::model::{Model, Variable, in_path_order, selected};
 use crate::ranks::LeafParts;
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter, State};
 use crate::tensors::Tensor;
@@ -47,7 +47,8 @@ impl StateTree {
         self.check_whole("`add`")?;
         let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
-        let mut unknown = in_path_order(model, is_trainable)?;
+        let is_new = |path: &str, x: &Tensor| is_trainable(x) && self.known(x, path).is_none();
+        let mut unknown = selected(model, |path, x| x.is_none_or(|x| is_new(path, x)))?;
         unknown.retain(|variable| self.known_as(&*variable.x, variable.path()).is_none());
         self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
     }
@@ -70,8 +71,10 @@ impl StateTree {
         M: Model + ?Sized,
     {
         self.check_whole("`add_with`")?;
-        let mut without = in_path_order(model, is_trainable)?;
-        without.retain(|variable| !matches!(self.known_as(&*variable.x, variable.path()), Some(Some(_))));
+        let has_leaf = |place| matches!(place, Some(Some(_)));
+        let is_without = |path: &str, x: &Tensor| is_trainable(x) && !has_leaf(self.known(x, path));
+        let mut without = selected(model, |path, x| x.is_none_or(|x| is_without(path, x)))?;
+        without.retain(|variable| !has_leaf(self.known_as(&*variable.x, variable.path())));
         self.extend_whole(chosen(without, &mut choose)?)
     }
 
@@ -92,40 +95,33 @@ impl StateTree {
             // The path of a variable that was left out may get a leaf, but for no other variable. Lent memory
             // without an id is known by its path, so it is the same variable.
             let is_other = |path: &str| match id {
-                Some(id) => !self.by_id.contains_key(&id),
-                None => {
-                    self.left_out.iter().any(|left| left.id.is_some() && left.names().any(|own| own == path))
-                }
+                Some(id) => !self.by_id().contains_key(&id),
+                None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(Some(_)))),
             };
-            let taken = |path: &&String| {
-                self.by_path.get(*path).is_some_and(|known| known.is_some() || is_other(path))
-            };
+            let taken =
+                |path: &&String| self.place(path).is_some_and(|known| known.is_some() || is_other(path));
             if let Some(path) = paths.iter().find(taken) {
                 return Err(path_taken(path));
             }
             match optimiser {
-                Some((optimiser, parts)) => leaves.push(Leaf::new(paths, &*x, optimiser, parts)?),
+                Some((optimiser, parts)) => leaves.push(Box::new(Leaf::new(paths, &*x, optimiser, parts)?)),
                 None => left_out.push(LeftOut { id, paths }),
             }
         }
         self.give_schedules(&mut leaves)?;
         let added = leaves.iter().map(|leaf| leaf.path.clone()).collect();
-        let seen: HashSet<_> = leaves
-            .iter()
-            .filter_map(|leaf| leaf.id)
-            .chain(left_out.iter().filter_map(|variable| variable.id))
-            .collect();
-        let named: HashSet<_> =
-            leaves.iter().flat_map(Leaf::paths).chain(left_out.iter().flat_map(LeftOut::names)).collect();
-        let is_seen = |variable: &LeftOut| match variable.id {
-            Some(id) => seen.contains(&id),
-            None => variable.names().any(|name| named.contains(name)),
-        };
-        let (mut all, mut others) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.left_out));
-        others.retain(|variable| !is_seen(variable));
-        all.extend(leaves);
-        others.extend(left_out);
-        *self = self.with_leaves(all, others);
+        if !self.left_out.is_empty() {
+            let ids = leaves.iter().map(|leaf| leaf.id).chain(left_out.iter().map(|variable| variable.id));
+            let ids: HashSet<_> = ids.flatten().collect();
+            let of_leaves = leaves.iter().flat_map(|leaf| leaf.paths());
+            let named: HashSet<_> = of_leaves.chain(left_out.iter().flat_map(LeftOut::names)).collect();
+            self.take_left_out(|variable| match variable.id {
+                Some(id) => ids.contains(&id),
+                None => variable.names().any(|name| named.contains(name)),
+            });
+        }
+        self.put_in(leaves);
+        self.leave_out(left_out);
         Ok(added)
     }
 
@@ -152,20 +148,15 @@ impl StateTree {
     /// ```
     pub fn remove(&mut self, path: &str) -> Result<Vec<String>> {
         self.check_leaves()?;
-        let is_below = |variable: &LeftOut| variable.names().any(|name| below(name, path).is_some());
-        let places = self.places_below(path);
-        if places.is_empty() && !self.left_out.iter().any(is_below) {
+        let (places, has_left_out) = (self.places_below(path), self.has_left_out(path));
+        if places.is_empty() && !has_left_out {
             return Err(self.no_leaf(&selected_path(path)));
         }
         places.iter().try_for_each(|&place| self.leaves[place].check_parameter())?;
         let removed = self.take_out(&places);
-        self.written.forget(removed.iter().flat_map(Leaf::written));
-        let others: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_below(variable)).collect();
-        self.forget_names(
-            others.iter().filter_map(|variable| variable.id),
-            others.iter().flat_map(LeftOut::names),
-        );
-        self.leaves_have_changed();
+        if has_left_out {
+            self.take_left_out(|variable| variable.names().any(|name| below(name, path).is_some()));
+        }
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
@@ -197,17 +188,17 @@ impl StateTree {
             })
         };
         let is_below = |variable: &LeftOut| variable.names().any(|name| renamed(name).is_some());
-        let places = self.places_below(from);
-        let left_out = || self.left_out.iter().filter(|variable| is_below(variable));
-        if places.is_empty() && left_out().next().is_none() {
+        let (places, has_left_out) = (self.places_below(from), self.has_left_out(from));
+        if places.is_empty() && !has_left_out {
             return Err(self.no_leaf(&selected_path(from)));
         }
+        let left_out = self.left_out.iter().filter(|variable| has_left_out && is_below(variable));
         let old = places
             .iter()
             .flat_map(|&place| self.leaves[place].paths())
-            .chain(left_out().flat_map(LeftOut::names));
+            .chain(left_out.flat_map(LeftOut::names));
         // A path that is renamed itself is free, as `a.b` is when `a` becomes `a.b`.
-        let taken = |name: &String| self.by_path.contains_key(name) && renamed(name).is_none();
+        let taken = |name: &String| self.place(name).is_some() && renamed(name).is_none();
         if let Some(path) = old.filter_map(renamed).find(taken) {
             return Err(path_taken(&path));
         }
@@ -227,13 +218,10 @@ impl StateTree {
             leaf.aliases = paths.split_off(1);
             leaf.path = paths.swap_remove(0);
         }
-        let mut others: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_below(variable)).collect();
-        self.forget_names(std::iter::empty(), others.iter().flat_map(LeftOut::names));
+        let mut others = if has_left_out { self.take_left_out(is_below) } else { Vec::new() };
         others.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
-        self.by_path.extend(others.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None)));
-        self.left_out.extend(others);
         self.put_in(leaves);
-        self.leaves_have_changed();
+        self.leave_out(others);
         Ok(())
     }
 
@@ -269,7 +257,7 @@ impl StateTree {
         let mut found: Vec<Option<Rebinding>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
-            match paths.iter().find_map(|path| self.by_path.get(path)) {
+            match paths.iter().find_map(|path| self.by_path().get(path)) {
                 None => return Err(not_in_state(paths.first().map_or("", String::as_str))),
                 Some(None) => {
                     let same = left_out
@@ -301,7 +289,11 @@ impl StateTree {
             .enumerate()
             .flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
         let places: HashMap<&str, usize> = places.collect();
-        let of_leaves = self.leaves.iter().map(|leaf| leaf.paths().collect::<Vec<_>>());
+        let tied = self.other_paths.values().filter_map(|other| match other {
+            OtherPath::Tied(first) => self.leaf(first),
+            OtherPath::LeftOut(_) => None,
+        });
+        let of_leaves = tied.map(|leaf| leaf.paths().collect::<Vec<_>>());
         let of_others =
             self.left_out.iter().map(|variable| variable.paths.iter().map(String::as_str).collect());
         for paths in of_leaves.chain(of_others).filter(|paths| paths.len() > 1) {
@@ -323,8 +315,8 @@ impl StateTree {
     /// If a device has no memory left, or the state has lost its leaves.
     pub fn try_clone(&self) -> Result<Self> {
         self.check_leaves()?;
-        let leaves = self.leaves.iter().map(Leaf::try_clone).collect::<Result<_>>()?;
-        Ok(self.with_leaves(leaves, self.left_out.clone()))
+        let copies = self.leaves.iter().map(|leaf| leaf.try_clone().map(Box::new)).collect::<Result<_>>()?;
+        Ok(self.with_leaves(copies, self.left_out.clone()))
     }
 }
 

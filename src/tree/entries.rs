@@ -213,16 +213,6 @@ impl StateTree {
         entries: &[NewEntry<'_>],
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let planned = self.entry_places(entries, on_non_finite).and_then(|places| {
-            // Sorted, because ranks may give entries in different orders, as hash maps do.
-            let mut in_order: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
-            in_order.sort_by_key(|(place, _)| **place);
-            let aspects: Result<Vec<_>> = in_order.into_iter().map(|(_, entry)| entry.aspect()).collect();
-            let aspects = Agreement::on(aspects?);
-            Ok((places, aspects, Vec::new()))
-        });
-        let (places, _) = self.agree_on(Call::SetEntries, planned)?;
-        self.warnings.look_again();
         let of_steps = |((leaf, place), entry): (&(Option<usize>, EntryPlace), &NewEntry<'_>)| match (
             leaf,
             place,
@@ -231,9 +221,18 @@ impl StateTree {
             (None, EntryPlace::Counter(0), StateValue::Counter(steps)) => Some(*steps),
             _ => None,
         };
-        let steps = places.iter().zip(entries).find_map(of_steps).unwrap_or(self.steps);
-        // Made before anything is written, by code of rules that may panic.
-        let acting = self.acting_for(steps);
+        let planned = self.entry_places(entries, on_non_finite).and_then(|places| {
+            // Sorted, because ranks may give entries in different orders, as hash maps do.
+            let mut in_order: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
+            in_order.sort_by_key(|(place, _)| **place);
+            let aspects: Result<Vec<_>> = in_order.into_iter().map(|(_, entry)| entry.aspect()).collect();
+            let aspects = Agreement::on(aspects?);
+            let steps = places.iter().zip(entries).find_map(of_steps).unwrap_or(self.steps);
+            // Made before anything is written, by code of rules that may panic.
+            Ok(((places, steps, self.acting_for(steps)?), aspects, Vec::new()))
+        });
+        let ((places, steps, acting), _) = self.agree_on(Call::SetEntries, planned)?;
+        self.warnings.look_again();
         let (own, of_leaves): (Vec<_>, Vec<_>) =
             places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
         let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {
@@ -256,8 +255,6 @@ impl StateTree {
         entries: &[NewEntry<'_>],
         on_non_finite: Option<&'static str>,
     ) -> Result<Vec<(Option<usize>, EntryPlace)>> {
-        self.check_names()?;
-        self.check_parameters()?;
         let own = EntryNames {
             counters: texts(&STATE_COUNTERS),
             tensors: texts(&[STATE_NORMS]),
@@ -275,7 +272,7 @@ impl StateTree {
                     (Some(leaf), names.place(&entry.name).ok_or_else(unknown)?)
                 }
                 _ => {
-                    let paths = self.leaves.iter().map(Leaf::path);
+                    let paths = self.leaves().map(Leaf::path);
                     return Err(Error::unknown_path("parameter of the state", &entry.path, paths));
                 }
             };
@@ -283,7 +280,13 @@ impl StateTree {
                 let twice = Error::new(ErrorKind::Argument, format!("{} is given twice", entry.label));
                 return Err(twice.with_remedy("give each entry once"));
             }
-            entry.check(found.1, found.0.map(|leaf| &self.leaves[leaf]), on_non_finite)?;
+            let leaf = found.0.map(|leaf| &*self.leaves[leaf]);
+            // Not of all leaves for an entry of one, because a program may set entries one at a time.
+            match leaf {
+                Some(leaf) => leaf.check_name().and_then(|()| leaf.check_parameter())?,
+                None => self.check_names().and_then(|()| self.check_parameters())?,
+            }
+            entry.check(found.1, leaf, on_non_finite)?;
             Ok(found)
         };
         entries.iter().map(|entry| place(entry).map_err(|error| error.at(&entry.path))).collect()

@@ -1,6 +1,6 @@
 //! The parameters of a model, in the order of the leaves.
 
-use super::{Leaf, StateTree, is_trainable};
+use super::{Leaf, OtherPath, StateTree, is_trainable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, See, Visitor};
@@ -45,7 +45,7 @@ impl<'m> See<'m> for ParameterSearch<'_, 'm> {
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(self.state.by_path.get(path).copied(), path, Lent::new(lender));
+        self.add(self.state.place(path), path, Lent::new(lender));
     }
 }
 
@@ -56,6 +56,8 @@ impl StateTree {
     /// If model and state do not belong together.
     pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Lent<'m>>> {
         self.check_leaves()?;
+        // For this search, for gradients by path, and for a streamed step, which takes the leaves.
+        self.by_path();
         let before = self.visited.get().map_or(&[][..], Vec::as_slice);
         let mut search = ParameterSearch {
             state: self,
@@ -81,7 +83,7 @@ impl StateTree {
 
     /// Refuses a leaf without a parameter, and a parameter of another shape or dtype.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
-        let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
+        let parameter = |(leaf, x): (&Box<Leaf>, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;
             leaf.check_like(&*x)?;
             Ok(x)
@@ -91,26 +93,17 @@ impl StateTree {
 
     /// The index of a variable's leaf; `Some(None)` if it was left out, `None` if it is not in the state.
     pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
-        self.by_id
-            .get(&x.id())
-            .copied()
-            .or_else(|| self.by_path.get(path).copied().filter(|leaf| self.is_known_by_path(*leaf, path)))
-    }
-
-    /// Whether the parameter is memory that is found by its path.
-    fn is_known_by_path(&self, leaf: Option<usize>, path: &str) -> bool {
-        match leaf {
-            Some(leaf) => self.leaves[leaf].id.is_none(),
-            None => self
-                .left_out
-                .iter()
-                .any(|other| other.id.is_none() && other.paths.iter().any(|own| own == path)),
-        }
+        let is_lent = |place: &Option<usize>| match place {
+            Some(place) => self.leaves[*place].id.is_none(),
+            None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(None))),
+        };
+        let of_path = || self.place(path).filter(is_lent);
+        self.by_id().get(&x.id()).copied().or_else(of_path)
     }
 
     /// The leaf of a parameter, as [`StateTree::known`].
     pub(super) fn known_as(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
-        x.tensor().map_or_else(|| self.by_path.get(path).copied(), |x| self.known(x, path))
+        x.tensor().map_or_else(|| self.place(path), |x| self.known(x, path))
     }
 }
 

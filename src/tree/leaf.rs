@@ -163,6 +163,18 @@ impl Leaf {
         Ok(slots(&self.optimiser)? == slots(optimiser)?)
     }
 
+    /// Refuses a path that is only a place in a list.
+    pub(super) fn check_name(&self) -> Result<()> {
+        if !self.is_place {
+            return Ok(());
+        }
+        let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and \
+                       `VarMap::all_vars` has another order in each process";
+        let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the \
+                      model's names, or, if the list always has the same order, by `for_model(&list, rule)`";
+        Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy).at(&self.path))
+    }
+
     /// The path for lists in messages. A place in a list means nothing by itself, so the shape follows.
     pub(crate) fn label(&self) -> Cow<'_, str> {
         if self.is_place {

@@ -46,7 +46,7 @@ impl StateTree {
     /// The most precise copies of this rank's parts, in the order of the leaves.
     pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Leaf, &Lent<'_>)| leaf.master(&*leaf.own_part(&**x)?);
+        let master = |(leaf, x): (&Box<Leaf>, &Lent<'_>)| leaf.master(&*leaf.own_part(&**x)?);
         self.leaves.iter().zip(&parameters).map(master).collect()
     }
 
@@ -153,7 +153,7 @@ impl StateTree {
             Ok((parameters, Agreement::on(aspects), Vec::new()))
         });
         let (parameters, _) = self.agree_on(Call::RefreshMasters, parameters)?;
-        let refresh = |(leaf, x): (&mut Leaf, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
+        let refresh = |(leaf, x): (&mut Box<Leaf>, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
         let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
         self.settle(Call::MastersRefreshed, refreshed)
     }

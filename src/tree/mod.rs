@@ -1,9 +1,9 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 //!
 //! `leaves` is sorted by path, because sums over leaves and agreements of ranks need one order, whatever the
-//! model visits first. `by_id`, `by_path` and `aliases` have indices into `leaves`. So leaves come and go
-//! only by `put_in` and `take_out`, which correct these indices, or by `with_leaves`, which makes the tree
-//! anew. An edit by the first two ends with `leaves_have_changed`, which drops the caches.
+//! model visits first. So a path is found by bisection. All further indices are caches, and an edit ends with
+//! `leaves_have_changed`, which drops them: a program may remove or rename each parameter of a large model by
+//! a call of its own. Steps, which look up all parameters, make the caches.
 //!
 //! A streamed step takes the leaves out of `leaves` and puts them back when it ends. If it is leaked, they
 //! are lost: `check_leaves` refuses such a state.
@@ -89,17 +89,17 @@ use crate::tensors::{Tensor, TensorId};
 #[must_use = "a state trains nothing by itself: pass it to `update`"]
 #[derive(Debug)]
 pub struct StateTree {
-    /// Sorted by path.
-    pub(crate) leaves: Vec<Leaf>,
+    /// Sorted by path. In boxes, so that an edit moves pointers, and not whole leaves.
+    #[expect(clippy::vec_box, reason = "leaves that stay are moved when others come and go")]
+    pub(crate) leaves: Vec<Box<Leaf>>,
     /// Variables that updates pass over.
     pub(crate) left_out: Vec<LeftOut>,
-    /// The index of each variable's leaf; `None` for a variable that was left out.
-    by_id: HashMap<TensorId, Option<usize>>,
-    /// The same for all paths of all variables.
-    by_path: HashMap<String, Option<usize>>,
-    /// The further paths of tied variables, sorted. `leaves` is sorted by first paths only, and a loop over
-    /// parameters must find what is below a path without reading all leaves each time.
-    aliases: BTreeMap<String, usize>,
+    /// The paths that no leaf has as its first.
+    other_paths: BTreeMap<String, OtherPath>,
+    /// A cache: the index of each variable's leaf; `None` for a variable that was left out.
+    by_id: OnceLock<HashMap<TensorId, Option<usize>>>,
+    /// A cache: the same for all paths of all variables.
+    by_path: OnceLock<HashMap<String, Option<usize>>>,
     /// The storages that updates write, registered for all updates of the process.
     written: UpdateTargets,
     /// The same for parameters whose owner lends other memory than in `setup`; renewed in each call.
@@ -135,6 +135,15 @@ pub(crate) struct LeftOut {
     pub(crate) paths: Vec<String>,
 }
 
+/// Whose path it is, if no leaf has it as its first.
+#[derive(Clone, Debug)]
+enum OtherPath {
+    /// A further path of a tied variable, whose leaf has this first one.
+    Tied(String),
+    /// A path of a variable that was left out.
+    LeftOut(Option<TensorId>),
+}
+
 impl LeftOut {
     fn names(&self) -> impl Iterator<Item = &str> {
         self.paths.iter().map(String::as_str)
@@ -142,15 +151,16 @@ impl LeftOut {
 }
 
 impl StateTree {
-    pub(crate) fn new(leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+    #[expect(clippy::vec_box, reason = "see `leaves`")]
+    pub(crate) fn new(leaves: Vec<Box<Leaf>>, left_out: Vec<LeftOut>) -> Self {
         let mut tree = StateTree {
-            by_id: left_out.iter().filter_map(|variable| Some((variable.id?, None))).collect(),
-            by_path: left_out.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None)).collect(),
-            aliases: BTreeMap::new(),
-            written: UpdateTargets::new(leaves.iter().flat_map(Leaf::written)),
+            other_paths: BTreeMap::new(),
+            by_id: OnceLock::new(),
+            by_path: OnceLock::new(),
+            written: UpdateTargets::default(),
             written_elsewhere: UpdateTargets::default(),
             leaves: Vec::new(),
-            left_out,
+            left_out: Vec::new(),
             steps: 0,
             acting_at: 0,
             schedules: Vec::new(),
@@ -165,69 +175,84 @@ impl StateTree {
             world: None,
         };
         tree.put_in(leaves);
+        tree.leave_out(left_out);
         tree
     }
 
-    /// Inserts leaves where their paths belong, and enters them into the indices.
-    fn put_in(&mut self, mut leaves: Vec<Leaf>) {
+    /// Inserts leaves where their paths belong.
+    #[expect(clippy::vec_box, reason = "see `leaves`")]
+    fn put_in(&mut self, mut leaves: Vec<Box<Leaf>>) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
-        let before: Vec<usize> =
-            leaves.iter().map(|leaf| self.leaves.partition_point(|other| other.path < leaf.path)).collect();
-        // Must come before the new leaves are in the indices, because it changes all places there.
-        self.move_places(|place| place + before.partition_point(|&new| new <= place));
-        let (mut others, mut done) = (std::mem::take(&mut self.leaves).into_iter(), 0);
-        for (leaf, before) in leaves.into_iter().zip(before) {
-            self.leaves.extend(others.by_ref().take(before - done));
-            done = before;
-            let place = self.leaves.len();
-            self.by_id.extend(leaf.id.map(|id| (id, Some(place))));
-            self.by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(place))));
-            self.aliases.extend(leaf.aliases.iter().map(|path| (path.clone(), place)));
+        self.written.add(leaves.iter().flat_map(|leaf| leaf.written()));
+        let tied = |leaf: &Box<Leaf>| {
+            let tied = |path: &String| (path.clone(), OtherPath::Tied(leaf.path.clone()));
+            leaf.aliases.iter().map(tied).collect::<Vec<_>>()
+        };
+        self.other_paths.extend(leaves.iter().flat_map(tied));
+        // Only what follows the first of them moves.
+        let first = leaves.first().map_or(self.leaves.len(), |first| self.place_of_first(&first.path));
+        let mut others = self.leaves.split_off(first).into_iter().peekable();
+        for leaf in leaves {
+            while let Some(other) = others.next_if(|other| other.path < leaf.path) {
+                self.leaves.push(other);
+            }
             self.leaves.push(leaf);
         }
         self.leaves.extend(others);
+        self.leaves_have_changed();
     }
 
-    /// Removes the leaves at `places`, which are sorted, from the tree and from the indices.
-    fn take_out(&mut self, places: &[usize]) -> Vec<Leaf> {
-        let mut taken = Vec::with_capacity(places.len());
+    /// Removes the leaves at `places`, which are sorted.
+    #[expect(clippy::vec_box, reason = "see `leaves`")]
+    fn take_out(&mut self, places: &[usize]) -> Vec<Box<Leaf>> {
+        let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Vec::new() };
+        let after = self.leaves.split_off(last + 1);
         let mut next = places.iter().peekable();
-        for (place, leaf) in std::mem::take(&mut self.leaves).into_iter().enumerate() {
-            match next.next_if_eq(&&place) {
-                Some(_) => taken.push(leaf),
-                None => self.leaves.push(leaf),
-            }
+        let mut is_taken = |place: usize| next.next_if_eq(&&place).is_some();
+        let (taken, others): (Vec<_>, Vec<_>) =
+            (first..).zip(self.leaves.drain(first..)).partition(|(place, _)| is_taken(*place));
+        self.leaves.extend(others.into_iter().map(|(_, leaf)| leaf));
+        self.leaves.extend(after);
+        let taken: Vec<Box<Leaf>> = taken.into_iter().map(|(_, leaf)| leaf).collect();
+        self.written.forget(taken.iter().flat_map(|leaf| leaf.written()));
+        for path in taken.iter().flat_map(|leaf| &leaf.aliases) {
+            self.other_paths.remove(path);
         }
-        self.forget_names(taken.iter().filter_map(|leaf| leaf.id), taken.iter().flat_map(Leaf::paths));
-        self.move_places(|place| place - places.partition_point(|&taken| taken < place));
+        self.leaves_have_changed();
         taken
     }
 
-    /// Removes variables and names from the indices.
-    fn forget_names<'n>(
-        &mut self,
-        ids: impl Iterator<Item = TensorId>,
-        names: impl Iterator<Item = &'n str>,
-    ) {
-        for id in ids {
-            self.by_id.remove(&id);
-        }
-        for name in names {
-            self.by_path.remove(name);
-            self.aliases.remove(name);
-        }
+    /// Adds variables that updates pass over.
+    fn leave_out(&mut self, variables: Vec<LeftOut>) {
+        let paths = |variable: &LeftOut| {
+            let left_out = |name: &String| (name.clone(), OtherPath::LeftOut(variable.id));
+            variable.paths.iter().map(left_out).collect::<Vec<_>>()
+        };
+        self.other_paths.extend(variables.iter().flat_map(paths));
+        self.left_out.extend(variables);
+        self.leaves_have_changed();
     }
 
-    /// Replaces each place in the indices by what `to` makes of it.
-    fn move_places(&mut self, to: impl Fn(usize) -> usize) {
-        let known = self.by_id.values_mut().chain(self.by_path.values_mut()).flatten();
-        known.chain(self.aliases.values_mut()).for_each(|place| *place = to(*place));
+    /// Removes the variables that were left out and for which `is_meant` holds.
+    fn take_left_out(&mut self, is_meant: impl Fn(&LeftOut) -> bool) -> Vec<LeftOut> {
+        let taken: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_meant(variable)).collect();
+        for name in taken.iter().flat_map(LeftOut::names) {
+            self.other_paths.remove(name);
+        }
+        self.leaves_have_changed();
+        taken
+    }
+
+    /// Where the leaf with this first path is, or would be.
+    fn place_of_first(&self, path: &str) -> usize {
+        self.leaves.partition_point(|leaf| *leaf.path < *path)
     }
 
     /// Drops all caches that depend on which leaves there are, after some were taken out or put in.
     fn leaves_have_changed(&mut self) {
         self.warnings = self.warnings.of_other_leaves();
         (self.visited, self.names) = (OnceLock::new(), OnceLock::new());
+        (self.by_id, self.by_path) = (OnceLock::new(), OnceLock::new());
         (self.jobs, self.sums) = (JobPool::default(), KeptSums::default());
     }
 
@@ -238,21 +263,39 @@ impl StateTree {
         }
         // What is below `path` is contiguous, so bisection finds it. The leaf at `path` itself is looked up,
         // because others can be between: `a`, `a-b`, `a.b`.
-        let from = format!("{path}.");
-        let first = self.leaves.partition_point(|leaf| leaf.path < from);
-        let below = self.leaves[first..].iter().take_while(|leaf| leaf.path.starts_with(&from)).count();
-        let aliases = self.aliases.range(from.clone()..).take_while(|(name, _)| name.starts_with(&from));
+        let first = self.place_of_first(&format!("{path}."));
+        let is_below = |leaf: &&Box<Leaf>| below(&leaf.path, path).is_some();
+        let behind = self.leaves[first..].iter().take_while(is_below).count();
+        let tied = self.other_paths_below(path).filter_map(|(name, other)| match other {
+            OtherPath::Tied(_) => self.place(name).flatten(),
+            OtherPath::LeftOut(_) => None,
+        });
         let at = self.place(path).flatten();
-        let mut places: Vec<usize> =
-            at.into_iter().chain(first..first + below).chain(aliases.map(|(_, place)| *place)).collect();
+        let mut places: Vec<usize> = at.into_iter().chain(first..first + behind).chain(tied).collect();
         places.sort_unstable();
         // Several paths of a tied variable may be below `path`.
         places.dedup();
         places
     }
 
+    /// The paths below `path` that no leaf has as its first.
+    fn other_paths_below(&self, path: &str) -> impl Iterator<Item = (&str, &OtherPath)> {
+        let from = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let below =
+            self.other_paths.range(from.clone()..).take_while(move |(name, _)| name.starts_with(&from));
+        below.map(|(name, other)| (name.as_str(), other))
+    }
+
+    /// Whether a variable that was left out has a path at `path` or below it.
+    fn has_left_out(&self, path: &str) -> bool {
+        let at = self.other_paths.get(path).into_iter();
+        let mut others = at.chain(self.other_paths_below(path).map(|(_, other)| other));
+        others.any(|other| matches!(other, OtherPath::LeftOut(_)))
+    }
+
     /// This tree with other leaves and empty caches.
-    fn with_leaves(&self, leaves: Vec<Leaf>, left_out: Vec<LeftOut>) -> Self {
+    #[expect(clippy::vec_box, reason = "see `leaves`")]
+    fn with_leaves(&self, leaves: Vec<Box<Leaf>>, left_out: Vec<LeftOut>) -> Self {
         let StateTree { steps, acting_at, calls, requires_all, .. } = *self;
         StateTree {
             steps,
@@ -306,18 +349,20 @@ impl StateTree {
     }
 
     /// The leaves in the order of their paths.
-    pub fn leaves(&self) -> impl ExactSizeIterator<Item = &Leaf> {
-        self.leaves.iter()
+    pub fn leaves(&self) -> impl ExactSizeIterator<Item = &Leaf> + Clone {
+        self.leaves.iter().map(|leaf| &**leaf)
     }
 
     /// The leaf of the parameter with this path, which may be any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
-        self.by_path.get(path).copied().flatten().and_then(|i| self.leaves.get(i))
+        self.place(path).flatten().and_then(|place| self.leaves.get(place)).map(|leaf| &**leaf)
     }
 
     /// Refuses a state whose leaves were lost with a streamed step that was leaked.
     pub(crate) fn check_leaves(&self) -> Result<()> {
-        let is_leaked = self.leaves.is_empty() && self.by_path.values().any(Option::is_some);
+        // The step has made the cache, and what takes leaves out for good drops it.
+        let known = || self.by_path.get().into_iter().flat_map(HashMap::values);
+        let is_leaked = self.leaves.is_empty() && known().any(Option::is_some);
         if is_leaked { Err(leaked()) } else { Ok(()) }
     }
 
@@ -338,7 +383,7 @@ impl StateTree {
 
     /// The bytes that all state tensors take on their devices.
     pub fn bytes(&self) -> usize {
-        self.leaves.iter().map(Leaf::bytes).sum()
+        self.leaves.iter().map(|leaf| leaf.bytes()).sum()
     }
 
     /// Sets the learning rate of every leaf; in a chain with several, [their product](crate::Adjust::adjust).
@@ -420,7 +465,8 @@ impl StateTree {
         // The caller may change leaves through the selection, and some warnings depend on them.
         self.warnings.look_again();
         let is_leaked = self.check_leaves().is_err();
-        let (leaves, for_all) = (self.leaves.iter_mut().collect(), Some(&mut self.schedules));
+        let leaves = self.leaves.iter_mut().map(|leaf| &mut **leaf).collect();
+        let for_all = Some(&mut self.schedules);
         Selection { leaves, steps: self.steps, for_all, is_leaked }
     }
 
@@ -443,7 +489,7 @@ impl StateTree {
         let mut leaves = Vec::with_capacity(places.len());
         for place in places {
             let Some((leaf, behind)) = rest.split_at_mut(place - done).1.split_first_mut() else { break };
-            leaves.push(leaf);
+            leaves.push(&mut **leaf);
             (rest, done) = (behind, place + 1);
         }
         let for_all = path.is_empty().then_some(&mut self.schedules);
@@ -464,12 +510,12 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn select_where(&mut self, choose: impl Fn(&Leaf) -> bool) -> Result<Selection<'_>> {
-        if !self.leaves.iter().any(&choose) {
+        if !self.leaves().any(&choose) {
             return Err(self.no_leaf("the predicate"));
         }
         self.warnings.look_again();
         Ok(Selection {
-            leaves: self.leaves.iter_mut().filter(|leaf| choose(leaf)).collect(),
+            leaves: self.leaves.iter_mut().map(|leaf| &mut **leaf).filter(|leaf| choose(leaf)).collect(),
             steps: self.steps,
             for_all: None,
             is_leaked: false,
@@ -480,12 +526,7 @@ impl StateTree {
     ///
     /// With another order of the list a parameter would get the state of another one of its shape.
     pub(crate) fn check_names(&self) -> Result<()> {
-        let Some(leaf) = self.leaves.iter().find(|leaf| leaf.is_place) else { return Ok(()) };
-        let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and \
-                       `VarMap::all_vars` has another order in each process";
-        let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the \
-                      model's names, or, if the list always has the same order, by `for_model(&list, rule)`";
-        Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy).at(&leaf.path))
+        self.leaves().try_for_each(Leaf::check_name)
     }
 
     /// The error that a selection, given in words, has no leaf.
@@ -497,7 +538,7 @@ impl StateTree {
         if self.is_empty() {
             return error.with_remedy("`add` parameters to the state first");
         }
-        let error = error.with_expected(one_of(&listed(self.leaves.iter().map(Leaf::path))));
+        let error = error.with_expected(one_of(&listed(self.leaves().map(Leaf::path))));
         match selection.contains(['*', '?', '[']) {
             true => error.with_remedy("a path is no pattern: choose by pattern with `select_where`"),
             false => error,
@@ -506,15 +547,44 @@ impl StateTree {
 
     /// The error for a gradient with a path that the state neither has nor left out.
     pub(crate) fn unknown_gradient(&self, path: &str) -> Error {
-        // Not the leaves, which are out of the tree while a `StreamedStep` has them.
-        let mut paths: Vec<&str> = self.by_path.keys().map(String::as_str).collect();
+        let mut paths: Vec<&str> = self.by_path().keys().map(String::as_str).collect();
         paths.sort_unstable();
         Error::unknown_path("parameter for the gradient of", path, paths.into_iter())
     }
 
     /// The index of the leaf with this path; `Some(None)` for a path that was left out.
     pub(crate) fn place(&self, path: &str) -> Option<Option<usize>> {
-        self.by_path.get(path).copied()
+        if let Some(by_path) = self.by_path.get() {
+            return by_path.get(path).copied();
+        }
+        let first = match self.other_paths.get(path) {
+            Some(OtherPath::LeftOut(_)) => return Some(None),
+            Some(OtherPath::Tied(first)) => first,
+            None => path,
+        };
+        let place = self.place_of_first(first);
+        self.leaves.get(place).filter(|leaf| leaf.path == first).map(|_| Some(place))
+    }
+
+    /// What [`place`](StateTree::place) returns, of all paths. Made for what looks up many paths, and before
+    /// leaves are out of the tree.
+    pub(crate) fn by_path(&self) -> &HashMap<String, Option<usize>> {
+        self.by_path.get_or_init(|| {
+            let of_leaf = |(place, leaf): (usize, &Box<Leaf>)| {
+                leaf.paths().map(move |path| (path.to_string(), Some(place))).collect::<Vec<_>>()
+            };
+            let left_out = self.left_out.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None));
+            self.leaves.iter().enumerate().flat_map(of_leaf).chain(left_out).collect()
+        })
+    }
+
+    /// The index of each variable's leaf; `None` for a variable that was left out.
+    fn by_id(&self) -> &HashMap<TensorId, Option<usize>> {
+        self.by_id.get_or_init(|| {
+            let places = self.leaves.iter().enumerate().map(|(place, leaf)| (leaf.id, Some(place)));
+            let left_out = self.left_out.iter().map(|variable| (variable.id, None));
+            places.chain(left_out).filter_map(|(id, place)| Some((id?, place))).collect()
+        })
     }
 }
 

@@ -6,7 +6,7 @@
 //! 3. Set the copies of the parameter that were not taken over (`renew_fresh`). This comes last, because a
 //!    rule copies the master, which step 2 has set.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::acting::acting;
@@ -16,9 +16,9 @@ use super::leaf::fresh_state;
 use super::{Leaf, Selection, is_trainable};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent};
-use crate::model::{Model, in_path_order};
+use crate::model::{Model, selected};
 use crate::rule::{Adjust, Extent, IntoOptimiser, Optimiser, Parameter, State, Transfer};
-use crate::tensors::TensorId;
+use crate::tensors::{Tensor, TensorId};
 
 /// What was kept of a parameter's state, by the names of tensors, counters and numbers.
 ///
@@ -91,7 +91,15 @@ impl Selection<'_> {
         self.check_leaves()?;
         let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
-        let variables = in_path_order(model, is_trainable)?;
+        let ids: HashSet<TensorId> = self.leaves().filter_map(|leaf| leaf.id).collect();
+        let paths: HashSet<&str> = self.leaves().flat_map(Leaf::paths).collect();
+        let is_selected = |path: &str, x: Option<&Tensor>| {
+            x.map_or_else(
+                || paths.contains(path),
+                |x| is_trainable(x) && (ids.contains(&x.id()) || paths.contains(path)),
+            )
+        };
+        let variables = selected(model, is_selected)?;
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
         let by_id: HashMap<TensorId, &Lent<'_>> = with_ids.collect();
         // Memory that is no tensor is found by its paths.
@@ -132,8 +140,9 @@ impl Selection<'_> {
             answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
             states.push((state, optimiser, drives));
         }
-        let own = states.iter().map(|(_, optimiser, drives)| (optimiser, drives.as_ref()));
-        let acting = acting(own, self.steps);
+        let own = self.leaves().zip(&states);
+        let own = own.map(|(leaf, (_, optimiser, drives))| (leaf.path(), optimiser, drives.as_ref()));
+        let acting = acting(own, self.steps)?;
         for ((leaf, change), ((state, optimiser, drives), acting)) in
             self.leaves.into_iter().zip(&answer).zip(states.into_iter().zip(acting))
         {

@@ -4,14 +4,14 @@
 //! masters and copies are compared with the new variable, because the caller has filled it, maybe with other
 //! rows than `rows` names. All of that comes before the first leaf changes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::found::IN_MODEL;
 use super::leaf::{VariablePlace, fresh_state};
 use super::{Leaf, StateChange, StateTree, is_trainable, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
-use crate::model::{Identity, Model, identity, in_path_order};
+use crate::model::{Identity, Model, identity, selected};
 use crate::numbers::Shape;
 use crate::rule::Extent;
 use crate::rule::{RowSources, State, Transfer};
@@ -85,7 +85,8 @@ impl StateTree {
         if chosen.is_empty() {
             return Err(self.no_leaf(&selected_path(path)));
         }
-        let variables = in_path_order(model, is_trainable)?;
+        let wanted: HashSet<&str> = chosen.iter().flat_map(|&place| self.leaves[place].paths()).collect();
+        let variables = selected(model, |path, x| x.is_none_or(is_trainable) && wanted.contains(path))?;
         self.check_ties(&variables)?;
         let by_path = variables
             .iter()
@@ -104,16 +105,22 @@ impl StateTree {
             .into_iter()
             .map(|(leaf, x)| NewRows::new(leaf, &**x, rows))
             .collect::<Result<Vec<_>>>()?;
-        let mut leaves = std::mem::take(&mut self.leaves);
-        let answer = chosen.into_iter().zip(resized).map(|(i, new)| new.apply(&mut leaves[i])).collect();
-        *self = self.with_leaves(leaves, self.left_out.clone());
+        let apply = |(place, new): (usize, NewRows)| {
+            let leaf = &mut *self.leaves[place];
+            self.written.forget(leaf.written());
+            let change = new.apply(leaf);
+            self.written.add(leaf.written());
+            change
+        };
+        let answer = chosen.into_iter().zip(resized).map(apply).collect();
+        self.leaves_have_changed();
         Ok(answer)
     }
 
     /// Refuses a variable that also belongs to another parameter.
     fn check_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
         let id = x.tensor().map(Tensor::id);
-        let known = id.and_then(|id| self.by_id.get(&id)).copied();
+        let known = id.and_then(|id| self.by_id().get(&id)).copied();
         let other = match (known, taken.insert(identity(x), leaf)) {
             (_, Some(other)) => self.leaves[other].path.clone(),
             (Some(Some(other)), None) if other != leaf => self.leaves[other].path.clone(),

@@ -1,9 +1,12 @@
 //! Giving schedules to a state, and the count of steps at which they are read.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::acting::acting;
-use super::drives::{GivenSchedule, ResolvedSchedules, ScheduleResolver, check_one_rate, give_to_all};
+use super::drives::{Drives, GivenSchedule, ScheduleResolver, check_one_rate, give_to_all};
+use super::once::Once;
 use super::schedule::Schedule;
 use super::{Leaf, Selection, StateTree, available_in};
 use crate::error::warning::Warning;
@@ -20,20 +23,24 @@ impl Selection<'_> {
         schedule.check()?;
         let given = GivenSchedule::new(schedule, self.steps, false);
         let field = given.schedule.driven_field();
-        let (mut resolver, mut has_field) = (ScheduleResolver::default(), false);
+        let (mut made, mut has_field, none) = (Once::default(), false, Drives::default());
         let of_leaf = |leaf: &Leaf| {
-            let resolved = resolver.of(&leaf.optimiser, leaf.schedules().cloned().chain([given.clone()]));
-            let ResolvedSchedules { drives, missing } = resolved.map_err(|error| error.at(&leaf.path))?;
-            has_field |= missing.is_empty();
-            Ok(if missing.is_empty() { drives } else { leaf.drives.clone() })
+            let before = leaf.drives.as_deref();
+            let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), before.map(std::ptr::from_ref));
+            let with = || before.unwrap_or(&none).with(given.clone(), &leaf.optimiser);
+            let with: Option<Arc<Drives>> =
+                made.get(key, || Ok(with()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
+            has_field |= with.is_some();
+            Ok(with.or_else(|| leaf.drives.clone()))
         };
         let drives = self.leaves().map(of_leaf).collect::<Result<Vec<_>>>()?;
         if !has_field {
             return Err(Error::unknown("field", field, &available_in(self.leaves(), field)));
         }
         check_one_rate(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
-        let own = self.leaves().zip(&drives).map(|(leaf, drives)| (&leaf.optimiser, drives.as_ref()));
-        let acting = acting(own, self.steps);
+        let own = self.leaves().zip(&drives);
+        let own = own.map(|(leaf, drives)| (leaf.path(), &leaf.optimiser, drives.as_ref()));
+        let acting = acting(own, self.steps)?;
         for (leaf, (drives, acting)) in self.leaves.iter_mut().zip(drives.into_iter().zip(acting)) {
             (leaf.drives, leaf.acting) = (drives, acting);
         }
@@ -126,23 +133,22 @@ impl StateTree {
     /// ```
     pub fn set_steps(&mut self, steps: u64) -> Result<()> {
         counts::check("the count for `set_steps` is", steps)?;
-        self.act(steps);
-        Ok(())
+        self.act(steps)
     }
 
     /// Gives leaves that are to be added the schedules of all leaves, as far as they have the fields.
     ///
     /// # Errors
     /// As [`StateTree::schedule`].
-    pub(super) fn give_schedules(&self, added: &mut [Leaf]) -> Result<()> {
+    pub(super) fn give_schedules(&self, added: &mut [Box<Leaf>]) -> Result<()> {
         let mut resolver = ScheduleResolver::default();
         for leaf in &mut *added {
             let resolved = resolver.of(&leaf.optimiser, self.schedules.iter().cloned());
             leaf.drives = resolved.map_err(|error| error.at(&leaf.path))?.drives;
         }
         check_one_rate(self.leaves.iter().chain(&*added).map(|leaf| (leaf.path(), leaf.drives.as_deref())))?;
-        let own = added.iter().map(|leaf| (&leaf.optimiser, leaf.drives.as_ref()));
-        let acting = acting(own, self.steps);
+        let own = added.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
+        let acting = acting(own, self.steps)?;
         added.iter_mut().zip(acting).for_each(|(leaf, acting)| leaf.acting = acting);
         Ok(())
     }
@@ -154,7 +160,8 @@ impl StateTree {
         }
         let (step, mut seen) = (self.acting_at, SmallVec::new());
         let mut moving = self.leaves.iter().filter(|leaf| !leaf.frozen);
-        let stops = |leaf: &&Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
+        let stops =
+            |leaf: &&Box<Leaf>| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
         let path = moving.find(stops)?.path.clone();
         self.warnings.meet(Warning::ScheduledRateOfZero { path, step })
     }

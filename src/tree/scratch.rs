@@ -20,7 +20,7 @@ impl StateTree {
     ) -> Result<Self> {
         let leaves = self.leaves.iter().enumerate().map(|(index, leaf)| {
             let (optimiser, state) = make(index, leaf)?;
-            Ok(leaf.with_optimiser(optimiser, state))
+            Ok(Box::new(leaf.with_optimiser(optimiser, state)))
         });
         let tree = self.with_leaves(leaves.collect::<Result<_>>()?, self.left_out.clone());
         Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, ..tree }

@@ -8,7 +8,7 @@
 //! Thousands of leaves may share an optimiser, so steps 1 and 2 are cached by its address. `commit` then only
 //! assigns.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::acting::acting;
@@ -16,6 +16,7 @@ use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, fields
 use super::once::Once;
 use super::{Leaf, StateTree, leaked};
 use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
+use crate::numbers::Fingerprint;
 use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, has_no};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
@@ -39,7 +40,7 @@ impl Selection<'_> {
     }
 
     /// The selected leaves.
-    pub fn leaves(&self) -> impl Iterator<Item = &Leaf> {
+    pub fn leaves(&self) -> impl Iterator<Item = &Leaf> + Clone {
         self.leaves.iter().map(|leaf| &**leaf)
     }
 
@@ -207,7 +208,7 @@ impl<'f> SetField<'f> {
             (SetField::Named(name), _) => optimiser.set_field(name, value),
             (SetField::Number(place), FieldValue::Real(number)) => {
                 let values = fields_with(optimiser, [(place, number)].into_iter());
-                optimiser.write(&values);
+                optimiser.write(&values)?;
                 Ok(true)
             }
             (SetField::Number(_), _) => Ok(false),
@@ -243,7 +244,7 @@ impl<'f> Adjustment<'f> {
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state; if a
     /// schedule does not go with the values.
     pub(crate) fn new<'l>(
-        leaves: impl Iterator<Item = &'l Leaf>,
+        leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
         settings: Vec<FieldSetting<'f>>,
         which: impl Fn(usize) -> Option<usize>,
@@ -267,31 +268,34 @@ impl<'f> Adjustment<'f> {
             let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
             Ok(Some((optimiser, drives)))
         };
-        let changes: Vec<_> = leaves.enumerate().map(&mut change).collect::<Result<_>>()?;
-        let changed = changes.iter().flatten().map(|(optimiser, drives)| (optimiser, drives.as_ref()));
-        let acting = acting(changed, steps);
+        let changes: Vec<_> = leaves.clone().enumerate().map(&mut change).collect::<Result<_>>()?;
+        let changed = leaves.zip(&changes).filter_map(|(leaf, change)| Some((leaf, change.as_ref()?)));
+        let changed = changed.map(|(leaf, (optimiser, drives))| (leaf.path(), optimiser, drives.as_ref()));
+        let acting = acting(changed, steps)?;
         Ok(Adjustment { settings, changes, acting, reached })
     }
 
-    /// [`Adjustment::new`] with a setting for each key. A leaf without a key stays as it is.
+    /// [`Adjustment::new`] with a setting for each leaf. A leaf with an empty one stays as it is.
     ///
     /// # Errors
     /// As [`Adjustment::new`].
-    pub(crate) fn by_key<'l, K: PartialEq>(
-        leaves: impl Iterator<Item = &'l Leaf>,
+    pub(crate) fn of_each<'l>(
+        leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
-        keys: impl IntoIterator<Item = Option<K>>,
-        setting: impl Fn(&K) -> FieldSetting<'f>,
+        settings: impl IntoIterator<Item = FieldSetting<'f>>,
     ) -> Result<Self> {
-        let mut known: Vec<K> = Vec::new();
-        let mut place = |key: K| {
-            known.iter().position(|known| *known == key).unwrap_or_else(|| {
-                known.push(key);
-                known.len() - 1
-            })
+        // Equal ones are joined, so that leaves that share an optimiser go on sharing one.
+        let (mut known, mut joined) = (HashMap::new(), Vec::new());
+        let place = |setting: FieldSetting<'f>| {
+            let place = *known.entry(fingerprint(&setting)).or_insert(joined.len());
+            if place == joined.len() {
+                joined.push(setting);
+            }
+            place
         };
-        let which: Vec<Option<usize>> = keys.into_iter().map(|key| key.map(&mut place)).collect();
-        Adjustment::new(leaves, steps, known.iter().map(setting).collect(), |leaf| which[leaf])
+        let which: Vec<usize> = settings.into_iter().map(place).collect();
+        let is_empty: Vec<bool> = joined.iter().map(Vec::is_empty).collect();
+        Adjustment::new(leaves, steps, joined, |leaf| Some(which[leaf]).filter(|setting| !is_empty[*setting]))
     }
 
     /// The first field that no leaf has.
@@ -309,6 +313,20 @@ impl<'f> Adjustment<'f> {
             (leaf.optimiser, leaf.drives, leaf.acting) = (optimiser, drives, acting);
         }
     }
+}
+
+/// A hash of fields and values.
+fn fingerprint(setting: &FieldSetting<'_>) -> u64 {
+    let each = |print: Fingerprint, (field, value): &(SetField<'_>, FieldValue)| {
+        let print = match field {
+            SetField::Named(name) => print.bytes(name.as_bytes()),
+            SetField::Number((index, part)) => {
+                print.number(*index as u64).number(part.map_or(0, |part| part as u64 + 1))
+            }
+        };
+        value.printed(print)
+    };
+    setting.iter().fold(Fingerprint::new(), each).finish()
 }
 
 fn address(optimiser: &Arc<Optimiser>) -> *const () {

@@ -70,13 +70,13 @@ impl StateTree {
 }
 
 /// Warnings from the leaves alone.
-fn shown(leaves: &[Leaf]) -> Vec<Warning> {
+fn shown(leaves: &[Box<Leaf>]) -> Vec<Warning> {
     let of_rules = low_precision(leaves).into_iter().chain(wrong_order(leaves));
     of_rules.chain(other_schedule(leaves)).collect()
 }
 
 /// The warning of the first leaf whose rules are in a wrong order.
-fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
+fn wrong_order(leaves: &[Box<Leaf>]) -> Option<Warning> {
     let mut last = None;
     leaves.iter().find_map(|leaf| {
         // Leaves in a row often share an optimiser, which is then checked once.
@@ -95,10 +95,10 @@ fn wrong_order(leaves: &[Leaf]) -> Option<Warning> {
 }
 
 /// The warning of parameters that lose steps.
-fn low_precision(leaves: &[Leaf]) -> Option<Warning> {
+fn low_precision(leaves: &[Box<Leaf>]) -> Option<Warning> {
     let losing = || leaves.iter().filter(|leaf| leaf.loses_steps());
     let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();
-    let paths = listed(losing().map(Leaf::label));
+    let paths = listed(losing().map(|leaf| leaf.label()));
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
 }
 
@@ -108,7 +108,7 @@ fn in_words(schedule: &Schedule) -> String {
 }
 
 /// The warning of the first leaf whose schedule is another one than the file's.
-fn other_schedule(leaves: &[Leaf]) -> Option<Warning> {
+fn other_schedule(leaves: &[Box<Leaf>]) -> Option<Warning> {
     leaves.iter().find_map(|leaf| {
         let mut given = leaf.schedules().filter_map(|given| Some((given, given.of_file.as_ref()?)));
         given.next().map(|(GivenSchedule { schedule, .. }, of_file)| Warning::ScheduleDiffers {

@@ -58,31 +58,36 @@ impl Addresses {
 
 /// Storages that are registered while this value lives, so that all updates of the process find them.
 #[derive(Debug, Default)]
-pub(crate) struct UpdateTargets(Vec<usize>);
+pub(crate) struct UpdateTargets(WrittenStorages);
 
 impl UpdateTargets {
-    pub(crate) fn new(storages: impl IntoIterator<Item = usize>) -> Self {
-        let storages: Vec<usize> = storages.into_iter().collect();
-        change(|written| storages.iter().for_each(|&storage| *written.entry(storage).or_default() += 1));
-        UpdateTargets(storages)
+    /// Registers more storages.
+    pub(crate) fn add(&mut self, storages: impl IntoIterator<Item = usize>) {
+        let added = counted(storages);
+        change(|written| join(written, &added));
+        join(&mut self.0, &added);
     }
 
     /// Registers `storages` instead of the earlier ones. If both are the same, as in most calls, nothing is
     /// locked.
-    pub(crate) fn keep(&mut self, storages: Vec<usize>) {
+    pub(crate) fn keep(&mut self, storages: impl IntoIterator<Item = usize>) {
+        let storages = counted(storages);
         if self.0 != storages {
-            *self = UpdateTargets::new(storages);
+            change(|written| join(written, &storages));
+            // The earlier ones are dropped, and with them their place in the register.
+            *self = UpdateTargets(storages);
         }
     }
 
     /// Takes each of `storages` off the register once.
     pub(crate) fn forget(&mut self, storages: impl IntoIterator<Item = usize>) {
-        let mut forgotten = WrittenStorages::new();
-        storages.into_iter().for_each(|storage| *forgotten.entry(storage).or_default() += 1);
-        let is_forgotten = |storage: &mut usize| {
-            forgotten.get_mut(storage).filter(|left| **left > 0).map(|left| *left -= 1).is_some()
-        };
-        drop(UpdateTargets(self.0.extract_if(.., is_forgotten).collect()));
+        let mut forgotten = counted(storages);
+        forgotten.retain(|storage, times| {
+            *times = (*times).min(self.0.get(storage).copied().unwrap_or_default());
+            *times > 0
+        });
+        subtract(&mut self.0, &forgotten);
+        drop(UpdateTargets(forgotten));
     }
 
     /// The storages that all states have registered.
@@ -93,11 +98,27 @@ impl UpdateTargets {
 
 impl Drop for UpdateTargets {
     fn drop(&mut self) {
-        let forget = |written: &mut WrittenStorages, storage: &usize| match written.get_mut(storage) {
-            Some(1) | None => drop(written.remove(storage)),
-            Some(states) => *states -= 1,
-        };
-        change(|written| self.0.iter().for_each(|storage| forget(written, storage)));
+        change(|written| subtract(written, &self.0));
+    }
+}
+
+/// How often each storage comes.
+fn counted(storages: impl IntoIterator<Item = usize>) -> WrittenStorages {
+    let mut counted = WrittenStorages::new();
+    storages.into_iter().for_each(|storage| *counted.entry(storage).or_default() += 1);
+    counted
+}
+
+fn join(written: &mut WrittenStorages, others: &WrittenStorages) {
+    others.iter().for_each(|(storage, times)| *written.entry(*storage).or_default() += times);
+}
+
+fn subtract(written: &mut WrittenStorages, others: &WrittenStorages) {
+    for (storage, times) in others {
+        match written.get_mut(storage) {
+            Some(count) if *count > *times => *count -= times,
+            _ => drop(written.remove(storage)),
+        }
     }
 }
 

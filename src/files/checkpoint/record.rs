@@ -140,7 +140,15 @@ impl Record {
     /// The description of a state alone.
     pub(super) fn new(state: &StateTree) -> Self {
         let (mut optimisers, mut schedules) = (Vec::new(), Vec::new());
-        let for_all = state.schedules.iter().map(|given| index_of(given, &mut schedules)).collect();
+        // By address, so that equal schedules of leaves with different rates stay apart.
+        let mut known: HashMap<*const Schedule, usize> = HashMap::new();
+        let mut index_of = |given: &GivenSchedule| {
+            *known.entry(Arc::as_ptr(&given.schedule)).or_insert_with(|| {
+                schedules.push(ScheduleRecord::new(&given.schedule));
+                schedules.len() - 1
+            })
+        };
+        let for_all = state.schedules.iter().map(&mut index_of).collect();
         let mut places: HashMap<*const (), usize> = HashMap::new();
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
@@ -149,7 +157,7 @@ impl Record {
                 optimisers.push(leaf.optimiser.description().record());
                 optimisers.len() - 1
             });
-            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, &mut schedules));
+            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, &mut index_of));
         }
         Record {
             format: FORMAT,
@@ -162,7 +170,7 @@ impl Record {
             leaves,
             model: None,
             steps: state.steps(),
-            schedules: schedules.into_iter().map(ScheduleRecord::new).collect(),
+            schedules,
             for_all,
             calls: state.calls,
             norms: state.norms.clone(),
@@ -181,22 +189,13 @@ impl Record {
     }
 }
 
-/// The index of a schedule among those of the file. Schedules are compared by address, so that equal ones of
-/// leaves with different rates stay apart.
-fn index_of<'s>(given: &'s GivenSchedule, schedules: &mut Vec<&'s Schedule>) -> usize {
-    schedules.iter().position(|known| std::ptr::eq(*known, &*given.schedule)).unwrap_or_else(|| {
-        schedules.push(&given.schedule);
-        schedules.len() - 1
-    })
-}
-
 impl LeafRecord {
     /// Whether the leaf was in calls, but never had a gradient.
     pub(super) fn is_unreached(&self) -> bool {
         self.steps == 0 && !self.received && self.waited > 0
     }
 
-    fn new<'s>(leaf: &'s Leaf, optimiser: usize, schedules: &mut Vec<&'s Schedule>) -> Self {
+    fn new(leaf: &Leaf, optimiser: usize, index_of: impl FnMut(&GivenSchedule) -> usize) -> Self {
         LeafRecord {
             optimiser,
             dtype: leaf.dtype().as_str().to_string(),
@@ -208,7 +207,7 @@ impl LeafRecord {
             frozen: leaf.is_frozen(),
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
-            schedules: leaf.schedules().map(|given| index_of(given, schedules)).collect(),
+            schedules: leaf.schedules().map(index_of).collect(),
         }
     }
 }

@@ -171,9 +171,10 @@ impl CheckpointFile {
             plans.push(LeafRestoration { drives: resolved.drives, acting: None, values });
         }
         let own = state.leaves().zip(&plans).map(|(leaf, LeafRestoration { drives, values, .. })| {
-            (values.as_ref().map_or(&leaf.optimiser, |values| &values.optimiser), drives.as_ref())
+            let optimiser = values.as_ref().map_or(&leaf.optimiser, |values| &values.optimiser);
+            (leaf.path(), optimiser, drives.as_ref())
         });
-        let acting = acting(own, saved.at.unwrap_or(state.steps));
+        let acting = acting(own, saved.at.unwrap_or(state.steps))?;
         plans.iter_mut().zip(acting).for_each(|(plan, acting)| plan.acting = acting);
         let drives = plans.iter().map(|plan| plan.drives.as_deref());
         check_one_rate(state.leaves().map(Leaf::path).zip(drives))?;
@@ -202,7 +203,7 @@ impl CheckpointFile {
         let of_model =
             self.record.model.iter().flatten().chain(variables.into_iter().flat_map(BTreeMap::keys));
         let of_file = self.record.leaves.keys().chain(of_model).map(String::as_str);
-        let all = of_file.chain(state.leaves.iter().flat_map(Leaf::paths));
+        let all = of_file.chain(state.leaves().flat_map(Leaf::paths));
         self.except.check_matched(all).map_err(|error| error.in_file("checkpoint", &self.path))
     }
 

@@ -5,29 +5,37 @@
 //! 3. Every other parameter gets a pattern that is its first path.
 //! 4. A path with a `*` or `?` is refused if, as a pattern, it matches a parameter with another optimiser.
 
+use std::collections::HashMap;
+
 use super::data::Data;
 use super::form::{Form, PatternEntry};
 use super::written::written_optimiser;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::patterns::Patterns;
-use crate::rule::OptimiserRecord;
+use crate::rule::{Description, Optimiser, OptimiserRecord};
 use crate::tree::StateTree;
 
 /// The optimisers of all leaves, and which parameters were left out.
 pub(super) fn by_path(state: &StateTree) -> Result<Form> {
     let leaves = state.leaves();
-    let leaves = leaves.map(|leaf| (Some(leaf.optimiser().description().record()), leaf.paths().collect()));
+    let leaves = leaves.map(|leaf| (Some(leaf.optimiser()), leaf.paths().collect()));
     let left_out =
         state.left_out.iter().map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
     let mut optimisers: Vec<Option<OptimiserRecord>> = Vec::new();
+    // Their indices by a hash, because each parameter may have an optimiser of its own.
+    let mut known: HashMap<Option<u64>, Vec<usize>> = HashMap::new();
     // The paths of each parameter, with the index of its optimiser.
     let mut parameters: Vec<(usize, Vec<&str>)> = Vec::new();
     for (optimiser, paths) in leaves.chain(left_out) {
-        let known = optimisers.iter().position(|known| *known == optimiser);
-        parameters.push((known.unwrap_or(optimisers.len()), paths));
-        if known.is_none() {
-            optimisers.push(optimiser);
+        let description = optimiser.map(Optimiser::description);
+        let record = description.map(Description::record);
+        let known = known.entry(description.map(Description::fingerprint)).or_default();
+        let own = known.iter().copied().find(|own| optimisers[*own] == record).unwrap_or(optimisers.len());
+        if own == optimisers.len() {
+            known.push(own);
+            optimisers.push(record);
         }
+        parameters.push((own, paths));
     }
     let written = optimisers.iter().map(|own| own.as_ref().map(written_optimiser).transpose());
     let written: Vec<Option<Data>> = written.collect::<Result<_>>()?;
@@ -35,9 +43,10 @@ pub(super) fn by_path(state: &StateTree) -> Result<Form> {
         return Ok(Form::Single(only.clone()));
     }
     state.check_names()?;
+    let mut counts = vec![0; written.len()];
+    parameters.iter().for_each(|(own, _)| counts[*own] += 1);
     // Reversed, because `max_by_key` takes the last of several.
-    let count = |index: &usize| parameters.iter().filter(|(own, _)| own == index).count();
-    let last = (0..written.len()).rev().max_by_key(count).filter(|last| count(last) > 1);
+    let last = (0..written.len()).rev().max_by_key(|own| counts[*own]).filter(|last| counts[*last] > 1);
     parameters.sort_by_key(|(own, _)| *own);
     let (mut choices, mut wild) = (Vec::new(), Vec::<Patterns>::new());
     for (own, paths) in parameters.iter().filter(|(own, _)| Some(*own) != last) {

@@ -314,7 +314,7 @@ fn filled(mut optimiser: Optimiser, tables: &[ExampleTable<'_, '_>]) -> Result<O
             places.push((field.index, place));
         }
     }
-    optimiser.write(&values);
+    optimiser.write(&values)?;
     let Err((error, at_fault)) = optimiser.check_fields() else { return Ok(optimiser) };
     // A field at fault that no table has is a default: the error is then about the whole table.
     let place = places.iter().find(|(index, _)| Some(*index) == at_fault);

@@ -1,9 +1,8 @@
 //! Restoring torch's state: all ranks check everything, then everything is written.
 
 use super::TorchState;
-use super::continuation::{Check, Continuation, STEP};
+use super::continuation::{Check, Continuation, LeafContinuation, STEP};
 use super::in_file;
-use super::settings::WantedFields;
 use crate::error::{Error, Result};
 use crate::files::tensor_file::read_error;
 use crate::ranks::Call;
@@ -48,7 +47,7 @@ impl TorchState {
         // An error without a parameter is about ranks or their links, and not about this file.
         set.map_err(|error| if error.path().is_some() { self.refused(error) } else { error })?;
         // After the entries, because setting these may fail, and fields cannot.
-        adjusted.commit(&mut state.leaves);
+        adjusted.commit(state.leaves.iter_mut().map(|leaf| &mut **leaf));
         continuation.undriven.map(|warning| state.warnings.meet(warning));
         Ok(continuation.unmoved)
     }
@@ -61,11 +60,10 @@ impl TorchState {
 /// The fields to set, tried on copies of the optimisers. Leaves that share an optimiser and get the same
 /// fields share a copy.
 fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
-    let wanted =
-        continuation.leaves.iter().map(|takes| Some(&takes.wanted).filter(|wanted| !wanted.is_empty()));
-    Adjustment::by_key(state.leaves.iter(), state.steps, wanted, |wanted: &&'p WantedFields| {
-        wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
-    })
+    let setting = |takes: &'p LeafContinuation<'_>| {
+        takes.wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
+    };
+    Adjustment::of_each(state.leaves(), state.steps, continuation.leaves.iter().map(setting))
 }
 
 /// The tensors and counts of all leaves, as entries of the state.

@@ -1,5 +1,6 @@
 //! Writing a state as torch's: groups and counterparts first, then tensors with the writer of checkpoints.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -65,6 +66,8 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
     state.check_leaves()?;
     let counterparts = state.leaves().map(Counterpart::of).collect::<Result<Vec<_>>>()?;
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
+    // Their indices by their text.
+    let mut known: HashMap<String, usize> = HashMap::new();
     let mut first: Option<(&str, &'static str)> = None;
     for (leaf, own) in state.leaves().zip(&counterparts) {
         let (first, kind) = *first.get_or_insert((leaf.path(), own.kind));
@@ -88,10 +91,12 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
             return Err(unrepresentable(leaf.path(), "a count of 2⁵³ steps or more"));
         }
         let group = own.group(leaf.path())?;
-        match groups.iter_mut().find(|(known, _)| *known == group) {
-            Some((_, paths)) => paths.push(leaf.path()),
-            None => groups.push((group, vec![leaf.path()])),
+        let place =
+            *known.entry(serde_json::to_string(&group).map_err(Error::other)?).or_insert(groups.len());
+        if place == groups.len() {
+            groups.push((group, Vec::new()));
         }
+        groups[place].1.push(leaf.path());
     }
     let with_paths = |(mut group, paths): (Map<String, Value>, Vec<&str>)| {
         group.insert(PARAMETERS.to_string(), json!(paths));

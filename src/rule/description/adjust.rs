@@ -15,7 +15,10 @@ pub trait Described {
     fn description(&self) -> Cow<'_, Description>;
 
     /// Sets the fields with these indices in [`Adjust::fields`] to values of their types.
-    fn write(&mut self, values: &[(usize, FieldValue)]);
+    ///
+    /// # Errors
+    /// If a field is not described, or has another type.
+    fn write(&mut self, values: &[(usize, FieldValue)]) -> Result<()>;
 
     /// See [`Adjust::check`].
     fn check_described(&self) -> Result<()>;
@@ -27,7 +30,7 @@ pub trait Described {
 /// Writes these values, and returns whether there are any.
 fn write_to(described: &mut dyn Described, values: Result<FieldValues>) -> Result<bool> {
     let values = values?;
-    described.write(&values);
+    described.write(&values)?;
     Ok(!values.is_empty())
 }
 

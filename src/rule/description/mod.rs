@@ -253,7 +253,7 @@ impl Description {
         print = self
             .fields
             .iter()
-            .fold(print, |print, field| with_value(print.bytes(field.name.as_bytes()), field.value));
+            .fold(print, |print, field| field.value.printed(print.bytes(field.name.as_bytes())));
         self.parts.iter().fold(print, |print, (_, part)| part.printed(print)).number(2)
     }
 }
@@ -274,16 +274,4 @@ pub(crate) fn out_of_range(
 pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
     Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available)))
         .with_expected(one_of(available))
-}
-
-fn with_value(print: Fingerprint, value: FieldValue) -> Fingerprint {
-    match value {
-        FieldValue::Real(a) => print.real(a),
-        FieldValue::Pair(a, b) => print.real(a).real(b),
-        FieldValue::Triple(a, b, c) => print.real(a).real(b).real(c),
-        FieldValue::Count(count) => print.number(count),
-        FieldValue::Sizes(sizes) => sizes.iter().fold(print, |print, size| print.number(size as u64)),
-        FieldValue::Flag(flag) => print.number(flag.into()),
-        FieldValue::Choice(choice) => print.bytes(choice.name().as_bytes()),
-    }
 }

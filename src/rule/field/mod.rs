@@ -9,6 +9,8 @@ use std::mem::discriminant;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::numbers::Fingerprint;
+
 pub use choice::{Average, Choice, Choices, NonFinite, choice_of, index_in};
 
 pub(crate) use literal::{Literal, Number};
@@ -39,6 +41,19 @@ impl FieldValue {
     /// of a state.
     pub(crate) fn is_real(self) -> bool {
         matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
+    }
+
+    /// Adds the value to a hash.
+    pub(crate) fn printed(self, print: Fingerprint) -> Fingerprint {
+        match self {
+            FieldValue::Real(a) => print.real(a),
+            FieldValue::Pair(a, b) => print.real(a).real(b),
+            FieldValue::Triple(a, b, c) => print.real(a).real(b).real(c),
+            FieldValue::Count(count) => print.number(count),
+            FieldValue::Sizes(sizes) => sizes.iter().fold(print, |print, size| print.number(size as u64)),
+            FieldValue::Flag(flag) => print.number(flag.into()),
+            FieldValue::Choice(choice) => print.bytes(choice.name().as_bytes()),
+        }
     }
 
     /// The numbers of a pair or triple; empty for any other value.

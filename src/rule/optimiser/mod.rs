@@ -108,8 +108,8 @@ impl Described for Optimiser {
         Cow::Borrowed(self.description())
     }
 
-    fn write(&mut self, values: &[(usize, FieldValue)]) {
-        self.run(Purpose::Write(values));
+    fn write(&mut self, values: &[(usize, FieldValue)]) -> Result<()> {
+        self.run(Purpose::Write(values)).written()
     }
 
     fn check_described(&self) -> Result<()> {

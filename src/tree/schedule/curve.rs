@@ -67,11 +67,11 @@ impl Curve {
     /// This curve for the first `steps`, then another.
     pub(super) fn then(self, steps: u64, next: Curve) -> Self {
         let parts = |curve| if let Curve::Joined(parts) = curve { parts } else { vec![(0, curve)] };
-        let first = parts(self).into_iter().filter(|(begin, _)| *begin < steps);
+        let mut joined = parts(self);
+        joined.truncate(joined.partition_point(|(begin, _)| *begin < steps));
         // A part that would begin after the last step never does.
-        let next =
-            parts(next).into_iter().filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve)));
-        let mut joined: Vec<_> = first.chain(next).collect();
+        let next = parts(next).into_iter();
+        joined.extend(next.filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve))));
         if joined.len() == 1 { joined.swap_remove(0).1 } else { Curve::Joined(joined) }
     }
 
@@ -99,17 +99,18 @@ impl Curve {
 
     /// The steps with the least and with the greatest value. A step whose value is NaN counts as either.
     pub(crate) fn extremes(&self) -> [u64; 2] {
-        let mut steps = self.turns();
-        steps.sort_by(|a, b| self.at(*a).total_cmp(&self.at(*b)));
-        [steps[0], steps[steps.len() - 1]]
+        let turns = self.turns();
+        let by_value = |(_, a): &&(u64, f64), (_, b): &&(u64, f64)| a.total_cmp(b);
+        let ends = [turns.iter().min_by(by_value), turns.iter().max_by(by_value)];
+        ends.map(|turn| turn.map_or(0, |(step, _)| *step))
     }
 
-    /// Steps that include those with the least and the greatest value.
-    fn turns(&self) -> Vec<u64> {
+    /// Steps that include those with the least and the greatest value, each with its value.
+    fn turns(&self) -> Vec<(u64, f64)> {
         /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
         /// lower value, and after this many they no longer grow.
         const PERIODS: u32 = 64;
-        match *self {
+        let steps = match *self {
             Curve::Constant(_) => vec![0],
             Curve::InverseSquareRoot { warmup, .. } => {
                 vec![0, warmup.saturating_sub(1), warmup, u64::MAX]
@@ -120,10 +121,11 @@ impl Curve {
                 let ends = parts.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]);
                 let of_part = |((begin, part), end): (&(u64, Curve), u64)| {
                     let (begin, last) = (*begin, end - 1);
-                    let turns = part.turns().into_iter().map(move |step| begin.saturating_add(step));
-                    turns.filter(move |step| *step < end).chain([last])
+                    let turns = part.turns().into_iter();
+                    let turns = turns.map(move |(step, value)| (begin.saturating_add(step), value));
+                    turns.filter(move |(step, _)| *step < end).chain([(last, part.at(last - begin))])
                 };
-                parts.iter().zip(ends).flat_map(of_part).collect()
+                return parts.iter().zip(ends).flat_map(of_part).collect();
             }
             Curve::OneCycle { steps, .. } => {
                 let top = (0.3 * steps as f64 - 1.0).max(0.0) as u64;
@@ -136,7 +138,8 @@ impl Curve {
             }
             // A negative rate changes the sign, or gives NaN.
             Curve::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1), u64::MAX],
-        }
+        };
+        steps.into_iter().map(|step| (step, self.at(step))).collect()
     }
 
     /// The value for a step.
@@ -155,7 +158,7 @@ impl Curve {
                 }
             }
             Curve::Joined(ref parts) => {
-                let current = parts.iter().rfind(|(begin, _)| *begin <= step);
+                let current = parts[..parts.partition_point(|(begin, _)| *begin <= step)].last();
                 current.map_or(f64::NAN, |(begin, part)| part.at(step - begin))
             }
             Curve::Restarts { high, low, steps, factor } => {
