@@ -3,9 +3,10 @@
 //! Per verb one line, the least of several runs in milliseconds, and how many times longer the larger run
 //! takes: `verb <name> few_ms=<x> many_ms=<x> growth=<x>`. With 8 times as many leaves (phases, members) a
 //! growth of 8 is linear, and 64 is quadratic. Verbs of single leaves are called for [`CALLS`] leaves, and
-//! their time is that of calls for all leaves.
+//! their time is that of calls for all leaves. A call that gets the model visits all of it, so such calls for
+//! one leaf after another are quadratic, and one call for all leaves is not.
 //!
-//! `--compare <file>` prints a table of the lines in this file and of the present run.
+//! `--earlier <file>` prints the lines of this file next to those of the present run.
 
 mod cases;
 mod trained;
@@ -36,9 +37,9 @@ struct Options {
     /// Runs of each verb, of which the least counts.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// An earlier output to compare with.
+    /// An earlier output.
     #[arg(long)]
-    compare: Option<PathBuf>,
+    earlier: Option<PathBuf>,
     /// Only verbs whose name contains one of these.
     filters: Vec<String>,
     /// Passed by cargo.
@@ -48,7 +49,7 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    let earlier = options.compare.as_ref().map(fs::read_to_string).transpose()?.unwrap_or_default();
+    let earlier = options.earlier.as_ref().map(fs::read_to_string).transpose()?.unwrap_or_default();
     let earlier: BTreeMap<&str, &str> =
         earlier.lines().filter_map(|line| line.strip_prefix("verb ")?.split_once(' ')).collect();
     println!("leaves={} times={} rounds={}", options.leaves, options.times, options.rounds);

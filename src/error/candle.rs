@@ -4,7 +4,11 @@ use super::{Error, ErrorKind, Facts};
 
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        Error::new(ErrorKind::Other, "").caused_by(error)
+        // candle has only the text of CUDA's error.
+        let text = error.to_string();
+        let is_out_of_memory = ["OUT_OF_MEMORY", "ALLOC_FAILED"].iter().any(|code| text.contains(code));
+        let made = if is_out_of_memory { Error::out_of_memory() } else { Error::new(ErrorKind::Other, "") };
+        made.caused_by(error)
     }
 }
 
@@ -13,7 +17,8 @@ impl From<candle_core::Error> for Error {
 impl From<Error> for candle_core::Error {
     fn from(mut error: Error) -> Self {
         let Facts { kind, path, file, cause, .. } = &mut *error.0;
-        let is_bare = *kind == ErrorKind::Other && path.is_none() && file.is_none();
+        let is_of_candle = matches!(kind, ErrorKind::Other | ErrorKind::OutOfMemory);
+        let is_bare = is_of_candle && path.is_none() && file.is_none();
         match cause.take_if(|cause| is_bare && cause.is::<candle_core::Error>()).map(|own| own.downcast()) {
             Some(Ok(own)) => *own,
             _ => candle_core::Error::wrap(error),

@@ -26,6 +26,12 @@ pub enum ErrorKind {
     LossScale,
     /// Memory does not have the dtype, length or layout that its tensor or its owner declares.
     Memory,
+    /// A device or the CPU has no memory left for a tensor. [`Error::got`](crate::Error::got) has its bytes,
+    /// if they are known.
+    ///
+    /// What was refused can be called again once there is memory: nothing has changed, or a part [in the
+    /// middle](crate::update#what-is-left-in-the-middle) of a commit.
+    OutOfMemory,
     /// A rule, a model or gradients from outside of this crate break the contract of their trait.
     Contract,
     /// The call is not possible for this optimiser, parameter or state.

@@ -168,6 +168,11 @@ impl Error {
         self
     }
 
+    fn with_problem(mut self, problem: &'static str) -> Self {
+        self.0.problem = problem.into();
+        self
+    }
+
     /// Adds the underlying error. Its text follows the problem.
     pub(crate) fn caused_by(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.cause = Some(cause.into());

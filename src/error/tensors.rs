@@ -44,6 +44,34 @@ impl Error {
             .with_expected(format_args!("a number that {dtype:?} can hold"))
     }
 
+    /// The error of a call that has begun to write `begun` of `all` values; itself if it has written nothing.
+    pub(crate) fn after_values(self, begun: usize, all: usize) -> Self {
+        if begun == 0 {
+            return self;
+        }
+        let problem = format!("the call failed after it had begun to write {begun} of {all} values");
+        let halfway = Error::new(self.kind(), problem).caused_by(self);
+        halfway.with_remedy("set or restore all values again before you go on")
+    }
+
+    /// The error of a device, or the CPU, that has no memory left.
+    pub(crate) fn out_of_memory() -> Self {
+        Error::new(ErrorKind::OutOfMemory, "there is no memory left").with_remedy(
+            "keep moments in 8 bits (`StoreAs`), masters as `SplitMaster`, the state of a device in the CPU's \
+             memory (`Offload`), or fewer activations (`Segments`)",
+        )
+    }
+
+    /// The number of bytes, if the error is that there is no memory left for them.
+    pub(crate) fn asking_for(self, bytes: usize) -> Self {
+        match self.kind() {
+            ErrorKind::OutOfMemory => {
+                self.with_problem("there is no memory left for").with_got(format_args!("{bytes} bytes"))
+            }
+            _ => self,
+        }
+    }
+
     /// The error for a missing tensor. `problem` is a clause: "the file has no tensor \"w\"".
     pub(crate) fn missing(problem: impl Into<String>) -> Self {
         Error::new(ErrorKind::Tensor, problem.into())

@@ -114,12 +114,15 @@ impl Weights {
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
-    /// number that is not finite, before or after rounding. Nothing changes then.
+    /// number that is not finite, before or after rounding. Nothing changes then. If a device fails, or memory
+    /// is not lent again, the error says how many variables were written before.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) =
             self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
-        for (variable, values) in values {
-            set_lent(&*variable.x, &values)?;
+        let all = values.len();
+        for (set, (variable, values)) in values.into_iter().enumerate() {
+            let written = set_lent(&*variable.x, &values).map_err(|error| error.after_values(set, all));
+            written.map_err(|error| error.at(variable.path()))?;
         }
         Ok(unused)
     }

@@ -71,3 +71,29 @@ impl Patterns {
             .with_expected(format_args!("one that matches {}", one_of(&available)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All lists of up to three patterns, with and without `*` and `?`, also one of them twice.
+    #[test]
+    fn the_first_pattern_that_matches_decides() {
+        const TEXTS: [&str; 7] = ["a", "a.b", "a.*", "*", "?.b", "a.b.c", "x"];
+        let paths: [&[&str]; 6] = [&["a"], &["a.b"], &["a.b.c"], &["c.b"], &["c.b", "a"], &["z", "a.b"]];
+        for all in 0..TEXTS.len().pow(3) {
+            let texts = [all % 7, all / 7 % 7, all / 49].map(|place| TEXTS[place].to_string());
+            let patterns = Patterns::new(texts.to_vec());
+            let matches = |text: &String, path: &&str| WildMatch::new(text).matches(path);
+            for paths in paths {
+                let first = texts.iter().position(|text| paths.iter().any(|path| matches(text, path)));
+                assert_eq!(patterns.first(paths), first, "{texts:?} {paths:?}");
+                let idle = texts.iter().find(|text| !paths.iter().any(|path| matches(text, path)));
+                let error =
+                    patterns.check_matched(paths.iter().copied()).err().map(|error| error.to_string());
+                assert_eq!(error.is_some(), idle.is_some(), "{texts:?} {paths:?}");
+                assert!(error.zip(idle).is_none_or(|(error, idle)| error.contains(&format!("{idle:?}"))));
+            }
+        }
+    }
+}

@@ -9,12 +9,16 @@ mod bytes;
 mod candle;
 #[cfg(not(feature = "candle"))]
 mod plain;
+mod room;
 
 pub(crate) use bytes::{bytes, bytes_mut, bytes_of, held_on_cpu, write_values};
 #[cfg(feature = "candle")]
 pub(crate) use candle::*;
 #[cfg(not(feature = "candle"))]
 pub(crate) use plain::*;
+#[cfg(feature = "emulate")]
+pub(crate) use room::LARGEST;
+pub(crate) use room::allocated;
 
 use safetensors::Dtype;
 

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::choices::{ChoiceCache, ChosenOptimisers};
-use super::leaf::VariablePlace;
+use super::leaf::{VariablePlace, check_count};
 use super::{Leaf, LeftOut, OtherPath, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
@@ -334,6 +334,7 @@ struct Rebinding {
 impl Rebinding {
     fn new(leaf: &Leaf, x: &Lent<'_>) -> Result<Self> {
         leaf.check_like(&**x)?;
+        check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&leaf.path))?;
         let moves = !x.device().same_device(&leaf.device);
         let moved = moves
             .then(|| {

@@ -171,7 +171,7 @@ impl StateTree {
     /// negative among squares of gradients; if a counter is above `u64::MAX / 2`; if the model has averages
     /// instead of its parameters, or these have [no names](crate::CandleOptimizer); if ranks give different
     /// entries. Nothing changes then. If a device fails, or memory that was lent once is not lent again, the
-    /// error tells that a part was set.
+    /// error says how many values were written before.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -235,8 +235,10 @@ impl StateTree {
         self.warnings.look_again();
         let (own, of_leaves): (Vec<_>, Vec<_>) =
             places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
+        let mut begun = 0;
         let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {
-            Some(self.leaves[leaf?].set_entry(place, entry).map_err(|error| error.at(&entry.path)))
+            let set = self.leaves[leaf?].set_entry(place, entry, &mut begun);
+            Some(set.map_err(|error| error.after_values(begun, entries.len()).at(&entry.path)))
         });
         let mut written = set.try_for_each(|set| set);
         if written.is_ok() {
@@ -475,21 +477,21 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
-    /// Sets an entry to a value that was checked.
-    fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>) -> Result<()> {
+    /// Sets an entry to a value that was checked. Adds 1 to `begun` right before the entry is written.
+    fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>, begun: &mut usize) -> Result<()> {
         let held = self.held();
         let Leaf { state, steps, waiting, .. } = self;
         let StateParts { mut tensors, mut counters, mut numbers } = state.parts_mut();
         counters.extend([steps, &mut waiting.calls, &mut waiting.received]);
         match (place, &entry.value) {
-            (EntryPlace::Counter(index), StateValue::Counter(count)) => *counters[index] = *count,
-            (EntryPlace::Number(index), StateValue::Number(number)) => *numbers[index] = *number,
-            (EntryPlace::Tensor(index), value) => {
-                set_tensor(&mut *tensors[index], value, held).map_err(|error| {
-                    let problem = "the call failed after a part of the values was set";
-                    let halfway = Error::new(error.kind(), problem).caused_by(error);
-                    halfway.with_remedy("set or restore all values again before you go on")
-                })?;
+            (EntryPlace::Tensor(index), value) => set_tensor(&mut *tensors[index], value, held, begun)?,
+            (EntryPlace::Counter(index), StateValue::Counter(count)) => {
+                *counters[index] = *count;
+                *begun += 1;
+            }
+            (EntryPlace::Number(index), StateValue::Number(number)) => {
+                *numbers[index] = *number;
+                *begun += 1;
             }
             _ => {}
         }
@@ -499,7 +501,7 @@ impl Leaf {
 }
 
 /// Sets a state tensor from `value`, which is the whole tensor. This rank has the part `held`.
-fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held) -> Result<()> {
+fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, begun: &mut usize) -> Result<()> {
     let part = match held {
         Held::Nothing => return Ok(()),
         Held::All => None,
@@ -509,13 +511,17 @@ fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held) -> Result
         StateValue::Tensor(values) => {
             let whole = values.tensor_or_copy()?.flatten_all()?;
             let values = part.map_or(Ok(whole.clone()), |part| whole.narrow(0, part.start, part.len()))?;
-            Ok(buffer.set(&values.reshape(buffer.shape())?)?)
+            let values = values.reshape(buffer.shape())?;
+            *begun += 1;
+            Ok(buffer.set(&values)?)
         }
         StateValue::Bytes(bytes) => {
             // Exact for records too: parts begin where records do.
             let stored = |elements: usize| buffer.shape_of(&[elements]).elem_count();
             let bytes = part.map_or(&bytes[..], |part| &bytes[stored(part.start)..stored(part.end)]);
-            Ok(buffer.set_stored(0, &Tensor::from_vec(bytes.to_vec(), bytes.len(), &Device::Cpu)?)?)
+            let bytes = Tensor::from_vec(bytes.to_vec(), bytes.len(), &Device::Cpu)?;
+            *begun += 1;
+            Ok(buffer.set_stored(0, &bytes)?)
         }
         StateValue::Counter(_) | StateValue::Number(_) => Ok(()),
     }

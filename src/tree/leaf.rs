@@ -103,6 +103,7 @@ impl Leaf {
             let error = Error::dtype("it", x.dtype(), FLOATS).at(&path);
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
+        check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&path))?;
         // Before the state is made for the shape that the owner claims, because it may lend less memory.
         check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state =
@@ -446,6 +447,18 @@ fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     if part.is_empty() && !x.shape().is_empty() { Lent::none(x) } else { Lent::new(x).part(part) }
 }
 
+/// Refuses a parameter of a device whose elements candle's kernels cannot count. Conversions between dtypes get
+/// the count as 32 bits, and the loop of a larger one never ends.
+pub(super) fn check_count(elements: usize, is_on_cpu: bool) -> Result<()> {
+    if is_on_cpu || u32::try_from(elements).is_ok() {
+        return Ok(());
+    }
+    let problem = "the kernels of a device count elements in 32 bits, but its number of elements is";
+    let error = Error::new(ErrorKind::Unsupported, problem).with_got(elements);
+    let remedy = "cut it into several parameters, or leave it on the CPU";
+    Err(error.with_expected(format_args!("at most {}", u32::MAX)).with_remedy(remedy))
+}
+
 /// The state of a part of a parameter with `whole` elements.
 pub(super) fn fresh_state(optimiser: &Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
     let mut state = optimiser.make_state(part)?;
@@ -470,4 +483,18 @@ fn check_a_number_per_element(
         Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
     let expected = format!("a number for each of {elements} elements");
     Err(error.with_expected(expected).with_remedy("return `false` from its `is_divisible`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_counts_in_32_bits() {
+        for (elements, is_on_cpu, fits) in
+            [(1 << 32, true, true), ((1 << 32) - 1, false, true), (1 << 32, false, false)]
+        {
+            assert_eq!(check_count(elements, is_on_cpu).is_ok(), fits, "{elements} {is_on_cpu}");
+        }
+    }
 }

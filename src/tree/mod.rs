@@ -89,9 +89,8 @@ use crate::tensors::{Tensor, TensorId};
 #[must_use = "a state trains nothing by itself: pass it to `update`"]
 #[derive(Debug)]
 pub struct StateTree {
-    /// Sorted by path. In boxes, so that an edit moves pointers, and not whole leaves.
-    #[expect(clippy::vec_box, reason = "leaves that stay are moved when others come and go")]
-    pub(crate) leaves: Vec<Box<Leaf>>,
+    /// Sorted by path.
+    pub(crate) leaves: Leaves,
     /// Variables that updates pass over.
     pub(crate) left_out: Vec<LeftOut>,
     /// The paths that no leaf has as its first.
@@ -127,6 +126,10 @@ pub struct StateTree {
     pub(crate) world: Option<StateWorld>,
 }
 
+/// Leaves in boxes, so that an edit moves pointers, and not whole leaves.
+#[expect(clippy::vec_box, reason = "leaves that stay are moved when others come and go")]
+type Leaves = Vec<Box<Leaf>>;
+
 /// A variable of the model without a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct LeftOut {
@@ -151,8 +154,7 @@ impl LeftOut {
 }
 
 impl StateTree {
-    #[expect(clippy::vec_box, reason = "see `leaves`")]
-    pub(crate) fn new(leaves: Vec<Box<Leaf>>, left_out: Vec<LeftOut>) -> Self {
+    pub(crate) fn new(leaves: Leaves, left_out: Vec<LeftOut>) -> Self {
         let mut tree = StateTree {
             other_paths: BTreeMap::new(),
             by_id: OnceLock::new(),
@@ -180,8 +182,7 @@ impl StateTree {
     }
 
     /// Inserts leaves where their paths belong.
-    #[expect(clippy::vec_box, reason = "see `leaves`")]
-    fn put_in(&mut self, mut leaves: Vec<Box<Leaf>>) {
+    fn put_in(&mut self, mut leaves: Leaves) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
         self.written.add(leaves.iter().flat_map(|leaf| leaf.written()));
         let tied = |leaf: &Box<Leaf>| {
@@ -203,8 +204,7 @@ impl StateTree {
     }
 
     /// Removes the leaves at `places`, which are sorted.
-    #[expect(clippy::vec_box, reason = "see `leaves`")]
-    fn take_out(&mut self, places: &[usize]) -> Vec<Box<Leaf>> {
+    fn take_out(&mut self, places: &[usize]) -> Leaves {
         let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Vec::new() };
         let after = self.leaves.split_off(last + 1);
         let mut next = places.iter().peekable();
@@ -213,7 +213,7 @@ impl StateTree {
             (first..).zip(self.leaves.drain(first..)).partition(|(place, _)| is_taken(*place));
         self.leaves.extend(others.into_iter().map(|(_, leaf)| leaf));
         self.leaves.extend(after);
-        let taken: Vec<Box<Leaf>> = taken.into_iter().map(|(_, leaf)| leaf).collect();
+        let taken: Leaves = taken.into_iter().map(|(_, leaf)| leaf).collect();
         self.written.forget(taken.iter().flat_map(|leaf| leaf.written()));
         for path in taken.iter().flat_map(|leaf| &leaf.aliases) {
             self.other_paths.remove(path);
@@ -294,8 +294,7 @@ impl StateTree {
     }
 
     /// This tree with other leaves and empty caches.
-    #[expect(clippy::vec_box, reason = "see `leaves`")]
-    fn with_leaves(&self, leaves: Vec<Box<Leaf>>, left_out: Vec<LeftOut>) -> Self {
+    fn with_leaves(&self, leaves: Leaves, left_out: Vec<LeftOut>) -> Self {
         let StateTree { steps, acting_at, calls, requires_all, .. } = *self;
         StateTree {
             steps,

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::found::IN_MODEL;
-use super::leaf::{VariablePlace, fresh_state};
+use super::leaf::{VariablePlace, check_count, fresh_state};
 use super::{Leaf, StateChange, StateTree, is_trainable, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
@@ -150,6 +150,7 @@ impl NewRows {
     fn new(leaf: &Leaf, x: &dyn Lend, rows: &[Option<usize>]) -> Result<Self> {
         leaf.check_parameter()?;
         leaf.check_rows(x, rows)?;
+        check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&leaf.path))?;
         let with_path = |error: Error| error.at(&leaf.path);
         let mut state = fresh_state(&leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };

@@ -21,7 +21,7 @@ impl Leaf {
         // statistics, for example, move without steps.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let like = self.optimiser.precise(&self.state, x)?;
-            owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&like))?).map_err(Error::from)
+            owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&like))?)
         } else {
             self.optimiser.master(&self.state, x)
         };

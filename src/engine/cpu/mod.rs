@@ -45,7 +45,7 @@ use super::plan::{
 use crate::error::Result;
 use crate::model::lent::{View, unsupported};
 use crate::numbers::DType;
-use crate::tensors::{Device, Tensor, zeros};
+use crate::tensors::{Device, Tensor, allocated, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{HasScratch, Pass, PassSink, PassStep};
 use sources::StridedSource;
@@ -104,7 +104,9 @@ pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Resul
 
 /// The elements of a view as a tensor of the compute dtype.
 pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor> {
-    let elements = zeros(view.job.x.shape(), view.job.compute, &Device::Cpu)?;
+    let (shape, compute) = (view.job.x.shape(), view.job.compute);
+    let made = allocated(view.job.length, compute, &Device::Cpu, || zeros(shape, compute, &Device::Cpu));
+    let elements = made.map_err(|error| error.at(view.job.path))?;
     copy_to(isa, view, &elements)?;
     Ok(elements)
 }
@@ -174,7 +176,7 @@ fn write(
 ) -> Result<()> {
     let length = job.length;
     let slots = try_list(slots_mut(&mut job.steps).map(slot_mut))?;
-    let JobSegments { x, low_bits, mut all, has_moved } = job.segments();
+    let JobSegments { x, low_bits, mut all, has_moved, .. } = job.segments();
     let Some(last) = all.last_mut() else {
         *is_written = true;
         return Ok(());

@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use half::bf16;
+use smallvec::SmallVec;
 
 use super::convert::{Storable, gather, load, sum_bf16};
 use super::prefetch::lines;
@@ -44,6 +45,9 @@ const TILE: (usize, usize) = (64, 16);
 /// memory in each thread.
 const BAND: usize = 1 << 19;
 
+/// The most elements of a band that would fetch each cache line several times if it were shorter.
+const WIDEST: usize = 1 << 22;
+
 /// A gradient of any layout.
 pub(super) struct StridedSource<'p> {
     data: DataPtr,
@@ -53,41 +57,59 @@ pub(super) struct StridedSource<'p> {
     first: usize,
 }
 
-/// A gradient that lies by columns, as matrices: neighbours in a column are nearer than those in a row.
-#[derive(Clone, Copy)]
+/// Dimensions and their strides.
+type Dims = (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>);
+
+/// A gradient that lies by columns: neighbours in a column are nearer than those in a row.
+///
+/// Its dimensions are `outer`, rows, `middle` and columns. Those in the middle, as a reversed tensor of
+/// images has them, make several matrices of the same rows.
 struct Columns {
-    /// Numbers of rows and of columns.
-    shape: (usize, usize),
-    /// From a row to the next, and from a column to the next.
-    strides: (usize, usize),
-    /// How many dimensions are before these.
-    outer: usize,
+    outer: Dims,
+    /// The number of rows, and from one to the next.
+    rows: (usize, usize),
+    middle: Dims,
+    /// The number of columns, and from one to the next.
+    columns: (usize, usize),
 }
 
 impl Columns {
-    /// `None` for other layouts. Dimensions of 1 are skipped, and those that one stride goes through are
-    /// joined.
+    /// `None` for other layouts.
     fn of(dims: &[usize], strides: &[usize]) -> Option<Columns> {
-        let mut outer = dims.len();
-        let mut last = || {
-            while outer > 0 {
-                outer -= 1;
-                if dims[outer] != 1 {
-                    return Some((dims[outer], strides[outer], outer));
-                }
+        // From the last on, without those of 1. Those that one stride goes through are joined.
+        let mut all = SmallVec::<[(usize, usize); 4]>::new();
+        for (&dim, &stride) in dims.iter().zip(strides).rev().filter(|(dim, _)| **dim != 1) {
+            match all.last_mut() {
+                Some((joined, nearer)) if stride == nearer.saturating_mul(*joined) => *joined *= dim,
+                _ => all.push((dim, stride)),
             }
-            None
+        }
+        let columns = *all.first()?;
+        let is_nearer = |place: usize| 0 < all[place].1 && all[place].1 < columns.1;
+        // Rows are the dimension that uses most numbers of a cache line, if a band has as many rows. Otherwise
+        // each line would be fetched once for each of its numbers.
+        let used = |place: usize| all[place].0.min(TILE.1 / all[place].1.max(1));
+        let is_in_band = |place: &usize| {
+            let pitch: usize = all[..*place].iter().map(|(dim, _)| dim).product();
+            let longest = if 2 * used(*place) < TILE.1 { BAND } else { WIDEST };
+            is_nearer(*place) && used(*place) > 0 && pitch <= longest / TILE.1
         };
-        let (mut columns, stride, _) = last()?;
-        let (rows, row_stride, outer) = loop {
-            let (dim, next, outer) = last()?;
-            if next != stride.saturating_mul(columns) {
-                break (dim, next, outer);
-            }
-            columns *= dim;
-        };
-        let lies_by_columns = 0 < row_stride && row_stride < stride;
-        lies_by_columns.then_some(Columns { shape: (rows, columns), strides: (row_stride, stride), outer })
+        // Reversed, because `max_by_key` takes the last of several.
+        let best = (1..all.len()).rev().filter(is_in_band).max_by_key(|place| used(*place));
+        let place = best.or_else(|| (all.len() > 1 && is_nearer(1)).then_some(1))?;
+        let in_order = |dims: &[(usize, usize)]| -> Dims { dims.iter().rev().copied().unzip() };
+        let (middle, outer) = (in_order(&all[1..place]), in_order(&all[place + 1..]));
+        Some(Columns { outer, rows: all[place], middle, columns })
+    }
+
+    /// The number of matrices with the same rows.
+    fn matrices(&self) -> usize {
+        self.middle.0.iter().product()
+    }
+
+    /// From an element to that in the next row, in row-major order.
+    fn pitch(&self) -> usize {
+        self.matrices() * self.columns.0
     }
 }
 
@@ -108,7 +130,7 @@ impl<'p> StridedSource<'p> {
     /// How many elements a thread should read at once if the gradient lies by columns. Fewer would use only a
     /// part of each cache line.
     pub(super) fn band(&self) -> Option<usize> {
-        self.columns().map(|columns| (TILE.0 * columns.shape.1).min(BAND))
+        self.columns().map(|columns| (TILE.0 * columns.pitch()).min(BAND.max(TILE.1 * columns.pitch())))
     }
 
     /// A source of the elements of `range`. If they lie by columns, it is a row-major copy in `band`.
@@ -126,48 +148,54 @@ impl<'p> StridedSource<'p> {
         if band.len() < length {
             band.resize(length, T::zero());
         }
-        let (start, matrix) = (range.start - self.first, columns.shape.0 * columns.shape.1);
+        let (start, rows) = (range.start - self.first, columns.rows.0 * columns.pitch());
         let mut done = 0;
         while done < length {
-            let (index, within) = ((start + done) / matrix, (start + done) % matrix);
-            let run = (matrix - within).min(length - done);
-            // SAFETY: the caller promises that the range lies within the layout's shape, so that the elements
-            // of this matrix do.
-            unsafe { self.read_tiles(isa, columns, index, within, &mut band[done..done + run]) };
+            let (index, within) = ((start + done) / rows, (start + done) % rows);
+            let run = (rows - within).min(length - done);
+            let outer = place_of(index, &columns.outer.0, &columns.outer.1);
+            for matrix in 0..columns.matrices() {
+                let origin = outer + place_of(matrix, &columns.middle.0, &columns.middle.1);
+                // SAFETY: the caller promises that the range lies within the layout's shape, so that the
+                // elements of these rows do.
+                unsafe {
+                    self.read_tiles(isa, &columns, origin, matrix, within, &mut band[done..done + run])
+                };
+            }
             done += run;
         }
         StridedSource::in_order(T::elements(&mut band[..length]), range.start)
     }
 
-    /// Reads elements of a matrix from its element `first` on, in row-major order, tile by tile. `index` is
-    /// that of the matrix among the outer dimensions.
+    /// Reads the elements of one matrix among the elements from `first` on, which are row-major, tile by
+    /// tile. `origin` is the place of the matrix.
     ///
     /// # Safety
     /// As [`StridedSource::read`], for these elements.
     unsafe fn read_tiles<T: Storable>(
         &self,
         isa: Isa,
-        columns: Columns,
-        index: usize,
+        columns: &Columns,
+        origin: usize,
+        matrix: usize,
         first: usize,
         dst: &mut [T],
     ) {
-        let Columns { shape: (_, width), strides: (row_stride, stride), outer } = columns;
-        let origin =
-            self.strides.map_or(0, |(dims, strides)| place_of(index, &dims[..outer], &strides[..outer]));
-        let end = first + dst.len();
+        let (&Columns { rows: (_, row_stride), columns: (width, stride), .. }, pitch) =
+            (columns, columns.pitch());
+        let (before, end) = (matrix * width, first + dst.len());
         let mut tile = [[T::zero(); TILE.0]; TILE.1];
         for left in (0..width).step_by(TILE.1) {
             let right = width.min(left + TILE.1);
-            // The rows that have an element of the range in these columns, all of them rows of the matrix.
-            let rows =
-                (first + 1).saturating_sub(right).div_ceil(width)..end.saturating_sub(left).div_ceil(width);
+            // The rows that have an element of the range in these columns.
+            let rows = (first + 1).saturating_sub(before + right).div_ceil(pitch)
+                ..end.saturating_sub(before + left).div_ceil(pitch);
             for top in rows.clone().step_by(TILE.0) {
                 let height = TILE.0.min(rows.end - top);
                 for (column, tile) in (left..right).zip(&mut tile) {
                     let place = origin + top * row_stride + column * stride;
                     // Fetched here, because the hardware does not read ahead from column to column.
-                    if right + TILE.1 <= width {
+                    if row_stride < TILE.1 && column + TILE.1 < width {
                         for (array, size) in self.data.skip(place + TILE.1 * stride).arrays() {
                             lines(array, height * row_stride * size / BLOCK);
                         }
@@ -185,7 +213,7 @@ impl<'p> StridedSource<'p> {
                     }
                 }
                 for row in 0..height {
-                    let start = (top + row) * width;
+                    let start = (top + row) * pitch + before;
                     let piece = first.max(start + left)..end.min(start + right);
                     if piece.is_empty() {
                         continue;

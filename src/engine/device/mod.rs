@@ -19,6 +19,7 @@ use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{Lend, Lent, defect};
+use crate::tensors::allocated;
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
@@ -51,19 +52,31 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
         }
     }
     let done = handles.iter().map(Option::is_some).collect();
-    for (JobSegments { x, low_bits, all, .. }, handles) in jobs.into_iter().zip(handles) {
-        let Some(handles) = handles else { continue };
-        let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
-        let x = match x {
-            Operand::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
-            Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
-        };
-        for (segment, handle) in all.into_iter().zip(handles) {
-            tables.add(&handle, data_of(segment, x.again(), low_bits)?)?;
-        }
+    for (segments, handles) in jobs.into_iter().zip(handles) {
+        let path = segments.path;
+        handles
+            .map_or(Ok(()), |handles| add(&mut tables, segments, &handles))
+            .map_err(|error| error.at(path))?;
     }
     tables.run()?;
     Ok(done)
+}
+
+/// Adds the segments of a leaf.
+fn add<'a, 'j: 'a, B: Backend<'a>>(
+    tables: &mut Tables<'a, B>,
+    JobSegments { x, low_bits, all, .. }: JobSegments<'a, 'j>,
+    handles: &[RowHandle],
+) -> Result<()> {
+    let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
+    let x = match x {
+        Operand::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
+        Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
+    };
+    for (segment, handle) in all.into_iter().zip(handles) {
+        tables.add(handle, data_of(segment, x.again(), low_bits)?)?;
+    }
+    Ok(())
 }
 
 /// The totals of the chunks of each request; `None` if it has no kernel.
@@ -89,7 +102,10 @@ pub(super) fn copy_with<'j, B: Backend<'j>>(
     let mut tables = Tables::new(backend);
     let mut copies = Vec::with_capacity(views.len());
     for &view in views {
-        let copy = Var::zeros(view.job.x.shape(), view.job.compute.into(), view.job.x.device())?;
+        let (x, compute) = (&view.job.x, view.job.compute);
+        let zeros = || Var::zeros(x.shape(), compute.into(), x.device());
+        let copy = allocated(view.job.length, compute, x.device(), zeros)
+            .map_err(|error| error.at(view.job.path))?;
         let tensor = copy.as_detached_tensor();
         copies.push(read(&mut tables, view, None, Some(copy))?.map(|_| tensor));
     }
@@ -127,7 +143,7 @@ fn read<'j, B: Backend<'j>>(
         key: [0; 2],
         reducer,
     };
-    tables.add(&handle, data).map(Some)
+    tables.add(&handle, data).map(Some).map_err(|error| error.at(job.path))
 }
 
 fn data_of<'a>(

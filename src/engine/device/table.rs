@@ -16,6 +16,7 @@ use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
 use crate::model::lent::defect;
 use crate::numbers::DType;
+use crate::tensors::allocated;
 
 /// The launches of one call, while they are prepared.
 pub(super) struct Tables<'a, B: Backend<'a>> {
@@ -266,7 +267,12 @@ impl<'a> Arrays<'a> {
     fn address<B: Backend<'a>>(&mut self, backend: &mut B, array: usize, writes: bool) -> Result<u64> {
         match self.0[array].take().ok_or_else(lacking)? {
             LeafArray::Tensor(tensor) if writes => backend.write(tensor),
-            LeafArray::Tensor(tensor) => backend.read(tensor.contiguous()?),
+            LeafArray::Tensor(tensor) if tensor.is_contiguous() => backend.read(tensor.clone()),
+            LeafArray::Tensor(tensor) => {
+                let copy = || tensor.contiguous();
+                let dtype = tensor.dtype().into();
+                backend.read(allocated(tensor.elem_count(), dtype, tensor.device(), copy)?)
+            }
             LeafArray::State(state) if writes => backend.write_state(state),
             LeafArray::State(state) => backend.read_state(state),
             LeafArray::ReadState(state) => backend.read_state(state),

@@ -14,8 +14,8 @@ use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
-    CpuStorage, Device, Shape, Tensor, Var, bytes, bytes_mut, copy_elements, dtype_of, dtype_of_numbers,
-    failure, in_dtype, on_cpu, tensor_of, write_values, zeroed, zeros,
+    CpuStorage, Device, Shape, Tensor, Var, allocated, bytes, bytes_mut, copy_elements, dtype_of,
+    dtype_of_numbers, failure, in_dtype, on_cpu, tensor_of, write_values, zeroed, zeros,
 };
 
 /// One tensor of a rule's state: plain memory on the CPU, a candle variable elsewhere.
@@ -63,7 +63,8 @@ impl Buffer {
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
             return Buffer::shared(values);
         }
-        let memory = Memory::Host(zeroed(&shape, dtype)?);
+        let memory = allocated(shape.elem_count(), dtype, &Device::Cpu, || zeroed(&shape, dtype))?;
+        let memory = Memory::Host(memory);
         let mut buffer = Buffer { memory, shape, records: None, is_of_squares: false };
         buffer.set(values)?;
         Ok(buffer)
@@ -71,7 +72,9 @@ impl Buffer {
 
     /// A variable with a copy of these values. One thread can write it while another reads it.
     pub(crate) fn shared(values: &Tensor) -> Result<Self> {
-        let memory = Memory::Variable(Var::from_tensor(&values.detach())?);
+        let copy = || Var::from_tensor(&values.detach());
+        let variable = allocated(values.elem_count(), dtype_of(values), values.device(), copy)?;
+        let memory = Memory::Variable(variable);
         Ok(Buffer { shape: values.shape().clone(), memory, records: None, is_of_squares: false })
     }
 
@@ -111,15 +114,13 @@ impl Buffer {
             Some(records) => ((shape.elem_count().div_ceil(BLOCK), records.bytes()).into(), DType::U8),
             None => (shape.clone(), dtype),
         };
+        let elements = stored.elem_count();
         if device.is_cpu() {
-            return Ok(Buffer {
-                shape,
-                memory: Memory::Host(zeroed(&stored, dtype)?),
-                records,
-                is_of_squares: false,
-            });
+            let memory = Memory::Host(allocated(elements, dtype, device, || zeroed(&stored, dtype))?);
+            return Ok(Buffer { shape, memory, records, is_of_squares: false });
         }
-        Ok(Buffer { shape, records, ..Buffer::new(&zeros(stored, dtype, device)?)? })
+        let zeros = allocated(elements, dtype, device, || zeros(stored, dtype, device))?;
+        Ok(Buffer { shape, records, ..Buffer::new(&zeros)? })
     }
 
     /// Whether all bytes are 0. `false` for a variable, which would have to be read from its device.
@@ -154,7 +155,11 @@ impl Buffer {
     /// A copy on `device`.
     pub(crate) fn on(&self, device: &Device) -> Result<Self> {
         let memory = match &self.memory {
-            Memory::Host(values) if device.is_cpu() => Memory::Host(values.clone()),
+            Memory::Host(values) if device.is_cpu() => {
+                let copy = || Ok(values.clone());
+                let elements = self.stored_shape().elem_count();
+                Memory::Host(allocated(elements, self.stored_dtype(), device, copy)?)
+            }
             Memory::Variable(variable) if device.same_device(variable.device()) => {
                 Buffer::shared(variable)?.memory
             }

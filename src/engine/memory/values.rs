@@ -4,7 +4,7 @@ use super::variables::{UpdateTargets, unshared};
 use crate::error::Result;
 use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
-use crate::tensors::{Device, Shape, Tensor, Var, WithDType, failure, in_dtype};
+use crate::tensors::{Device, Shape, Tensor, Var, WithDType, allocated, dtype_of, failure, in_dtype};
 
 /// A number as a tensor of a compute dtype. It is rounded on the host, because Metal has no F64, not even to
 /// convert from.
@@ -25,10 +25,10 @@ pub(crate) fn filled(
     shape: impl Into<Shape>,
     dtype: impl Into<DType>,
     device: &Device,
-) -> crate::tensors::Result<Tensor> {
-    let dtype = dtype.into();
-    let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?;
-    one.to_device(device)?.broadcast_as(shape)?.force_contiguous()
+) -> Result<Tensor> {
+    let (shape, dtype) = (shape.into(), dtype.into());
+    let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?.to_device(device)?;
+    allocated(shape.elem_count(), dtype, device, || one.broadcast_as(&shape)?.force_contiguous())
 }
 
 /// The values on a device. They are copied before a transfer, because a transfer takes the whole storage,
@@ -42,9 +42,11 @@ pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<
 }
 
 /// The values on a device, in storage that nothing else shares.
-pub(crate) fn owned_on(device: &Device, values: &Tensor) -> crate::tensors::Result<Tensor> {
+pub(crate) fn owned_on(device: &Device, values: &Tensor) -> Result<Tensor> {
     let values = values.detach();
-    if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
+    allocated(values.elem_count(), dtype_of(&values), device, || {
+        if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
+    })
 }
 
 /// Overwrites a variable's values, rounded to its dtype. No lock is held while another is waited for, unless

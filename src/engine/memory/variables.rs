@@ -17,7 +17,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use crate::error::Result;
 use crate::model::lent::{Lend, read, storage_of};
-use crate::tensors::{Tensor, bytes, on_cpu};
+use crate::tensors::{Tensor, allocated, bytes, dtype_of, on_cpu};
 
 /// The storages that updates write, by address, each with the number of states that write it.
 pub(crate) type WrittenStorages = HashMap<usize, usize>;
@@ -142,5 +142,8 @@ pub(crate) fn unshared(
     drop(storage_of(&tensor).map_err(|error| error.in_role(role))?);
     let is_written = |storage: usize| written.contains_key(&storage) || own.contains(&storage);
     let is_shared = tensor.is_variable() || Lend::memory(&tensor).is_some_and(is_written);
-    if is_shared { Ok(tensor.detach().copy()?) } else { Ok(tensor) }
+    if !is_shared {
+        return Ok(tensor);
+    }
+    allocated(tensor.elem_count(), dtype_of(&tensor), tensor.device(), || tensor.detach().copy())
 }

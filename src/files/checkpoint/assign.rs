@@ -1,7 +1,6 @@
 //! Writing the checked values into state and model.
 
 use std::collections::BTreeMap;
-use std::io;
 
 use super::defaults::Restored;
 use super::file::CheckpointFile;
@@ -45,10 +44,11 @@ impl CheckpointFile {
             // Rounded to the master's dtype first, because a parameter is its stored master rounded.
             let master = state.leaf(path).and_then(|leaf| leaf.state.followed()).filter(|_| self.convert);
             let dtype = master.map(Buffer::stored_dtype);
-            self.take_over(source, |start, values| match dtype {
+            let set = self.take_over(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
                 None => set_lent_part(&**variable, start, values),
-            })?;
+            });
+            set.map_err(|error| error.at(path))?;
         }
         Ok(restoration.restored)
     }
@@ -82,14 +82,15 @@ impl CheckpointFile {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
         for window in ranges(source.elements.clone()) {
             let start = window.start - source.elements.start;
-            set(start, &entry.part(window).map_err(|source| self.halfway(source))?)?;
+            let part = entry.part(window).map_err(|source| self.halfway(ErrorKind::Io, source))?;
+            set(start, &part).map_err(|error| self.halfway(error.kind(), error))?;
         }
         Ok(())
     }
 
-    /// The error that the file failed after a part of it was taken over.
-    fn halfway(&self, source: io::Error) -> Error {
-        Error::new(ErrorKind::Io, "the restore failed after a part of the file was restored")
+    /// The error that the file, a device or an owner of memory failed after a part was taken over.
+    fn halfway(&self, kind: ErrorKind, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        Error::new(kind, "the restore failed after a part of the file was restored")
             .caused_by(source)
             .with_remedy("restore from a whole file before you go on")
             .in_file("checkpoint", &self.path)

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, elem_count, place_of};
-use crate::tensors::{Device, Tensor, rows_of, tensor_of, write_values};
+use crate::tensors::{Device, Tensor, allocated, rows_of, tensor_of, write_values};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
@@ -204,17 +204,21 @@ pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written:
 
 /// A copy of what is lent.
 pub(crate) fn copied(role: &'static str, lender: &dyn Lend) -> Result<Tensor> {
+    let (elements, dtype) = (lender.elem_count(), lender.dtype());
     if let Some(tensor) = lender.tensor() {
-        return Ok(tensor.copy()?);
+        return allocated(elements, dtype, tensor.device(), || tensor.copy());
     }
     let mut copy = None;
     read(role, lender, &mut |view| {
         let shape = lender.shape();
-        let numbers = owned(view.memory());
-        copy = Some(match view.strides() {
-            None => numbers.reshape(shape)?,
-            Some((_, strides)) => in_order(&numbers, shape, strides)?,
-        });
+        let copied = || {
+            let numbers = owned(view.memory());
+            match view.strides() {
+                None => numbers.reshape(shape),
+                Some((_, strides)) => in_order(&numbers, shape, strides),
+            }
+        };
+        copy = Some(allocated(elements, dtype, &Device::Cpu, copied)?);
         Ok(())
     })?;
     copy.ok_or_else(|| not_lent(lender, 0))

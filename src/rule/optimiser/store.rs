@@ -23,7 +23,7 @@ use crate::numbers::{DType, Records, counts, is_wider, random_key};
 use crate::rule::description::record::{StorageKind, StorageRecord};
 use crate::rule::state::not_made_by;
 use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
-use crate::tensors::{Tensor, difference, dtype_of, in_dtype, sum};
+use crate::tensors::{Tensor, allocated, difference, dtype_of, in_dtype, sum};
 
 /// How an optimiser stores parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,8 @@ impl Store {
         match self.of(x.dtype())? {
             Store::Rounded => of_rule(x),
             Store::Master(dtype) => {
-                let master = rounded(&x.tensor_or_copy()?, dtype)?;
+                let x = x.tensor_or_copy()?;
+                let master = allocated(x.elem_count(), dtype, x.device(), || rounded(&x, dtype))?;
                 State::with_master(&master, of_rule(&master)?)
             }
             Store::Split(low_bits) => {

@@ -260,6 +260,10 @@ fn layouts(seed: u64, shape: &[usize], dtype: DType) -> Vec<(&'static str, Tenso
         let reversed: Vec<usize> = shape.iter().rev().copied().collect();
         layouts.extend([
             ("transposed", random(&reversed).permute((0..=last).rev().collect::<Vec<_>>())),
+            ("each reversed", {
+                let order: Vec<usize> = std::iter::once(0).chain((1..=last).rev()).collect();
+                random(&order.iter().map(|dim| shape[*dim]).collect::<Vec<_>>()).permute(order)
+            }),
             ("every matrix transposed", {
                 let mut by_columns = shape.to_vec();
                 by_columns.swap(last, last.saturating_sub(1));
@@ -289,7 +293,7 @@ fn any_layout_of_the_gradient() {
     let all = engines();
     // The last are read in bands of rows, which begin and end within rows, and are of several matrices.
     let fused = [Engine::Fused];
-    let rows: [(&[usize], &[Engine]); 7] = [
+    let rows: [(&[usize], &[Engine]); 9] = [
         (&[7], &all),
         (&[6, 5], &all),
         (&[3, 4, 50], &all),
@@ -297,6 +301,8 @@ fn any_layout_of_the_gradient() {
         (&[70, 4099], &fused),
         (&[3, 1, 37, 2003], &fused),
         (&[500, 7, 9, 3], &fused),
+        (&[2, 90, 11, 31], &fused),
+        (&[19, 260, 130], &fused),
     ];
     for (shape, engines) in rows {
         for (parameter, gradient) in

@@ -9,4 +9,5 @@ pub(crate) mod emulated;
 pub(crate) mod engines;
 mod failing_functions;
 mod infinite_squares;
+mod out_of_memory;
 mod soundness;

@@ -4,5 +4,6 @@ mod adjust;
 mod described_states;
 pub(crate) mod learning_rates;
 mod orders;
+mod other_fields;
 mod panicking_rules;
 mod rules_of_users;

@@ -1,0 +1,45 @@
+//! Memory for new tensors, and the error if there is none left.
+//!
+//! candle ends the process if the CPU has no memory left for a tensor. So an allocation there is tried first.
+//! Linux refuses only what it can never have: if many allocations together are too large, it ends the process
+//! when they are written.
+
+#[cfg(feature = "emulate")]
+use std::cell::Cell;
+
+use super::Device;
+use crate::error::{Error, Result};
+use crate::numbers::DType;
+
+/// Smaller allocations are not tried, because trying takes longer than they do.
+const TRIED: usize = 1 << 20;
+
+#[cfg(feature = "emulate")]
+thread_local! {
+    /// The largest allocation that is not refused, while an emulated device has little memory.
+    pub(crate) static LARGEST: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Makes a tensor of `elements` numbers on a device.
+///
+/// # Errors
+/// That of `make`; of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory) with the number of bytes, if
+/// there is no memory left.
+pub(crate) fn allocated<T>(
+    elements: usize,
+    dtype: DType,
+    device: &Device,
+    make: impl FnOnce() -> super::Result<T>,
+) -> Result<T> {
+    let bytes = elements.saturating_mul(dtype.size_in_bytes());
+    #[cfg(feature = "emulate")]
+    if bytes > LARGEST.get() {
+        // As from CUDA, so that what is made of such an error is tested, too.
+        let of_driver = super::failure("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
+        return Err(Error::from(of_driver).asking_for(bytes));
+    }
+    if device.is_cpu() && bytes >= TRIED && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+        return Err(Error::out_of_memory().asking_for(bytes));
+    }
+    make().map_err(|error| Error::from(error).asking_for(bytes))
+}
