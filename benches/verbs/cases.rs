@@ -5,11 +5,13 @@ use std::error::Error;
 use std::hint::black_box;
 
 use candle_core::{DType, Tensor, Var};
-use optimisers::rules::{Adam, AdamW, Descent};
+use candle_nn::Optimizer as _;
+use optimisers::rules::{AccumGrad, Adam, AdamW, Descent};
 use optimisers::{
-    Accumulator, Checkpoint, CheckpointFile, Fallback, LossScaler, MixedPrecision, Optimiser,
-    PrecisionPolicy, ReduceOnPlateau, Sam, Schedule, Setup, StateTree, StateValue, Update, Weights, audit,
-    destructure, ranks, setup, setup_with, update,
+    Accumulator, CandleOptimizer, Checkpoint, CheckpointFile, CheckpointSaver, Fallback, LossScaler,
+    MixedPrecision, Optimiser, OptimiserChain, PrecisionPolicy, ReduceOnPlateau, Sam, Schedule, Setup,
+    StateTree, StateValue, Update, Weights, audit, broadcast, destructure, ranks, setup, setup_with,
+    trainables, update,
 };
 
 use crate::trained::{Start, Trained, chain, variable};
@@ -91,6 +93,22 @@ fn steps() -> Vec<Case> {
             }
             done(step.finish()?)
         }),
+        all_leaves("functional", OneRule, |t| {
+            let parameters = trainables(&t.model)?;
+            let gradients: BTreeMap<String, Tensor> = t.gradients.iter().cloned().collect();
+            done(Update::functional(&t.state).apply(&parameters, &gradients)?)
+        }),
+        all_leaves("candle_optimizer", Nothing, |t| {
+            let mut optimizer = CandleOptimizer::for_model(&t.model, AdamW::new(1e-3))?;
+            optimizer.set_learning_rate(0.1);
+            done(optimizer.step(&sum_of(&t.model)?.backward()?)?)
+        }),
+        all_leaves("release_windows", Nothing, |t| {
+            let rule = OptimiserChain::new((AccumGrad::new(2), AdamW::new(1e-3)));
+            t.state = setup(rule, &t.model)?;
+            update(&mut t.state, &t.model, &t.gradients)?;
+            done(Update::new(&mut t.state).release_windows(&t.model)?)
+        }),
         all_leaves("sam", OneRule, |t| {
             Ok(Sam::new(0.05).ascend(Update::new(&mut t.state), &t.model, &t.gradients)?.restore()?)
         }),
@@ -104,11 +122,7 @@ fn steps() -> Vec<Case> {
             step.push(&t.names[0], t.gradients[0].1.clone())?;
             done(step.finish()?)
         }),
-        all_leaves("audit", OneRule, |t| {
-            let sums =
-                t.model.values().map(|x| x.sum_all()?.reshape(1)).collect::<candle_core::Result<Vec<_>>>()?;
-            done(audit(&t.model, &Tensor::cat(&sums, 0)?.sum_all()?)?)
-        }),
+        all_leaves("audit", OneRule, |t| done(audit(&t.model, &sum_of(&t.model)?)?)),
         all_leaves("destructure", OneRule, |t| {
             let (flat, structure) = destructure(&t.model)?;
             Ok(structure.assign(&flat, &t.model)?)
@@ -283,6 +297,13 @@ fn files() -> Vec<Case> {
             t.state.save_masters(&t.model, &path)?;
             done(Weights::open([&path])?.load_into(&t.model)?)
         }),
+        all_leaves("saver", OneRule, |t| {
+            let folder = tempfile::tempdir()?;
+            let mut saver = CheckpointSaver::new(folder.path().join("run"));
+            saver.save(1, Checkpoint::new(&t.state).model(&t.model))?;
+            saver.wait()?;
+            done(saver.newest()?)
+        }),
         all_leaves("bytes_of_a_checkpoint", Nothing, |t| {
             let mut checkpoint = Checkpoint::new(&t.state);
             for name in &t.names {
@@ -311,10 +332,17 @@ fn files() -> Vec<Case> {
     ]
 }
 
-/// A setup, a step and a checkpoint over two ranks.
+/// A loss that every parameter takes part in.
+fn sum_of(model: &BTreeMap<String, Var>) -> candle_core::Result<Tensor> {
+    let sums = model.values().map(|x| x.sum_all()?.reshape(1)).collect::<candle_core::Result<Vec<_>>>()?;
+    Tensor::cat(&sums, 0)?.sum_all()
+}
+
+/// A broadcast, a setup, a step and a checkpoint over two ranks.
 fn over_ranks(t: &mut Trained) -> Done {
     let gradients = &t.gradients;
     let run = |world: optimisers::LocalRank, model: BTreeMap<String, Var>| -> Result<(), optimisers::Error> {
+        broadcast(&world, &model)?;
         let mut state = Setup::over(&world).build(AdamW::new(1e-3), &model)?;
         update(&mut state, &model, gradients)?;
         state.set_entries(model.keys().map(|path| (path, "t", StateValue::Counter(7))))

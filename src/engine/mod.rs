@@ -55,7 +55,7 @@ pub(crate) use codegen::{
     used, waits,
 };
 pub(crate) use commit::commit;
-pub(crate) use cpu::{for_all, to_bf16, to_f16};
+pub(crate) use cpu::{for_all, prefetch, to_bf16, to_f16};
 pub(crate) use dispatch::download;
 pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;

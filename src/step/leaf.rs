@@ -11,7 +11,7 @@
 //!    because the commit would ask for their locks while it holds that of the parameter.
 
 use super::call::{UpdateCall, sources};
-use crate::engine::{Job, Sources, WrittenStorages};
+use crate::engine::{Job, Sources, WrittenStorages, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
@@ -102,6 +102,21 @@ impl LeafUpdate<'_, '_> {
     /// stream for each thread, and only that of the caller comes after what the caller has computed.
     pub(super) fn reads_device(&self) -> bool {
         !self.x.device().is_cpu()
+    }
+
+    /// Fetches into the cache what the plan reads first. Each stage follows pointers that the one before has
+    /// fetched.
+    pub(super) fn fetch(&self, stage: usize) {
+        let Some(leaf) = &self.leaf else { return };
+        match stage {
+            0 => prefetch(&**leaf),
+            1 => {
+                prefetch(&leaf.state.tensors[..]);
+                prefetch(leaf.path());
+                self.x.tensor().into_iter().for_each(|tensor| prefetch(&**tensor));
+            }
+            _ => {}
+        }
     }
 
     /// Makes the plan. Does nothing at the second call.

@@ -109,10 +109,11 @@ impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
         let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(places).map(update).collect();
         let written = UpdateTargets::all();
         let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, &written);
-        let planned =
-            for_all(&mut updates, |update| if update.reads_device() { Ok(()) } else { make(update) })
-                // The remaining plans read a device, see `reads_device`.
-                .and_then(|()| updates.iter_mut().try_for_each(make));
+        let planned = for_all(&mut updates, LeafUpdate::fetch, |update| {
+            if update.reads_device() { Ok(()) } else { make(update) }
+        })
+        // The remaining plans read a device, see `reads_device`.
+        .and_then(|()| updates.iter_mut().try_for_each(make));
         ranks.settle(Call::Plan, planned)?;
         let summary = StepSummary::of(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);

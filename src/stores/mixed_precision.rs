@@ -23,8 +23,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// parameter that was changed, as far as it compares:
 ///
 /// - On the CPU: every element before the first step, which is also the first after a restore or
-///   [`rebind`](crate::StateTree::rebind). Before other steps a sample: runs of 64 elements, 16 at least and
-///   two for each million.
+///   [`rebind`](crate::StateTree::rebind). Before other steps a sample: runs of 64 elements, one for each
+///   1024 elements up to 16 and at least 4, then two for each million.
 /// - On a device: the same sample before the first step, brought to the CPU. Before other steps nothing,
 ///   because each step would wait for the device.
 ///

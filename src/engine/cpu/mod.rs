@@ -48,6 +48,7 @@ use crate::numbers::DType;
 use crate::tensors::{Device, Tensor, allocated, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{HasScratch, Pass, PassSink, PassStep};
+pub(crate) use prefetch::prefetch;
 use sources::StridedSource;
 use storage::{
     List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
@@ -129,17 +130,22 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
     })
 }
 
-/// Calls `run` on every item, on all threads if there are 256 or more. `run` may wait for locks.
+/// Calls `run` on every item, on all threads if there are 256 or more. `run` may wait for locks. Before that
+/// `fetch` prepares the next items in stages, see [`rows`].
 ///
 /// # Errors
 /// The first in the order of the items.
-pub(crate) fn for_all<I: Send>(items: &mut [I], run: impl Fn(&mut I) -> Result<()> + Sync) -> Result<()> {
+pub(crate) fn for_all<I: Send>(
+    items: &mut [I],
+    fetch: impl Fn(&I, usize) + Sync,
+    run: impl Fn(&mut I) -> Result<()> + Sync,
+) -> Result<()> {
     const MANY: usize = 256;
     // Never on a thread of rayon, for the reason of `for_each_leaf`.
     if items.len() < MANY && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(run);
     }
-    threads::run(|| rows::in_rows(items, ROW, |_, _| (), &run))?
+    threads::run(|| rows::in_rows(items, ROW, &fetch, &run))?
 }
 
 /// Calls `run` for each item: small ones first, in rows, then large ones one after another.

@@ -34,8 +34,8 @@ use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
 use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{
-    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, LaneFloat, Reducer, add, join_accumulators,
-    reduce_block, subtract,
+    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, LaneFloat, Reducer, add, chunk_length,
+    join_accumulators, reduce_block, subtract,
 };
 use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::codes;
@@ -130,20 +130,26 @@ type Streams = SmallVec<[(*const u8, usize); 8]>;
 #[derive(Clone, Copy)]
 struct Ahead<'s> {
     streams: &'s Streams,
-    /// The first element that is fetched.
+    /// The first element that is fetched, and the first that is not.
     start: usize,
+    end: usize,
     piece: usize,
 }
 
 impl<'s> Ahead<'s> {
-    fn new(streams: &'s Streams, start: usize, at_once: usize) -> Self {
-        Ahead { streams, start: start + AHEAD * at_once.min(BLOCK), piece: at_once.min(PIECE) }
+    fn new(streams: &'s Streams, range: &Range<usize>, start: usize, at_once: usize) -> Self {
+        // The next chunk follows a whole one. A shorter range is the end of a leaf.
+        let end = if range.len() < chunk_length(range.len()) { range.end } else { usize::MAX };
+        Ahead { streams, start: start + AHEAD * at_once.min(BLOCK), end, piece: at_once.min(PIECE) }
     }
 
     /// Fetches the piece that is `done` elements further on. It may lie after the end of the range, because a
     /// fetch is a hint and accesses nothing.
     #[inline(always)]
     fn fetch(self, done: usize) {
+        if self.start + done >= self.end {
+            return;
+        }
         for &(first, size) in self.streams {
             lines(first.wrapping_add((self.start + done) * size / BLOCK), self.piece * size / BLOCK);
         }
@@ -250,7 +256,7 @@ impl Pass<'_> {
             };
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
-                let ahead = Ahead::new(&streams, start, at_once);
+                let ahead = Ahead::new(&streams, &range, start, at_once);
                 // A long block fetches while its last step runs.
                 let later = at_once > PIECE && !streams.is_empty();
                 if !later {
@@ -286,7 +292,7 @@ impl Pass<'_> {
             if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, at_once) {
-                Ahead::new(&streams, start, T::BLOCK).fetch(0);
+                Ahead::new(&streams, range, start, T::BLOCK).fetch(0);
                 // SAFETY: the caller promises that all data is locked and holds the range, and that no other
                 // thread runs it. The gradient does not lie in x: `Job::copy_shared` would have copied it.
                 let (x, dx) = unsafe { (x.update(start, end - start), dx.read(start, end - start)) };

@@ -70,7 +70,7 @@ fn prefetch_at(address: usize, bytes: usize) {
 }
 
 /// Fetches a value into the cache.
-fn prefetch<T: ?Sized>(value: &T) {
+pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 
