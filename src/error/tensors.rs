@@ -50,8 +50,10 @@ impl Error {
             return self;
         }
         let problem = format!("the call failed after it had begun to write {begun} of {all} values");
-        let halfway = Error::new(self.kind(), problem).caused_by(self);
-        halfway.with_remedy("set or restore all values again before you go on")
+        let halfway =
+            Error::new(self.kind(), problem).with_remedy("set or restore all values again before you go on");
+        let halfway = if let Some(path) = self.path() { halfway.at(path) } else { halfway };
+        halfway.caused_by(self)
     }
 
     /// The error of a device, or the CPU, that has no memory left.

@@ -121,8 +121,8 @@ impl Weights {
             self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
         let all = values.len();
         for (set, (variable, values)) in values.into_iter().enumerate() {
-            let written = set_lent(&*variable.x, &values).map_err(|error| error.after_values(set, all));
-            written.map_err(|error| error.at(variable.path()))?;
+            let written = set_lent(&*variable.x, &values).map_err(|error| error.at(variable.path()));
+            written.map_err(|error| error.after_values(set, all))?;
         }
         Ok(unused)
     }

@@ -128,9 +128,8 @@ impl<'s> Update<'s> {
         state.act(state.steps)?;
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
-        let needs_all =
-            |leaf: &&Box<Leaf>| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
-        if let Some(leaf) = state.leaves.iter().find(needs_all) {
+        let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
+        if let Some(leaf) = state.leaves().find(needs_all) {
             return Err(needs_all_gradients(leaf.path()));
         }
         // Before the first push, whose plan reads what all updates write.

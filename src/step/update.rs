@@ -427,11 +427,11 @@ fn owned(
     parameters: &[Lent<'_>],
     grads: &dyn GradientLookUp,
 ) -> Result<Option<Vec<GradientSource<'static>>>> {
-    let of_leaf = |(leaf, x): (&Box<Leaf>, &Lent<'_>)| {
+    let of_leaf = |(leaf, x): (&Leaf, &Lent<'_>)| {
         let owned = sources(leaf.paths(), &**x, grads)?.into_iter().map(Lent::into_owned);
         Ok(owned.collect::<Option<Sources<'_>>>().map(GradientSource::found))
     };
-    state.leaves.iter().zip(parameters).map(of_leaf).collect()
+    state.leaves().zip(parameters).map(of_leaf).collect()
 }
 
 /// Refuses a gradient for a path that the state neither has nor left out.

@@ -238,7 +238,7 @@ impl StateTree {
         let mut begun = 0;
         let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {
             let set = self.leaves[leaf?].set_entry(place, entry, &mut begun);
-            Some(set.map_err(|error| error.after_values(begun, entries.len()).at(&entry.path)))
+            Some(set.map_err(|error| error.at(&entry.path).after_values(begun, entries.len())))
         });
         let mut written = set.try_for_each(|set| set);
         if written.is_ok() {

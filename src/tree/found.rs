@@ -83,12 +83,12 @@ impl StateTree {
 
     /// Refuses a leaf without a parameter, and a parameter of another shape or dtype.
     fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
-        let parameter = |(leaf, x): (&Box<Leaf>, Option<Lent<'m>>)| {
+        let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;
             leaf.check_like(&*x)?;
             Ok(x)
         };
-        self.leaves.iter().zip(found).map(parameter).collect()
+        self.leaves().zip(found).map(parameter).collect()
     }
 
     /// The index of a variable's leaf; `Some(None)` if it was left out, `None` if it is not in the state.

@@ -46,8 +46,8 @@ impl StateTree {
     /// The most precise copies of this rank's parts, in the order of the leaves.
     pub(crate) fn master_parts<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<Tensor>> {
         let parameters = self.parameters(model)?;
-        let master = |(leaf, x): (&Box<Leaf>, &Lent<'_>)| leaf.master(&*leaf.own_part(&**x)?);
-        self.leaves.iter().zip(&parameters).map(master).collect()
+        let master = |(leaf, x): (&Leaf, &Lent<'_>)| leaf.master(&*leaf.own_part(&**x)?);
+        self.leaves().zip(&parameters).map(master).collect()
     }
 
     /// Sets the most precise copy of each parameter to `values`, and the parameter to it, rounded.

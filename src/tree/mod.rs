@@ -127,7 +127,6 @@ pub struct StateTree {
 }
 
 /// Leaves in boxes, so that an edit moves pointers, and not whole leaves.
-#[expect(clippy::vec_box, reason = "leaves that stay are moved when others come and go")]
 type Leaves = Vec<Box<Leaf>>;
 
 /// A variable of the model without a leaf.
@@ -185,11 +184,10 @@ impl StateTree {
     fn put_in(&mut self, mut leaves: Leaves) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
         self.written.add(leaves.iter().flat_map(|leaf| leaf.written()));
-        let tied = |leaf: &Box<Leaf>| {
+        for leaf in &leaves {
             let tied = |path: &String| (path.clone(), OtherPath::Tied(leaf.path.clone()));
-            leaf.aliases.iter().map(tied).collect::<Vec<_>>()
-        };
-        self.other_paths.extend(leaves.iter().flat_map(tied));
+            self.other_paths.extend(leaf.aliases.iter().map(tied));
+        }
         // Only what follows the first of them moves.
         let first = leaves.first().map_or(self.leaves.len(), |first| self.place_of_first(&first.path));
         let mut others = self.leaves.split_off(first).into_iter().peekable();
@@ -224,11 +222,9 @@ impl StateTree {
 
     /// Adds variables that updates pass over.
     fn leave_out(&mut self, variables: Vec<LeftOut>) {
-        let paths = |variable: &LeftOut| {
-            let left_out = |name: &String| (name.clone(), OtherPath::LeftOut(variable.id));
-            variable.paths.iter().map(left_out).collect::<Vec<_>>()
-        };
-        self.other_paths.extend(variables.iter().flat_map(paths));
+        for LeftOut { id, paths } in &variables {
+            self.other_paths.extend(paths.iter().map(|path| (path.clone(), OtherPath::LeftOut(*id))));
+        }
         self.left_out.extend(variables);
         self.leaves_have_changed();
     }
@@ -264,14 +260,13 @@ impl StateTree {
         // What is below `path` is contiguous, so bisection finds it. The leaf at `path` itself is looked up,
         // because others can be between: `a`, `a-b`, `a.b`.
         let first = self.place_of_first(&format!("{path}."));
-        let is_below = |leaf: &&Box<Leaf>| below(&leaf.path, path).is_some();
-        let behind = self.leaves[first..].iter().take_while(is_below).count();
+        let below = self.leaves().skip(first).take_while(|leaf| below(leaf.path(), path).is_some()).count();
         let tied = self.other_paths_below(path).filter_map(|(name, other)| match other {
             OtherPath::Tied(_) => self.place(name).flatten(),
             OtherPath::LeftOut(_) => None,
         });
         let at = self.place(path).flatten();
-        let mut places: Vec<usize> = at.into_iter().chain(first..first + behind).chain(tied).collect();
+        let mut places: Vec<usize> = at.into_iter().chain(first..first + below).chain(tied).collect();
         places.sort_unstable();
         // Several paths of a tied variable may be below `path`.
         places.dedup();
@@ -569,11 +564,11 @@ impl StateTree {
     /// leaves are out of the tree.
     pub(crate) fn by_path(&self) -> &HashMap<String, Option<usize>> {
         self.by_path.get_or_init(|| {
-            let of_leaf = |(place, leaf): (usize, &Box<Leaf>)| {
+            let of_leaf = |(place, leaf): (usize, &Leaf)| {
                 leaf.paths().map(move |path| (path.to_string(), Some(place))).collect::<Vec<_>>()
             };
             let left_out = self.left_out.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None));
-            self.leaves.iter().enumerate().flat_map(of_leaf).chain(left_out).collect()
+            self.leaves().enumerate().flat_map(of_leaf).chain(left_out).collect()
         })
     }
 

@@ -77,16 +77,22 @@ impl StateTree {
             Ok((new, agreement, Vec::new()))
         });
         let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, new)?;
-        let mut set = || {
+        let (mut set, all) = (0, leaves.len() + others.len());
+        let mut set_all = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
                 let values = leaf.own_part(value)?.tensor_or_copy()?;
                 leaf.set_weights(&*leaf.own_part(&**x)?, &values)?;
                 leaf.set_others_parts(&**x, value)?;
+                set += 1;
             }
-            others.iter().try_for_each(|(x, value)| set_lent(&**x, value))
+            for (x, value) in &others {
+                set_lent(&**x, value)?;
+                set += 1;
+            }
+            Ok(())
         };
-        let set = set();
-        self.settle(Call::MastersSet, set)?;
+        let written = set_all().map_err(|error: Error| error.after_values(set, all));
+        self.settle(Call::MastersSet, written)?;
         Ok(unused)
     }
 

@@ -27,11 +27,11 @@ impl Selection<'_> {
         let of_leaf = |leaf: &Leaf| {
             let before = leaf.drives.as_deref();
             let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), before.map(std::ptr::from_ref));
-            let with = || before.unwrap_or(&none).with(given.clone(), &leaf.optimiser);
-            let with: Option<Arc<Drives>> =
-                made.get(key, || Ok(with()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
-            has_field |= with.is_some();
-            Ok(with.or_else(|| leaf.drives.clone()))
+            let make = || before.unwrap_or(&none).with(given.clone(), &leaf.optimiser);
+            let drives: Option<Arc<Drives>> =
+                made.get(key, || Ok(make()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
+            has_field |= drives.is_some();
+            Ok(drives.or_else(|| leaf.drives.clone()))
         };
         let drives = self.leaves().map(of_leaf).collect::<Result<Vec<_>>>()?;
         if !has_field {
@@ -159,10 +159,8 @@ impl StateTree {
             return None;
         }
         let (step, mut seen) = (self.acting_at, SmallVec::new());
-        let mut moving = self.leaves.iter().filter(|leaf| !leaf.frozen);
-        let stops =
-            |leaf: &&Box<Leaf>| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
-        let path = moving.find(stops)?.path.clone();
+        let mut stops = |leaf: &Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
+        let path = self.leaves().find(|leaf| !leaf.frozen && stops(leaf))?.path.clone();
         self.warnings.meet(Warning::ScheduledRateOfZero { path, step })
     }
 }
