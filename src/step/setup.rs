@@ -232,8 +232,14 @@ impl Setup {
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        let made =
-            state.extend(choices).and_then(|_| if state.is_empty() { Err(empty_model()) } else { Ok(state) });
+        let made = state.extend(choices).and_then(|_| {
+            if state.is_empty() {
+                return Err(empty_model());
+            }
+            // Here, so that the first update makes no cache.
+            state.by_path();
+            Ok(state)
+        });
         // Settled, because one rank alone may lack the memory for its state.
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }

@@ -26,17 +26,20 @@ pub(crate) fn acting<'l>(
     step: u64,
 ) -> Result<Acting> {
     let mut made = Once::default();
-    let mut of_leaf = |(path, own, drives): (&str, &'l Arc<Optimiser>, Option<&'l Arc<Drives>>)| {
-        let Some(drives) = drives else { return Ok(None) };
-        let make = || drives.acting(own, step).map(Arc::new).map_err(|error| error.at(path));
-        // If no other leaf has these schedules, a look-up would only take time.
-        match Arc::strong_count(drives) {
-            1 => make(),
-            _ => made.get((Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives)), make),
-        }
-        .map(Some)
-    };
-    leaves.map(&mut of_leaf).collect()
+    // Not collected into a `Result`, which would allocate several times in each step.
+    let mut acting = Vec::with_capacity(leaves.size_hint().0);
+    for (path, own, drives) in leaves {
+        let of_leaf = drives.map(|drives| {
+            let make = || drives.acting(own, step).map(Arc::new).map_err(|error| error.at(path));
+            // If no other leaf has these schedules, a look-up would only take time.
+            match Arc::strong_count(drives) {
+                1 => make(),
+                _ => made.get((Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives)), make),
+            }
+        });
+        acting.push(of_leaf.transpose()?);
+    }
+    Ok(acting)
 }
 
 /// The optimiser that acts in each leaf; `None` for the own one.

@@ -564,11 +564,13 @@ impl StateTree {
     /// leaves are out of the tree.
     pub(crate) fn by_path(&self) -> &HashMap<String, Option<usize>> {
         self.by_path.get_or_init(|| {
-            let of_leaf = |(place, leaf): (usize, &Leaf)| {
-                leaf.paths().map(move |path| (path.to_string(), Some(place))).collect::<Vec<_>>()
-            };
-            let left_out = self.left_out.iter().flat_map(LeftOut::names).map(|name| (name.to_string(), None));
-            self.leaves().enumerate().flat_map(of_leaf).chain(left_out).collect()
+            let mut by_path = HashMap::with_capacity(self.leaves.len() + self.other_paths.len());
+            for (place, leaf) in self.leaves().enumerate() {
+                by_path.extend(leaf.paths().map(|path| (path.to_string(), Some(place))));
+            }
+            let left_out = self.left_out.iter().flat_map(LeftOut::names);
+            by_path.extend(left_out.map(|name| (name.to_string(), None)));
+            by_path
         })
     }
 
