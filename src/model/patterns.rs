@@ -3,7 +3,7 @@
 #[cfg(any(feature = "candle", feature = "config"))]
 mod choice;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use wildmatch::WildMatch;
 
@@ -15,14 +15,14 @@ use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
 pub(crate) struct Patterns {
     texts: Vec<String>,
     /// The first of the patterns that are a path without `*` and `?`. There may be one for each parameter.
-    literals: HashMap<String, usize>,
+    literals: BTreeMap<String, usize>,
     /// All others.
     wild: Vec<(usize, WildMatch)>,
 }
 
 impl Patterns {
     pub(crate) fn new(texts: Vec<String>) -> Self {
-        let (mut literals, mut wild) = (HashMap::new(), Vec::new());
+        let (mut literals, mut wild) = (BTreeMap::new(), Vec::new());
         for (pattern, text) in texts.iter().enumerate() {
             match text.contains(['*', '?']) {
                 true => wild.push((pattern, WildMatch::new(text))),
