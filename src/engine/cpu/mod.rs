@@ -182,7 +182,7 @@ fn write(
 ) -> Result<()> {
     let length = job.length;
     let slots = try_list(slots_mut(&mut job.steps).map(slot_mut))?;
-    let JobSegments { x, low_bits, mut all, has_moved, .. } = job.segments();
+    let JobSegments { x, low_bits, mut all, has_moved } = job.segments();
     let Some(last) = all.last_mut() else {
         *is_written = true;
         return Ok(());

@@ -30,6 +30,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     jobs: &'a mut [&mut Job<'j>],
 ) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
+    let paths: Vec<&str> = jobs.iter().map(|job| job.path).collect();
     let jobs: Vec<JobSegments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
     // Launches run in the order of handles. Segments before the last read the parameter that last segments
     // write, so the handles of all segments before the last come first.
@@ -52,8 +53,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
         }
     }
     let done = handles.iter().map(Option::is_some).collect();
-    for (segments, handles) in jobs.into_iter().zip(handles) {
-        let path = segments.path;
+    for ((segments, handles), path) in jobs.into_iter().zip(handles).zip(paths) {
         handles
             .map_or(Ok(()), |handles| add(&mut tables, segments, &handles))
             .map_err(|error| error.at(path))?;

@@ -195,12 +195,6 @@ pub(in crate::engine) struct Segment<'s, 'a> {
 
 /// The segments of a job that write something, in order, with the x and low bits that all of them need.
 pub(in crate::engine) struct JobSegments<'s, 'a> {
-    /// The path of the parameter.
-    #[cfg_attr(
-        not(any(feature = "cuda", feature = "emulate")),
-        expect(dead_code, reason = "only devices need it")
-    )]
-    pub(in crate::engine) path: &'a str,
     pub(in crate::engine) x: &'s mut Operand<'a>,
     pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
     pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
@@ -319,7 +313,6 @@ impl<'a> Job<'a> {
             all.push(segment(sources, steps, epilogue));
         }
         JobSegments {
-            path: self.path,
             x: &mut self.x,
             low_bits: self.low_bits.as_deref_mut(),
             all,

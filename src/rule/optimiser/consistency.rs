@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A sample is the same runs of elements in every step: one for each 1024 elements, but at least 4, and from
-//! 16 on one for each 2^19. A shorter tensor is compared whole. For each run the engine converts the master, and bits are compared. Only if bits differ, numbers are compared
-//! one by one: NaN is then equal to NaN, and 0 to -0.
+//! 16 on one for each 2^19. A tensor of up to 1024 elements is compared whole. For each run the engine converts
+//! the master, and bits are compared. Only if bits differ, numbers are compared one by one: NaN is then equal
+//! to NaN, and 0 to -0.
 
 use std::ops::Range;
 
