@@ -51,6 +51,18 @@ pub enum Warning {
         /// The usual reason, and what to do.
         remedy: String,
     },
+    /// Variables that the loss reaches, and that the state neither has nor was told to leave out, such as those
+    /// of a layer that was made after the optimiser.
+    ///
+    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss, in its first step
+    /// and in the first after parameters were added or removed. An update gets gradients alone, and those of a
+    /// variable look like those of a constant: there [`audit`](crate::audit) finds such variables.
+    NotInState {
+        /// The number of these variables.
+        variables: usize,
+        /// Their shapes and dtypes. After 20 the rest is `...`.
+        shapes: Vec<String>,
+    },
     /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this warning;
     /// no state records it.
     NotFinite {
@@ -142,6 +154,17 @@ pub enum Warning {
         path: String,
     },
 
+    /// Ten calls or more that were skipped since the last step.
+    ///
+    /// The count in [`StateTree::warnings`](crate::StateTree::warnings) grows with each further call; the log
+    /// has the warning once. Calls with nothing to move do not count.
+    StepsSkipped {
+        /// The number of skipped calls since the last step.
+        calls: u64,
+        /// Why the last of them was skipped, and what to do.
+        reason: String,
+    },
+
     /// A [`StreamedStep`](crate::StreamedStep) that was dropped before `finish`.
     ///
     /// Parameters whose gradients were pushed have moved, the others have not.
@@ -185,6 +208,46 @@ pub enum Warning {
         /// The schedule of the file.
         file: String,
     },
+    /// A schedule of the learning rate whose highest value is 100 times the own rate or more, as if factors
+    /// were taken for rates; or a [relative](crate::Schedule::relative) one that is always below 1/100, as if
+    /// rates were taken for factors.
+    ///
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `schedule` on, and the log from
+    /// the next update on.
+    UnlikelyRate {
+        /// The first parameter.
+        path: String,
+        /// The parameter's own learning rate.
+        own: String,
+        /// The highest value of the schedule.
+        peak: String,
+        /// Whether the schedule is relative.
+        is_relative: bool,
+    },
+    /// A setting of the program that a restored file has replaced by another.
+    ///
+    /// Hyper-parameters, the count of steps and which parameters are frozen are taken from the file. What the
+    /// program sets up is compared with what the program of the file had set up, so numbers that
+    /// [`adjust`](crate::StateTree::adjust), a plateau or a schedule has moved since cause no warning.
+    SettingDiffers {
+        /// The first parameter; `None` for the count of steps.
+        path: Option<String>,
+        /// The hyper-parameter with its place in a chain, `frozen` or `steps`.
+        setting: String,
+        /// The value in the program.
+        program: String,
+        /// The value in the file, which counts.
+        file: String,
+    },
+    /// Parameters that are not those of the file from which their state was restored.
+    ///
+    /// The file has the model, but [`restore`](crate::CheckpointFile::restore) takes over only the state. The
+    /// next update compares a few elements of up to 16 parameters. If such a parameter has a master, the
+    /// update refuses it instead.
+    ModelNotRestored {
+        /// The first such parameter.
+        path: String,
+    },
     /// A restored state in which only numbers, the indices of a list, distinguish the parameters.
     ///
     /// All have one shape and dtype, so the restore could not notice a list in another order. If shapes or
@@ -217,6 +280,9 @@ impl fmt::Display for Warning {
                  call `Selection::allow_missing`",
                 joined(paths)
             ),
+            Warning::NotInState { variables, shapes } => {
+                write!(f, "{}: {}. To train them, {TRAIN_OTHERS}", others_reached(*variables), joined(shapes))
+            }
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
                 "tensors in {file:?} with numbers that are infinite or NaN: {tensors}, the first is \
@@ -269,6 +335,9 @@ impl fmt::Display for Warning {
                  squared, although the gradient of each call is finite: there was no step, and all windows \
                  begin anew"
             ),
+            Warning::StepsSkipped { calls, reason } => {
+                write!(f, "{calls} calls were skipped since the last step, and no parameter moved: {reason}")
+            }
             Warning::StepDropped { moved, parameters } => write!(
                 f,
                 "a `StreamedStep` was dropped when {moved} of {parameters} parameters had moved, so the \
@@ -296,6 +365,33 @@ impl fmt::Display for Warning {
                  schedule of the file, {file}. To go on with the schedule of the file, leave out \
                  `state.schedule(..)`; to begin a new schedule at its start, call `state.set_steps(0)`"
             ),
+            Warning::SettingDiffers { path, setting, program, file } => {
+                let of = path.as_ref().map_or(String::new(), |path| format!(" of {path:?}"));
+                write!(
+                    f,
+                    "{setting}{of}: the program has {program} and the file {file}, which counts, because a \
+                     restore takes hyper-parameters, the count of steps and frozen parameters from the file. \
+                     To keep those of the program, call `CheckpointFile::keeping_settings`; to change one of \
+                     them, do so after the restore"
+                )
+            }
+            Warning::ModelNotRestored { path } => write!(
+                f,
+                "the state was restored from a file that has the model, too, but {path:?} is not the parameter \
+                 of the file. To restore both, call `CheckpointFile::restore_with_model`"
+            ),
+            Warning::UnlikelyRate { path, own, peak, is_relative: false } => write!(
+                f,
+                "the schedule of {path:?} makes the learning rate {peak} at its highest, although the own rate \
+                 is {own}: its values are rates. If they are meant as factors of the own rate, add \
+                 `.relative()` to the schedule; if they are rates, set the optimiser up with a rate near {peak}"
+            ),
+            Warning::UnlikelyRate { path, own, peak, is_relative: true } => write!(
+                f,
+                "the schedule of {path:?} multiplies the own learning rate, {own}, by {peak} at its highest: its \
+                 values are factors. If they are meant as rates, leave out `.relative()`; if they are factors, \
+                 make the own rate smaller and the factors near 1"
+            ),
             Warning::OrderUnseen { parameters, shape } => write!(
                 f,
                 "the {parameters} parameters are named by their places in a list, and all have the shape \
@@ -311,6 +407,16 @@ impl fmt::Display for Warning {
         }
     }
 }
+
+/// The problem of variables that the state does not have.
+pub(crate) fn others_reached(variables: usize) -> String {
+    format!("the loss reaches {variables} variables that this state does not have and never trains")
+}
+
+/// The remedy for such variables, after "to train them".
+pub(crate) const TRAIN_OTHERS: &str = "make the optimiser after the last layer, of a model that shows all \
+                                       variables; if another state trains them, as in a GAN, call \
+                                       `StateTree::allow_others`";
 
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
@@ -386,6 +492,16 @@ impl Warnings {
 
     fn is_first(&self, warning: &Warning) -> bool {
         self.would_meet(|met| discriminant(met) == discriminant(warning))
+    }
+
+    /// Does what `meet` does, and replaces a recorded warning of this kind, whose count has grown.
+    pub(crate) fn renew(&mut self, warning: Warning) -> Option<Warning> {
+        if let Some(known) = self.met.iter_mut().find(|met| discriminant(*met) == discriminant(&warning)) {
+            *known = warning;
+            self.with_shown.take();
+            return None;
+        }
+        self.meet(warning)
     }
 
     /// If the warning is the first of its kind, records it, logs it and returns it.

@@ -156,5 +156,5 @@ pub(crate) fn duplicate_path(path: &str) -> Error {
 /// The error for a model in which nothing can be trained.
 pub(crate) fn empty_model() -> Error {
     Error::new(ErrorKind::Model, "the model has no trainable floating-point variable")
-        .with_remedy("make its tensors `Var`s (a `VarMap` does), or choose fewer to leave out")
+        .with_remedy("make its tensors `Var`s (a `VarMap` does)")
 }

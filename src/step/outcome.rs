@@ -33,7 +33,8 @@ pub struct Outcome {
     pub global_norm: Option<f64>,
     /// The norms of all groups, in the order of groups.
     pub group_norms: Vec<(u64, f64)>,
-    /// The scale that the gradients were divided by, if a [`LossScaler`](crate::LossScaler) was used.
+    /// The scale that the gradients were divided by; `None` without a [`LossScaler`](crate::LossScaler), or
+    /// if it is [off](crate::LossScaler::enabled).
     pub loss_scale: Option<f64>,
     /// Norms of each parameter that moved; empty without
     /// [`Update::with_figures`](crate::Update::with_figures).
@@ -80,6 +81,28 @@ pub enum SkipReason {
         /// The first such parameter, in path order.
         path: String,
     },
+}
+
+impl SkipReason {
+    /// The reason and what to do, for a warning of many skipped calls. `None` if nothing is wrong.
+    pub(super) fn advice(&self) -> Option<String> {
+        match self {
+            SkipReason::NothingToMove => None,
+            SkipReason::NotFinite { path } => Some(format!(
+                "the gradient of {path:?} is infinite, NaN or too large to be squared. If the loss is not finite \
+                 either, go on from a checkpoint with a smaller learning rate; otherwise look for the operation \
+                 that leaves the range of its dtype, or make a fixed loss scale smaller"
+            )),
+            SkipReason::Outlier(Outlier { norm, limit, .. }) => Some(format!(
+                "the norm of the gradients, {norm}, is above the limit of `SkipOutliers`, {limit}. Go on from a \
+                 checkpoint if the loss rises, or give `SkipOutliers` a larger `sigma`"
+            )),
+            SkipReason::WindowsGivenUp { path } => Some(format!(
+                "the sum of the gradients collected for {path:?} leaves the range of its dtype. Collect the sum \
+                 in F32, fewer calls, or smaller gradients"
+            )),
+        }
+    }
 }
 
 impl Default for Status {

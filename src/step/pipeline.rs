@@ -43,6 +43,10 @@ pub(super) fn step(
     if let Err(error) = state.act(state.steps) {
         return state.settle(Call::Update, Err(error));
     }
+    let not_restored = match state.check_restored(parameters, call.options.keep_masters) {
+        Ok(warning) => warning,
+        Err(error) => return state.settle(Call::Update, Err(error)),
+    };
     keep_written(state, parameters);
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
     let (ranks, gradients) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, gradients)?;
@@ -66,7 +70,9 @@ pub(super) fn step(
     let step = step.unwrap_or_else(|panic| resume_unwind(panic))?;
     // Before the outcome, which reads samples of whole parameters for warnings.
     ranks.share(leaves, parameters, step.moved())?;
-    step.outcome(state, parameters)
+    let mut outcome = step.outcome(state, parameters)?;
+    outcome.warnings.extend(not_restored);
+    Ok(outcome)
 }
 
 /// Registers where parameters are now, so that two concurrent updates of one memory notice each other. Must
@@ -309,13 +315,14 @@ impl EndedStep {
                 if ends_windows {
                     state.end_windows()?;
                 }
-                let warnings = match &reason {
+                let given_up = match &reason {
                     SkipReason::WindowsGivenUp { path } => {
                         state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() })
                     }
                     _ => None,
                 };
-                let warnings = warnings.into_iter().collect();
+                let skipped = reason.advice().and_then(|advice| state.warn_of_skipped(advice));
+                let warnings = given_up.into_iter().chain(skipped).collect();
                 Ok(Outcome { warnings, ..summary.outcome(state, Status::Skipped(reason)) })
             }
             Ending::Committed => {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub use broadcast::broadcast;
 use divided::Wire;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::DType;
 use crate::ranks::{Call, Communicator, StateWorld};
@@ -234,7 +234,7 @@ impl Setup {
         state.world.clone_from(&self.world);
         let made = state.extend(choices).and_then(|_| {
             if state.is_empty() {
-                return Err(empty_model());
+                return Err(no_leaf(&state));
             }
             // Here, so that the first update makes no cache.
             state.by_path();
@@ -243,6 +243,19 @@ impl Setup {
         // Settled, because one rank alone may lack the memory for its state.
         StateWorld::settle(self.world.as_ref(), Call::Setup, made)
     }
+}
+
+/// The error for a state without a leaf.
+fn no_leaf(state: &StateTree) -> Error {
+    let left_out = state.left_out.len();
+    if left_out == 0 {
+        return empty_model();
+    }
+    let problem = format!("the choice leaves out all {left_out} trainable variables of the model:");
+    let paths = state.left_out.iter().map(|variable| variable.paths[0].as_str());
+    Error::new(ErrorKind::Model, problem)
+        .with_got(joined(&listed(paths)))
+        .with_remedy("return an optimiser for one of them, and compare the patterns with these paths")
 }
 
 /// The model's trainable variables.

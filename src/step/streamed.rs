@@ -132,6 +132,7 @@ impl<'s> Update<'s> {
         if let Some(leaf) = state.leaves().find(needs_all) {
             return Err(needs_all_gradients(leaf.path()));
         }
+        state.check_restored(&parameters, options.keep_masters)?;
         // Before the first push, whose plan reads what all updates write.
         keep_written(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, pushed: None });

@@ -114,6 +114,7 @@ impl StepSummary {
             // Not in a call that only collects, because averages count steps.
             state.count_missed(&self.moved);
             state.steps = counts::after(state.steps, 1);
+            state.skipped = 0;
         }
         // A panic is held back until leaves have the rates of the next step.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.observed(state, parameters)));

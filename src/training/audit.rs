@@ -11,14 +11,14 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor, TensorId};
 
-use crate::error::Result;
-use crate::error::{joined, listed};
+use crate::error::warning::{TRAIN_OTHERS, Warning, others_reached};
+use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::model::candle::{CandleVariable, of_candle};
 use crate::model::cuts::{CUTS, STATISTICS, is_running_statistic};
 use crate::model::lent::Lend;
 use crate::model::{Model, empty_model};
 use crate::numbers::DType;
-use crate::tree::is_trainable;
+use crate::tree::{StateTree, is_trainable};
 
 /// Finds out, by one backward pass, which variables of `model` the loss reaches.
 ///
@@ -75,8 +75,7 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     }
     let known: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
     let nodes = loss.sorted_nodes();
-    let outside = nodes.iter().filter(|node| node.is_variable() && !known.contains(&node.id()));
-    let outside = outside.map(|variable| (variable.dims().to_vec(), variable.dtype().into())).collect();
+    let outside = outside(&nodes, |x| known.contains(&x.id()));
     let (projections, gradients) = (Projections::of(&nodes), loss.backward()?);
     let audited = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
@@ -91,6 +90,34 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
         Ok(Audited { paths, shape: tensor.dims().to_vec(), dtype: tensor.dtype().into(), reach, cut_rows })
     };
     Ok(Audit { variables: variables.into_iter().map(audited).collect::<Result<_>>()?, outside })
+}
+
+/// The shapes and dtypes of variables in a graph that are not known.
+fn outside(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> Vec<(Vec<usize>, DType)> {
+    let unknown = nodes.iter().filter(|node| node.is_variable() && !is_known(node));
+    unknown.map(|variable| (variable.dims().to_vec(), variable.dtype().into())).collect()
+}
+
+impl StateTree {
+    /// Warns once of variables that the loss reaches and that are unknown to this state, or refuses them if the
+    /// state requires all gradients.
+    pub(crate) fn check_reached(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
+        let is_found = !self.warnings.would_meet(|met| matches!(met, Warning::NotInState { .. }));
+        if self.allows_others || is_found && !self.requires_all {
+            return Ok(None);
+        }
+        let outside = outside(&loss.sorted_nodes(), |x| self.by_id().contains_key(&x.id()));
+        if outside.is_empty() {
+            return Ok(None);
+        }
+        let shapes = listed(outside.iter().map(|(shape, dtype)| format!("{shape:?} of {dtype}")));
+        if self.requires_all {
+            let problem = format!("{}:", others_reached(outside.len()));
+            let error = Error::new(ErrorKind::Model, problem).with_got(joined(&shapes));
+            return Err(error.with_remedy(format!("to train them, {TRAIN_OTHERS}")));
+        }
+        Ok(self.warnings.meet(Warning::NotInState { variables: outside.len(), shapes }))
+    }
 }
 
 /// The result of [`audit`]. It prints as a table with remarks.

@@ -72,6 +72,8 @@ pub struct CandleOptimizer<O: IntoOptimiser> {
     variables: BTreeMap<String, Tensor>,
     state: StateTree,
     outcome: Option<Outcome>,
+    /// The number of leaves when the graph of a loss was last searched for variables without one.
+    searched: Option<usize>,
     /// The first error of `set_learning_rate` that no step has returned yet.
     refused: Option<Error>,
     optimiser: PhantomData<O>,
@@ -105,7 +107,8 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
         for CandleVariable { paths, tensor } in of_candle(model, is_trainable)? {
             variables.extend(paths.into_iter().map(|path| (path, tensor.clone())));
         }
-        Ok(CandleOptimizer { variables, state, outcome: None, refused: None, optimiser: PhantomData })
+        let (outcome, searched, refused) = (None, None, None);
+        Ok(CandleOptimizer { variables, state, outcome, searched, refused, optimiser: PhantomData })
     }
 
     /// The state of all variables.
@@ -196,6 +199,16 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
             update(&mut self.state, &self.variables, grads)?
         };
         self.outcome = Some(outcome);
+        Ok(())
+    }
+
+    fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
+        self.outcome = None;
+        let leaves = Some(self.state.len());
+        let found = if self.searched == leaves { None } else { self.state.check_reached(loss)? };
+        self.step(&loss.backward()?)?;
+        self.searched = leaves;
+        self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(found.clone()));
         Ok(())
     }
 

@@ -167,8 +167,7 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
         let own = RateField { index, value, others: None };
         Some(smallvec![DrivenNumber { own, part }])
     };
-    let found = optimiser.reached(name);
-    let (found, part) = if found.is_empty() { part_named(name, optimiser) } else { (found, None) };
+    let (found, part) = optimiser.reached_numbers(name);
     match (&found[..], part) {
         ([], _) => Ok(None),
         ([FieldDescription { index, value: FieldValue::Real(value), .. }], None) => {
@@ -186,15 +185,6 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
         }
         (several, part) => Err(has_several(name, optimiser, several, part)),
     }
-}
-
-/// The field and the number of it that a name such as `beta1` means.
-fn part_named(name: &str, optimiser: &Description) -> (SmallVec<[FieldDescription; 1]>, Option<usize>) {
-    let part = name.chars().last().and_then(|last| last.to_digit(10)).and_then(|part| part.checked_sub(1));
-    let Some(part) = part else { return Default::default() };
-    let mut found = optimiser.reached(&name[..name.len() - 1]);
-    found.retain(|field| part < field.value.parts().len() as u32);
-    (found, Some(part as usize))
 }
 
 fn has_several(
@@ -309,10 +299,16 @@ impl Drives {
     }
 
     /// The schedule that drives a number of the field with this index.
-    #[cfg(feature = "torch")]
-    pub(crate) fn of_field(&self, field: usize) -> Option<&Schedule> {
+    pub(crate) fn of_field(&self, field: usize) -> Option<&GivenSchedule> {
         let drives = |drive: &&Drive| drive.numbers.iter().any(|number| number.own.index == field);
-        self.0.iter().find(drives).map(|drive| &*drive.given.schedule)
+        self.0.iter().find(drives).map(|drive| &drive.given)
+    }
+
+    /// The schedules of learning rates, each with the leaf's own rate.
+    pub(super) fn rates(&self) -> impl Iterator<Item = (&Arc<Schedule>, f64)> {
+        let of_rates = self.0.iter().filter(|drive| drive.given.schedule.drives_rate());
+        of_rates
+            .flat_map(|drive| drive.numbers.iter().map(|number| (&drive.given.schedule, number.own.rate())))
     }
 
     /// Whether a schedule of a learning rate is at 0 in this step, except a constant 0, which is meant.

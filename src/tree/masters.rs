@@ -155,6 +155,7 @@ impl StateTree {
         let (parameters, _) = self.agree_on(Call::RefreshMasters, parameters)?;
         let refresh = |(leaf, x): (&mut Box<Leaf>, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
         let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
+        self.saved_starts.clear();
         self.settle(Call::MastersRefreshed, refreshed)
     }
 

@@ -111,14 +111,21 @@ pub struct StateTree {
     pub(crate) schedules: Vec<GivenSchedule>,
     /// The calls that open windows of accumulation have counted; 0 if no window is open.
     pub(crate) calls: u64,
+    /// The calls that were skipped since the last step.
+    pub(crate) skipped: u64,
     /// The norms of earlier calls, which decide on outliers.
     pub(crate) norms: NormHistories,
+    /// After a restore without the model: the first elements of parameters in the file, by path, until the
+    /// next update has compared them.
+    pub(crate) saved_starts: Vec<(String, Tensor)>,
     /// A cache: the variables in the order in which the model visits them, each with the index of its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
     /// A cache of the paths of the leaves.
     names: OnceLock<Arc<[String]>>,
     /// Whether it is an error if a leaf gets no gradient.
     pub(crate) requires_all: bool,
+    /// Whether losses may reach variables of other states.
+    pub(crate) allows_others: bool,
     pub(crate) warnings: Warnings,
     pub(crate) jobs: JobPool,
     pub(crate) sums: KeptSums,
@@ -166,10 +173,13 @@ impl StateTree {
             acting_at: 0,
             schedules: Vec::new(),
             calls: 0,
+            skipped: 0,
             norms: NormHistories::default(),
+            saved_starts: Vec::new(),
             visited: OnceLock::new(),
             names: OnceLock::new(),
             requires_all: false,
+            allows_others: false,
             warnings: Warnings::default(),
             jobs: JobPool::default(),
             sums: KeptSums::default(),
@@ -290,14 +300,17 @@ impl StateTree {
 
     /// This tree with other leaves and empty caches.
     fn with_leaves(&self, leaves: Leaves, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { steps, acting_at, calls, requires_all, .. } = *self;
+        let StateTree { steps, acting_at, calls, skipped, requires_all, allows_others, .. } = *self;
         StateTree {
             steps,
             acting_at,
             schedules: self.schedules.clone(),
             calls,
+            skipped,
             norms: self.norms.clone(),
+            saved_starts: self.saved_starts.clone(),
             requires_all,
+            allows_others,
             warnings: self.warnings.of_other_leaves(),
             world: self.world.clone(),
             ..StateTree::new(leaves, left_out)
@@ -444,6 +457,14 @@ impl StateTree {
         self.requires_all = true;
     }
 
+    /// Declares that losses also reach variables which other states train, as in a GAN.
+    ///
+    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) [warns](Warning::NotInState) of such variables,
+    /// or refuses the step if the state [requires all](StateTree::require_all) gradients.
+    pub fn allow_others(&mut self) {
+        self.allows_others = true;
+    }
+
     /// Whether [`require_all`](StateTree::require_all) was called.
     pub fn requires_all(&self) -> bool {
         self.requires_all
@@ -575,7 +596,7 @@ impl StateTree {
     }
 
     /// The index of each variable's leaf; `None` for a variable that was left out.
-    fn by_id(&self) -> &HashMap<TensorId, Option<usize>> {
+    pub(crate) fn by_id(&self) -> &HashMap<TensorId, Option<usize>> {
         self.by_id.get_or_init(|| {
             let places = self.leaves.iter().enumerate().map(|(place, leaf)| (leaf.id, Some(place)));
             let left_out = self.left_out.iter().map(|variable| (variable.id, None));

@@ -92,6 +92,7 @@ impl StateTree {
             Ok(())
         };
         let written = set_all().map_err(|error: Error| error.after_values(set, all));
+        self.saved_starts.clear();
         self.settle(Call::MastersSet, written)?;
         Ok(unused)
     }

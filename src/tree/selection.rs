@@ -53,15 +53,14 @@ impl Selection<'_> {
     /// Two things still change: numbers of the whole model, such as the estimate of
     /// [`Prodigy`](crate::Prodigy), and the count of the steps that an [average](crate::Ema) misses.
     pub fn freeze(self) {
-        for leaf in self.leaves {
-            leaf.frozen = true;
-        }
+        let steps = self.steps;
+        self.leaves.into_iter().for_each(|leaf| leaf.set_frozen(true, steps));
     }
 
     /// From now on updates move these leaves again. Each goes on with the state that it was frozen with.
     pub fn thaw(self) {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
-            leaf.frozen = false;
+            leaf.set_frozen(false, self.steps);
             leaf.waiting.calls = 0;
         }
     }
@@ -310,7 +309,8 @@ impl<'f> Adjustment<'f> {
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
         let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| Some((leaf, change?)));
         for ((leaf, (optimiser, drives)), acting) in changed.zip(self.acting) {
-            (leaf.optimiser, leaf.drives, leaf.acting) = (optimiser, drives, acting);
+            leaf.set_optimiser(optimiser);
+            (leaf.drives, leaf.acting) = (drives, acting);
         }
     }
 }

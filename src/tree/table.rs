@@ -24,8 +24,8 @@ impl Leaf {
 /// A table with a line for each parameter, and one for all.
 ///
 /// The columns are path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether it is
-/// frozen. The last line ends with the calls in open windows of
-/// [`AccumGrad`](crate::AccumGrad), if there are any.
+/// frozen. The last line ends with the calls in open windows of [`AccumGrad`](crate::AccumGrad) and with the
+/// calls that were skipped since the last step, if there are any.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -63,9 +63,12 @@ impl fmt::Display for StateTree {
             self.elements(),
             self.bytes()
         )?;
-        match self.calls {
-            0 => Ok(()),
-            calls => write!(f, "; {calls} calls in open windows"),
+        for (calls, what) in [(self.calls, "in open windows"), (self.skipped, "skipped since the last step")]
+        {
+            if calls > 0 {
+                write!(f, "; {calls} calls {what}")?;
+            }
         }
+        Ok(())
     }
 }

@@ -7,17 +7,24 @@
 use std::sync::Arc;
 
 use super::drives::GivenSchedule;
+use super::once::Once;
 use super::schedule::Schedule;
 use super::{Leaf, StateTree};
 use crate::error::listed;
 use crate::error::warning::{Warning, Warnings};
 use crate::model::lent::Lent;
 use crate::numbers::DType;
-use crate::rule::misplaced;
-use crate::rule::not_finite;
+use crate::rule::{FieldValue, misplaced, not_finite};
 
 /// The most parameters that are checked in a call.
 const PARAMETERS: usize = 16;
+
+/// By how much a schedule may differ from the own rate.
+const UNLIKELY: f64 = 100.0;
+
+/// The fewest skipped calls without a step between them that are a warning. A dynamic loss scale that starts too
+/// high needs a few.
+const SKIPPED: u64 = 10;
 
 impl StateTree {
     /// The [warnings](Warning) of this state, one of each kind, in the order in which they were raised.
@@ -39,6 +46,15 @@ impl StateTree {
     /// Warns once of parameters that lose steps, and of rules in a wrong order.
     pub(crate) fn warn_of_shown(&mut self) -> Vec<Warning> {
         self.warnings.meet_shown(|| shown(&self.leaves))
+    }
+
+    /// Counts a skipped call, and warns of those since the last step if they are many.
+    pub(crate) fn warn_of_skipped(&mut self, reason: String) -> Option<Warning> {
+        self.skipped += 1;
+        if self.skipped < SKIPPED {
+            return None;
+        }
+        self.warnings.renew(Warning::StepsSkipped { calls: self.skipped, reason })
     }
 
     /// Warns once, after a restore, of parameters of one shape that are told apart only by places in a list.
@@ -72,7 +88,7 @@ impl StateTree {
 /// Warnings from the leaves alone.
 fn shown(leaves: &[Box<Leaf>]) -> Vec<Warning> {
     let of_rules = low_precision(leaves).into_iter().chain(wrong_order(leaves));
-    of_rules.chain(other_schedule(leaves)).collect()
+    of_rules.chain(other_schedule(leaves)).chain(unlikely_rate(leaves)).collect()
 }
 
 /// The warning of the first leaf whose rules are in a wrong order.
@@ -100,6 +116,25 @@ fn low_precision(leaves: &[Box<Leaf>]) -> Option<Warning> {
     let of = |dtype: DType| losing().filter(|leaf| leaf.dtype == dtype).count();
     let paths = listed(losing().map(|leaf| leaf.label()));
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
+}
+
+/// The warning of the first leaf whose schedule goes far from its own learning rate.
+fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
+    let mut peaks = Once::default();
+    leaves.iter().find_map(|leaf| {
+        leaf.drives.iter().flat_map(|drives| drives.rates()).find_map(|(schedule, own)| {
+            let peak =
+                peaks.get(Arc::as_ptr(schedule), || Ok(schedule.at(schedule.curve.extremes()[1]))).ok()?;
+            let is_relative = schedule.is_relative;
+            let is_unlikely = if is_relative {
+                peak > 0.0 && peak < UNLIKELY.recip()
+            } else {
+                own > 0.0 && peak >= UNLIKELY * own
+            };
+            let [own, peak] = [own, peak].map(|rate| FieldValue::Real(rate).to_string());
+            is_unlikely.then(|| Warning::UnlikelyRate { path: leaf.path.clone(), own, peak, is_relative })
+        })
+    })
 }
 
 fn in_words(schedule: &Schedule) -> String {

@@ -1,11 +1,12 @@
 //! A leaf's parameter: the checks that it is unchanged, and what its master and copies become with new
 //! weights.
 
-use super::Leaf;
+use super::{Leaf, StateTree};
 use crate::engine::owned_on;
+use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, copied};
-use crate::rule::{Difference, Extent, State, check_rounded, sample_checksum};
+use crate::model::lent::{Lend, Lent, copied};
+use crate::rule::{Difference, Extent, State, check_rounded, difference, sample_checksum};
 use crate::tensors::{Tensor, dtype_of, in_dtype};
 
 impl Leaf {
@@ -128,5 +129,35 @@ impl Leaf {
                        `Sam` has moved), because a `Climbed` was forgotten or a device has failed";
         let remedy = "call `with_averages` or `Sam::ascend`, which put the parameters back first";
         Err(Error::new(ErrorKind::Changed, problem).at(&self.path).with_remedy(remedy))
+    }
+}
+
+impl StateTree {
+    /// Compares parameters with those of a file from which only the state was restored, once. With a master,
+    /// another parameter is refused, unless the step `keeps_masters`; without one it is a warning.
+    pub(crate) fn check_restored(
+        &mut self,
+        parameters: &[Lent<'_>],
+        keeps_masters: bool,
+    ) -> Result<Option<Warning>> {
+        for (path, start) in std::mem::take(&mut self.saved_starts) {
+            let Some(place) = self.place(&path).flatten() else { continue };
+            let part = parameters[place].part(0..start.elem_count());
+            let found = part.and_then(|part| difference(&start, &*part, Extent::Whole));
+            // What cannot be compared here is refused by the checks of the step, if it is wrong.
+            let Some(Difference { index, parameter, master: saved }) = found.ok().flatten() else { continue };
+            if self.leaves[place].state.followed().is_none() {
+                return Ok(self.warnings.meet(Warning::ModelNotRestored { path }));
+            }
+            if !keeps_masters {
+                let remedy = "restore both by `CheckpointFile::restore_with_model`; or call `refresh_masters` \
+                              to go on from the parameters, or `Update::keep_masters` to go on from the masters";
+                let problem = "only the state was restored from the file, and not the model: its value is";
+                let expected = format!("{saved}, as in the file");
+                let error = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
+                return Err(error.with_expected(expected).with_remedy(remedy).at(&path));
+            }
+        }
+        Ok(None)
     }
 }

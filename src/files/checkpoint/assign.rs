@@ -29,6 +29,8 @@ impl CheckpointFile {
         state.calls = self.record.calls;
         state.schedules = restoration.schedules;
         state.norms = self.record.norms.clone();
+        state.skipped = 0;
+        state.saved_starts = restoration.saved_starts;
         state.acting_at = state.steps;
         let mut tensors = Vec::with_capacity(state.leaves.len());
         // All that cannot fail comes first: otherwise a leaf could act with another optimiser than its own.
@@ -65,11 +67,12 @@ impl CheckpointFile {
         for (number, (_, Number(value))) in numbers.into_iter().zip(&record.numbers) {
             *number = *value;
         }
-        leaf.optimiser = values.optimiser;
-        leaf.steps = record.steps;
         if !self.keep_settings {
+            leaf.set_optimiser(values.optimiser);
+            leaf.began_frozen.get_or_insert(leaf.frozen);
             leaf.frozen = record.frozen;
         }
+        leaf.steps = record.steps;
         (leaf.waiting.calls, leaf.waiting.received) = (record.waited, record.received.into());
         // So that the next step compares parameter and master as before a first step: a program may have
         // loaded the parameter by itself.

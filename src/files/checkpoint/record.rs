@@ -7,8 +7,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
-use crate::rule::OptimiserRecord;
-use crate::rule::field::Number;
+use crate::rule::field::{Literal, Number};
+use crate::rule::{Optimiser, OptimiserRecord};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::schedule::{Curve, Schedule};
@@ -106,6 +106,12 @@ pub(super) struct LeafRecord {
     pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
+    /// Whether it was frozen at the first step, if that has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) began_frozen: Option<bool>,
+    /// The hyper-parameters that the program had set up otherwise: full names and values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) set_up: Vec<(String, Literal)>,
     /// Calls since the last gradient.
     pub(super) waited: u64,
     /// Whether a gradient went into an accumulator.
@@ -131,6 +137,13 @@ impl ScheduleRecord {
     pub(super) fn schedule(&self) -> Schedule {
         Schedule { curve: self.curve.clone(), field: self.field.clone(), is_relative: self.relative }
     }
+}
+
+/// The hyper-parameters of `set_up` that `now` has with other values.
+fn changed_since(set_up: &Optimiser, now: &Optimiser) -> Vec<(String, Literal)> {
+    let values = set_up.places().into_iter().zip(set_up.fields().into_iter().zip(now.fields()));
+    let changed = values.filter(|(_, ((_, then), (_, now)))| then != now);
+    changed.map(|(place, ((_, then), _))| (place, then.into())).collect()
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -205,6 +218,11 @@ impl LeafRecord {
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
+            began_frozen: leaf.began_frozen.filter(|began| *began != leaf.is_frozen()),
+            set_up: leaf
+                .set_up
+                .as_ref()
+                .map_or_else(Vec::new, |set_up| changed_since(set_up, leaf.optimiser())),
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
             schedules: leaf.schedules().map(index_of).collect(),

@@ -19,6 +19,7 @@ use super::file::CheckpointFile;
 use super::record::{LeafRecord, ScheduleRecord, bytes_name, damaged};
 use super::saved::entry_name;
 use crate::engine::Buffer;
+use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
@@ -26,6 +27,7 @@ use crate::numbers::codes::RECORD;
 use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges};
 use crate::rule::field::Number;
 use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference};
+use crate::tensors::Tensor;
 use crate::tree::{
     Drives, GivenSchedule, Leaf, Once, ScheduleResolver, StateTree, acting, check_one_rate, check_records,
     give_to_all,
@@ -33,6 +35,11 @@ use crate::tree::{
 
 /// The remedy if a number is not finite.
 const ACCEPT: &str = "to restore infinities and NaN, call `CheckpointFile::accepting_non_finite` first";
+
+/// How many parameters of a file are compared with the model if only the state was restored, and how many
+/// elements of each.
+const STARTS: usize = 16;
+const START: usize = 64;
 
 /// The remedy if a file does not fit the model.
 const PASS_THE_MODEL: &str =
@@ -46,6 +53,10 @@ pub(super) struct Restoration {
     /// The source of each variable of the model, in their order.
     pub(super) variables: Vec<EntryPart>,
     pub(super) restored: Restored,
+    /// A setting of the program that the file replaces, for a warning.
+    pub(super) replaced: Option<Warning>,
+    /// See [`StateTree::saved_starts`].
+    pub(super) saved_starts: Vec<(String, Tensor)>,
 }
 
 /// Elements of an entry.
@@ -142,6 +153,7 @@ impl CheckpointFile {
                 return Err(extra(path, "state"));
             }
         }
+        let mut replaced = self.replaced_count(state);
         let saved = SavedSchedules::of(self)?;
         let mut schedules = Vec::new();
         for given in saved.with(Some(&self.record.for_all), state.schedules.iter().cloned())? {
@@ -168,6 +180,11 @@ impl CheckpointFile {
                     damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path)
                 );
             }
+            if let (None, Some(record)) = (&replaced, record)
+                && !self.keep_settings
+            {
+                replaced = replaced_setting(leaf, record, optimiser, resolved.drives.as_deref());
+            }
             plans.push(LeafRestoration { drives: resolved.drives, acting: None, values });
         }
         let own = state.leaves().zip(&plans).map(|(leaf, LeafRestoration { drives, values, .. })| {
@@ -191,7 +208,34 @@ impl CheckpointFile {
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
-        Ok(Restoration { leaves: plans, schedules, variables: sources, restored: optimisers.restored })
+        let saved_starts = if variables.is_some() { Vec::new() } else { self.starts(state)? };
+        let restored = optimisers.restored;
+        Ok(Restoration { leaves: plans, schedules, variables: sources, restored, replaced, saved_starts })
+    }
+
+    /// The warning that the program has set the count of steps of a new state to another than the file's.
+    fn replaced_count(&self, state: &StateTree) -> Option<Warning> {
+        let (program, file) = (state.steps, self.record.steps);
+        let is_set = !self.keep_settings && program > 0 && state.leaves().all(|leaf| leaf.steps == 0);
+        (is_set && program != file).then(|| Warning::SettingDiffers {
+            path: None,
+            setting: "steps".to_string(),
+            program: program.to_string(),
+            file: file.to_string(),
+        })
+    }
+
+    /// The first elements of some parameters in the file, so that the next update can compare them.
+    fn starts(&self, state: &StateTree) -> Result<Vec<(String, Tensor)>> {
+        let is_taken = |path: &&String| !self.convert && !self.leaves_out(state, path);
+        let of_model: Vec<&String> = self.record.model.iter().flatten().filter(is_taken).collect();
+        let some = of_model.iter().step_by(of_model.len().div_ceil(STARTS).max(1));
+        let start = |path: &&String| {
+            let entry = self.entry(path).filter(|_| state.leaf(path).is_some())?;
+            let start = entry.part(0..entry.elements().min(START));
+            Some(start.map(|start| (path.to_string(), start)).map_err(read_error))
+        };
+        some.filter_map(start).collect()
     }
 
     /// Refuses a pattern that leaves out nothing, because it may be mistyped.
@@ -524,6 +568,43 @@ impl CheckpointFile {
         let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
         Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
     }
+}
+
+/// The warning that the file replaces a setting of the program, if the two programs have set up the leaf with
+/// different values. Values that were adjusted since do not count, nor do those that a schedule of the program
+/// decides.
+fn replaced_setting(
+    leaf: &Leaf,
+    record: &LeafRecord,
+    restored: &Optimiser,
+    drives: Option<&Drives>,
+) -> Option<Warning> {
+    let set_up = leaf.set_up.as_ref().unwrap_or(&leaf.optimiser);
+    let differs = |setting: &str, program: &dyn Display, file: &dyn Display| Warning::SettingDiffers {
+        path: Some(leaf.path().to_string()),
+        setting: setting.to_string(),
+        program: program.to_string(),
+        file: file.to_string(),
+    };
+    let (program, file) = (set_up.fields(), restored.fields());
+    if program != file {
+        let places = set_up.places();
+        let mut values = places.iter().zip(program.iter().zip(&file)).enumerate();
+        let other = values.find(|(index, (place, ((_, program), (_, file))))| {
+            let then = record.set_up.iter().find(|(known, _)| known == *place);
+            let then = then.and_then(|(_, then)| then.read(*file)).unwrap_or(*file);
+            let is_driven = drives
+                .and_then(|drives| drives.of_field(*index))
+                .is_some_and(|given| !given.is_of_file && !given.schedule.is_relative);
+            program != file && *program != then && !is_driven
+        });
+        if let Some((_, (place, ((_, program), (_, file))))) = other {
+            return Some(differs(place, program, file));
+        }
+    }
+    let [program, then] = [(leaf.began_frozen, leaf.frozen), (record.began_frozen, record.frozen)]
+        .map(|(began, now)| began.unwrap_or(now));
+    (program != record.frozen && program != then).then(|| differs("frozen", &program, &record.frozen))
 }
 
 /// Refuses a count of the description that no program reaches.

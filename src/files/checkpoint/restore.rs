@@ -13,13 +13,17 @@ use crate::tree::StateTree;
 impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen.
     ///
-    /// The model stays as it is. The state has to be set up with the same rules for the same parameters as
+    /// The model stays as it is: see [`restore_with_model`](CheckpointFile::restore_with_model). The state has to be set up with the same rules for the same parameters as
     /// the saved one, unless some are [excepted](CheckpointFile::except). Everything is checked before
     /// anything is changed. The state then continues bit for bit as the saved one would have.
     ///
     /// Hyper-parameters may differ: those of the file count, unless the program
-    /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. A
+    /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. If the program
+    /// has set up others than the program of the file, the state [warns](crate::Warning::SettingDiffers). A
     /// hyper-parameter that an older file lacks gets its default. One that the rule lacks is an error.
+    ///
+    /// If the file has the model, too, the next update compares some parameters with it, and
+    /// [warns](crate::Warning::ModelNotRestored) or, for a parameter with a master, refuses to go on.
     ///
     /// Over [ranks](crate::Setup::over) all ranks call this with the same file, and each takes over its
     /// parts. Any number of ranks may have written the file. If one rank refuses, all get an error before
@@ -65,8 +69,10 @@ impl CheckpointFile {
             Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
         });
         let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
+        let replaced = restoration.replaced.clone();
         let restored = self.assign(state, &variables, restoration);
         let restored = state.settle(Call::Restored, restored)?;
+        replaced.map(|warning| state.warnings.meet(warning));
         state.warn_of_order();
         Ok(restored)
     }

@@ -342,7 +342,7 @@ impl Counterpart {
         }
         let schedule = |place: &str| {
             let field = leaf.optimiser().description().reached(place).first()?.index;
-            leaf.drives.as_ref()?.of_field(field)
+            leaf.drives.as_ref()?.of_field(field).map(|given| &*given.schedule)
         };
         let setting = |key, value: FieldValue, place: Option<String>| {
             let is_driven = place.as_deref().and_then(schedule).is_some();

@@ -42,6 +42,7 @@ impl<D: Described + ?Sized> Adjust for D {}
 /// member that has one. A place before the name restricts it: `1.eta` reaches only the second member of the
 /// chain, and all members of that member if it is a chain itself. Members are counted from 0. `None` counts
 /// as a member and wrappers do not count, as in the names of [state tensors](crate::Leaf::tensor_names).
+/// A digit after the name of a pair chooses one of its numbers: `beta1`.
 ///
 /// The learning rate `eta` is different. The steps of a chain are multiplied by the `eta` of each member, so
 /// `eta` is their *product*, also with a place that reaches several. [Reading](Adjust::field) returns the
@@ -56,6 +57,8 @@ impl<D: Described + ?Sized> Adjust for D {}
 /// assert_eq!(rule, OptimiserChain::new((ClipGrad::new(2.0), Adam { beta: (0.8, 0.99), ..Adam::new(5e-4) })));
 /// assert_eq!(rule.places(), ["0.delta", "1.eta", "1.beta", "1.epsilon", "1.bias_correction"]);
 ///
+/// rule.adjust_field("beta2", 0.98)?;
+/// assert_eq!((rule.field("beta1"), rule.field("beta")), (Some(0.8.into()), Some((0.8, 0.98).into())));
 /// let error = rule.adjust_field("rho", 0.9).unwrap_err();
 /// assert_eq!(error.kind(), optimisers::ErrorKind::UnknownName);
 /// assert_eq!(error.expected(), Some("one of: delta, eta, beta, epsilon, bias_correction"));

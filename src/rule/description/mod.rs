@@ -93,6 +93,13 @@ fn address(name: &str) -> (Address, &str) {
     (members, rest)
 }
 
+/// Splits the name of one number of a pair, counted from 1: `beta1` into `beta` and 0.
+fn number_of(name: &str) -> Option<(&str, usize)> {
+    let digit = name.chars().last()?.to_digit(10)?.checked_sub(1)?;
+    let pair = &name[..name.len() - 1];
+    pair.ends_with(char::is_alphabetic).then_some((pair, digit as usize))
+}
+
 impl Description {
     /// This rule and all rules inside, in depth-first order.
     pub(crate) fn all(&self) -> Vec<MemberDescription<'_>> {
@@ -142,9 +149,19 @@ impl Description {
         each_once(self.fields().iter().map(|field| field.name))
     }
 
-    /// The names to suggest instead of the unknown `name`: with addresses if `name` has one.
+    /// The names to suggest instead of the unknown `name`: with addresses if `name` has one, and with the
+    /// numbers of pairs if `name` ends like one of these.
     pub(crate) fn available(&self, name: &str) -> Vec<String> {
-        if name.contains('.') { self.places() } else { self.names() }
+        let names = if name.contains('.') { self.places() } else { self.names() };
+        if number_of(name).is_none() {
+            return names;
+        }
+        let numbers =
+            |name: String| match self.reached(&name).first().map_or(0, |field| field.value.parts().len()) {
+                0 => vec![name],
+                parts => (1..=parts).map(|part| format!("{name}{part}")).collect(),
+            };
+        names.into_iter().flat_map(numbers).collect()
     }
 
     /// The fields that a name reaches: with an address, only those inside that member.
@@ -153,6 +170,19 @@ impl Description {
         let all = self.all();
         let inside = all.iter().filter(|member| member.members.starts_with(&members));
         inside.flat_map(|member| &member.rule.fields).filter(|field| field.name == name).copied().collect()
+    }
+
+    /// The fields that a name reaches, and the number of each that a name such as `beta1` means.
+    pub(crate) fn reached_numbers(&self, name: &str) -> (SmallVec<[FieldDescription; 1]>, Option<usize>) {
+        let whole = self.reached(name);
+        match number_of(name) {
+            Some((pair, part)) if whole.is_empty() => {
+                let mut found = self.reached(pair);
+                found.retain(|field| part < field.value.parts().len());
+                (found, Some(part))
+            }
+            _ => (whole, None),
+        }
     }
 
     /// Pairs all fields, in order, with values. If there are fewer values, only the first fields.

@@ -13,7 +13,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Description, FieldValues, address};
+use super::{Description, FieldValues, address, out_of_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{Field, FieldValue};
 use crate::rule::state::place::ChildPlace;
@@ -228,7 +228,11 @@ impl Description {
     pub(crate) fn field(&self, name: &str) -> Option<FieldValue> {
         match Rates::named(self, name) {
             Some(rates) => rates.value().map(FieldValue::Real),
-            None => self.reached(name).first().map(|field| field.value),
+            None => {
+                let (found, part) = self.reached_numbers(name);
+                let value = found.first()?.value;
+                Some(part.map_or(value, |part| value.parts()[part].into()))
+            }
         }
     }
 
@@ -245,6 +249,18 @@ impl Description {
         if let Some(values) = rate_values(self, name, value)? {
             return Ok(values);
         }
+        match self.reached_numbers(name) {
+            (found, Some(part)) if !found.is_empty() => {
+                let expected = || out_of_range(&self.name(), name, value, f64::EXPECTED);
+                let number = f64::from_value(value).ok_or_else(expected)?;
+                Ok(found.iter().map(|field| (field.index, field.value.with_part(part, number))).collect())
+            }
+            _ => self.values_of(name, value),
+        }
+    }
+
+    /// [`Description::values_for`] for the name of whole fields.
+    fn values_of(&self, name: &str, value: FieldValue) -> Result<FieldValues> {
         let (members, name) = address(name);
         let mut values = FieldValues::new();
         for member in self.all().iter().filter(|member| member.members.starts_with(&members)) {

@@ -146,7 +146,8 @@ pub(crate) fn check_rounded(master: &dyn Lend, parameter: &dyn Lend, extent: Ext
         return Ok(());
     };
     let remedy = "it was changed outside of `update`, which would overwrite it: call `refresh_masters` to go \
-                  on from the parameters, or `Update::keep_masters` to go on from the masters";
+                  on from the parameters, or `Update::keep_masters` to go on from the masters. If it has a state \
+                  in another tree that moves it, too, make one tree for both, by `setup_with`";
     Err(Error::new(ErrorKind::Changed, "its value is")
         .with_got(parameter)
         .at_element(index)

@@ -175,7 +175,7 @@ impl LossScaler {
     /// let mut state = setup(Descent::new(0.5), &x)?;
     /// let grads = scaler.scale(&x.sum_all()?)?.backward()?;
     /// let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
-    /// assert_eq!((outcome.applied, outcome.loss_scale, scaler.current()), (1, Some(1.0), 1.0));
+    /// assert_eq!((outcome.applied, outcome.loss_scale, scaler.current()), (1, None, 1.0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn enabled(mut self, enabled: bool) -> Self {
@@ -288,10 +288,10 @@ impl LossScaler {
         scale: f64,
         overflow: Option<String>,
     ) -> Result<bool> {
-        outcome.loss_scale = Some(scale);
         if !self.enabled {
             return Ok(false);
         }
+        outcome.loss_scale = Some(scale);
         let ends_window = overflow.is_some() && self.on_overflow == OnOverflow::EndWindow;
         if ends_window {
             outcome.open_calls = 0;

@@ -381,7 +381,8 @@ fn a_renamed_leaf() {
     assert_eq!(error.path(), Some("old.weight"));
 }
 
-/// The same state makes the same bytes, also after it went through a file.
+/// The same state makes the same bytes, also after it went through a file. What the program has set up is a
+/// part of the state.
 #[test]
 fn a_file_is_a_function_of_the_state() {
     let named =
@@ -395,7 +396,7 @@ fn a_file_is_a_function_of_the_state() {
     assert_eq!(build(&mut (0..100).rev()), file);
 
     let map = var_map((0..100).map(named).map(|(path, x)| (path, var(&x.zeros_like().unwrap()))));
-    let mut state = setup(Adam::default(), &map).unwrap();
+    let mut state = setup(Adam::new(0.1), &map).unwrap();
     open(&file).unwrap().restore_with_model(&mut state, &map).unwrap();
     assert_eq!(file_of(Checkpoint::new(&state).model(&map).bytes("a", "2").bytes("b", "1")), file);
     state.adjust(0.2).unwrap();

@@ -434,7 +434,12 @@ fn patterns_that_do_not_fit_the_model() {
         assert!(message.contains("ByPath") && message.contains("call `setup` with the model"), "{message}");
     }
     let empty = "no trainable floating-point variable";
-    is_kind(&by_path(&[("*", out())]).setup(&model()).unwrap_err(), ErrorKind::Model, &[empty]);
+    let none_left = by_path(&[("*", out())]).setup(&model()).unwrap_err();
+    is_kind(
+        &none_left,
+        ErrorKind::Model,
+        &["leaves out all 5 trainable variables of the model: encoder.0.bias"],
+    );
     is_kind(&by_path(&[("*", adam())]).setup(&Vars::new()).unwrap_err(), ErrorKind::Model, &[empty]);
 }
 

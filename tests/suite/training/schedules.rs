@@ -687,9 +687,9 @@ fn curves_of_every_kind_come_back() {
             .fold(Schedule::constant(third), |curve, i| curve.then(i, Schedule::constant(third / i as f64))),
     ];
     for curve in curves {
-        let mut state = setup(Adam::new(1e-3), &variables()).expect("a state");
+        let mut state = setup(Adam::new(third), &variables()).expect("a state");
         state.schedule(curve.clone()).expect("a schedule");
-        let mut other = setup(Adam::new(1e-3), &variables()).expect("a state");
+        let mut other = setup(Adam::new(third), &variables()).expect("a state");
         restored(&file_of(Checkpoint::new(&state)), &mut other);
         other.schedule(curve.clone()).expect("a schedule");
         assert!(other.warnings().is_empty(), "{curve:?} is another one");

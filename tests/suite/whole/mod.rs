@@ -6,6 +6,7 @@ mod glob;
 pub(crate) mod random_models;
 pub(crate) mod readme;
 mod regressions;
+mod silent;
 pub(crate) mod structure;
 mod tested;
 mod traps;
