@@ -35,10 +35,9 @@ use crate::tensors::Tensor;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no collection of gradients",
-    label = "not gradients",
-    note = "pass what `loss.backward()?` returns, a map from paths to tensors, or a list of pairs: \
-            `&[(\"weight\", gradient)]`; for memory of your own, such as a `Vec<f32>`, write \
-            `GradientSlices`"
+    label = "not gradients: write `update(&mut state, &model, &loss.backward()?)`",
+    note = "or pass a map from paths to tensors, or a list of pairs: `&[(\"weight\", gradient)]`; for memory \
+            of your own, such as a `Vec<f32>`, write `GradientSlices`"
 )]
 pub trait Gradients: Sync {
     /// The gradient of the parameter `x` at `path`, if it has one.

@@ -40,10 +40,10 @@ use crate::tensors::Tensor;
 /// `VarMap` itself, which has names.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
-    label = "not a model",
-    note = "for a struct write `optimisers::model!(Net {{ hidden, output }});` with its fields, or pass the \
-            `VarMap` that its variables came from; for memory of your own, such as a `Vec<f32>`, write \
-            `ParameterSlices`"
+    label = "not a model: for a struct write `optimisers::model!(Net {{ hidden, output }});`, with `..` for \
+             fields without tensors",
+    note = "or pass the `VarMap` that its variables came from: `update(&mut state, &variables, &grads)`; for \
+            memory of your own, such as a `Vec<f32>`, write `ParameterSlices`"
 )]
 pub trait Model {
     /// Shows every tensor to the visitor.

@@ -450,9 +450,8 @@ pub trait Holder {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside \
                `MixedPrecision`",
-    label = "not a gradient rule",
-    note = "`MixedPrecision` decides how the parameter is stored and goes outermost: write \
-            `MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3))))`"
+    label = "not a gradient rule: write `MixedPrecision::new(F32, OptimiserChain::new((a, b)))`",
+    note = "`MixedPrecision` decides how the parameter is stored and goes outermost"
 )]
 pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// Makes the state for a parameter (or its master) `x`.

@@ -66,10 +66,20 @@ pub struct MixedPrecision<R> {
 
 impl<R: Rule + Clone> MixedPrecision<R> {
     /// Keeps masters in `dtype` (F32 or F64) and runs `inner` on them.
-    pub fn new(dtype: impl Into<DType>, inner: R) -> Self {
+    pub fn new(dtype: impl MasterDType, inner: R) -> Self {
         MixedPrecision { store: Store::Master(dtype.into()), inner }
     }
 }
+
+/// A dtype of masters: all that is `Into<DType>`. A trait of std cannot tell the compiler what to write.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no dtype that this crate knows",
+    label = "expected a dtype, as in `MixedPrecision::new(F32, rule)`"
+)]
+pub trait MasterDType: Into<DType> {}
+
+#[diagnostic::do_not_recommend]
+impl<D: Into<DType>> MasterDType for D {}
 
 impl<R: Rule + Clone> Describe for MixedPrecision<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {

@@ -51,9 +51,12 @@ impl<M: Members> OptimiserChain<M> {
 /// implementations.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tuple of up to 8 rules",
+    label = "put the rules into one tuple: `OptimiserChain::new((a, b))`, or `((a,))` for one rule",
     note = "nest chains for more: `OptimiserChain::new((a, OptimiserChain::new((b, c))))`"
 )]
-pub trait Members: Clone + std::fmt::Debug + Send + Sync + 'static {
+// `Same` is for the compiler, which proposes `(a,)` for `a` if `(a,)` has the trait with the same parameters,
+// also if the parentheses around two rules were forgotten. `(a,)` does not have it with `Same = a`.
+pub trait Members<Same: ?Sized = Self>: Clone + std::fmt::Debug + Send + Sync + 'static {
     /// The rules in order.
     fn rules(&self) -> impl Iterator<Item = &dyn Rule>;
     /// The rules in order, mutable.

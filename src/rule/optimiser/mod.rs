@@ -81,9 +81,9 @@ const OFFLOAD: &str = "Offload";
 /// way to store parameters would need support in the engines.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
-    label = "expected a rule, a chain of rules or `MixedPrecision`",
-    note = "several rules one after another are a chain: `OptimiserChain::new((ClipGrad::new(1.0), \
-            Adam::new(1e-3)))`"
+    label = "expected a rule, as in `setup(Adam::new(1e-3), &model)`, or a chain: \
+             `OptimiserChain::new((a, b))`",
+    note = "in `CandleOptimizer::for_model(&model, rule)` the model comes first"
 )]
 pub trait IntoOptimiser: Adjust + fmt::Debug + Send + Sync + 'static {
     /// Makes the optimiser.

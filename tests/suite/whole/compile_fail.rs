@@ -1,6 +1,6 @@
 //! What must not compile, and what the compiler says: an optimiser where a gradient rule belongs, what is no
-//! model, what are no gradients, slots without a length that loops can trust. The compiler's message says
-//! what to write instead.
+//! model, what are no gradients, slots without a length that loops can trust. The compiler's first message
+//! says what to write instead.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,8 +8,14 @@ use std::sync::LazyLock;
 
 const NOT_A_RULE: &str =
     "does not turn a gradient into a gradient, so it cannot stand in a chain or inside `MixedPrecision`";
-const REMEDY: &str = "`MixedPrecision` decides how the parameter is stored and goes outermost: write \
-                      `MixedPrecision::new(F32, OptimiserChain::new((";
+const MIXED: &str = "`MixedPrecision<Adam>` does not turn a gradient into a gradient";
+const NOT_A_TUPLE: &str = "is not a tuple of up to 8 rules";
+
+const CHAIN: &str = "`OptimiserChain::new((a, b))`";
+const MASTERS: &str = "`MixedPrecision::new(F32, OptimiserChain::new((a, b)))`";
+const IN_ORDER: &str = "`setup(Adam::new(1e-3), &model)`";
+const A_STRUCT: &str = "`optimisers::model!(Net { hidden, output });`, with `..` for fields without tensors";
+const GRADIENTS: &str = "`update(&mut state, &model, &loss.backward()?)`";
 
 /// The libraries of this name that cargo has built, the newest first.
 fn built(directory: &Path, library: &str) -> Vec<PathBuf> {
@@ -43,7 +49,7 @@ impl Builds {
             optimisers: optimisers.clone(),
             candle: candle.clone(),
         };
-        let compiles = |builds: &Builds, case| compile_with(builds, case).status.success();
+        let compiles = |builds: &Builds, case| compile_with(builds, &program(case)).status.success();
         let with_candle =
             optimisers.iter().find(|optimisers| compiles(&pair(optimisers, &candle[0]), "with_candle"));
         let optimisers = with_candle.unwrap_or(&optimisers[0]);
@@ -53,9 +59,13 @@ impl Builds {
     }
 }
 
-fn compile(case: &str) -> Output {
+fn compile(program: &Path) -> Output {
     static BUILDS: LazyLock<Builds> = LazyLock::new(Builds::newest);
-    compile_with(&BUILDS, case)
+    compile_with(&BUILDS, program)
+}
+
+fn program(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("compile_fail").join(format!("{case}.rs"))
 }
 
 fn libraries() -> PathBuf {
@@ -63,39 +73,32 @@ fn libraries() -> PathBuf {
     test.parent().expect("a directory").to_path_buf()
 }
 
-fn compile_with(Builds { optimisers, candle }: &Builds, case: &str) -> Output {
+fn compile_with(Builds { optimisers, candle }: &Builds, program: &Path) -> Output {
     let libraries = libraries();
-    let out = std::env::temp_dir().join(format!(
-        "optimisers-{case}-{:?}-{}",
-        std::thread::current().id(),
-        std::process::id()
-    ));
-    let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
-        .args(["--edition", "2024", "--crate-type", "lib", "--emit=metadata", "-o"])
-        .arg(&out)
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .args(["--edition", "2024", "--crate-type", "lib", "--emit=metadata", "--out-dir"])
+        .arg(folder.path())
         .arg("-L")
         .arg(format!("dependency={}", libraries.display()))
         .arg("--extern")
         .arg(format!("optimisers={}", optimisers.display()))
         .arg("--extern")
         .arg(format!("candle_core={}", candle.display()))
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("compile_fail").join(format!("{case}.rs")))
+        .arg(program)
         .output()
-        .expect("rustc runs");
-    // Only the control leaves a file.
-    let _ = std::fs::remove_file(out);
-    output
+        .expect("rustc runs")
 }
 
 #[test]
 fn the_pieces_compile_in_their_places() {
-    let output = compile("control");
+    let output = compile(&program("control"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Asserts that a case does not compile. The result is what the compiler says.
 fn refused(case: &str, sentences: &[&str]) -> String {
-    let output = compile(case);
+    let output = compile(&program(case));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{case} compiles");
     for sentence in sentences {
@@ -104,36 +107,78 @@ fn refused(case: &str, sentences: &[&str]) -> String {
     message
 }
 
+/// The first error of a line in a program: what it is, where, and what its place is labelled with.
+fn first_error(line: &str) -> String {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let program = folder.path().join("mistake.rs");
+    let source = include_str!("../../compile_fail/a_line.rs").replace("// The line", &format!("{line};"));
+    std::fs::write(&program, source).expect("a program");
+    let output = compile(&program);
+    let message = String::from_utf8_lossy(&output.stderr);
+    let first = message.split("\n\n").find(|part| part.starts_with("error"));
+    first.unwrap_or_else(|| panic!("{line} compiles: {message}")).to_string()
+}
+
+/// A new user reads the first error, and of this what stands at the line.
 #[test]
 fn the_compiler_says_what_to_write() {
-    let cases: [(&str, &[&str]); 7] = [
-        ("mixed_in_chain", &["`MixedPrecision<Adam>` does not", NOT_A_RULE, REMEDY]),
-        ("mixed_in_mixed", &["`MixedPrecision<Adam>` does not", NOT_A_RULE, REMEDY]),
-        ("optimiser_in_chain", &["`Optimiser` does not", NOT_A_RULE, REMEDY]),
+    let cases = [
+        ("OptimiserChain::new(ClipGrad::new(1.0), Adam::new(1e-3))", "`ClipGrad` is not a tuple", CHAIN),
+        ("OptimiserChain::new(ClipGrad::new(1.0), Adam::new(1e-3), Adam::new(1e-3))", NOT_A_TUPLE, CHAIN),
+        ("OptimiserChain::new(Adam::new(1e-3))", NOT_A_TUPLE, "or `((a,))` for one rule"),
+        ("OptimiserChain::new(vec![Adam::new(1e-3)])", NOT_A_TUPLE, CHAIN),
+        ("OptimiserChain::new((Adam::new(1e-3), MixedPrecision::new(F32, Adam::new(1e-3))))", MIXED, MASTERS),
+        ("OptimiserChain::new((ClipGrad::new(1.0), Optimiser::new(Adam::new(1e-3))))", NOT_A_RULE, MASTERS),
+        ("MixedPrecision::new(F64, MixedPrecision::new(F32, Adam::new(1e-3)))", MIXED, MASTERS),
+        ("MixedPrecision::new(F32, (ClipGrad::new(1.0), Adam::new(1e-3)))", NOT_A_RULE, MASTERS),
         (
-            "tuple_of_rules",
-            &[
-                "`(ClipGrad, Adam)` is not an optimiser",
-                "are a chain: `OptimiserChain::new((ClipGrad::new(1.0), ",
-            ],
+            "MixedPrecision::new(Adam::new(1e-3), F32)",
+            "`Adam` is no dtype",
+            "`MixedPrecision::new(F32, rule)`",
         ),
+        ("setup(&model, Adam::new(1e-3))", "`&Var` is not an optimiser", IN_ORDER),
         (
-            "not_a_model",
-            &[
-                "`Net` does not show its tensors",
-                "not a model",
-                "`optimisers::model!(Net { hidden, output });`",
-            ],
+            "setup((ClipGrad::new(1.0), Adam::new(1e-3)), &model)",
+            "`(ClipGrad, Adam)` is not an optimiser",
+            CHAIN,
         ),
-        ("not_gradients", &["Tensor` is no collection of gradients", "not gradients", "`loss.backward()?`"]),
+        ("setup(vec![Adam::new(1e-3)], &model)", "`Vec<Adam>` is not an optimiser", CHAIN),
+        ("setup(String::from(\"Adam\"), &model)", "String` is not an optimiser", IN_ORDER),
+        ("setup(Adam::new(1e-3), &net)", "`Net` does not show its tensors", A_STRUCT),
+        ("model!(Net { hidden, units })", "`usize` does not show its tensors", A_STRUCT),
+        ("update(&mut state, &model, &loss.backward())", "GradStore, candle_core::Error>` is no", GRADIENTS),
         (
-            "not_a_rule",
-            &["String` is not an optimiser", "expected a rule, a chain of rules or `MixedPrecision`"],
+            "update(&mut state, &model, &loss)",
+            "`candle_core::Tensor` is no collection of gradients",
+            GRADIENTS,
         ),
     ];
-    for (case, sentences) in cases {
-        let message = refused(case, sentences);
-        assert!(!message.contains("Elementwise"), "{case} sends the reader astray:\n{message}");
+    for (line, message, remedy) in cases {
+        let error = first_error(line);
+        let label = error.split(" = ").next().unwrap_or_default();
+        assert!(error.contains(message), "{line}: no {message:?} in\n{error}");
+        assert!(label.contains(remedy), "{line}: no {remedy:?} at the line in\n{error}");
+        // The first is the trait of most rules, and the second would be one rule of several.
+        for astray in ["Elementwise", "unary tuple"] {
+            assert!(!error.contains(astray), "{line}: {astray} sends the reader astray in\n{error}");
+        }
+    }
+}
+
+/// Where a signature has types and references, the compiler finds the line itself. A note has the order.
+#[test]
+fn the_first_error_proposes_the_line() {
+    let cases = [
+        ("update(state, &model, &loss.backward()?)", "update(&mut state, "),
+        ("update(&mut state, model, &loss.backward()?)", "update(&mut state, &model, "),
+        ("update(&mut state, &model, loss.backward()?)", "&model, &loss.backward()?)"),
+        ("update(&mut state, &loss.backward()?, &model)", "`update(&mut state, &variables, &grads)`"),
+        ("setup(Adam::new(1e-3), model)", "setup(Adam::new(1e-3), &model)"),
+        ("AdamW::new(1)", "AdamW::new(1.0)"),
+    ];
+    for (line, proposed) in cases {
+        let error = first_error(line);
+        assert!(error.contains(proposed), "{line}: no {proposed:?} in\n{error}");
     }
 }
 
