@@ -8,6 +8,7 @@
 //! | How fast and how exact is it, on which machine? | [`measurements`] |
 //! | What runs on which device? | [`devices`] |
 //! | Why does a layer not train? | [`cuts`] |
+//! | Why is a `VarMap` no model? | [`Model`](crate::Model#two-candles) |
 //! | What is in a checkpoint? | [`checkpoints`] |
 //! | How do I use it without candle? | [`frameworks`] |
 //! | How do I train on many machines? | [`many_machines`](crate::many_machines) |

@@ -38,12 +38,32 @@ use crate::tensors::Tensor;
 /// In a list the paths are the indices: `0`, `1`, and so on. A checkpoint finds parameters by path, so the
 /// list must have the same order in each run. `VarMap::all_vars` returns another order each time: pass the
 /// `VarMap` itself, which has names.
+///
+/// # Two candles
+/// ```text
+/// error[E0277]: `VarMap` does not show its tensors
+/// error[E0277]: `candle_core::DType` is no dtype that this crate knows
+/// error[E0308]: expected `candle_core::tensor::Tensor`, found `candle_core::Tensor`
+/// note: there are multiple different versions of crate `candle_core` in the dependency graph
+/// ```
+///
+/// The program and this crate have two versions of candle, whose types differ: `cargo tree -d` lists both.
+/// This crate takes candle 0.10.2 to 0.11, and Cargo gives it the newest, whichever the program has.
+///
+/// | the program has | this makes it one |
+/// | --- | --- |
+/// | candle 0.10.2 | `cargo update candle-nn@0.11 --precise 0.10.2`, again after each `cargo update` |
+/// | candle 0.11, and this crate still 0.10.2 | `cargo update candle-nn@0.10` |
+/// | candle from git | its two lines also under `[patch.crates-io]` |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
     label = "not a model: for a struct write `optimisers::model!(Net {{ hidden, output }});`, with `..` for \
              fields without tensors",
     note = "or pass the `VarMap` that its variables came from: `update(&mut state, &variables, &grads)`; for \
-            memory of your own, such as a `Vec<f32>`, write `ParameterSlices`"
+            memory of your own, such as a `Vec<f32>`, write `ParameterSlices`",
+    note = "if it is a type of candle's, the program and this crate have two candles: run \
+            `cargo update candle-nn@0.11 --precise 0.10.2` if the program's is 0.10.2, or \
+            `cargo update candle-nn@0.10` if it is 0.11"
 )]
 pub trait Model {
     /// Shows every tensor to the visitor.

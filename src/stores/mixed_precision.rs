@@ -74,7 +74,10 @@ impl<R: Rule + Clone> MixedPrecision<R> {
 /// A dtype of masters: all that is `Into<DType>`. A trait of std cannot tell the compiler what to write.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no dtype that this crate knows",
-    label = "expected a dtype, as in `MixedPrecision::new(F32, rule)`"
+    label = "expected a dtype, as in `MixedPrecision::new(F32, rule)`",
+    note = "if it is candle's `DType`, the program and this crate have two candles: run \
+            `cargo update candle-nn@0.11 --precise 0.10.2` if the program's is 0.10.2, or \
+            `cargo update candle-nn@0.10` if it is 0.11"
 )]
 pub trait MasterDType: Into<DType> {}
 
