@@ -51,12 +51,11 @@ pub enum Warning {
         /// The usual reason, and what to do.
         remedy: String,
     },
-    /// Variables that the loss reaches, and that the state neither has nor was told to leave out, such as those
-    /// of a layer that was made after the optimiser.
+    /// Variables that the loss reaches and the state does not have, such as those of a later layer.
     ///
     /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss, in its first step
-    /// and in the first after parameters were added or removed. An update gets gradients alone, and those of a
-    /// variable look like those of a constant: there [`audit`](crate::audit) finds such variables.
+    /// and in the first after parameters were added or removed. An update gets gradients alone, and those of
+    /// a variable look like those of a constant: there [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.
         variables: usize,
@@ -208,12 +207,11 @@ pub enum Warning {
         /// The schedule of the file.
         file: String,
     },
-    /// A schedule of the learning rate whose highest value is 100 times the own rate or more, as if factors
-    /// were taken for rates; or a [relative](crate::Schedule::relative) one that is always below 1/100, as if
-    /// rates were taken for factors.
+    /// A schedule whose highest learning rate is 100 times the own rate or more.
     ///
-    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `schedule` on, and the log from
-    /// the next update on.
+    /// Its values may be meant as [factors](crate::Schedule::relative).
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `schedule` on, and the log
+    /// from the next update on.
     UnlikelyRate {
         /// The first parameter.
         path: String,
@@ -221,8 +219,6 @@ pub enum Warning {
         own: String,
         /// The highest value of the schedule.
         peak: String,
-        /// Whether the schedule is relative.
-        is_relative: bool,
     },
     /// A setting of the program that a restored file has replaced by another.
     ///
@@ -380,17 +376,11 @@ impl fmt::Display for Warning {
                 "the state was restored from a file that has the model, too, but {path:?} is not the parameter \
                  of the file. To restore both, call `CheckpointFile::restore_with_model`"
             ),
-            Warning::UnlikelyRate { path, own, peak, is_relative: false } => write!(
+            Warning::UnlikelyRate { path, own, peak } => write!(
                 f,
                 "the schedule of {path:?} makes the learning rate {peak} at its highest, although the own rate \
                  is {own}: its values are rates. If they are meant as factors of the own rate, add \
                  `.relative()` to the schedule; if they are rates, set the optimiser up with a rate near {peak}"
-            ),
-            Warning::UnlikelyRate { path, own, peak, is_relative: true } => write!(
-                f,
-                "the schedule of {path:?} multiplies the own learning rate, {own}, by {peak} at its highest: its \
-                 values are factors. If they are meant as rates, leave out `.relative()`; if they are factors, \
-                 make the own rate smaller and the factors near 1"
             ),
             Warning::OrderUnseen { parameters, shape } => write!(
                 f,

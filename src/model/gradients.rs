@@ -11,7 +11,9 @@ use crate::tensors::Tensor;
 /// Gradients of a model's parameters.
 ///
 /// Implemented for
-/// - candle's `GradStore`, in which a gradient is found by its variable and other tensors are ignored;
+/// - candle's `GradStore`, in which a gradient is found by its variable. Other tensors are ignored: most are
+///   constants, such as the targets of a loss, and the store does not tell them from variables that the state
+///   lacks ([`audit`](crate::audit) does);
 /// - maps from paths to tensors, and slices, arrays and vectors of pairs of path and tensor.
 ///
 /// Paths and tensors may be owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`,

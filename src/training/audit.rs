@@ -99,8 +99,8 @@ fn outside(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> Vec<(Vec<us
 }
 
 impl StateTree {
-    /// Warns once of variables that the loss reaches and that are unknown to this state, or refuses them if the
-    /// state requires all gradients.
+    /// Warns once of variables that the loss reaches and that are unknown to this state, or refuses them if
+    /// the state requires all gradients.
     pub(crate) fn check_reached(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
         let is_found = !self.warnings.would_meet(|met| matches!(met, Warning::NotInState { .. }));
         if self.allows_others || is_found && !self.requires_all {

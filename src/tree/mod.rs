@@ -421,6 +421,10 @@ impl StateTree {
     /// with the call that would end the window.
     ///
     /// # What it cannot see
+    /// A variable that this state does not have, such as one of a layer that was made after `setup`, has a
+    /// gradient that an update passes over. [`audit`](crate::audit) lists such variables, and a
+    /// [`CandleOptimizer`](crate::CandleOptimizer) refuses a loss that reaches one.
+    ///
     /// If a gradient lacks a part, because the loss reaches the parameter by another way too, this setting
     /// does not notice. An example is one matrix `qkv` for queries, keys and values before
     /// `ops::softmax_last_dim`, which cuts off queries and keys. The rows of the values have a gradient, the
@@ -459,8 +463,8 @@ impl StateTree {
 
     /// Declares that losses also reach variables which other states train, as in a GAN.
     ///
-    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) [warns](Warning::NotInState) of such variables,
-    /// or refuses the step if the state [requires all](StateTree::require_all) gradients.
+    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) [warns](Warning::NotInState) of such
+    /// variables, or refuses the step if the state [requires all](StateTree::require_all) gradients.
     pub fn allow_others(&mut self) {
         self.allows_others = true;
     }

@@ -75,8 +75,8 @@ impl StateTree {
     /// The schedule is read at the [count](StateTree::steps) of applied steps. This method does not change
     /// the count, so a call before or after a restore gives the same run.
     ///
-    /// Each call that moves a parameter counts. If calls move parts of the model in turns, such as a critic and
-    /// an actor, a schedule ends in half of the rounds: make a state for each part.
+    /// Each call that moves a parameter counts. If calls move parts of the model in turns, such as a critic
+    /// and an actor, a schedule ends in half of the rounds: make a state for each part.
     ///
     /// # Own values
     /// A leaf keeps the values that it was set up with. A [relative](Schedule::relative) schedule multiplies

@@ -19,11 +19,11 @@ use crate::rule::{FieldValue, misplaced, not_finite};
 /// The most parameters that are checked in a call.
 const PARAMETERS: usize = 16;
 
-/// By how much a schedule may differ from the own rate.
+/// How many times the own rate a schedule has to reach for a warning.
 const UNLIKELY: f64 = 100.0;
 
-/// The fewest skipped calls without a step between them that are a warning. A dynamic loss scale that starts too
-/// high needs a few.
+/// The fewest skipped calls without a step between them that are a warning. A dynamic loss scale that starts
+/// too high needs a few.
 const SKIPPED: u64 = 10;
 
 impl StateTree {
@@ -118,21 +118,18 @@ fn low_precision(leaves: &[Box<Leaf>]) -> Option<Warning> {
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
 }
 
-/// The warning of the first leaf whose schedule goes far from its own learning rate.
+/// The warning of the first leaf whose schedule goes far above its own learning rate.
 fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
     let mut peaks = Once::default();
     leaves.iter().find_map(|leaf| {
-        leaf.drives.iter().flat_map(|drives| drives.rates()).find_map(|(schedule, own)| {
-            let peak =
-                peaks.get(Arc::as_ptr(schedule), || Ok(schedule.at(schedule.curve.extremes()[1]))).ok()?;
-            let is_relative = schedule.is_relative;
-            let is_unlikely = if is_relative {
-                peak > 0.0 && peak < UNLIKELY.recip()
-            } else {
-                own > 0.0 && peak >= UNLIKELY * own
-            };
-            let [own, peak] = [own, peak].map(|rate| FieldValue::Real(rate).to_string());
-            is_unlikely.then(|| Warning::UnlikelyRate { path: leaf.path.clone(), own, peak, is_relative })
+        let mut rates = leaf.drives.iter().flat_map(|drives| drives.rates());
+        rates.find_map(|(schedule, own)| {
+            let highest = || Ok(schedule.at(schedule.curve.extremes()[1]));
+            let peak = peaks.get(Arc::as_ptr(schedule), highest).ok()?;
+            let text = |rate| FieldValue::Real(rate).to_string();
+            let warning =
+                || Warning::UnlikelyRate { path: leaf.path.clone(), own: text(own), peak: text(peak) };
+            (own > 0.0 && peak >= UNLIKELY * own).then(warning)
         })
     })
 }

@@ -571,8 +571,8 @@ impl CheckpointFile {
 }
 
 /// The warning that the file replaces a setting of the program, if the two programs have set up the leaf with
-/// different values. Values that were adjusted since do not count, nor do those that a schedule of the program
-/// decides.
+/// different values. Values that were adjusted since do not count, nor do those that a schedule of the
+/// program decides.
 fn replaced_setting(
     leaf: &Leaf,
     record: &LeafRecord,

@@ -13,14 +13,16 @@ use crate::tree::StateTree;
 impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen.
     ///
-    /// The model stays as it is: see [`restore_with_model`](CheckpointFile::restore_with_model). The state has to be set up with the same rules for the same parameters as
-    /// the saved one, unless some are [excepted](CheckpointFile::except). Everything is checked before
-    /// anything is changed. The state then continues bit for bit as the saved one would have.
+    /// The model stays as it is; [`restore_with_model`](CheckpointFile::restore_with_model) restores both.
+    /// The state has to be set up with the same rules for the same parameters as the saved one, unless some
+    /// are [excepted](CheckpointFile::except). Everything is checked before anything is changed. The state
+    /// then continues bit for bit as the saved one would have.
     ///
     /// Hyper-parameters may differ: those of the file count, unless the program
-    /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. If the program
-    /// has set up others than the program of the file, the state [warns](crate::Warning::SettingDiffers). A
-    /// hyper-parameter that an older file lacks gets its default. One that the rule lacks is an error.
+    /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. If the
+    /// program has set up others than the program of the file, the state
+    /// [warns](crate::Warning::SettingDiffers). A hyper-parameter that an older file lacks gets its default.
+    /// One that the rule lacks is an error.
     ///
     /// If the file has the model, too, the next update compares some parameters with it, and
     /// [warns](crate::Warning::ModelNotRestored) or, for a parameter with a master, refuses to go on.
@@ -68,8 +70,8 @@ impl CheckpointFile {
             let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
             Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
         });
-        let ((variables, restoration), _) = state.agree_on(Call::Restore, planned)?;
-        let replaced = restoration.replaced.clone();
+        let ((variables, mut restoration), _) = state.agree_on(Call::Restore, planned)?;
+        let replaced = restoration.replaced.take();
         let restored = self.assign(state, &variables, restoration);
         let restored = state.settle(Call::Restored, restored)?;
         replaced.map(|warning| state.warnings.meet(warning));

@@ -65,9 +65,10 @@ crate::hyper_parameters! {
     ///
     /// A new n holds from the next call on. The tree counts from the last call that left no window open, and
     /// windows end with the multiples of n. If all parameters have one n and it is changed after a step, the
-    /// next window has n calls. If it is changed within a window, this window can be shorter or longer (with 3
-    /// calls collected, a new n = 3 ends it at the sixth); the sum is divided by the calls that it had. To begin
-    /// the new n with a new window, call [`Update::release_windows`](crate::Update::release_windows) before.
+    /// next window has n calls. If it is changed within a window, this window can be shorter or longer (with
+    /// 3 calls collected, a new n = 3 ends it at the sixth); the sum is divided by the calls that it had. To
+    /// begin the new n with a new window, call [`Update::release_windows`](crate::Update::release_windows)
+    /// before.
     ///
     /// In a chain with two of these rules, the second counts the steps of the first. A weighted mean that the
     /// first returns has the weight of all its gradients.
