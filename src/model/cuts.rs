@@ -1,10 +1,27 @@
 //! Texts for messages: why parameters have no gradient, and what to do.
 
-/// The operations of candle 0.11 that cut the graph most often. `guide/cuts.md` lists all.
-pub(crate) const CUTS: &str = "In candle `LayerNorm::forward` (use `ops::layer_norm_slow`), \
-                               `RmsNorm::forward` (use `RmsNorm::forward_diff`) and `ops::softmax_last_dim` \
-                               (use `ops::softmax`) cut the graph without an error; the page \
-                               `optimisers::guide::cuts` lists all that do";
+/// What cuts off queries and keys, and not values. After the one and the other candle's graphs are the same.
+pub(crate) const QUERIES: &str = "`rotary_emb::rope` (use `rotary_emb::rope_slow`) and \
+                                  `ops::softmax_last_dim` (use `ops::softmax`) cut off queries and keys";
+
+/// What cuts off the variables of a norm.
+pub(crate) const NORMS: &str = "`LayerNorm::forward` (use `ops::layer_norm_slow`) and `RmsNorm::forward` \
+                                (use `RmsNorm::forward_diff`) cut off their variables and all before them";
+
+/// For messages that know nothing of the cut.
+pub(crate) const USUAL: [&str; 2] = [QUERIES, NORMS];
+
+/// A sentence about the operations of candle that are likely to have cut a graph, without its full stop.
+/// `guide/cuts.md` lists all.
+pub(crate) fn cuts(likely: &[&str]) -> String {
+    if likely.is_empty() {
+        return "The page `optimisers::guide::cuts` lists what cuts a graph without an error".to_string();
+    }
+    format!(
+        "In candle {}, without an error; the page `optimisers::guide::cuts` lists all that cuts",
+        likely.join("; ")
+    )
+}
 
 /// For messages in which only running statistics of BatchNorm lack a gradient.
 pub(crate) const STATISTICS: &str = "These are running statistics of BatchNorm, which its forward pass \
@@ -18,7 +35,8 @@ pub(crate) fn advice(paths: &[String]) -> String {
         Some(first) if is_running_statistic(first) => STATISTICS.to_string(),
         _ => format!(
             "If the loss should depend on them, something cuts the graph: `audit(&model, &loss)` shows what \
-             the loss reaches. {CUTS}"
+             the loss reaches. {}",
+            cuts(&USUAL)
         ),
     }
 }

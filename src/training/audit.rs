@@ -5,7 +5,7 @@
 //! in a table that is looked up, and for outputs without influence. So only matrices of linear layers are
 //! searched ([`Projections`]), and only regular ranges of rows are reported ([`cut`]).
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use candle_core::{Device, Tensor, TensorId};
 use crate::error::warning::{TRAIN_OTHERS, Warning, others_reached};
 use crate::error::{Error, ErrorKind, Result, joined, listed};
 use crate::model::candle::{CandleVariable, of_candle};
-use crate::model::cuts::{CUTS, STATISTICS, is_running_statistic};
+use crate::model::cuts::{NORMS, QUERIES, STATISTICS, USUAL, cuts, is_running_statistic};
 use crate::model::lent::Lend;
 use crate::model::{Model, empty_model};
 use crate::numbers::DType;
@@ -142,10 +142,10 @@ pub struct Audited {
     pub reach: Reach,
     /// The rows without any gradient, if they are whole parts of the matrix and all other rows have one.
     ///
-    /// An example is a linear layer for queries, keys and values before `ops::softmax_last_dim`, which
-    /// [cuts](crate::guide::cuts) the graph: the rows of queries and keys have no gradient. If each head has
-    /// its own part, there are several ranges. In all other cases the list is empty. It is empty for an
-    /// embedding, because most rows of an embedding rightly have no gradient.
+    /// An example is a linear layer for queries, keys and values before `rotary_emb::rope` or
+    /// `ops::softmax_last_dim`, which [cut](crate::guide::cuts) the graph: the rows of queries and keys have
+    /// no gradient. If each head has its own part, there are several ranges. In all other cases the list is
+    /// empty. It is empty for an embedding, because most rows of an embedding rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
 }
 
@@ -280,11 +280,50 @@ impl Audit {
     fn with(&self, wanted: impl Fn(Reach) -> bool) -> impl Iterator<Item = &str> {
         self.variables.iter().filter(move |variable| wanted(variable.reach)).map(Audited::path)
     }
+
+    /// What is likely to have cut the graph. What cuts leaves no trace in it, as its result is a constant. So
+    /// only the variables that are cut off tell.
+    fn likely_cuts(&self) -> Vec<&'static str> {
+        let is_of_queries = |x: &Audited| x.cut_rows.first().is_some_and(|rows| rows.start == 0);
+        let queries = self.variables.iter().any(is_of_queries) || self.has_cut_pair();
+        let with_matrix: HashSet<&str> =
+            self.variables.iter().filter(|x| x.shape.len() > 1).map(Audited::module).collect();
+        let is_of_norm = |x: &&Audited| {
+            let is_scale = x.shape.len() == 1 && !x.path().ends_with("bias");
+            is_scale && !is_running_statistic(x.path()) && !with_matrix.contains(x.module())
+        };
+        let norms: Vec<&Audited> = self.variables.iter().filter(is_of_norm).collect();
+        if norms.is_empty() && !queries {
+            return USUAL.to_vec();
+        }
+        let norm = norms.iter().any(|x| x.reach == Reach::Unreached);
+        [(queries, QUERIES), (norm, NORMS)].into_iter().filter_map(|(is, cut)| is.then_some(cut)).collect()
+    }
+
+    /// Whether the loss reaches neither of two matrices, and another next to them: queries, keys and values.
+    fn has_cut_pair(&self) -> bool {
+        let mut siblings: BTreeMap<String, [Vec<&[usize]>; 2]> = BTreeMap::new();
+        for x in self.variables.iter().filter(|x| x.shape.len() > 1) {
+            let names: Vec<&str> = x.path().split('.').collect();
+            // `q` of `q.weight`, or of a model that has its matrices without layers. Layers in a row are
+            // named by numbers, and are no siblings.
+            for at in (0..names.len()).rev().take(2).filter(|&at| names[at].parse::<usize>().is_err()) {
+                let key = [&names[..at], &["*"], &names[at + 1..]].concat().join(".");
+                siblings.entry(key).or_default()[usize::from(x.reach != Reach::Unreached)].push(&x.shape);
+            }
+        }
+        siblings.values().any(|[cut, reached]| cut.len() == 2 && reached.iter().any(|x| cut.contains(x)))
+    }
 }
 
 impl Audited {
     fn path(&self) -> &str {
         self.paths.first().map_or("", String::as_str)
+    }
+
+    /// The path of the layer that has the variable.
+    fn module(&self) -> &str {
+        self.path().rsplit_once('.').map_or("", |(module, _)| module)
     }
 }
 
@@ -351,7 +390,7 @@ impl fmt::Display for Audit {
             )?;
         }
         if is_cut {
-            writeln!(f, "{CUTS}.")?;
+            writeln!(f, "{}.", cuts(&self.likely_cuts()))?;
         }
         let zeros: Vec<&str> = self.with(|reach| reach == Reach::Zero).collect();
         if !zeros.is_empty() {

@@ -31,7 +31,7 @@ use candle_core::{Tensor, TensorId, Var};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
-use crate::model::cuts::CUTS;
+use crate::model::cuts::{USUAL, cuts};
 use crate::step::loss_scaler::scaled::multiplied;
 use crate::step::outcome::Outcome;
 use crate::step::update::Update;
@@ -331,7 +331,8 @@ impl ForwardPass<'_> {
             let problem = format!("no output of {name} depends on its input");
             return Err(Error::new(ErrorKind::NoGradient, problem).with_remedy(format!(
                 "find what cuts the graph in this segment, because no segment before it has a gradient. \
-                 {CUTS}"
+                 {}",
+                cuts(&USUAL)
             )));
         }
         Ok(reads.iter().map(|reads| !reads.is_empty()).collect())

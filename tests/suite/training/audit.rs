@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, Var};
+use candle_nn::rotary_emb::{rope, rope_slow};
 use candle_nn::{
     BatchNormConfig, Embedding, Linear, ModuleT, VarBuilder, VarMap, batch_norm, layer_norm, linear, ops,
 };
@@ -87,7 +88,7 @@ fn the_table_has_a_line_for_each_variable_and_names_what_cuts() {
     let remark =
         "The loss does not reach 4 of 6 variables. If it should depend on them, something cuts the graph.";
     assert_eq!((lines[7], lines.len()), (remark, 9));
-    names_what_cuts(lines[8]);
+    names_cuts(lines[8], &NORMS);
 
     let whole = audited(&variables, last.forward(&hidden).and_then(|x| x.sum_all()));
     assert_eq!(whole.unreached().collect::<Vec<_>>(), ["norm.bias", "norm.weight"]);
@@ -141,33 +142,77 @@ fn of_batch_norms_statistics_no_operation_is_accused() {
     }
     // With another one missing, that one is named first.
     const NAMES: &str = "a.bias, a.weight, norm.running_mean, norm.running_var";
-    for (text, names) in told(loss(&input)).iter().zip(["", NAMES, NAMES]) {
+    // The audit knows that the norm has a gradient.
+    let likely = [&[][..], &[QUERIES, NORMS].concat(), &[QUERIES, NORMS].concat()];
+    for ((text, names), likely) in told(loss(&input)).iter().zip(["", NAMES, NAMES]).zip(likely) {
         assert!(!text.contains("BatchNorm") && text.contains(names), "{text}");
-        names_what_cuts(text);
+        names_cuts(text, likely);
     }
 }
 
-/// The usual three of the list, each with what to use, and the page that has all.
+/// An operation, and what to use for it.
+type Remedy = (&'static str, &'static str);
+
+/// What cuts off queries and keys, and what a norm.
+const QUERIES: [Remedy; 2] =
+    [("rotary_emb::rope", "rotary_emb::rope_slow"), ("ops::softmax_last_dim", "ops::softmax")];
+const NORMS: [Remedy; 2] =
+    [("LayerNorm::forward", "ops::layer_norm_slow"), ("RmsNorm::forward", "RmsNorm::forward_diff")];
+
+/// Asserts that a text names these of the list and no others, and the page that has all.
 #[track_caller]
-pub(crate) fn names_what_cuts(text: &str) {
-    let usual = [
-        ("LayerNorm::forward", "ops::layer_norm_slow"),
-        ("RmsNorm::forward", "RmsNorm::forward_diff"),
-        ("ops::softmax_last_dim", "ops::softmax"),
-    ];
-    for (operation, instead) in usual {
+fn names_cuts(text: &str, likely: &[Remedy]) {
+    for (operation, instead) in likely {
         assert!(text.contains(&format!("`{operation}` (use `{instead}`)")), "{text}");
         assert!(
-            listed()
+            listed("What cuts")
                 .iter()
                 .any(|(cuts, replacement)| cuts.contains(operation) && replacement.contains(instead)),
             "{operation}"
         );
     }
-    assert!(
-        text.contains("`optimisers::guide::cuts`") && text.matches("(use ").count() == 3 && text.len() < 1000,
-        "{text}"
-    );
+    assert_eq!(text.matches("(use ").count(), likely.len(), "{text}");
+    assert!(text.contains("`optimisers::guide::cuts`") && text.len() < 1000, "{text}");
+}
+
+/// The text of a message that knows nothing of the cut.
+#[track_caller]
+pub(crate) fn names_what_cuts(text: &str) {
+    names_cuts(text, &[QUERIES, NORMS].concat());
+}
+
+/// What is likely follows from the variables without a gradient: a norm, or two of three or four matrices side
+/// by side. If all norms have a gradient, none of them cuts.
+#[test]
+fn what_is_likely_to_cut_is_named() {
+    const BOTH: [Remedy; 4] = [QUERIES[0], QUERIES[1], NORMS[0], NORMS[1]];
+    // The variables that the loss does not reach, those that it reaches, and the operations named.
+    let cases: [(&str, &str, &[Remedy]); 10] = [
+        ("self.q.weight self.k.weight self.k.bias", "self.v.weight self.o.weight norm.weight", &QUERIES),
+        ("0.q 0.k", "0.v 0.norm.weight", &QUERIES),
+        ("wq.weight wk.weight", "wv.weight", &QUERIES),
+        ("q.weight k.weight q_norm.weight", "v.weight norm.weight", &BOTH),
+        ("0.first.weight norm.weight norm.bias", "0.last.weight", &NORMS),
+        ("norm.gamma", "x.weight x.bias", &NORMS),
+        ("0.weight 1.weight", "2.weight norm.weight", &[]),
+        ("q.weight k.weight v.weight", "o.weight norm.weight", &[]),
+        ("first.weight first.bias norm.running_mean", "norm.weight", &[]),
+        ("first.weight first.bias", "last.weight", &BOTH),
+    ];
+    for (cut, reached, likely) in cases {
+        let is_vector =
+            |path: &str| path.contains("norm") || path.ends_with("bias") || path.ends_with("gamma");
+        let model: Vars = [cut, reached]
+            .iter()
+            .flat_map(|paths| paths.split(' '))
+            .map(|path| {
+                (path.to_string(), var(&random(1, &[4, 4][usize::from(is_vector(path))..], DType::F32, CPU)))
+            })
+            .collect();
+        let terms = reached.split(' ').map(|path| model[path].sqr()?.sum_all());
+        let text = audited(&model, terms.reduce(|a, b| a? + b?).expect("a term")).to_string();
+        names_cuts(&text, likely);
+    }
 }
 
 struct Shown {
@@ -209,11 +254,16 @@ fn what_cannot_be_audited_is_an_error() {
 
 const WIDTH: usize = 8;
 
+type Rope = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
+type Softmax = fn(&Tensor) -> Result<Tensor>;
+
 /// Attention whose queries, keys and values come from one matrix, of this dtype.
-fn attention(qkv: &Var, dtype: DType, softmax: fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let x = random(3, &[5, WIDTH], dtype, CPU);
+fn attention(qkv: &Var, dtype: DType, rope: Rope, softmax: Softmax) -> Result<Tensor> {
+    let x = random(3, &[1, 1, 5, WIDTH], dtype, CPU);
     let x = Linear::new(qkv.to_dtype(dtype)?, None).forward(&x)?;
-    let [q, k, v] = [0, WIDTH, 2 * WIDTH].map(|start| x.narrow(1, start, WIDTH));
+    let [q, k, v] = [0, WIDTH, 2 * WIDTH].map(|start| x.narrow(3, start, WIDTH)?.contiguous());
+    let [cos, sin] = [4, 5].map(|seed| random(seed, &[5, WIDTH / 2], dtype, CPU));
+    let [q, k] = [q?, k?].map(|x| rope(&x, &cos, &sin));
     softmax(&q?.matmul(&k?.t()?)?)?.matmul(&v?)?.to_dtype(DType::F32)?.sqr()?.mean_all()
 }
 
@@ -221,12 +271,15 @@ fn attention(qkv: &Var, dtype: DType, softmax: fn(&Tensor) -> Result<Tensor>) ->
 #[test]
 fn queries_and_keys_behind_a_cut_are_named() {
     let model: Vars = [("qkv".to_string(), var(&random(1, &[3 * WIDTH, WIDTH], DType::F32, CPU)))].into();
+    let softmax: Softmax = |x| ops::softmax(x, D::Minus1);
     for dtype in [DType::F32, DType::BF16] {
-        let cut = audited(&model, attention(&model["qkv"], dtype, ops::softmax_last_dim));
-        assert!(matches!(cut.variables()[0].reach, Reach::Gradient { .. }), "{cut}");
-        assert_eq!(cut.variables()[0].cut_rows, [0..16]);
-        names_what_cuts(cut.to_string().lines().last().expect("a line"));
-        let whole = audited(&model, attention(&model["qkv"], dtype, |x| ops::softmax(x, D::Minus1)));
+        for (rope, softmax) in [(rope as Rope, softmax), (rope_slow, ops::softmax_last_dim)] {
+            let cut = audited(&model, attention(&model["qkv"], dtype, rope, softmax));
+            assert!(matches!(cut.variables()[0].reach, Reach::Gradient { .. }), "{cut}");
+            assert_eq!(cut.variables()[0].cut_rows, [0..16]);
+            names_cuts(cut.to_string().lines().last().expect("a line"), &QUERIES);
+        }
+        let whole = audited(&model, attention(&model["qkv"], dtype, rope_slow, softmax));
         assert_eq!(
             (whole.variables()[0].cut_rows.len(), whole.to_string().lines().count()),
             (0, 2),
