@@ -463,7 +463,7 @@ impl StateTree {
 
     /// Declares that losses also reach variables which other states train, as in a GAN.
     ///
-    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) [warns](Warning::NotInState) of such
+    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) [warns](crate::Warning::NotInState) of such
     /// variables, or refuses the step if the state [requires all](StateTree::require_all) gradients.
     pub fn allow_others(&mut self) {
         self.allows_others = true;
