@@ -53,8 +53,8 @@ pub enum Warning {
     },
     /// Variables that the loss reaches and the state does not have, such as those of a later layer.
     ///
-    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss, in its first step
-    /// and in the first after parameters were added or removed. An update gets gradients alone, and those of
+    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss in its first step. An
+    /// update gets gradients alone, and those of
     /// a variable look like those of a constant: there [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.
@@ -207,9 +207,10 @@ pub enum Warning {
         /// The schedule of the file.
         file: String,
     },
-    /// A schedule whose highest learning rate is 100 times the own rate or more.
+    /// A schedule of factors that is taken for one of learning rates, or the other way round.
     ///
-    /// Its values may be meant as [factors](crate::Schedule::relative).
+    /// The own rate is at most 0.1, and the schedule reaches exactly 1 or 100 times the own rate, or is
+    /// [relative](crate::Schedule::relative) and always below 1/100.
     /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `schedule` on, and the log
     /// from the next update on.
     UnlikelyRate {
@@ -219,21 +220,18 @@ pub enum Warning {
         own: String,
         /// The highest value of the schedule.
         peak: String,
+        /// Whether the schedule is relative.
+        is_relative: bool,
     },
-    /// A setting of the program that a restored file has replaced by another.
+    /// Settings of the program that a restored file has replaced by others.
     ///
     /// Hyper-parameters, the count of steps and which parameters are frozen are taken from the file. What the
-    /// program sets up is compared with what the program of the file had set up, so numbers that
-    /// [`adjust`](crate::StateTree::adjust), a plateau or a schedule has moved since cause no warning.
-    SettingDiffers {
-        /// The first parameter; `None` for the count of steps.
-        path: Option<String>,
-        /// The hyper-parameter with its place in a chain, `frozen` or `steps`.
-        setting: String,
-        /// The value in the program.
-        program: String,
-        /// The value in the file, which counts.
-        file: String,
+    /// program has set is compared with what the file has and with what the program of the file had set up, so
+    /// numbers that [`adjust`](crate::StateTree::adjust), a plateau or a schedule has moved during the run
+    /// cause no warning.
+    SettingsDiffer {
+        /// Each difference once, with its first parameter. After 20 the rest is `...`.
+        differences: Vec<String>,
     },
     /// Parameters that are not those of the file from which their state was restored.
     ///
@@ -246,13 +244,12 @@ pub enum Warning {
     },
     /// A restored state in which only numbers, the indices of a list, distinguish the parameters.
     ///
-    /// All have one shape and dtype, so the restore could not notice a list in another order. If shapes or
-    /// dtypes differ, there is no warning: the restore refuses another order, unless only parameters of one
-    /// shape and dtype have changed places.
+    /// Some have one shape and dtype, so the restore could not notice that they have changed places in the list,
+    /// as in each process in that of `VarMap::all_vars`. If all differ, the restore refuses another order.
     OrderUnseen {
-        /// The number of parameters.
+        /// The number of the first parameters that have one shape and dtype.
         parameters: usize,
-        /// The shape of each parameter.
+        /// Their shape.
         shape: Vec<usize>,
     },
     /// A step at a learning rate of 0 that a schedule gives.
@@ -361,22 +358,26 @@ impl fmt::Display for Warning {
                  schedule of the file, {file}. To go on with the schedule of the file, leave out \
                  `state.schedule(..)`; to begin a new schedule at its start, call `state.set_steps(0)`"
             ),
-            Warning::SettingDiffers { path, setting, program, file } => {
-                let of = path.as_ref().map_or(String::new(), |path| format!(" of {path:?}"));
-                write!(
-                    f,
-                    "{setting}{of}: the program has {program} and the file {file}, which counts, because a \
-                     restore takes hyper-parameters, the count of steps and frozen parameters from the file. \
-                     To keep those of the program, call `CheckpointFile::keeping_settings`; to change one of \
-                     them, do so after the restore"
-                )
-            }
+            Warning::SettingsDiffer { differences } => write!(
+                f,
+                "a restore takes hyper-parameters, the count of steps and frozen parameters from the file, but \
+                 the program has set others: {}. To have one of those, set it after the restore; \
+                 `CheckpointFile::keeping_settings` keeps all of the program's, also the count of steps, which \
+                 is 0 in a new state",
+                joined(differences)
+            ),
             Warning::ModelNotRestored { path } => write!(
                 f,
                 "the state was restored from a file that has the model, too, but {path:?} is not the parameter \
                  of the file. To restore both, call `CheckpointFile::restore_with_model`"
             ),
-            Warning::UnlikelyRate { path, own, peak } => write!(
+            Warning::UnlikelyRate { path, own, peak, is_relative: true } => write!(
+                f,
+                "the schedule of {path:?} multiplies the own learning rate, {own}, by {peak} at its highest: its \
+                 values are factors. If they are meant as rates, leave out `.relative()`; if they are factors, \
+                 make the own rate smaller and the factors larger"
+            ),
+            Warning::UnlikelyRate { path, own, peak, is_relative: false } => write!(
                 f,
                 "the schedule of {path:?} makes the learning rate {peak} at its highest, although the own rate \
                  is {own}: its values are rates. If they are meant as factors of the own rate, add \
@@ -384,9 +385,10 @@ impl fmt::Display for Warning {
             ),
             Warning::OrderUnseen { parameters, shape } => write!(
                 f,
-                "the {parameters} parameters are named by their places in a list, and all have the shape \
-                 {shape:?}: if the list had another order when the state was saved, parameters now have the \
-                 state of others. Name the parameters, as a `VarMap` or `model!` does"
+                "parameters are named by their places in a list, and {parameters} have the shape {shape:?}: if \
+                 the list had another order when the state was saved, parameters now have the state of others. \
+                 Name the parameters, as a `VarMap` or `model!` does; `VarMap::all_vars` has another order in \
+                 each process"
             ),
             Warning::ScheduledRateOfZero { path, step } => write!(
                 f,
@@ -405,8 +407,8 @@ pub(crate) fn others_reached(variables: usize) -> String {
 
 /// The remedy for such variables, after "to train them".
 pub(crate) const TRAIN_OTHERS: &str = "make the optimiser after the last layer, of a model that shows all \
-                                       variables; if another state trains them, as in a GAN, call \
-                                       `StateTree::allow_others`";
+                                       variables; if they are frozen on purpose, or another state trains \
+                                       them, as in a GAN, call `StateTree::allow_others`";
 
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 

@@ -91,7 +91,7 @@ impl SkipReason {
             SkipReason::NotFinite { path } => Some(format!(
                 "the gradient of {path:?} is infinite, NaN or too large to be squared. If the loss is not finite \
                  either, go on from a checkpoint with a smaller learning rate; otherwise look for the operation \
-                 that leaves the range of its dtype, or make a fixed loss scale smaller"
+                 that leaves the range of its dtype, or begin with a smaller loss scale"
             )),
             SkipReason::Outlier(Outlier { norm, limit, .. }) => Some(format!(
                 "the norm of the gradients, {norm}, is above the limit of `SkipOutliers`, {limit}. Go on from a \

@@ -43,7 +43,7 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// program. So a state from `new` is refused wherever parameters are found by name: it cannot be saved,
 /// [restored](crate::CheckpointFile::restore), or [bound](StateTree::rebind) to another model. If your list
 /// has the same order in each run, write `for_model(&list, rule)`. A restore then compares shapes, and
-/// [warns](crate::Warning::OrderUnseen) if all shapes are equal.
+/// [warns](crate::Warning::OrderUnseen) if some are equal.
 ///
 /// With equal settings the steps are candle-nn's up to rounding. `Descent` has the steps of `SGD` bit for
 /// bit. `AdamW` rounds in other places: over 100 steps of an MLP the losses agree to 1e-13 in f64 and to 1e-5
@@ -72,8 +72,9 @@ pub struct CandleOptimizer<O: IntoOptimiser> {
     variables: BTreeMap<String, Tensor>,
     state: StateTree,
     outcome: Option<Outcome>,
-    /// The number of leaves when the graph of a loss was last searched for variables without one.
-    searched: Option<usize>,
+    /// Whether the state required all gradients when the graph of a loss was searched for variables that the
+    /// state lacks; `None` before that.
+    searched: Option<bool>,
     /// The first error of `set_learning_rate` that no step has returned yet.
     refused: Option<Error>,
     optimiser: PhantomData<O>,
@@ -118,6 +119,9 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
 
     /// The state of all variables, for changes: to adjust or freeze parts, to [require
     /// all](StateTree::require_all) gradients, or to [restore](crate::CheckpointFile::restore).
+    ///
+    /// The variables of this optimiser stay those that it was made for. To add or remove parameters, go on with
+    /// [`into_state`](CandleOptimizer::into_state) and [`update`](crate::update).
     ///
     /// For steps that candle's trait cannot express, give the state to an [`Update`](crate::Update), also
     /// with a [`LossScaler`](crate::LossScaler).
@@ -204,10 +208,10 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
 
     fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
         self.outcome = None;
-        let leaves = Some(self.state.len());
-        let found = if self.searched == leaves { None } else { self.state.check_reached(loss)? };
+        let requires_all = Some(self.state.requires_all());
+        let found = if self.searched == requires_all { None } else { self.state.check_reached(loss)? };
         self.step(&loss.backward()?)?;
-        self.searched = leaves;
+        self.searched = requires_all;
         self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(found.clone()));
         Ok(())
     }

@@ -304,10 +304,9 @@ impl Drives {
         self.0.iter().find(drives).map(|drive| &drive.given)
     }
 
-    /// The schedules that are learning rates, and not factors, each with the leaf's own rate.
+    /// The schedules of learning rates, each with the leaf's own rate.
     pub(super) fn rates(&self) -> impl Iterator<Item = (&Arc<Schedule>, f64)> {
-        let is_rate = |schedule: &Schedule| schedule.drives_rate() && !schedule.is_relative;
-        let of_rates = self.0.iter().filter(move |drive| is_rate(&drive.given.schedule));
+        let of_rates = self.0.iter().filter(|drive| drive.given.schedule.drives_rate());
         of_rates
             .flat_map(|drive| drive.numbers.iter().map(|number| (&drive.given.schedule, number.own.rate())))
     }

@@ -208,6 +208,9 @@ impl StateTree {
             }
             paths.sort();
         };
+        for (path, _) in &mut self.saved_starts {
+            *path = renamed(path).unwrap_or_else(|| std::mem::take(path));
+        }
         let mut leaves = self.take_out(&places);
         for leaf in &mut leaves {
             let mut paths: Vec<String> = leaf.paths().map(str::to_string).collect();

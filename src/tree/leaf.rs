@@ -47,9 +47,11 @@ pub struct Leaf {
     /// The optimiser as the user made and adjusted it. Checkpoints save it, and edits change it. Leaves share
     /// it, because there may be thousands.
     pub(crate) optimiser: Arc<Optimiser>,
-    /// The optimiser as the program set it up, once an adjustment or a restore has changed it. Files have it,
-    /// because only a difference from what the next program sets up is one that somebody meant.
+    /// The optimiser as it was set up, once that has changed. Files have its values, and those of `begun`,
+    /// because only what no program has chosen for this run is a difference that somebody meant.
     pub(crate) set_up: Option<Arc<Optimiser>>,
+    /// The optimiser at the first step or restore, and whether the leaf was frozen, once one of them has changed.
+    pub(crate) begun: Option<(Arc<Optimiser>, bool)>,
     /// The schedules, resolved in `optimiser`, because finding a field by its name in each step is slow.
     pub(crate) drives: Option<Arc<Drives>>,
     /// A copy of `optimiser` with the values of the schedules in the next step; `None` without schedules. A
@@ -57,8 +59,6 @@ pub struct Leaf {
     pub(crate) acting: Option<Arc<Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
-    /// Whether it was frozen at the first step, once that has changed.
-    pub(crate) began_frozen: Option<bool>,
     /// The applied steps. Counted for each leaf, because a leaf without a gradient makes no step.
     pub(crate) steps: u64,
     pub(crate) waiting: Waiting,
@@ -131,10 +131,10 @@ impl Leaf {
             parts,
             optimiser,
             set_up: None,
+            begun: None,
             drives: None,
             acting: None,
             frozen: false,
-            began_frozen: None,
             steps: 0,
             waiting: Waiting::default(),
             unsettled_at: 0,
@@ -197,13 +197,16 @@ impl Leaf {
         let state = self.state.copy().map_err(|error| error.at(&self.path))?;
         let copy = self.with_optimiser(self.optimiser.clone(), state);
         let (drives, acting) = (self.drives.clone(), self.acting.clone());
-        let (set_up, parameter_aside) = (self.set_up.clone(), self.parameter_aside.clone());
-        Ok(Leaf { set_up, drives, acting, parameter_aside, ..copy })
+        let (set_up, begun) = (self.set_up.clone(), self.begun.clone());
+        let parameter_aside = self.parameter_aside.clone();
+        Ok(Leaf { set_up, begun, drives, acting, parameter_aside, ..copy })
     }
 
     /// A leaf of the same parameter with this optimiser and state, no schedules and nothing put aside.
     pub(super) fn with_optimiser(&self, optimiser: Arc<Optimiser>, state: State) -> Self {
         Leaf {
+            set_up: None,
+            begun: None,
             optimiser,
             is_led_back: state.is_led_back(),
             left: None,
@@ -213,7 +216,6 @@ impl Leaf {
             device: self.device.clone(),
             shape: self.shape.clone(),
             parts: self.parts.clone(),
-            set_up: None,
             drives: None,
             acting: None,
             parameter_aside: None,
@@ -382,17 +384,14 @@ impl Leaf {
         (self.unsettled_at, self.is_led_back, self.left) = (self.steps, self.state.is_led_back(), None);
     }
 
-    /// Sets the leaf's own optimiser to one of the same rule with other hyper-parameters.
-    pub(crate) fn set_optimiser(&mut self, optimiser: Arc<Optimiser>) {
+    /// Sets the leaf's own optimiser to one of the same rule with other hyper-parameters, and whether the leaf is
+    /// frozen. `has_begun` tells whether the run has made a step, or is restored.
+    pub(crate) fn set(&mut self, optimiser: Arc<Optimiser>, frozen: bool, has_begun: bool) {
         let before = std::mem::replace(&mut self.optimiser, optimiser);
-        self.set_up.get_or_insert(before);
-    }
-
-    /// Freezes or thaws the leaf when its state has made `steps` steps.
-    pub(super) fn set_frozen(&mut self, frozen: bool, steps: u64) {
-        if steps > 0 {
-            self.began_frozen.get_or_insert(self.frozen);
+        if has_begun {
+            self.begun.get_or_insert_with(|| (before.clone(), self.frozen));
         }
+        self.set_up.get_or_insert(before);
         self.frozen = frozen;
     }
 

@@ -105,6 +105,8 @@ pub struct StateTree {
     pub(crate) written_elsewhere: UpdateTargets,
     /// The count of applied steps, at which schedules are read.
     pub(crate) steps: u64,
+    /// The count that the program set before the first step.
+    pub(crate) began_at: Option<u64>,
     /// The count of steps whose values act in the leaves: see `acting.rs`.
     pub(crate) acting_at: u64,
     /// The schedules that were given to all leaves, in that order. Leaves that are added get them too.
@@ -170,6 +172,7 @@ impl StateTree {
             leaves: Vec::new(),
             left_out: Vec::new(),
             steps: 0,
+            began_at: None,
             acting_at: 0,
             schedules: Vec::new(),
             calls: 0,
@@ -300,9 +303,11 @@ impl StateTree {
 
     /// This tree with other leaves and empty caches.
     fn with_leaves(&self, leaves: Leaves, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { steps, acting_at, calls, skipped, requires_all, allows_others, .. } = *self;
+        let StateTree { steps, began_at, acting_at, calls, skipped, .. } = *self;
+        let StateTree { requires_all, allows_others, .. } = *self;
         StateTree {
             steps,
+            began_at,
             acting_at,
             schedules: self.schedules.clone(),
             calls,

@@ -146,7 +146,13 @@ impl Selection<'_> {
         for ((leaf, change), ((state, optimiser, drives), acting)) in
             self.leaves.into_iter().zip(&answer).zip(states.into_iter().zip(acting))
         {
-            (leaf.state, leaf.optimiser, leaf.drives, leaf.acting) = (state, optimiser, drives, acting);
+            let is_like = leaf.optimiser.name() == optimiser.name();
+            leaf.set(optimiser, leaf.frozen, self.steps > 0);
+            if !is_like {
+                // The values of another rule cannot be compared.
+                (leaf.set_up, leaf.begun) = (None, None);
+            }
+            (leaf.state, leaf.drives, leaf.acting) = (state, drives, acting);
             let left = leaf.left;
             leaf.unsettle();
             // A state that was taken over follows from the same values of the parameter as before.

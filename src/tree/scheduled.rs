@@ -136,7 +136,11 @@ impl StateTree {
     /// ```
     pub fn set_steps(&mut self, steps: u64) -> Result<()> {
         counts::check("the count for `set_steps` is", steps)?;
-        self.act(steps)
+        self.act(steps)?;
+        if self.leaves().all(|leaf| leaf.steps == 0) {
+            self.began_at = Some(steps);
+        }
+        Ok(())
     }
 
     /// Gives leaves that are to be added the schedules of all leaves, as far as they have the fields.

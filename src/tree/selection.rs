@@ -53,14 +53,14 @@ impl Selection<'_> {
     /// Two things still change: numbers of the whole model, such as the estimate of
     /// [`Prodigy`](crate::Prodigy), and the count of the steps that an [average](crate::Ema) misses.
     pub fn freeze(self) {
-        let steps = self.steps;
-        self.leaves.into_iter().for_each(|leaf| leaf.set_frozen(true, steps));
+        let has_begun = self.steps > 0;
+        self.leaves.into_iter().for_each(|leaf| leaf.set(leaf.optimiser.clone(), true, has_begun));
     }
 
     /// From now on updates move these leaves again. Each goes on with the state that it was frozen with.
     pub fn thaw(self) {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
-            leaf.set_frozen(false, self.steps);
+            leaf.set(leaf.optimiser.clone(), false, self.steps > 0);
             leaf.waiting.calls = 0;
         }
     }
@@ -228,6 +228,8 @@ type AdjustedOptimiser = (Arc<Optimiser>, Option<Arc<Drives>>);
 /// New values of fields for some leaves, checked and not written yet.
 pub(crate) struct Adjustment<'f> {
     settings: Vec<FieldSetting<'f>>,
+    /// The count of applied steps of the state.
+    steps: u64,
     /// By leaf; `None` for a leaf that stays as it is.
     changes: Vec<Option<AdjustedOptimiser>>,
     /// What acts in each leaf that changes, in their order.
@@ -271,7 +273,7 @@ impl<'f> Adjustment<'f> {
         let changed = leaves.zip(&changes).filter_map(|(leaf, change)| Some((leaf, change.as_ref()?)));
         let changed = changed.map(|(leaf, (optimiser, drives))| (leaf.path(), optimiser, drives.as_ref()));
         let acting = acting(changed, steps)?;
-        Ok(Adjustment { settings, changes, acting, reached })
+        Ok(Adjustment { settings, steps, changes, acting, reached })
     }
 
     /// [`Adjustment::new`] with a setting for each leaf. A leaf with an empty one stays as it is.
@@ -309,7 +311,7 @@ impl<'f> Adjustment<'f> {
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
         let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| Some((leaf, change?)));
         for ((leaf, (optimiser, drives)), acting) in changed.zip(self.acting) {
-            leaf.set_optimiser(optimiser);
+            leaf.set(optimiser, leaf.frozen, self.steps > 0);
             (leaf.drives, leaf.acting) = (drives, acting);
         }
     }

@@ -1,9 +1,12 @@
 //! The warnings of a state: what is no error and still hurts a training.
 //!
-//! Numbers of parameters are checked after a commit, a sample in each call. The order of rules, lost steps
-//! and schedules that differ from a file's are checked when leaves are new or changed; the order of a list
-//! after a restore. Rates of 0 are checked in `tree/scheduled.rs`, missing gradients in `step/missing.rs`.
+//! Numbers of parameters are checked after a commit, a sample in each call. The order of rules, lost steps,
+//! schedules that differ from a file's and rates that a schedule makes unlikely are checked when leaves are
+//! new or changed; the order of a list and the settings of the program after a restore, and a model that was
+//! not restored (`tree/weights.rs`) in the update after it. Rates of 0 are checked in `tree/scheduled.rs`,
+//! missing gradients in `step/missing.rs`, variables without a leaf in `training/audit.rs`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::drives::GivenSchedule;
@@ -19,8 +22,11 @@ use crate::rule::{FieldValue, misplaced, not_finite};
 /// The most parameters that are checked in a call.
 const PARAMETERS: usize = 16;
 
-/// How many times the own rate a schedule has to reach for a warning.
+/// How many times the own rate is more than a schedule is likely to reach.
 const UNLIKELY: f64 = 100.0;
+
+/// The largest own learning rate that is likely to be one, and not 1 for a schedule to multiply.
+const LARGEST_RATE: f64 = 0.1;
 
 /// The fewest skipped calls without a step between them that are a warning. A dynamic loss scale that starts
 /// too high needs a few.
@@ -57,14 +63,17 @@ impl StateTree {
         self.warnings.renew(Warning::StepsSkipped { calls: self.skipped, reason })
     }
 
-    /// Warns once, after a restore, of parameters of one shape that are told apart only by places in a list.
+    /// Warns once, after a restore, of parameters that are told apart only by places in a list.
     pub(crate) fn warn_of_order(&mut self) {
-        let [first, _, ..] = &self.leaves[..] else { return };
-        let is_like = |leaf: &Leaf| leaf.shape() == first.shape() && leaf.dtype == first.dtype;
-        if self.leaves.iter().all(|leaf| leaf.path.parse::<usize>().is_ok() && is_like(leaf)) {
-            let shape = first.shape().to_vec();
-            self.warnings.meet(Warning::OrderUnseen { parameters: self.leaves.len(), shape });
+        if self.leaves.iter().any(|leaf| leaf.path.parse::<usize>().is_err()) {
+            return;
         }
+        let mut alike: HashMap<_, usize> = HashMap::new();
+        self.leaves.iter().for_each(|leaf| *alike.entry((leaf.shape(), leaf.dtype)).or_default() += 1);
+        let count = |leaf: &Leaf| alike[&(leaf.shape(), leaf.dtype)];
+        let Some(first) = self.leaves().find(|leaf| count(leaf) > 1) else { return };
+        let (parameters, shape) = (count(first), first.shape().to_vec());
+        self.warnings.meet(Warning::OrderUnseen { parameters, shape });
     }
 
     /// Warns once of a number in a parameter that is not finite after a step.
@@ -118,7 +127,7 @@ fn low_precision(leaves: &[Box<Leaf>]) -> Option<Warning> {
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
 }
 
-/// The warning of the first leaf whose schedule goes far above its own learning rate.
+/// The warning of the first leaf for whose schedule factors were surely taken for rates, or rates for factors.
 fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
     let mut peaks = Once::default();
     leaves.iter().find_map(|leaf| {
@@ -126,10 +135,19 @@ fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
         rates.find_map(|(schedule, own)| {
             let highest = || Ok(schedule.at(schedule.curve.extremes()[1]));
             let peak = peaks.get(Arc::as_ptr(schedule), highest).ok()?;
+            // A larger own rate is meant to be multiplied by rates.
+            let is_rate = own > 0.0 && own <= LARGEST_RATE;
+            let is_unlikely = match schedule.is_relative {
+                true => peak > 0.0 && peak < UNLIKELY.recip(),
+                false => peak == 1.0 || peak >= UNLIKELY * own,
+            };
             let text = |rate| FieldValue::Real(rate).to_string();
-            let warning =
-                || Warning::UnlikelyRate { path: leaf.path.clone(), own: text(own), peak: text(peak) };
-            (own > 0.0 && peak >= UNLIKELY * own).then(warning)
+            (is_rate && is_unlikely).then(|| Warning::UnlikelyRate {
+                path: leaf.path.clone(),
+                own: text(own),
+                peak: text(peak),
+                is_relative: schedule.is_relative,
+            })
         })
     })
 }

@@ -25,6 +25,7 @@ impl CheckpointFile {
         state.warnings.look_again();
         if !self.keep_settings {
             state.steps = self.record.steps;
+            state.began_at = state.began_at.or(self.record.began_at);
         }
         state.calls = self.record.calls;
         state.schedules = restoration.schedules;
@@ -68,9 +69,7 @@ impl CheckpointFile {
             *number = *value;
         }
         if !self.keep_settings {
-            leaf.set_optimiser(values.optimiser);
-            leaf.began_frozen.get_or_insert(leaf.frozen);
-            leaf.frozen = record.frozen;
+            leaf.set(values.optimiser, record.frozen, true);
         }
         leaf.steps = record.steps;
         (leaf.waiting.calls, leaf.waiting.received) = (record.waited, record.received.into());

@@ -143,7 +143,7 @@ impl CheckpointFile {
     /// Keeps the program's hyper-parameters, schedules and count of steps, and which parameters are frozen.
     ///
     /// By default a restore takes all of these from the file, except schedules of what the program gives a
-    /// schedule, and the state [warns](crate::Warning::SettingDiffers) of what the program has set up
+    /// schedule, and the state [warns](crate::Warning::SettingsDiffer) of what the program has set up
     /// otherwise. With this method the file gives only what rules remember, such as moments with their
     /// counts. Schedules then begin at the program's count of steps, which is 0 in a new state. In both cases
     /// [`Restored::differences`](crate::Restored) lists the hyper-parameters that differ.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
+use crate::rule::OptimiserRecord;
 use crate::rule::field::{Literal, Number};
-use crate::rule::{Optimiser, OptimiserRecord};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::schedule::{Curve, Schedule};
@@ -71,6 +71,9 @@ pub(crate) struct Record {
     pub(super) model: Option<Vec<String>>,
     /// The steps that were applied.
     pub(super) steps: u64,
+    /// The count of steps that the program set before the first step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) began_at: Option<u64>,
     /// The different schedules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) schedules: Vec<ScheduleRecord>,
@@ -109,7 +112,7 @@ pub(super) struct LeafRecord {
     /// Whether it was frozen at the first step, if that has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began_frozen: Option<bool>,
-    /// The hyper-parameters that the program had set up otherwise: full names and values.
+    /// Other values that the program had set up, and had at the first step: full names and values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) set_up: Vec<(String, Literal)>,
     /// Calls since the last gradient.
@@ -139,11 +142,22 @@ impl ScheduleRecord {
     }
 }
 
-/// The hyper-parameters of `set_up` that `now` has with other values.
-fn changed_since(set_up: &Optimiser, now: &Optimiser) -> Vec<(String, Literal)> {
-    let values = set_up.places().into_iter().zip(set_up.fields().into_iter().zip(now.fields()));
-    let changed = values.filter(|(_, ((_, then), (_, now)))| then != now);
-    changed.map(|(place, ((_, then), _))| (place, then.into())).collect()
+/// The hyper-parameters that a leaf had with other values when it was set up, and at the first step.
+fn chosen_before(leaf: &Leaf) -> Vec<(String, Literal)> {
+    let now = leaf.optimiser().fields();
+    let begun = leaf.begun.as_ref().map(|(optimiser, _)| optimiser);
+    let mut all: Vec<(String, Literal)> = Vec::new();
+    for before in leaf.set_up.iter().chain(begun).filter(|before| !Arc::ptr_eq(before, &leaf.optimiser)) {
+        for (place, ((_, then), (_, now))) in
+            before.places().into_iter().zip(before.fields().iter().zip(&now))
+        {
+            let value = (place, (*then).into());
+            if then != now && !all.contains(&value) {
+                all.push(value);
+            }
+        }
+    }
+    all
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -183,6 +197,7 @@ impl Record {
             leaves,
             model: None,
             steps: state.steps(),
+            began_at: state.began_at,
             schedules,
             for_all,
             calls: state.calls,
@@ -218,11 +233,8 @@ impl LeafRecord {
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
-            began_frozen: leaf.began_frozen.filter(|began| *began != leaf.is_frozen()),
-            set_up: leaf
-                .set_up
-                .as_ref()
-                .map_or_else(Vec::new, |set_up| changed_since(set_up, leaf.optimiser())),
+            began_frozen: leaf.begun.as_ref().map(|begun| begun.1).filter(|began| *began != leaf.is_frozen()),
+            set_up: chosen_before(leaf),
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
             schedules: leaf.schedules().map(index_of).collect(),

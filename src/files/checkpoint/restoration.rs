@@ -26,7 +26,9 @@ use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::RECORD;
 use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges};
 use crate::rule::field::Number;
-use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference};
+use crate::rule::{
+    Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference, is_same_rate,
+};
 use crate::tensors::Tensor;
 use crate::tree::{
     Drives, GivenSchedule, Leaf, Once, ScheduleResolver, StateTree, acting, check_one_rate, check_records,
@@ -53,7 +55,7 @@ pub(super) struct Restoration {
     /// The source of each variable of the model, in their order.
     pub(super) variables: Vec<EntryPart>,
     pub(super) restored: Restored,
-    /// A setting of the program that the file replaces, for a warning.
+    /// The warning of settings of the program that the file replaces.
     pub(super) replaced: Option<Warning>,
     /// See [`StateTree::saved_starts`].
     pub(super) saved_starts: Vec<(String, Tensor)>,
@@ -153,7 +155,12 @@ impl CheckpointFile {
                 return Err(extra(path, "state"));
             }
         }
-        let mut replaced = self.replaced_count(state);
+        let mut replaced = Replaced::default();
+        if let Some(began_at) = state.began_at.filter(|count| *count != self.record.steps)
+            && self.record.began_at != Some(began_at)
+        {
+            replaced.add("the count of steps", None, began_at, self.record.steps);
+        }
         let saved = SavedSchedules::of(self)?;
         let mut schedules = Vec::new();
         for given in saved.with(Some(&self.record.for_all), state.schedules.iter().cloned())? {
@@ -180,10 +187,8 @@ impl CheckpointFile {
                     damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path)
                 );
             }
-            if let (None, Some(record)) = (&replaced, record)
-                && !self.keep_settings
-            {
-                replaced = replaced_setting(leaf, record, optimiser, resolved.drives.as_deref());
+            if let Some(record) = record {
+                replaced.compare(leaf, record, optimiser, resolved.drives.as_deref());
             }
             plans.push(LeafRestoration { drives: resolved.drives, acting: None, values });
         }
@@ -210,19 +215,8 @@ impl CheckpointFile {
         }
         let saved_starts = if variables.is_some() { Vec::new() } else { self.starts(state)? };
         let restored = optimisers.restored;
+        let replaced = if self.keep_settings { None } else { replaced.warning() };
         Ok(Restoration { leaves: plans, schedules, variables: sources, restored, replaced, saved_starts })
-    }
-
-    /// The warning that the program has set the count of steps of a new state to another than the file's.
-    fn replaced_count(&self, state: &StateTree) -> Option<Warning> {
-        let (program, file) = (state.steps, self.record.steps);
-        let is_set = !self.keep_settings && program > 0 && state.leaves().all(|leaf| leaf.steps == 0);
-        (is_set && program != file).then(|| Warning::SettingDiffers {
-            path: None,
-            setting: "steps".to_string(),
-            program: program.to_string(),
-            file: file.to_string(),
-        })
     }
 
     /// The first elements of some parameters in the file, so that the next update can compare them.
@@ -570,41 +564,62 @@ impl CheckpointFile {
     }
 }
 
-/// The warning that the file replaces a setting of the program, if the two programs have set up the leaf with
-/// different values. Values that were adjusted since do not count, nor do those that a schedule of the
-/// program decides.
-fn replaced_setting(
-    leaf: &Leaf,
-    record: &LeafRecord,
-    restored: &Optimiser,
-    drives: Option<&Drives>,
-) -> Option<Warning> {
-    let set_up = leaf.set_up.as_ref().unwrap_or(&leaf.optimiser);
-    let differs = |setting: &str, program: &dyn Display, file: &dyn Display| Warning::SettingDiffers {
-        path: Some(leaf.path().to_string()),
-        setting: setting.to_string(),
-        program: program.to_string(),
-        file: file.to_string(),
-    };
-    let (program, file) = (set_up.fields(), restored.fields());
-    if program != file {
-        let places = set_up.places();
-        let mut values = places.iter().zip(program.iter().zip(&file)).enumerate();
-        let other = values.find(|(index, (place, ((_, program), (_, file))))| {
-            let then = record.set_up.iter().find(|(known, _)| known == *place);
-            let then = then.and_then(|(_, then)| then.read(*file)).unwrap_or(*file);
-            let is_driven = drives
-                .and_then(|drives| drives.of_field(*index))
-                .is_some_and(|given| !given.is_of_file && !given.schedule.is_relative);
-            program != file && *program != then && !is_driven
-        });
-        if let Some((_, (place, ((_, program), (_, file))))) = other {
-            return Some(differs(place, program, file));
+/// Settings of the program that a file replaces by others.
+#[derive(Default)]
+struct Replaced {
+    /// For a warning, each difference once.
+    texts: Vec<String>,
+    known: HashSet<[String; 3]>,
+}
+
+impl Replaced {
+    fn add(&mut self, setting: &str, path: Option<&str>, program: impl Display, file: impl Display) {
+        let values = [setting.to_string(), program.to_string(), file.to_string()];
+        if self.known.insert(values) {
+            let of = path.map_or_else(String::new, |path| format!(" of {path:?}"));
+            self.texts.push(format!("{setting}{of} is {program} in the program and {file} in the file"));
         }
     }
-    let [program, then] = [(leaf.began_frozen, leaf.frozen), (record.began_frozen, record.frozen)]
-        .map(|(began, now)| began.unwrap_or(now));
-    (program != record.frozen && program != then).then(|| differs("frozen", &program, &record.frozen))
+
+    /// Adds what is set in the leaf and is neither what the file has nor what the program of the file had set up
+    /// or had at the first step, because the run has moved that. What a schedule of the program decides does not
+    /// count.
+    fn compare(&mut self, leaf: &Leaf, record: &LeafRecord, restored: &Optimiser, drives: Option<&Drives>) {
+        let begun = leaf.begun.as_ref();
+        let own = begun.map_or(&leaf.optimiser, |(optimiser, _)| optimiser);
+        let (own_values, file_values) = (own.fields(), restored.fields());
+        if own_values != file_values {
+            let values = own.places().into_iter().zip(own_values.iter().zip(&file_values));
+            for (index, (place, ((_, program), (_, file)))) in values.enumerate() {
+                let mut chosen = record.set_up.iter().filter(|(name, _)| *name == place);
+                let is_known = is_same(*program, *file)
+                    || chosen.any(|(_, then)| then.read(*file).is_some_and(|then| is_same(*program, then)));
+                let is_driven = drives
+                    .and_then(|drives| drives.of_field(index))
+                    .is_some_and(|given| !given.is_of_file && !given.schedule.is_relative);
+                if !is_known && !is_driven {
+                    self.add(&place, Some(leaf.path()), program, file);
+                }
+            }
+        }
+        let program = begun.map_or(leaf.frozen, |(_, frozen)| *frozen);
+        if program != record.frozen && Some(program) != record.began_frozen {
+            self.add("frozen", Some(leaf.path()), program, record.frozen);
+        }
+    }
+
+    fn warning(self) -> Option<Warning> {
+        let differences = listed(self.texts.into_iter());
+        (!differences.is_empty()).then_some(Warning::SettingsDiffer { differences })
+    }
+}
+
+/// Whether two values are equal, up to rounding.
+fn is_same(a: FieldValue, b: FieldValue) -> bool {
+    match (a, b) {
+        (FieldValue::Real(a), FieldValue::Real(b)) => is_same_rate(a, b),
+        _ => a == b,
+    }
 }
 
 /// Refuses a count of the description that no program reaches.

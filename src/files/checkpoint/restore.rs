@@ -21,7 +21,7 @@ impl CheckpointFile {
     /// Hyper-parameters may differ: those of the file count, unless the program
     /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. If the
     /// program has set up others than the program of the file, the state
-    /// [warns](crate::Warning::SettingDiffers). A hyper-parameter that an older file lacks gets its default.
+    /// [warns](crate::Warning::SettingsDiffer). A hyper-parameter that an older file lacks gets its default.
     /// One that the rule lacks is an error.
     ///
     /// If the file has the model, too, the next update compares some parameters with it, and

@@ -201,8 +201,12 @@ impl Description {
     fn typed(&self, rule: &Self, field: &FieldDescription, value: FieldValue) -> Result<FieldValue> {
         value.like(field.value).ok_or_else(|| {
             let available = self.names_in(rule).join(", ");
-            out_of_range(rule.kind, field.name, value, field.value.expected())
-                .with_remedy(format!("pass such a value, or set another field of the rule: {available}"))
+            out_of_range(rule.kind, field.name, value, field.value.expected()).with_remedy(
+                match field.value.parts().len() {
+                    0 => format!("pass such a value, or set another field of the rule: {available}"),
+                    parts => format!("pass such a value, or set one number, as in `{}{parts}`", field.name),
+                },
+            )
         })
     }
 

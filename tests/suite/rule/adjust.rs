@@ -85,8 +85,7 @@ fn bad() -> Vec<Bad> {
         value(
             "beta",
             0.5,
-            "AdamW: beta is 0.5, expected a pair of reals; pass such a value, or set another field of the \
-             rule: eta,",
+            "AdamW: beta is 0.5, expected a pair of reals; pass such a value, or set one number, as in `beta2`",
         ),
         value("beta", (0.9, 1.0), "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"),
         value("eta", true, "Momentum: eta is true, expected a real number"),

@@ -320,9 +320,10 @@ fn a_list_in_another_order_is_refused_by_its_shapes_or_warned_of() {
     };
     let error = restored([&[2, 3], &[3], &[2, 3]], [1, 0, 2]).expect_err("other shapes");
     is_kind(&error, ErrorKind::Tensor, &["[3]", "[2, 3]"]);
-    assert_eq!(restored([&[2, 3], &[3], &[2, 3]], [0, 1, 2]).expect("the same order"), []);
-    let unseen = Warning::OrderUnseen { parameters: 3, shape: vec![2, 2] };
-    assert_eq!(restored([&[2, 2]; 3], [2, 0, 1]).expect("equal shapes"), [unseen]);
+    assert_eq!(restored([&[2, 3], &[3], &[2]], [0, 1, 2]).expect("the same order"), []);
+    let unseen = |parameters, shape: &[usize]| Warning::OrderUnseen { parameters, shape: shape.to_vec() };
+    assert_eq!(restored([&[2, 2]; 3], [2, 0, 1]).expect("equal shapes"), [unseen(3, &[2, 2])]);
+    assert_eq!(restored([&[3], &[4], &[3]], [2, 1, 0]).expect("two equal shapes"), [unseen(2, &[3])]);
 }
 
 #[test]

@@ -638,6 +638,8 @@ fn a_file_has_the_count_the_schedules_and_own_values() {
     same.adjust(7.0).expect("rates that are not the saved ones");
     restored(&file_of(Checkpoint::new(&state)), &mut same);
     assert_eq!((same.steps(), rates(&same), own(&same, "eta")), (2, rates(&state), own(&state, "eta")));
+    let mut same = fresh();
+    restored(&file_of(Checkpoint::new(&state)), &mut same);
     assert_eq!(file_of(Checkpoint::new(&same)), file_of(Checkpoint::new(&state)));
     let file = open(&file_of(Checkpoint::new(&state))).expect("a file");
     assert_eq!(file.steps(), 2);
