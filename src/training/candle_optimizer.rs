@@ -53,6 +53,9 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// From candle-nn's optimisers:
 /// - A variable that is listed twice moves once in a step. Integer variables are passed over, as in
 ///   candle-nn.
+/// - If the loss reaches a variable that the optimiser does not have, `backward_step`
+///   [warns](crate::Warning::NotInState) once, or refuses the loss if the state [requires
+///   all](StateTree::require_all) gradients.
 /// - If no variable has a gradient, a step is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
 ///   candle-nn does nothing. An empty list is accepted by both, and steps do nothing.
 /// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate)

@@ -12,7 +12,7 @@ use crate::rule::field::{Literal, Number};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::schedule::{Curve, Schedule};
-use crate::tree::{GivenSchedule, Leaf, NormHistories, StateTree};
+use crate::tree::{GivenSchedule, Leaf, NormHistories, Once, StateTree};
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
@@ -176,7 +176,7 @@ impl Record {
             })
         };
         let for_all = state.schedules.iter().map(&mut index_of).collect();
-        let mut places: HashMap<*const (), usize> = HashMap::new();
+        let (mut places, mut chosen): (HashMap<*const (), usize>, _) = (HashMap::new(), Once::default());
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
             // Leaves that share an optimiser share its description.
@@ -184,7 +184,10 @@ impl Record {
                 optimisers.push(leaf.optimiser.description().record());
                 optimisers.len() - 1
             });
-            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, &mut index_of));
+            let before = [leaf.set_up.as_ref(), leaf.begun.as_ref().map(|(optimiser, _)| optimiser)];
+            let key = (place, before.map(|optimiser| optimiser.map(Arc::as_ptr)));
+            let set_up = chosen.get(key, || Ok(chosen_before(leaf))).unwrap_or_default();
+            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, set_up, &mut index_of));
         }
         Record {
             format: FORMAT,
@@ -223,7 +226,12 @@ impl LeafRecord {
         self.steps == 0 && !self.received && self.waited > 0
     }
 
-    fn new(leaf: &Leaf, optimiser: usize, index_of: impl FnMut(&GivenSchedule) -> usize) -> Self {
+    fn new(
+        leaf: &Leaf,
+        optimiser: usize,
+        set_up: Vec<(String, Literal)>,
+        index_of: impl FnMut(&GivenSchedule) -> usize,
+    ) -> Self {
         LeafRecord {
             optimiser,
             dtype: leaf.dtype().as_str().to_string(),
@@ -234,7 +242,7 @@ impl LeafRecord {
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
             began_frozen: leaf.begun.as_ref().map(|begun| begun.1).filter(|began| *began != leaf.is_frozen()),
-            set_up: chosen_before(leaf),
+            set_up,
             waited: leaf.waiting.calls,
             received: leaf.waiting.received > 0,
             schedules: leaf.schedules().map(index_of).collect(),
