@@ -53,9 +53,9 @@ pub enum Warning {
     },
     /// Variables that the loss reaches and the state does not have, such as those of a later layer.
     ///
-    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss in its first step. An
-    /// update gets gradients alone, and those of
-    /// a variable look like those of a constant: there [`audit`](crate::audit) finds such variables.
+    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss in its first step.
+    /// An update gets gradients alone, and those of a variable look like those of a constant: there
+    /// [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.
         variables: usize,
@@ -226,8 +226,8 @@ pub enum Warning {
     /// Settings of the program that a restored file has replaced by others.
     ///
     /// Hyper-parameters, the count of steps and which parameters are frozen are taken from the file. What the
-    /// program has set is compared with what the file has and with what the program of the file had set up, so
-    /// numbers that [`adjust`](crate::StateTree::adjust), a plateau or a schedule has moved during the run
+    /// program has set is compared with what the file has and with what the program of the file had set up,
+    /// so numbers that [`adjust`](crate::StateTree::adjust), a plateau or a schedule has moved during the run
     /// cause no warning.
     SettingsDiffer {
         /// Each difference once, with its first parameter. After 20 the rest is `...`.
@@ -244,8 +244,9 @@ pub enum Warning {
     },
     /// A restored state in which only numbers, the indices of a list, distinguish the parameters.
     ///
-    /// Some have one shape and dtype, so the restore could not notice that they have changed places in the list,
-    /// as in each process in that of `VarMap::all_vars`. If all differ, the restore refuses another order.
+    /// Some have one shape and dtype, so the restore could not notice that they have changed places in the
+    /// list, as in each process in that of `VarMap::all_vars`. If all differ, the restore refuses another
+    /// order.
     OrderUnseen {
         /// The number of the first parameters that have one shape and dtype.
         parameters: usize,

@@ -102,8 +102,8 @@ impl StateTree {
     /// Warns once of variables that the loss reaches and that are unknown to this state, or refuses them if
     /// the state requires all gradients.
     pub(crate) fn check_reached(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
-        let is_found = !self.warnings.would_meet(|met| matches!(met, Warning::NotInState { .. }));
-        if self.allows_others || is_found && !self.requires_all {
+        let has_warned = !self.warnings.would_meet(|met| matches!(met, Warning::NotInState { .. }));
+        if self.allows_others || has_warned && !self.requires_all {
             return Ok(None);
         }
         let outside = outside(&loss.sorted_nodes(), |x| self.by_id().contains_key(&x.id()));

@@ -123,8 +123,8 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
     /// The state of all variables, for changes: to adjust or freeze parts, to [require
     /// all](StateTree::require_all) gradients, or to [restore](crate::CheckpointFile::restore).
     ///
-    /// The variables of this optimiser stay those that it was made for. To add or remove parameters, go on with
-    /// [`into_state`](CandleOptimizer::into_state) and [`update`](crate::update).
+    /// The variables of this optimiser stay those that it was made for. To add or remove parameters, go on
+    /// with [`into_state`](CandleOptimizer::into_state) and [`update`](crate::update).
     ///
     /// For steps that candle's trait cannot express, give the state to an [`Update`](crate::Update), also
     /// with a [`LossScaler`](crate::LossScaler).
@@ -212,10 +212,10 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
     fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
         self.outcome = None;
         let requires_all = Some(self.state.requires_all());
-        let found = if self.searched == requires_all { None } else { self.state.check_reached(loss)? };
+        let warning = if self.searched == requires_all { None } else { self.state.check_reached(loss)? };
         self.step(&loss.backward()?)?;
         self.searched = requires_all;
-        self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(found.clone()));
+        self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(warning.clone()));
         Ok(())
     }
 

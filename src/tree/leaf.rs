@@ -50,7 +50,8 @@ pub struct Leaf {
     /// The optimiser as it was set up, once that has changed. Files have its values, and those of `begun`,
     /// because only what no program has chosen for this run is a difference that somebody meant.
     pub(crate) set_up: Option<Arc<Optimiser>>,
-    /// The optimiser at the first step or restore, and whether the leaf was frozen, once one of them has changed.
+    /// The optimiser at the first step or restore, and whether the leaf was frozen, once one of them has
+    /// changed.
     pub(crate) begun: Option<(Arc<Optimiser>, bool)>,
     /// The schedules, resolved in `optimiser`, because finding a field by its name in each step is slow.
     pub(crate) drives: Option<Arc<Drives>>,
@@ -384,8 +385,8 @@ impl Leaf {
         (self.unsettled_at, self.is_led_back, self.left) = (self.steps, self.state.is_led_back(), None);
     }
 
-    /// Sets the leaf's own optimiser to one of the same rule with other hyper-parameters, and whether the leaf is
-    /// frozen. `has_begun` tells whether the run has made a step, or is restored.
+    /// Sets the leaf's own optimiser to one of the same rule with other hyper-parameters, and whether the
+    /// leaf is frozen. `has_begun` tells whether the run has made a step, or is restored.
     pub(crate) fn set(&mut self, optimiser: Arc<Optimiser>, frozen: bool, has_begun: bool) {
         let before = std::mem::replace(&mut self.optimiser, optimiser);
         if has_begun {

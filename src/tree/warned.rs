@@ -127,7 +127,8 @@ fn low_precision(leaves: &[Box<Leaf>]) -> Option<Warning> {
     (!paths.is_empty()).then(|| Warning::LowPrecision { bf16: of(DType::BF16), f16: of(DType::F16), paths })
 }
 
-/// The warning of the first leaf for whose schedule factors were surely taken for rates, or rates for factors.
+/// The warning of the first leaf for whose schedule factors were surely taken for rates, or rates for
+/// factors.
 fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
     let mut peaks = Once::default();
     leaves.iter().find_map(|leaf| {

@@ -143,9 +143,11 @@ impl StateTree {
         for (path, start) in std::mem::take(&mut self.saved_starts) {
             let Some(place) = self.place(&path).flatten() else { continue };
             let part = parameters[place].part(0..start.elem_count());
-            let found = part.and_then(|part| difference(&start, &*part, Extent::Whole));
+            let compared = part.and_then(|part| difference(&start, &*part, Extent::Whole));
             // What cannot be compared here is refused by the checks of the step, if it is wrong.
-            let Some(Difference { index, parameter, master: saved }) = found.ok().flatten() else { continue };
+            let Some(Difference { index, parameter, master: saved }) = compared.ok().flatten() else {
+                continue;
+            };
             if self.leaves[place].state.followed().is_none() {
                 return Ok(self.warnings.meet(Warning::ModelNotRestored { path }));
             }

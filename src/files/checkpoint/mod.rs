@@ -16,6 +16,7 @@ pub(crate) mod layout;
 mod pieces;
 mod record;
 mod replace;
+mod replaced;
 mod restoration;
 mod restore;
 pub(crate) mod save;

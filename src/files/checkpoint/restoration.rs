@@ -17,6 +17,7 @@ use std::sync::Arc;
 use super::defaults::{Restored, other_names, saved_values};
 use super::file::CheckpointFile;
 use super::record::{LeafRecord, ScheduleRecord, bytes_name, damaged};
+use super::replaced::Replaced;
 use super::saved::entry_name;
 use crate::engine::Buffer;
 use crate::error::warning::Warning;
@@ -26,9 +27,7 @@ use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::RECORD;
 use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges};
 use crate::rule::field::Number;
-use crate::rule::{
-    Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference, is_same_rate,
-};
+use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference};
 use crate::tensors::Tensor;
 use crate::tree::{
     Drives, GivenSchedule, Leaf, Once, ScheduleResolver, StateTree, acting, check_one_rate, check_records,
@@ -156,10 +155,8 @@ impl CheckpointFile {
             }
         }
         let mut replaced = Replaced::default();
-        if let Some(began_at) = state.began_at.filter(|count| *count != self.record.steps)
-            && self.record.began_at != Some(began_at)
-        {
-            replaced.add("the count of steps", None, began_at, self.record.steps);
+        if !self.keep_settings {
+            replaced.compare_steps(state.began_at, &self.record);
         }
         let saved = SavedSchedules::of(self)?;
         let mut schedules = Vec::new();
@@ -187,7 +184,7 @@ impl CheckpointFile {
                     damaged(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path)
                 );
             }
-            if let Some(record) = record {
+            if let Some(record) = record.filter(|_| !self.keep_settings) {
                 replaced.compare(leaf, record, optimiser, resolved.drives.as_deref());
             }
             plans.push(LeafRestoration { drives: resolved.drives, acting: None, values });
@@ -215,7 +212,7 @@ impl CheckpointFile {
         }
         let saved_starts = if variables.is_some() { Vec::new() } else { self.starts(state)? };
         let restored = optimisers.restored;
-        let replaced = if self.keep_settings { None } else { replaced.warning() };
+        let replaced = replaced.warning();
         Ok(Restoration { leaves: plans, schedules, variables: sources, restored, replaced, saved_starts })
     }
 
@@ -561,64 +558,6 @@ impl CheckpointFile {
         }
         let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
         Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
-    }
-}
-
-/// Settings of the program that a file replaces by others.
-#[derive(Default)]
-struct Replaced {
-    /// For a warning, each difference once.
-    texts: Vec<String>,
-    known: HashSet<[String; 3]>,
-}
-
-impl Replaced {
-    fn add(&mut self, setting: &str, path: Option<&str>, program: impl Display, file: impl Display) {
-        let values = [setting.to_string(), program.to_string(), file.to_string()];
-        if self.known.insert(values) {
-            let of = path.map_or_else(String::new, |path| format!(" of {path:?}"));
-            self.texts.push(format!("{setting}{of} is {program} in the program and {file} in the file"));
-        }
-    }
-
-    /// Adds what is set in the leaf and is neither what the file has nor what the program of the file had set up
-    /// or had at the first step, because the run has moved that. What a schedule of the program decides does not
-    /// count.
-    fn compare(&mut self, leaf: &Leaf, record: &LeafRecord, restored: &Optimiser, drives: Option<&Drives>) {
-        let begun = leaf.begun.as_ref();
-        let own = begun.map_or(&leaf.optimiser, |(optimiser, _)| optimiser);
-        let (own_values, file_values) = (own.fields(), restored.fields());
-        if own_values != file_values {
-            let values = own.places().into_iter().zip(own_values.iter().zip(&file_values));
-            for (index, (place, ((_, program), (_, file)))) in values.enumerate() {
-                let mut chosen = record.set_up.iter().filter(|(name, _)| *name == place);
-                let is_known = is_same(*program, *file)
-                    || chosen.any(|(_, then)| then.read(*file).is_some_and(|then| is_same(*program, then)));
-                let is_driven = drives
-                    .and_then(|drives| drives.of_field(index))
-                    .is_some_and(|given| !given.is_of_file && !given.schedule.is_relative);
-                if !is_known && !is_driven {
-                    self.add(&place, Some(leaf.path()), program, file);
-                }
-            }
-        }
-        let program = begun.map_or(leaf.frozen, |(_, frozen)| *frozen);
-        if program != record.frozen && Some(program) != record.began_frozen {
-            self.add("frozen", Some(leaf.path()), program, record.frozen);
-        }
-    }
-
-    fn warning(self) -> Option<Warning> {
-        let differences = listed(self.texts.into_iter());
-        (!differences.is_empty()).then_some(Warning::SettingsDiffer { differences })
-    }
-}
-
-/// Whether two values are equal, up to rounding.
-fn is_same(a: FieldValue, b: FieldValue) -> bool {
-    match (a, b) {
-        (FieldValue::Real(a), FieldValue::Real(b)) => is_same_rate(a, b),
-        _ => a == b,
     }
 }
 

@@ -177,9 +177,9 @@ impl Description {
         let whole = self.reached(name);
         match number_of(name) {
             Some((pair, part)) if whole.is_empty() => {
-                let mut found = self.reached(pair);
-                found.retain(|field| part < field.value.parts().len());
-                (found, Some(part))
+                let mut pairs = self.reached(pair);
+                pairs.retain(|field| part < field.value.parts().len());
+                (pairs, Some(part))
             }
             _ => (whole, None),
         }

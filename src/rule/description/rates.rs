@@ -229,8 +229,8 @@ impl Description {
         match Rates::named(self, name) {
             Some(rates) => rates.value().map(FieldValue::Real),
             None => {
-                let (found, part) = self.reached_numbers(name);
-                let value = found.first()?.value;
+                let (fields, part) = self.reached_numbers(name);
+                let value = fields.first()?.value;
                 Some(part.map_or(value, |part| value.parts()[part].into()))
             }
         }
@@ -250,10 +250,10 @@ impl Description {
             return Ok(values);
         }
         match self.reached_numbers(name) {
-            (found, Some(part)) if !found.is_empty() => {
+            (fields, Some(part)) if !fields.is_empty() => {
                 let expected = || out_of_range(&self.name(), name, value, f64::EXPECTED);
                 let number = f64::from_value(value).ok_or_else(expected)?;
-                Ok(found.iter().map(|field| (field.index, field.value.with_part(part, number))).collect())
+                Ok(fields.iter().map(|field| (field.index, field.value.with_part(part, number))).collect())
             }
             _ => self.values_of(name, value),
         }

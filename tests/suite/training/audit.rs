@@ -181,8 +181,8 @@ pub(crate) fn names_what_cuts(text: &str) {
     names_cuts(text, &[QUERIES, NORMS].concat());
 }
 
-/// What is likely follows from the variables without a gradient: a norm, or two of three or four matrices side
-/// by side. If all norms have a gradient, none of them cuts.
+/// What is likely follows from the variables without a gradient: a norm, or two of three or four matrices
+/// side by side. If all norms have a gradient, none of them cuts.
 #[test]
 fn what_is_likely_to_cut_is_named() {
     const BOTH: [Remedy; 4] = [QUERIES[0], QUERIES[1], NORMS[0], NORMS[1]];

@@ -1,6 +1,6 @@
-//! The page's lists of candle's operations without a right backward pass: each entry cuts, is an error or has a
-//! wrong gradient, what is before a cut is named by everything that names parameters without a gradient, and
-//! what the page recommends trains it.
+//! The page's lists of candle's operations without a right backward pass: each entry cuts, is an error or has
+//! a wrong gradient, what is before a cut is named by everything that names parameters without a gradient,
+//! and what the page recommends trains it.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{

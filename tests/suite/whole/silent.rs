@@ -36,7 +36,7 @@ fn a_layer_that_no_optimiser_has() {
     strict.state_mut().require_all();
     allowed.state_mut().require_all();
     allowed.state_mut().allow_others();
-    let mut whole_before = optimizer();
+    let mut constant_end = optimizer();
     let output = linear(8, 1, builder.pp("output")).expect("a layer");
     let (inputs, targets) = (random(1, &[2, 4], DType::F32, CPU), random(2, &[2, 1], DType::F32, CPU));
     let loss = |end: &dyn Module| mse(&end.forward(&hidden.forward(&inputs)?)?, &targets);
@@ -66,12 +66,14 @@ fn a_layer_that_no_optimiser_has() {
 
     // Constants have gradients in candle's store, too, and are no variables.
     let frozen = linear(8, 1, VarBuilder::zeros(DType::F32, CPU)).expect("constants");
-    whole_before.state_mut().at("bias").expect("a leaf").freeze();
-    whole_before.backward_step(&loss(&frozen).expect("a loss")).expect("a step");
-    assert_eq!(whole_before.state().warnings(), []);
-    // A branch that comes later is found once leaves were added or removed.
-    whole_before.backward_step(&loss(&output).expect("a loss")).expect("a step");
-    assert_eq!(whole_before.state().warnings(), []);
+    constant_end.state_mut().at("bias").expect("a leaf").freeze();
+    constant_end.backward_step(&loss(&frozen).expect("a loss")).expect("a step");
+    assert_eq!(constant_end.state().warnings(), []);
+    // Only the first loss is searched, and that after `require_all`.
+    constant_end.backward_step(&loss(&output).expect("a loss")).expect("a step");
+    assert_eq!(constant_end.state().warnings(), []);
+    constant_end.state_mut().require_all();
+    assert!(constant_end.backward_step(&loss(&output).expect("a loss")).is_err());
 }
 
 type Settle = fn(&mut StateTree);
