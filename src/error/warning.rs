@@ -244,8 +244,8 @@ pub enum Warning {
     },
     /// A restored state in which only numbers, the indices of a list, distinguish the parameters.
     ///
-    /// Some have one shape and dtype, so the restore could not notice that they have changed places in the
-    /// list, as in each process in that of `VarMap::all_vars`. If all differ, the restore refuses another
+    /// Some have one shape and dtype, so the restore could not notice if these have changed places in the
+    /// list. `VarMap::all_vars` has another order in each process. If all differ, the restore refuses another
     /// order.
     OrderUnseen {
         /// The number of the first parameters that have one shape and dtype.
@@ -487,7 +487,7 @@ impl Warnings {
         self.would_meet(|met| discriminant(met) == discriminant(warning))
     }
 
-    /// Does what `meet` does, and replaces a recorded warning of this kind, whose count has grown.
+    /// [`Warnings::meet`], or, if a warning of this kind is recorded, an update of its count.
     pub(crate) fn renew(&mut self, warning: Warning) -> Option<Warning> {
         if let Some(known) = self.met.iter_mut().find(|met| discriminant(*met) == discriminant(&warning)) {
             *known = warning;
