@@ -235,7 +235,8 @@ pub enum Warning {
     },
     /// Parameters that are not those of the file from which their state was restored.
     ///
-    /// The file has the model, but [`restore`](crate::CheckpointFile::restore) takes over only the state. The
+    /// The file has the model, but [`restore`](crate::CheckpointFile::restore) takes over only the state, or
+    /// other weights were loaded after [`restore_with_model`](crate::CheckpointFile::restore_with_model). The
     /// next update compares a few elements of up to 16 parameters. If such a parameter has a master, the
     /// update refuses it instead.
     ModelNotRestored {
@@ -370,7 +371,8 @@ impl fmt::Display for Warning {
             Warning::ModelNotRestored { path } => write!(
                 f,
                 "the state was restored from a file that has the model, too, but {path:?} is not the parameter \
-                 of the file. To restore both, call `CheckpointFile::restore_with_model`"
+                 of the file. To restore both, call `CheckpointFile::restore_with_model`, after weights of \
+                 other files were loaded; if the parameters are meant, call `StateTree::refresh_masters`"
             ),
             Warning::UnlikelyRate { path, own, peak, is_relative: true } => write!(
                 f,

@@ -117,8 +117,8 @@ pub struct StateTree {
     pub(crate) skipped: u64,
     /// The norms of earlier calls, which decide on outliers.
     pub(crate) norms: NormHistories,
-    /// After a restore without the model: the first elements of parameters in the file, by path, until the
-    /// next update has compared them.
+    /// After a restore: the first elements of parameters in the file, by path, until the next update has
+    /// compared them.
     pub(crate) saved_starts: Vec<(String, Tensor)>,
     /// A cache: the variables in the order in which the model visits them, each with the index of its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,

@@ -133,7 +133,7 @@ impl Leaf {
 }
 
 impl StateTree {
-    /// Compares parameters with those of a file from which only the state was restored, once. With a master,
+    /// Compares parameters with those of the file from which the state was restored, once. With a master,
     /// another parameter is refused, unless the step `keeps_masters`; without one it is a warning.
     pub(crate) fn check_restored(
         &mut self,
@@ -154,7 +154,8 @@ impl StateTree {
             if !keeps_masters {
                 let remedy = "restore both by `CheckpointFile::restore_with_model`; or call `refresh_masters` \
                               to go on from the parameters, or `Update::keep_masters` to go on from the masters";
-                let problem = "only the state was restored from the file, and not the model: its value is";
+                let problem =
+                    "it is not the parameter of the file that the state was restored from: its value is";
                 let expected = format!("{saved}, as in the file");
                 let error = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
                 return Err(error.with_expected(expected).with_remedy(remedy).at(&path));

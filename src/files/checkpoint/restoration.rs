@@ -37,8 +37,8 @@ use crate::tree::{
 /// The remedy if a number is not finite.
 const ACCEPT: &str = "to restore infinities and NaN, call `CheckpointFile::accepting_non_finite` first";
 
-/// How many parameters of a file are compared with the model if only the state was restored, and how many
-/// elements of each.
+/// How many parameters of a file are compared with the model in the next update, and how many elements of
+/// each.
 const STARTS: usize = 16;
 const START: usize = 64;
 
@@ -210,15 +210,17 @@ impl CheckpointFile {
         if let Some(norm) = self.record.norms.first_invalid() {
             return Err(damaged(format_args!("{norm} is among the norms of earlier calls")));
         }
-        let saved_starts = if variables.is_some() { Vec::new() } else { self.starts(state)? };
+        let saved_starts = self.starts(state)?;
         let restored = optimisers.restored;
         let replaced = replaced.warning();
         Ok(Restoration { leaves: plans, schedules, variables: sources, restored, replaced, saved_starts })
     }
 
-    /// The first elements of some parameters in the file, so that the next update can compare them.
+    /// The first elements of some parameters in the file, so that the next update can compare them. Without
+    /// those that have made no step, because a forward pass moves running statistics.
     fn starts(&self, state: &StateTree) -> Result<Vec<(String, Tensor)>> {
-        let is_taken = |path: &&String| !self.convert && !self.leaves_out(state, path);
+        let has_moved = |path: &String| self.record.leaves.get(path).is_some_and(|leaf| leaf.steps > 0);
+        let is_taken = |path: &&String| !self.convert && has_moved(path) && !self.leaves_out(state, path);
         let of_model: Vec<&String> = self.record.model.iter().flatten().filter(is_taken).collect();
         let some = of_model.iter().step_by(of_model.len().div_ceil(STARTS).max(1));
         let start = |path: &&String| {

@@ -183,7 +183,7 @@ fn a_model_that_was_not_restored() {
         match (is_master, update(&mut state, &other, &ones(&other))) {
             (true, Err(error)) => {
                 let remedy = error.remedy().expect("a remedy");
-                is_kind(&error, ErrorKind::Changed, &["only the state was restored"]);
+                is_kind(&error, ErrorKind::Changed, &["it is not the parameter of the file"]);
                 assert!(
                     remedy.starts_with("restore both by `CheckpointFile::restore_with_model`"),
                     "{remedy}"
@@ -218,6 +218,12 @@ fn a_model_that_was_not_restored() {
         open(&file).and_then(|file| file.restore_with_model(&mut state, &other)).expect("both");
         step(&mut state, &other);
         assert_eq!(state.warnings(), []);
+        // Weights that are loaded in the wrong order.
+        let (mut state, other) = resumed();
+        open(&file).and_then(|file| file.restore_with_model(&mut state, &other)).expect("both");
+        other.values().for_each(|x| x.set(&x.zeros_like().expect("zeros")).expect("other weights"));
+        assert_eq!(update(&mut state, &other, &ones(&other)).is_err(), is_master);
+        assert_eq!(not_restored(state.warnings()), !is_master);
         // Names that have changed since the save.
         let (mut state, other) = resumed();
         state.rename("", "layers").expect("a name");
