@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::drives::GivenSchedule;
-use super::once::Once;
 use super::schedule::Schedule;
 use super::{Leaf, StateTree};
 use crate::error::listed;
@@ -130,12 +129,12 @@ fn low_precision(leaves: &[Box<Leaf>]) -> Option<Warning> {
 /// The warning of the first leaf for whose schedule factors were surely taken for rates, or rates for
 /// factors.
 fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
-    let mut peaks = Once::default();
+    let mut peaks = HashMap::new();
     leaves.iter().find_map(|leaf| {
         let mut rates = leaf.drives.iter().flat_map(|drives| drives.rates());
         rates.find_map(|(schedule, own)| {
-            let highest = || Ok(schedule.at(schedule.curve.extremes()[1]));
-            let peak = peaks.get(Arc::as_ptr(schedule), highest).ok()?;
+            let highest = || schedule.at(schedule.curve.extremes()[1]);
+            let peak = *peaks.entry(Arc::as_ptr(schedule)).or_insert_with(highest);
             // A larger own rate is meant to be multiplied by rates.
             let is_rate = own > 0.0 && own <= LARGEST_RATE;
             let is_unlikely = match schedule.is_relative {

@@ -12,7 +12,7 @@ use crate::rule::field::{Literal, Number};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::schedule::{Curve, Schedule};
-use crate::tree::{GivenSchedule, Leaf, NormHistories, Once, StateTree};
+use crate::tree::{GivenSchedule, Leaf, NormHistories, StateTree};
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
@@ -176,7 +176,7 @@ impl Record {
             })
         };
         let for_all = state.schedules.iter().map(&mut index_of).collect();
-        let (mut places, mut chosen): (HashMap<*const (), usize>, _) = (HashMap::new(), Once::default());
+        let (mut places, mut chosen): (HashMap<*const (), usize>, _) = (HashMap::new(), HashMap::new());
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
             // Leaves that share an optimiser share its description.
@@ -186,7 +186,7 @@ impl Record {
             });
             let before = [leaf.set_up.as_ref(), leaf.begun.as_ref().map(|(optimiser, _)| optimiser)];
             let key = (place, before.map(|optimiser| optimiser.map(Arc::as_ptr)));
-            let set_up = chosen.get(key, || Ok(chosen_before(leaf))).unwrap_or_default();
+            let set_up = chosen.entry(key).or_insert_with(|| chosen_before(leaf)).clone();
             leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, set_up, &mut index_of));
         }
         Record {
