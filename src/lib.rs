@@ -138,5 +138,5 @@ pub mod __private {
     #[cfg(feature = "emulate")]
     pub use crate::engine::emulation;
     pub use crate::model::field_name;
-    pub use crate::rule::field::{Choices, Field, choice_of, index_in};
+    pub use crate::rule::field::{choice_of, index_in};
 }

@@ -90,7 +90,7 @@ fn causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cau
         let part = |part| (format!("{name}{}", part + 1), Cause::Field((index, Some(part))));
         match value {
             FieldValue::Real(_) => all.push((name, Cause::Field((index, None)))),
-            value => all.extend((0..value.parts().len()).map(part)),
+            value => all.extend((0..value.numbers().len()).map(part)),
         }
     }
     let counters = progress.counters.iter().enumerate();
@@ -122,7 +122,7 @@ fn with(
     };
     let own = match (optimiser.fields()[index].1, part) {
         (FieldValue::Real(number), _) => number,
-        (value, part) => value.parts()[part.unwrap_or_default()],
+        (value, part) => value.numbers()[part.unwrap_or_default()],
     };
     let changed = |number| {
         let mut changed = optimiser.clone();

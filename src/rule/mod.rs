@@ -22,8 +22,8 @@ pub(crate) use description::rates::{
     RATE, RateField, Rates, conflicting_rates, is_same_rate, unreachable_rate,
 };
 pub(crate) use description::record::OptimiserRecord;
+pub use description::record::Setting;
 pub use description::role::Role;
-pub use description::setting::Setting;
 pub(crate) use description::{FieldDescription, FieldValues, has_no, out_of_range};
 pub use evaluation::Evaluation;
 pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};

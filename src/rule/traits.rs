@@ -3,6 +3,18 @@
 //! [`Describe::describe`] names the fields by `&mut`, so that a rule has one method for reading and writing.
 //! A [`Describer`] runs that method for one [`Purpose`] at a time and counts the fields in depth-first order.
 //! The count is the index by which fields are written, so every run has to name the same fields.
+//!
+//! Most runs only read, and work on a clone of the rule because of the `&mut`. Reading by `&self` costs more:
+//!
+//! - Two closures for each field, one to read and one to write, say everything twice. They cannot reach the
+//!   fields of a rule that was chosen among alternatives.
+//! - A `describe(&self)` that notes the addresses of fields needs unsafe code to write, and cannot write to a
+//!   rule in a box.
+//! - A `describe(&self) -> Self` that makes the rule from the new values clones as much as now.
+//! - `Cell`s as fields are not `Sync`.
+//!
+//! Besides, [`Purpose::Choose`] changes the rule itself. The clones are few: an optimiser caches the
+//! description of its rule, and a step describes only rules whose fields a schedule sets.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -11,11 +23,10 @@ use std::fmt;
 use dyn_clone::DynClone;
 
 use super::description::adjust::Described;
-use super::description::record::StorageRecord;
+use super::description::record::{Setting, StorageRecord};
 use super::description::role::Role;
-use super::description::setting::Setting;
 use super::description::{Description, FieldDescription, out_of_range};
-use super::field::{Field, FieldValue};
+use super::field::FieldValue;
 use super::state::place::ChildPlace;
 use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, State};
 use crate::error::{Error, ErrorKind, Result};
@@ -175,7 +186,8 @@ impl Describer<'_> {
         }
     }
 
-    /// Adds a value that distinguishes the rule and cannot be adjusted, such as the dtype of masters.
+    /// Adds a value that distinguishes the rule, such as the dtype of masters. [`Adjust`] refuses its name,
+    /// unless a field has that name, too.
     pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
         self.check_own();
         if matches!(self.purpose, Purpose::Read) {
@@ -189,9 +201,11 @@ impl Describer<'_> {
     }
 
     /// Adds a hyper-parameter, with its default and its [range](crate::range).
+    ///
+    /// Its type is one that [`FieldValue`] has a variant for, or an enum of [`choice!`](crate::choice).
     // Not inlined, because rules have hundreds of fields, of a few types.
     #[inline(never)]
-    pub fn field<F: Field>(
+    pub fn field<F: Copy + Into<FieldValue> + TryFrom<FieldValue, Error = Error>>(
         &mut self,
         name: &'static str,
         value: &mut F,
@@ -200,9 +214,9 @@ impl Describer<'_> {
     ) {
         let fault = range(*value);
         if let Some(new) = self.field_value(name, (*value).into(), default.into(), fault) {
-            match F::from_value(new) {
-                Some(new) => *value = new,
-                None => self.checked = Err((self.wrong(OTHER_FIELDS, SAME_FIELDS), None)),
+            match F::try_from(new) {
+                Ok(new) => *value = new,
+                Err(_) => self.checked = Err((self.contract_error(OTHER_FIELDS, SAME_FIELDS), None)),
             }
         }
     }
@@ -225,7 +239,7 @@ impl Describer<'_> {
             }
             (Purpose::Check, Some(expected)) => {
                 let kind = self.description.kind;
-                self.fail(|| Err((out_of_range(kind, name, value, expected), Some(index))));
+                self.run_check(|| Err((out_of_range(kind, name, value, expected), Some(index))));
             }
             (Purpose::Read, _) => {
                 self.description.fields.push(FieldDescription { name, index, value, default });
@@ -235,21 +249,13 @@ impl Describer<'_> {
         None
     }
 
-    /// Names what looks like a hyper-parameter but decides the layout of the state: adjusting it is refused.
-    pub fn fixed(&mut self, name: &'static str) {
-        self.check_own();
-        if matches!(self.purpose, Purpose::Read) {
-            self.description.fixed.push(name);
-        }
-    }
-
     /// Adds a requirement other than the range of one field. `check` runs only if the rule is checked.
     pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
-        self.fail(|| check().map_err(|error| (error, None)));
+        self.run_check(|| check().map_err(|error| (error, None)));
     }
 
     /// Runs `check` if the rule is checked and has no fault yet.
-    fn fail(&mut self, check: impl FnOnce() -> Checked) {
+    fn run_check(&mut self, check: impl FnOnce() -> Checked) {
         if matches!(self.purpose, Purpose::Check) && self.checked.is_ok() {
             self.checked = check();
         }
@@ -327,11 +333,11 @@ impl Describer<'_> {
     }
 
     fn refuse(&mut self, fault: &'static str, remedy: &'static str) {
-        let error = self.wrong(fault, remedy);
+        let error = self.contract_error(fault, remedy);
         self.require(|| Err(error));
     }
 
-    fn wrong(&self, fault: &str, remedy: &'static str) -> Error {
+    fn contract_error(&self, fault: &str, remedy: &'static str) -> Error {
         let rule = if self.description.kind.is_empty() { "a rule" } else { self.description.kind };
         let problem = format!("`Describe::describe` of {rule} is wrong: {fault}");
         Error::new(ErrorKind::Contract, problem).with_remedy(remedy)
@@ -355,20 +361,20 @@ impl<'v> Describer<'v> {
         rule
     }
 
-    /// Adds a choice between rules by these patterns of paths. If the rule has to choose now, returns the
-    /// paths and the parameter to choose for.
     /// The error if a value was not written.
-    pub(super) fn written(self) -> Result<()> {
+    pub(super) fn check_written(self) -> Result<()> {
         let is_lost = match self.purpose {
             Purpose::Write(values) => values.iter().any(|(index, _)| *index >= self.next),
             _ => false,
         };
         if is_lost && self.checked.is_ok() {
-            return Err(self.wrong(OTHER_FIELDS, SAME_FIELDS));
+            return Err(self.contract_error(OTHER_FIELDS, SAME_FIELDS));
         }
         self.checked.map_err(|(error, _)| error)
     }
 
+    /// Adds a choice between rules by these patterns of paths. If the rule has to choose now, returns the
+    /// paths and the parameter to choose for.
     pub(crate) fn choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
         match self.purpose {
             Purpose::Choose(paths, x) => return Some((paths, x)),
@@ -570,17 +576,13 @@ impl<R: Describe + Clone> Described for R {
     }
 
     fn write(&mut self, values: &[(usize, FieldValue)]) -> Result<()> {
-        Describer::run(Purpose::Write(values), 0, &mut |writer| self.describe(writer)).written()
+        Describer::run(Purpose::Write(values), 0, &mut |writer| self.describe(writer)).check_written()
     }
 
     fn check_described(&self) -> Result<()> {
         let mut rule = self.clone();
         let checked = Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker)).checked;
         checked.map_err(|(error, _)| error)
-    }
-
-    fn as_described(&mut self) -> &mut dyn Described {
-        self
     }
 }
 

@@ -125,10 +125,6 @@ impl Described for Offload {
     fn check_described(&self) -> Result<()> {
         self.0.check_described()
     }
-
-    fn as_described(&mut self) -> &mut dyn Described {
-        self
-    }
 }
 
 impl IntoOptimiser for Offload {

@@ -18,7 +18,7 @@ use smallvec::{SmallVec, smallvec};
 use super::below;
 use super::schedule::{Curve, Schedule, saturating};
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::field::{Field, FieldValue};
+use crate::rule::field::FieldValue;
 use crate::rule::{
     Adjust, Described, Description, FieldDescription, FieldValues, Optimiser, RateField, Rates, is_same_rate,
     out_of_range, unreachable_rate,
@@ -39,7 +39,7 @@ pub(crate) struct GivenSchedule {
     pub(crate) at: u64,
     /// Whether it comes from a file, and the program has given no schedule for the field.
     pub(crate) is_of_file: bool,
-    /// The schedule of the restored file for this field, if the program gave another. It becomes a warning.
+    /// The schedule of the restored file for this field, if the program gave another. A warning names both.
     pub(super) of_file: Option<Arc<Schedule>>,
 }
 
@@ -107,8 +107,8 @@ pub(crate) struct ScheduleResolver {
     made: HashMap<ResolverKey, (Arc<Optimiser>, ResolvedSchedules)>,
 }
 
-/// The addresses of an optimiser and of its schedules, each with the file's. The optimiser is kept alive in
-/// `made`, so that no other gets its address.
+/// The addresses of an optimiser and of its schedules, each with the address of the file's schedule. The
+/// optimiser is kept alive in `made`, so that no other gets its address.
 type ResolverKey = (*const (), Vec<(*const Schedule, Option<*const Schedule>)>);
 
 impl ScheduleResolver {
@@ -167,20 +167,20 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
         let own = RateField { index, value, others: None };
         Some(smallvec![DrivenNumber { own, part }])
     };
-    let (found, part) = optimiser.reached_numbers(name);
+    let (found, part) = optimiser.numbers_named(name);
     match (&found[..], part) {
         ([], _) => Ok(None),
         ([FieldDescription { index, value: FieldValue::Real(value), .. }], None) => {
             Ok(one(*index, None, *value))
         }
         ([field], Some(part)) => {
-            Ok(field.value.parts().get(part).and_then(|own| one(field.index, Some(part), *own)))
+            Ok(field.value.numbers().get(part).and_then(|own| one(field.index, Some(part), *own)))
         }
         ([FieldDescription { value, .. }], None) => {
             let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
             Err(Error::new(ErrorKind::Argument, format!("its {name} is"))
                 .with_got(value)
-                .with_expected(format_args!("{}, as a schedule gives", f64::EXPECTED))
+                .with_expected(format_args!("{}, as a schedule gives", FieldValue::Real(0.0).expected()))
                 .with_remedy(remedy))
         }
         (several, part) => Err(has_several(name, optimiser, several, part)),
@@ -223,8 +223,8 @@ pub(crate) fn fields_with(
         };
         // Both numbers of a pair may be set, each by a schedule: the second then joins the first.
         match values.last_mut() {
-            Some((known, value)) if *known == index => *value = value.with_part(part, number),
-            _ => values.extend(fields.get(index).map(|(_, own)| (index, own.with_part(part, number)))),
+            Some((known, value)) if *known == index => *value = value.with_number(part, number),
+            _ => values.extend(fields.get(index).map(|(_, own)| (index, own.with_number(part, number)))),
         }
     }
     values
@@ -237,12 +237,12 @@ impl DrivenNumber {
 }
 
 impl Drive {
-    /// The values of the numbers if that of the curve is `at`.
-    fn values(&self, at: f64) -> impl Iterator<Item = (NumberPlace, f64)> {
+    /// The values of the numbers that follow from a value of the curve.
+    fn values(&self, of_curve: f64) -> impl Iterator<Item = (NumberPlace, f64)> {
         let value = move |DrivenNumber { own, .. }: &DrivenNumber| match self.given.schedule.is_relative {
-            true => saturating(own.value, at),
-            // There is one, because `check` has refused others.
-            false => own.value_for(at).unwrap_or(own.value),
+            true => saturating(own.value, of_curve),
+            // A value exists, because `check` has refused curves without one.
+            false => own.value_for(of_curve).unwrap_or(own.value),
         };
         self.numbers.iter().map(move |number| (number.place(), value(number)))
     }
@@ -272,7 +272,7 @@ impl Drive {
 }
 
 impl Drives {
-    /// These schedules of an optimiser and one more; `None` if the optimiser lacks the field.
+    /// A copy with one more schedule for the same optimiser. `None` if the optimiser lacks the field.
     ///
     /// # Errors
     /// As [`ScheduleResolver::of`]. Only the new schedule is checked.
@@ -311,10 +311,11 @@ impl Drives {
             .flat_map(|drive| drive.numbers.iter().map(|number| (&drive.given.schedule, number.own.rate())))
     }
 
-    /// Whether a schedule of a learning rate is at 0 in this step, except a constant 0, which is meant.
+    /// Whether a schedule of a learning rate is at 0 in this step. A constant 0 does not count, because
+    /// somebody means it.
     ///
-    /// `seen` has schedules that are not, so that leaves with one schedule compute its value once.
-    pub(super) fn stop(&self, step: u64, seen: &mut SmallVec<[*const Schedule; 4]>) -> bool {
+    /// `seen` has schedules above 0, so that leaves with one schedule compute its value once.
+    pub(super) fn has_zero_rate(&self, step: u64, seen: &mut SmallVec<[*const Schedule; 4]>) -> bool {
         self.given().any(|GivenSchedule { schedule, .. }| {
             let address = Arc::as_ptr(schedule);
             if !schedule.drives_rate() || seen.contains(&address) {

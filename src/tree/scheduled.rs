@@ -166,8 +166,9 @@ impl StateTree {
             return None;
         }
         let (step, mut seen) = (self.acting_at, SmallVec::new());
-        let mut stops = |leaf: &Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.stop(step, &mut seen));
-        let path = self.leaves().find(|leaf| !leaf.frozen && stops(leaf))?.path.clone();
+        let mut has_zero_rate =
+            |leaf: &Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.has_zero_rate(step, &mut seen));
+        let path = self.leaves().find(|leaf| !leaf.frozen && has_zero_rate(leaf))?.path.clone();
         self.warnings.meet(Warning::ScheduledRateOfZero { path, step })
     }
 }

@@ -133,10 +133,10 @@ impl Selection<'_> {
     /// real one.
     ///
     /// # Errors
-    /// If no leaf has a field of that name, the value is of the wrong type or out of range, or the field
-    /// decides the layout of the state. If no value of the last `eta` makes the
-    /// [product](crate::Adjust::adjust) right. If a [schedule](StateTree::schedule) that is not relative sets
-    /// the field, or one that is relative would leave the range. Nothing changes then.
+    /// If no leaf has a field of that name, as a [setting](crate::Describer::setting) is none; if the value
+    /// is of the wrong type or out of range, or the field decides the layout of the state. If no value of the
+    /// last `eta` makes the [product](crate::Adjust::adjust) right. If a [schedule](StateTree::schedule) that
+    /// is not relative sets the field, or one that is relative would leave the range. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
     }
@@ -164,6 +164,11 @@ impl Selection<'_> {
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
         let adjustment = Adjustment::new(self.leaves(), self.steps, vec![values], |_| Some(0))?;
         if let Some(name) = adjustment.missing() {
+            let setting_error =
+                |leaf: &Leaf| Some(leaf.optimiser.description().setting_error(name)?.at(&leaf.path));
+            if let Some(error) = self.leaves().find_map(setting_error) {
+                return Err(error);
+            }
             let rules: BTreeSet<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
             let rules = listed(rules.iter()).join(" or ");
             return Err(has_no(&rules, "field", name, &available_in(self.leaves(), name)));
@@ -251,6 +256,9 @@ impl<'f> Adjustment<'f> {
         which: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
+        // Real numbers never decide the layout of a state.
+        let are_real: Vec<bool> =
+            settings.iter().map(|setting| setting.iter().all(|(_, value)| value.is_real())).collect();
         let (mut made, mut fitting) = (Once::default(), Once::default());
         let mut resolver = ScheduleResolver::default();
         let mut change = |(i, leaf): (usize, &'l Leaf)| {
@@ -260,9 +268,8 @@ impl<'f> Adjustment<'f> {
             let optimiser: Arc<Optimiser> = made.get((own, setting), || {
                 with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::new).map_err(with_path)
             })?;
-            if settings[setting].iter().any(|(_, value)| !value.is_real()) {
-                // Real numbers never decide the layout. Others may, and shape and dtype are in the key
-                // because it depends on the parameter, too.
+            if !are_real[setting] {
+                // Shape and dtype are in the key because the layout depends on the parameter, too.
                 let check_layout = || check_layout(leaf, &optimiser, &settings[setting]).map_err(with_path);
                 fitting.get((own, setting, leaf.shape(), leaf.dtype()), check_layout)?;
             }

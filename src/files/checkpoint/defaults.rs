@@ -1,7 +1,7 @@
 //! [`Restored`], and the comparison of a file's hyper-parameters with the program's.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::field::{FieldValue, Literal};
+use crate::rule::field::{Data, FieldValue};
 use crate::rule::{Description, FieldDescription, OptimiserRecord};
 
 /// What [`CheckpointFile::restore`](crate::CheckpointFile::restore) took over, and what it did not.
@@ -53,27 +53,21 @@ pub(super) fn saved_values(
     for (own, saved) in own.all().into_iter().map(|member| member.rule).zip(saved.all()) {
         // File and rule have one order, so a field that does not come next is missing in the file.
         let mut rest = saved.fields.iter().peekable();
-        let mut literal = |field: &FieldDescription| rest.next_if(|(name, _)| name == field.name);
-        let literals: Vec<_> = own.fields.iter().map(&mut literal).collect();
+        let mut next = |field: &FieldDescription| rest.next_if(|(name, _)| name == field.name);
+        let in_file: Vec<_> = own.fields.iter().map(&mut next).collect();
         if rest.next().is_some() {
             let names = own.fields.iter().map(|field| field.name.to_string()).collect();
             return Err(other_names(path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names));
         }
-        for (&FieldDescription { name, value: program, default, .. }, literal) in
-            own.fields.iter().zip(literals)
+        for (&FieldDescription { name, value: program, default, .. }, data) in own.fields.iter().zip(in_file)
         {
             let rule = own.kind.to_string();
-            let read = |(_, literal): &(String, Literal)| {
-                literal.read(default).ok_or_else(|| {
-                    let got = match literal {
-                        Literal::Text(text) => format!("{text:?}"),
-                        number => number.to_string(),
-                    };
-                    let other = Error::new(ErrorKind::File, format!("the file's {rule}: {name} is"));
-                    other.with_got(got).with_expected(default.expected()).at(path)
-                })
+            let read = |(_, data): &(String, Data)| {
+                let other = || Error::new(ErrorKind::File, format!("the file's {rule}: {name} is"));
+                let read = default.read(data);
+                read.ok_or_else(|| other().with_got(data).with_expected(default.expected()).at(path))
             };
-            let file = literal.map(read).transpose()?;
+            let file = data.map(read).transpose()?;
             values.push(file.unwrap_or(default));
             if file != Some(program) {
                 let (path, field) = (path.to_string(), name.to_string());

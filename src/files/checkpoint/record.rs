@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 use crate::rule::OptimiserRecord;
-use crate::rule::field::{Literal, Number};
+use crate::rule::field::{Data, Number};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::schedule::{Curve, Schedule};
@@ -114,7 +114,7 @@ pub(super) struct LeafRecord {
     pub(super) began_frozen: Option<bool>,
     /// Other values that the program had set up, and had at the first step: full names and values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) set_up: Vec<(String, Literal)>,
+    pub(super) set_up: Vec<(String, Data)>,
     /// Calls since the last gradient.
     pub(super) waited: u64,
     /// Whether a gradient went into an accumulator.
@@ -143,15 +143,15 @@ impl ScheduleRecord {
 }
 
 /// The hyper-parameters that a leaf had with other values when it was set up, and at the first step.
-fn chosen_before(leaf: &Leaf) -> Vec<(String, Literal)> {
+fn chosen_before(leaf: &Leaf) -> Vec<(String, Data)> {
     let now = leaf.optimiser().fields();
     let begun = leaf.begun.as_ref().map(|(optimiser, _)| optimiser);
-    let mut all: Vec<(String, Literal)> = Vec::new();
+    let mut all: Vec<(String, Data)> = Vec::new();
     for before in leaf.set_up.iter().chain(begun).filter(|before| !Arc::ptr_eq(before, &leaf.optimiser)) {
         for (place, ((_, then), (_, now))) in
             before.places().into_iter().zip(before.fields().iter().zip(&now))
         {
-            let value = (place, (*then).into());
+            let value = (place, then.data());
             if then != now && !all.contains(&value) {
                 all.push(value);
             }
@@ -229,7 +229,7 @@ impl LeafRecord {
     fn new(
         leaf: &Leaf,
         optimiser: usize,
-        set_up: Vec<(String, Literal)>,
+        set_up: Vec<(String, Data)>,
         index_of: impl FnMut(&GivenSchedule) -> usize,
     ) -> Self {
         LeafRecord {

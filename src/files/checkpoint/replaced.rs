@@ -55,8 +55,9 @@ impl Replaced {
             let values = own.places().into_iter().zip(own_values.iter().zip(&file_values));
             for (index, (place, ((_, program), (_, file)))) in values.enumerate() {
                 let mut chosen = record.set_up.iter().filter(|(name, _)| *name == place);
-                let is_known = is_same(*program, *file)
-                    || chosen.any(|(_, then)| then.read(*file).is_some_and(|then| is_same(*program, then)));
+                // Up to rounding, because a rate may be a product of several factors.
+                let is_same = |other: FieldValue| program.is_equal(other, is_same_rate);
+                let is_known = is_same(*file) || chosen.any(|(_, then)| file.read(then).is_some_and(is_same));
                 let is_driven = drives
                     .and_then(|drives| drives.of_field(index))
                     .is_some_and(|given| !given.is_of_file && !given.schedule.is_relative);
@@ -74,13 +75,5 @@ impl Replaced {
     pub(super) fn warning(self) -> Option<Warning> {
         let differences = listed(self.texts.into_iter());
         (!differences.is_empty()).then_some(Warning::SettingsDiffer { differences })
-    }
-}
-
-/// Whether two values are equal, up to rounding.
-fn is_same(a: FieldValue, b: FieldValue) -> bool {
-    match (a, b) {
-        (FieldValue::Real(a), FieldValue::Real(b)) => is_same_rate(a, b),
-        _ => a == b,
     }
 }

@@ -1,4 +1,5 @@
-//! The grammar of a configuration. The registry checks the names of rules and fields.
+//! The grammar of a configuration, and the places in one, for errors. The registry checks the names of rules
+//! and fields.
 //!
 //! ```text
 //! configuration = optimiser | {"ByPath": [{"pattern": text, "optimiser": optimiser | "LeaveOut" | null} ..]}
@@ -6,9 +7,13 @@
 //! table         = {setting or field: value, "inner": optimiser, "fallback": optimiser, "members": [..] ..}
 //! ```
 
-use super::data::{Data, DataEntry, value};
-use super::place::Place;
-use crate::error::{Error, Result};
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::rule::field::{DEEPEST, Data, DataEntry};
 
 /// The key of the rule inside another.
 pub(super) const INNER: &str = "inner";
@@ -25,87 +30,119 @@ pub(super) const PATTERN: &str = "pattern";
 pub(super) const OPTIMISER: &str = "optimiser";
 const LEAVE_OUT: &str = "LeaveOut";
 
-/// A whole configuration.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Form {
-    Single(Data),
-    ByPath(Vec<PatternEntry>),
+/// A path into a configuration, such as `[1].AdamW.beta`. Paths share their beginnings in memory.
+#[derive(Clone)]
+pub(super) enum Place {
+    Whole,
+    /// A key of the table at a place.
+    Key(Arc<(Place, Box<str>)>),
+    /// A member of the list at a place.
+    Index(Arc<(Place, usize)>),
 }
 
-/// A pattern, and the optimiser of the parameters that match it. `None` leaves these parameters out.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct PatternEntry {
-    pub(super) pattern: String,
-    pub(super) optimiser: Option<Data>,
-}
-
-impl Form {
-    pub(super) fn read(data: Data) -> Result<Self> {
-        data.check_keys(&Place::Whole)?;
-        let choices = match &data {
-            Data::Table(entries) if entries.len() == 1 => value(entries, BY_PATH),
-            _ => None,
-        };
-        let Some(choices) = choices else {
-            check(&data, &Place::Whole)?;
-            return Ok(Form::Single(data));
-        };
-        let place = Place::Whole.key(BY_PATH);
-        let Data::List(choices) = choices else {
-            return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, choices));
-        };
-        let choices = choices.iter().enumerate();
-        let read = choices.map(|(i, choice)| PatternEntry::read(choice, &place.index(i)));
-        read.collect::<Result<_>>().map(Form::ByPath)
+impl Place {
+    /// The place of a key in the table here.
+    pub(super) fn key(&self, key: &str) -> Place {
+        Place::Key(Arc::new((self.clone(), key.into())))
     }
 
-    pub(super) fn write(self) -> Data {
-        let choice = |PatternEntry { pattern, optimiser }: PatternEntry| {
-            let optimiser = optimiser.unwrap_or_else(|| Data::text(LEAVE_OUT));
-            Data::table([(PATTERN, Data::Text(pattern.into())), (OPTIMISER, optimiser)])
-        };
+    /// The place of a member of the list here.
+    pub(super) fn index(&self, index: usize) -> Place {
+        Place::Index(Arc::new((self.clone(), index)))
+    }
+
+    /// Adds this place to an error.
+    pub(super) fn error(&self, error: Error) -> Error {
+        error.in_place(&self.to_string())
+    }
+
+    /// The error that something else than expected is here.
+    pub(super) fn expected(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
+        self.error(Error::new(ErrorKind::Argument, "got").with_got(got).with_expected(expected))
+    }
+
+    /// The error that `name` cannot be here, because of what it `does`.
+    pub(super) fn misplaced(&self, name: &str, does: &str) -> Error {
+        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot be here: it {does}")))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Form::Single(optimiser) => optimiser,
-            Form::ByPath(choices) => {
-                Data::table([(BY_PATH, Data::List(choices.into_iter().map(choice).collect()))])
-            }
+            Place::Whole => Ok(()),
+            Place::Index(last) => write!(f, "{}[{}]", last.0, last.1),
+            Place::Key(last) if matches!(last.0, Place::Whole) => f.write_str(&last.1),
+            Place::Key(last) => write!(f, "{}.{}", last.0, last.1),
         }
     }
 }
 
-impl PatternEntry {
-    fn read(data: &Data, place: &Place) -> Result<Self> {
-        let expected =
-            || place.expected(r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#, data);
-        let Data::Table(entries) = data else { return Err(expected()) };
-        check_known(entries, &[PATTERN, OPTIMISER].map(str::to_string), place)?;
-        let (Some(pattern), Some(optimiser)) = (value(entries, PATTERN), value(entries, OPTIMISER)) else {
-            return Err(expected());
-        };
-        let Data::Text(pattern) = pattern else {
-            return Err(place.key(PATTERN).expected("a text in which * stands for anything", pattern));
-        };
-        let is_left_out = [Data::Nothing, Data::text(LEAVE_OUT)].contains(optimiser);
-        let optimiser = Some(optimiser).filter(|_| !is_left_out).cloned();
-        optimiser.iter().try_for_each(|own| check(own, &place.key(OPTIMISER)))?;
-        Ok(PatternEntry { pattern: pattern.to_string(), optimiser })
+/// A table of these entries.
+pub(super) fn table<'k>(entries: impl IntoIterator<Item = (&'k str, Data)>) -> Data {
+    Data::Table(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
+}
+
+/// The value of a key in a table.
+pub(super) fn value<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
+    entries.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
+}
+
+/// Refuses data that is nested too deep to be read again.
+pub(super) fn check_depth(data: &Data) -> Result<()> {
+    fn depth(data: &Data) -> usize {
+        match data {
+            Data::List(members) => 1 + members.iter().map(depth).max().unwrap_or(0),
+            Data::Table(entries) => 1 + entries.iter().map(|(_, value)| depth(value)).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+    if depth(data) <= DEEPEST {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Argument, format!("nested more than {DEEPEST} deep")).in_place(""))
+}
+
+/// Refuses a table, at any depth, that has a key twice.
+pub(super) fn check_repeats(data: &Data, place: &Place) -> Result<()> {
+    match data {
+        Data::List(members) => {
+            members.iter().enumerate().try_for_each(|(i, member)| check_repeats(member, &place.index(i)))
+        }
+        Data::Table(entries) => {
+            if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
+                let (key, value) = &entries[second];
+                let again = Error::new(ErrorKind::Argument, "the key is repeated here, with");
+                return Err(place.key(key).error(again.with_got(value).with_expected("the key once")));
+            }
+            entries.iter().try_for_each(|(key, value)| check_repeats(value, &place.key(key)))
+        }
+        _ => Ok(()),
     }
 }
 
-/// Refuses a table with a key that is not `available`.
-pub(super) fn check_known(entries: &[DataEntry], available: &[String], place: &Place) -> Result<()> {
-    match entries.iter().find(|(key, _)| !available.iter().any(|known| **known == **key)) {
-        None => Ok(()),
-        Some((key, _)) => Err(place.error(Error::unknown("key", key, available))),
-    }
+/// The index of the first repeated key.
+fn repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
+    let mut seen = HashSet::new();
+    keys.position(|key| !seen.insert(key))
 }
 
-/// Data, read as an optimiser.
-pub(super) enum OptimiserForm<'d> {
-    Named(Named<'d>),
+/// Data, read as a configuration or an optimiser.
+pub(super) enum Form<'d> {
+    /// A choice by path, which only a whole configuration can be.
+    ByPath(Vec<PatternEntry<'d>>),
     /// `Offload` around an optimiser.
     Offload(&'d Data),
     Chain(&'d [Data]),
+    Named(Named<'d>),
+}
+
+/// A pattern, and the optimiser of the parameters that match it. `None` leaves these parameters out.
+pub(super) struct PatternEntry<'d> {
+    pub(super) pattern: &'d str,
+    pub(super) optimiser: Option<&'d Data>,
+    /// The place of the optimiser.
+    pub(super) place: Place,
 }
 
 /// The name of an optimiser, and its table.
@@ -118,10 +155,10 @@ pub(super) struct Named<'d> {
     pub(super) place: Place,
 }
 
-impl<'d> OptimiserForm<'d> {
+impl<'d> Form<'d> {
     pub(super) fn read(data: &'d Data, place: &Place) -> Result<Self> {
         let (name, table) = match data {
-            Data::List(members) => return Ok(OptimiserForm::Chain(members)),
+            Data::List(members) => return Ok(Form::Chain(members)),
             Data::Text(name) => (name, None),
             Data::Table(entries) if entries.len() == 1 => (&entries[0].0, Some(&entries[0].1)),
             _ => {
@@ -129,33 +166,80 @@ impl<'d> OptimiserForm<'d> {
                 return Err(place.expected(rule, data));
             }
         };
-        let belongs = match &**name {
-            BY_PATH => "chooses among optimisers and goes around all of them",
-            LEAVE_OUT => "can only be a whole optimiser, in a choice of ByPath",
-            OFFLOAD => {
-                let needed = || place.expected(r#"a table such as {"Offload": "Adam"}"#, data);
-                return table.ok_or_else(needed).map(OptimiserForm::Offload);
+        let belongs = match (&**name, table, place) {
+            (BY_PATH, Some(choices), Place::Whole) => {
+                return PatternEntry::read_all(choices, &place.key(BY_PATH)).map(Form::ByPath);
             }
-            _ => return Named::read(name, table, place.key(name)).map(OptimiserForm::Named),
+            (BY_PATH, ..) => "chooses among optimisers and goes around all of them",
+            (LEAVE_OUT, ..) => "can only be a whole optimiser, in a choice of ByPath",
+            (OFFLOAD, ..) => {
+                let needed = || place.expected(r#"a table such as {"Offload": "Adam"}"#, data);
+                return table.ok_or_else(needed).map(Form::Offload);
+            }
+            _ => return Named::read(name, table, place.key(name)).map(Form::Named),
         };
         Err(place.misplaced(name, belongs))
     }
 }
 
+impl<'d> PatternEntry<'d> {
+    fn read_all(choices: &'d Data, place: &Place) -> Result<Vec<Self>> {
+        let Data::List(choices) = choices else {
+            return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, choices));
+        };
+        choices.iter().enumerate().map(|(i, choice)| PatternEntry::read(choice, &place.index(i))).collect()
+    }
+
+    fn read(data: &'d Data, place: &Place) -> Result<Self> {
+        let expected =
+            || place.expected(r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#, data);
+        let Data::Table(entries) = data else { return Err(expected()) };
+        check_known(entries, &[PATTERN, OPTIMISER], place)?;
+        let (Some(pattern), Some(optimiser)) = (value(entries, PATTERN), value(entries, OPTIMISER)) else {
+            return Err(expected());
+        };
+        let Data::Text(pattern) = pattern else {
+            return Err(place.key(PATTERN).expected("a text in which * stands for anything", pattern));
+        };
+        let is_left_out = [Data::Nothing, Data::text(LEAVE_OUT)].contains(optimiser);
+        let optimiser = Some(optimiser).filter(|_| !is_left_out);
+        Ok(PatternEntry { pattern, optimiser, place: place.key(OPTIMISER) })
+    }
+}
+
+/// A choice by path as data, from patterns and optimisers.
+pub(super) fn choices<'p>(choices: impl Iterator<Item = (&'p str, Option<Data>)>) -> Data {
+    let choice = |(pattern, optimiser): (&str, Option<Data>)| {
+        let optimiser = optimiser.unwrap_or_else(|| Data::text(LEAVE_OUT));
+        table([(PATTERN, Data::text(pattern)), (OPTIMISER, optimiser)])
+    };
+    table([(BY_PATH, Data::List(choices.map(choice).collect()))])
+}
+
+/// Refuses a table with a key that is not `available`.
+pub(super) fn check_known(entries: &[DataEntry], available: &[impl AsRef<str>], place: &Place) -> Result<()> {
+    match entries.iter().find(|(key, _)| !available.iter().any(|known| *known.as_ref() == **key)) {
+        None => Ok(()),
+        Some((key, _)) => Err(place.error(Error::unknown("key", key, available))),
+    }
+}
+
 /// Refuses what cannot be an optimiser, whatever rules a registry has.
-fn check(data: &Data, place: &Place) -> Result<()> {
-    match OptimiserForm::read(data, place)? {
-        OptimiserForm::Chain(members) => {
+pub(super) fn check(data: &Data, place: &Place) -> Result<()> {
+    match Form::read(data, place)? {
+        Form::ByPath(choices) => {
+            let mut optimisers = choices.iter().filter_map(|choice| Some((choice.optimiser?, &choice.place)));
+            optimisers.try_for_each(|(optimiser, place)| check(optimiser, place))
+        }
+        Form::Chain(members) => {
             members.iter().enumerate().try_for_each(|(i, member)| check(member, &place.index(i)))
         }
-        OptimiserForm::Offload(inner) => check(inner, &place.key(OFFLOAD)),
-        OptimiserForm::Named(named) => {
-            named.table.iter().try_for_each(|(key, value)| match (&**key, value) {
-                (INNER | FALLBACK, _) | (MEMBERS, Data::List(_)) => check(value, &named.place.key(key)),
-                (MEMBERS, _) => Err(named.place.key(key).expected("a list of rules", value)),
-                _ => Ok(()),
-            })
-        }
+        Form::Offload(inner) => check(inner, &place.key(OFFLOAD)),
+        Form::Named(named) => named.table.iter().try_for_each(|(key, value)| match (&**key, value) {
+            (INNER | FALLBACK, _) | (MEMBERS, Data::List(_)) => check(value, &named.place.key(key)),
+            (MEMBERS, _) => Err(named.place.key(key).expected("a list of rules", value)),
+            _ => Ok(()),
+        }),
     }
 }
 
@@ -177,9 +261,47 @@ impl<'d> Named<'d> {
 
     /// The rule inside, if there is one and it has a name, unlike a chain.
     pub(super) fn inner(&self) -> Option<Named<'d>> {
-        match OptimiserForm::read(self.value(INNER)?, &self.place.key(INNER)) {
-            Ok(OptimiserForm::Named(inner)) => Some(inner),
+        match Form::read(self.value(INNER)?, &self.place.key(INNER)) {
+            Ok(Form::Named(inner)) => Some(inner),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::hash::Hasher;
+
+    use super::*;
+
+    /// A key that counts how often it is compared.
+    #[derive(Debug)]
+    struct CountedKey<'c>(usize, &'c Cell<usize>);
+
+    impl PartialEq for CountedKey<'_> {
+        fn eq(&self, other: &Self) -> bool {
+            self.1.set(self.1.get() + 1);
+            self.0 == other.0
+        }
+    }
+
+    impl Eq for CountedKey<'_> {}
+
+    impl Hash for CountedKey<'_> {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    #[test]
+    fn a_repeated_key_is_found_in_one_pass() {
+        let comparisons = Cell::new(0);
+        let keys = || (0..10_000).map(|key| CountedKey(key, &comparisons));
+        assert_eq!(repeated(keys()), None);
+        assert_eq!(repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
+        assert_eq!(repeated([3, 1, 3, 1].into_iter()), Some(2));
+        // Two keys may have the same place in the hash table now and then.
+        assert!(comparisons.get() < 5_000, "{} comparisons", comparisons.get());
     }
 }

@@ -6,12 +6,11 @@
 
 use std::sync::Arc;
 
-use super::data::Data;
-use super::form::{FALLBACK, INNER, MEMBERS, Named, check_known};
-use super::place::Place;
+use super::form::{FALLBACK, INNER, MEMBERS, Named, Place, check_known};
 use super::written::{example, parts};
 use crate::error::{Error, Result, each_once};
 use crate::numbers::DType::{BF16, F16, F32, F64};
+use crate::rule::field::Data;
 use crate::rule::{
     Described, Elementwise, IntoOptimiser, Optimiser, OptimiserRecord, Rule, Setting, SlotFormat,
 };
@@ -23,7 +22,7 @@ use crate::wrappers::{Cautious, DecoupledDecay, Fallback, Hyperball, StoreAs};
 #[derive(Clone)]
 pub(super) struct OptimiserKind {
     pub(super) example: OptimiserRecord,
-    /// The settings of the kind. A table may leave them out if the example describes no settings.
+    /// The settings of the kind. If the example describes none, a table may leave these out.
     fixed: Vec<(String, Setting)>,
     /// The field that has no default.
     needed: Option<&'static str>,
@@ -112,24 +111,33 @@ impl OptimiserKind {
         are_settings_of(&self.fixed, self.example.settings.is_empty(), named)
     }
 
-    /// The table and, for a copy, the tables of the rules inside, each with its example. `None` if the table
-    /// has another rule inside than the copy.
-    pub(super) fn tables<'k, 'd>(&'k self, named: &Named<'d>) -> Option<Vec<ExampleTable<'k, 'd>>> {
-        let (mut example, mut named) = (&self.example, named.clone());
-        let mut tables = vec![(example, named.clone())];
-        while let (Make::Copy(_), Some(inner)) = (&self.make, &example.inner) {
-            (example, named) = (inner, named.inner()?);
+    /// The table and, for a copy, the tables of the rules inside. `None` if the table has another rule inside
+    /// than the copy.
+    pub(super) fn tables<'d>(&self, named: &Named<'d>) -> Option<Vec<Named<'d>>> {
+        let mut tables = vec![named.clone()];
+        for example in self.copied_rules() {
+            let named = tables.last()?.inner()?;
             if example.kind != named.name || !are_settings_of(&example.settings, false, &named) {
                 return None;
             }
-            tables.push((example, named.clone()));
+            tables.push(named);
         }
         Some(tables)
     }
-}
 
-/// A table, after an example that shows what it may have.
-pub(super) type ExampleTable<'k, 'd> = (&'k OptimiserRecord, Named<'d>);
+    /// Refuses keys that the [tables](OptimiserKind::tables) of the rules inside cannot have.
+    pub(super) fn check_inner_keys(&self, tables: &[Named<'_>]) -> Result<()> {
+        let inner = self.copied_rules().zip(&tables[1..]);
+        inner.into_iter().try_for_each(|(example, named)| self.check_keys(example, named))
+    }
+
+    /// The rules inside of a copy, outermost first. Empty if this is no copy.
+    fn copied_rules(&self) -> impl Iterator<Item = &OptimiserRecord> {
+        let is_copy = matches!(self.make, Make::Copy(_));
+        let outermost = self.example.inner.as_deref().filter(|_| is_copy);
+        std::iter::successors(outermost, |example| example.inner.as_deref())
+    }
+}
 
 /// Whether a table has these settings. A switch that the table lacks is off.
 fn are_settings_of(settings: &[(String, Setting)], may_lack: bool, named: &Named<'_>) -> bool {
@@ -146,8 +154,8 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
     all.extend(cautious::<Adam>().into_iter().chain(cautious::<AdamW>()));
     all.extend(cautious::<NAdam>().into_iter().chain(cautious::<Lion>()));
     let decay = |[inner]: [Box<dyn Rule>; 1]| DecoupledDecay::new(0.1, inner);
-    let stored = StoreAs::all(SlotFormat::Q8, any_rule());
-    let chosen = Fallback::new(any_rule(), any_rule()).except(["embedding*"]);
+    let store_as_example = StoreAs::all(SlotFormat::Q8, any_rule());
+    let fallback_example = Fallback::new(any_rule(), any_rule()).except(["embedding*"]);
     all.extend([
         OptimiserKind::around(|[]| None::<Box<dyn Rule>>),
         OptimiserKind::around(decay).needing("decay_lambda"),
@@ -161,8 +169,8 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
         OptimiserKind::around(|[inner]| Kahan::new(inner)),
         OptimiserKind::around(|[inner]| StochasticRounding::new(0, inner)).needing("seed"),
         // No fixed settings, because `store_as` and `fallback` read theirs from the table.
-        OptimiserKind::new(&stored, Make::Of(Arc::new(store_as))).with_fixed([]),
-        OptimiserKind::new(&chosen, Make::Of(Arc::new(fallback))).with_fixed([]),
+        OptimiserKind::new(&store_as_example, Make::Of(Arc::new(store_as))).with_fixed([]),
+        OptimiserKind::new(&fallback_example, Make::Of(Arc::new(fallback))).with_fixed([]),
     ]);
     all
 }
@@ -183,18 +191,18 @@ fn store_as(named: &Named<'_>, held: Vec<Box<dyn Rule>>) -> Result<Option<Optimi
     let place = named.place.key(SLOTS);
     let format = |data: &Data, place: Place| {
         let formats = [F16, BF16, F32, F64].map(SlotFormat::Dtype).into_iter().chain([SlotFormat::Q8]);
-        let known = formats.into_iter().find(|format| *data == Data::text(&format.to_string()));
-        known.ok_or_else(|| place.expected(r#""Q8", "F16", "BF16", "F32" or "F64""#, data))
+        let format = formats.into_iter().find(|format| *data == Data::text(&format.to_string()));
+        format.ok_or_else(|| place.expected(r#""Q8", "F16", "BF16", "F32" or "F64""#, data))
     };
     let (Ok([inner]), Some(slots)) = (<[_; 1]>::try_from(held), named.value(SLOTS)) else { return Ok(None) };
-    let made = match slots {
+    let rule = match slots {
         Data::Table(entries) => {
             let formats = entries.iter().map(|(name, data)| Ok((&**name, format(data, place.key(name))?)));
             StoreAs::new(formats.collect::<Result<Vec<_>>>()?, inner)
         }
         data => StoreAs::all(format(data, place)?, inner),
     };
-    Ok(Some(Optimiser::new(made)))
+    Ok(Some(Optimiser::new(rule)))
 }
 
 fn fallback(named: &Named<'_>, held: Vec<Box<dyn Rule>>) -> Result<Option<Optimiser>> {
@@ -215,13 +223,14 @@ fn fallback(named: &Named<'_>, held: Vec<Box<dyn Rule>>) -> Result<Option<Optimi
 
 /// The error that none of the kinds of one name has the settings of a table.
 pub(super) fn other_settings(of_name: &[&OptimiserKind], named: &Named<'_>) -> Error {
-    let fixed = || of_name.iter().flat_map(|known| &known.fixed);
+    let fixed = || of_name.iter().flat_map(|kind| &kind.fixed);
     for (name, _) in fixed() {
-        let values = fixed().filter(|(other, _)| other == name);
-        let values: Vec<String> = values.map(|(_, setting)| Data::from(setting).to_string()).collect();
-        if let Some(data) = named.value(name).filter(|data| !values.contains(&data.to_string())) {
-            let values = each_once(values.iter().map(String::as_str));
-            return named.place.key(name).expected(values.join(" or "), data);
+        let values: Vec<Data> =
+            fixed().filter(|(other, _)| other == name).map(|(_, setting)| Data::from(setting)).collect();
+        if let Some(data) = named.value(name).filter(|data| !values.contains(data)) {
+            let texts: Vec<String> = values.iter().map(Data::to_string).collect();
+            let expected = each_once(texts.iter().map(String::as_str)).join(" or ");
+            return named.place.key(name).expected(expected, data);
         }
     }
     of_name[0].incomplete(named)
@@ -230,9 +239,9 @@ pub(super) fn other_settings(of_name: &[&OptimiserKind], named: &Named<'_>) -> E
 /// The error that none of the kinds whose settings fit has the rule inside that a table has.
 pub(super) fn other_rule(fitting: &[&OptimiserKind], named: &Named<'_>) -> Error {
     let Some(got) = named.value(INNER) else { return fitting[0].incomplete(named) };
-    let known = fitting.iter().filter_map(|known| known.example.inner.as_deref());
-    let known: Vec<String> = known.map(OptimiserRecord::to_string).collect();
+    let rules = fitting.iter().filter_map(|kind| kind.example.inner.as_deref());
+    let rules: Vec<String> = rules.map(OptimiserRecord::to_string).collect();
     let expected =
-        format!("{} (or a rule that `Registry::with` was given in {})", known.join(", "), named.name);
+        format!("{} (or a rule that `Registry::with` was given in {})", rules.join(", "), named.name);
     named.place.key(INNER).expected(expected, got)
 }

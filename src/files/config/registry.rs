@@ -5,14 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::OptimiserConfig;
-use super::data::Data;
-use super::form::{BY_PATH, Form, MEMBERS, Named, OFFLOAD, OPTIMISER, OptimiserForm, PATTERN};
-use super::kinds::{ExampleTable, Make, OptimiserKind, kinds, other_rule, other_settings};
-use super::place::Place;
+use super::form::{BY_PATH, Form, MEMBERS, Named, OFFLOAD, PATTERN, PatternEntry, Place};
+use super::kinds::{Make, OptimiserKind, kinds, other_rule, other_settings};
 use super::written::parts;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::model::patterns::Patterns;
+use crate::rule::field::Data;
 use crate::rule::{Adjust, Described, Optimiser, Rule, Store};
 use crate::step::setup::{Setup, setup, variables};
 use crate::stores::Offload;
@@ -159,15 +158,15 @@ impl Registry {
     }
 
     fn with_kind(mut self, kind: OptimiserKind) -> Self {
-        self.kinds.retain(|known| !known.is_like(&kind));
+        self.kinds.retain(|other| !other.is_like(&kind));
         self.kinds.push(kind);
         self
     }
 
     /// The rules without rules inside, with their defaults.
     pub fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
-        self.kinds.iter().filter_map(|known| match &known.make {
-            Make::Copy(rule) if known.example.inner.is_none() => Some(&**rule),
+        self.kinds.iter().filter_map(|kind| match &kind.make {
+            Make::Copy(rule) if kind.example.inner.is_none() => Some(&**rule),
             _ => None,
         })
     }
@@ -184,14 +183,7 @@ impl Registry {
     /// # Errors
     /// As there.
     pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Optimiser> {
-        match &config.form {
-            Form::Single(data) => self.build(data, &Place::Whole),
-            Form::ByPath(_) => {
-                let misplaced =
-                    Place::Whole.misplaced(BY_PATH, "chooses by the paths of a model's parameters");
-                Err(misplaced.with_remedy("call `setup` with the model"))
-            }
-        }
+        self.build(&config.data, &Place::Whole)
     }
 
     /// [`OptimiserConfig::setup`] with these rules.
@@ -199,20 +191,17 @@ impl Registry {
     /// # Errors
     /// As there.
     pub fn setup<M: Model + ?Sized>(&self, config: &OptimiserConfig, model: &M) -> Result<StateTree> {
-        let choices = match &config.form {
-            Form::Single(data) => return setup(self.build(data, &Place::Whole)?, model),
-            Form::ByPath(choices) => choices,
+        let Form::ByPath(choices) = Form::read(&config.data, &Place::Whole)? else {
+            return setup(self.optimiser(config)?, model);
         };
-        let list = Place::Whole.key(BY_PATH);
-        let build = |(i, data): (usize, Option<&Data>)| -> Result<_> {
-            let build = |data| self.build(data, &list.index(i).key(OPTIMISER)).map(Arc::new);
-            data.map(build).transpose()
+        let build = |choice: &PatternEntry<'_>| -> Result<_> {
+            choice.optimiser.map(|data| self.build(data, &choice.place).map(Arc::new)).transpose()
         };
-        let optimisers = choices.iter().map(|choice| choice.optimiser.as_ref()).enumerate();
-        let optimisers: Vec<Option<Arc<Optimiser>>> = optimisers.map(build).collect::<Result<_>>()?;
+        let optimisers: Vec<Option<Arc<Optimiser>>> = choices.iter().map(build).collect::<Result<_>>()?;
         let record = |choice: usize| optimisers[choice].as_ref().map(|own| own.description().record());
         let variables = variables(model)?;
-        let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.clone()).collect());
+        let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.to_string()).collect());
+        let list = Place::Whole.key(BY_PATH);
         let chosen = patterns.choose(
             &variables,
             |one, other| record(one) == record(other),
@@ -226,39 +215,41 @@ impl Registry {
     }
 
     fn build(&self, data: &Data, place: &Place) -> Result<Optimiser> {
-        match OptimiserForm::read(data, place)? {
-            OptimiserForm::Chain(members) => {
-                Ok(Optimiser::new(OptimiserChain::new(self.rules_of(members, place)?)))
+        match Form::read(data, place)? {
+            Form::ByPath(_) => {
+                let misplaced = place.misplaced(BY_PATH, "chooses by the paths of a model's parameters");
+                Err(misplaced.with_remedy("call `setup` with the model"))
             }
-            OptimiserForm::Offload(inner) => {
+            Form::Chain(members) => Ok(Optimiser::new(OptimiserChain::new(self.rules_of(members, place)?))),
+            Form::Offload(inner) => {
                 let place = place.key(OFFLOAD);
                 let optimiser = Optimiser::new(Offload::new(self.build(inner, &place)?));
                 optimiser.check().map(|()| optimiser).map_err(|error| place.error(error))
             }
-            OptimiserForm::Named(named) => {
+            Form::Named(named) => {
                 let (kind, tables) = self.kind(&named, place)?;
-                let made = match &kind.make {
+                let optimiser = match &kind.make {
                     _ if kind.lacks_field(&named) => None,
                     Make::Copy(rule) => Some(Optimiser::of_boxed(Store::Rounded, rule.clone())),
-                    Make::Of(make) => make(&named, self.held(&named, kind)?)?,
+                    Make::Of(make) => make(&named, self.rules_inside(&named, kind)?)?,
                 };
-                filled(made.ok_or_else(|| kind.incomplete(&named))?, &tables)
+                fill(optimiser.ok_or_else(|| kind.incomplete(&named))?, &tables)
             }
         }
     }
 
     /// Builds the rules in the table of an optimiser of this kind.
-    fn held(&self, named: &Named<'_>, kind: &OptimiserKind) -> Result<Vec<Box<dyn Rule>>> {
-        let mut held = Vec::new();
+    fn rules_inside(&self, named: &Named<'_>, kind: &OptimiserKind) -> Result<Vec<Box<dyn Rule>>> {
+        let mut rules = Vec::new();
         for (key, _) in parts(&kind.example) {
             let place = named.place.key(key);
             match named.value(key) {
-                Some(Data::List(members)) if key == MEMBERS => held.extend(self.rules_of(members, &place)?),
-                Some(data) => held.push(self.rule(data, &place)?),
+                Some(Data::List(members)) if key == MEMBERS => rules.extend(self.rules_of(members, &place)?),
+                Some(data) => rules.push(self.rule(data, &place)?),
                 None => return Err(kind.incomplete(named)),
             }
         }
-        Ok(held)
+        Ok(rules)
     }
 
     fn rules_of(&self, members: &[Data], place: &Place) -> Result<Vec<Box<dyn Rule>>> {
@@ -278,38 +269,33 @@ impl Registry {
     }
 
     /// The kind that a table names, and the [tables](OptimiserKind::tables) for it.
-    fn kind<'d>(
-        &self,
-        named: &Named<'d>,
-        place: &Place,
-    ) -> Result<(&OptimiserKind, Vec<ExampleTable<'_, 'd>>)> {
-        let of_name: Vec<_> = self.kinds.iter().filter(|known| known.name() == named.name).collect();
+    fn kind<'d>(&self, named: &Named<'d>, place: &Place) -> Result<(&OptimiserKind, Vec<Named<'d>>)> {
+        let of_name: Vec<_> = self.kinds.iter().filter(|kind| kind.name() == named.name).collect();
         let Some(first) = of_name.first() else {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(place.error(Error::unknown("rule", named.name, &available)));
         };
         // First, because a mistyped key of a setting would otherwise be an error of settings that do not fit.
         first.check_keys(&first.example, named)?;
-        let fitting: Vec<_> = of_name.iter().copied().filter(|known| known.has_settings_of(named)).collect();
+        let fitting: Vec<_> = of_name.iter().copied().filter(|kind| kind.has_settings_of(named)).collect();
         if fitting.is_empty() {
             return Err(other_settings(&of_name, named));
         }
-        let found = fitting.iter().find_map(|known| Some((*known, known.tables(named)?)));
-        let (known, tables) = found.ok_or_else(|| other_rule(&fitting, named))?;
-        tables[1..].iter().try_for_each(|(example, named)| known.check_keys(example, named))?;
-        Ok((known, tables))
+        let kind = fitting.iter().find_map(|kind| Some((*kind, kind.tables(named)?)));
+        let (kind, tables) = kind.ok_or_else(|| other_rule(&fitting, named))?;
+        kind.check_inner_keys(&tables)?;
+        Ok((kind, tables))
     }
 }
 
 /// The optimiser with the fields that the tables give to it and to the rules inside.
-fn filled(mut optimiser: Optimiser, tables: &[ExampleTable<'_, '_>]) -> Result<Optimiser> {
+fn fill(mut optimiser: Optimiser, tables: &[Named<'_>]) -> Result<Optimiser> {
     let (mut values, mut places) = (Vec::new(), Vec::new());
-    for (member, (_, named)) in optimiser.description().all().iter().zip(tables) {
+    for (member, named) in optimiser.description().all().iter().zip(tables) {
         for field in &member.rule.fields {
             let Some(data) = named.value(field.name) else { continue };
             let place = named.place.key(field.name);
-            let value = data.literal().and_then(|literal| literal.read(field.value));
-            let value = value.ok_or_else(|| place.expected(field.value.expected(), data))?;
+            let value = field.value.read(data).ok_or_else(|| place.expected(field.value.expected(), data))?;
             values.push((field.index, value));
             places.push((field.index, place));
         }
@@ -318,5 +304,5 @@ fn filled(mut optimiser: Optimiser, tables: &[ExampleTable<'_, '_>]) -> Result<O
     let Err((error, at_fault)) = optimiser.check_fields() else { return Ok(optimiser) };
     // A field at fault that no table has is a default: the error is then about the whole table.
     let place = places.iter().find(|(index, _)| Some(*index) == at_fault);
-    Err(place.map_or(&tables[0].1.place, |(_, place)| place).error(error))
+    Err(place.map_or(&tables[0].place, |(_, place)| place).error(error))
 }

@@ -3,105 +3,141 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::data::Data;
-use super::place::Place;
-use crate::error::Result;
-use crate::rule::field::Number;
+use super::form::{Named, Place, check_depth, check_known, check_repeats, table};
+use crate::error::{Error, Result};
+use crate::rule::field::{Data, FieldValue, range};
 use crate::tree::schedule::{Curve, Easing, Schedule};
 
-/// Declares how schedules are written: their names, constructors and arguments.
-macro_rules! schedule_forms {
-    ($($Kind:ident = $make:path { $($(#[$reader:meta])? $argument:ident: $T:ty),+ };)+) => {
-        /// A schedule in a text.
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        enum ScheduleForm {
-            $($Kind {
-                $($(#[$reader])? $argument: $T,)+
-                #[serde(default)]
-                relative: bool,
-                #[serde(default, deserialize_with = "some_text")]
-                field: Option<String>,
-            },)+
-        }
+/// The keys that the table of every schedule may have.
+const RELATIVE: &str = "relative";
+const FIELD: &str = "field";
 
-        impl From<Box<ScheduleForm>> for Schedule {
-            fn from(form: Box<ScheduleForm>) -> Self {
-                let (schedule, relative, driven) = match *form {
-                    $(ScheduleForm::$Kind { $($argument,)+ relative, field } => {
-                        ($make($($argument.into()),+), relative, field)
-                    })+
-                };
-                let schedule = if relative { schedule.relative() } else { schedule };
-                if let Some(field) = driven { schedule.field(field) } else { schedule }
+/// Declares how schedules are read: their names, arguments and constructors.
+macro_rules! schedules {
+    ($($Kind:ident { $($argument:ident: $T:ty),+ } => $make:path;)+) => {
+        /// Calls the constructor that a table is named by.
+        fn construct(named: &Named<'_>) -> Result<Schedule> {
+            match named.name {
+                $(stringify!($Kind) => {
+                    let known = [$(stringify!($argument),)+ RELATIVE, FIELD];
+                    check_known(named.table, &known, &named.place)?;
+                    Ok($make($(<$T>::in_table(named, stringify!($argument))?),+))
+                })+
+                other => Err(Error::unknown("schedule", other, &[$(stringify!($Kind)),+])),
             }
         }
     };
 }
 
-schedule_forms! {
-    Constant = Schedule::constant { eta: f64 };
-    Linear = Schedule::linear { start: f64, end: f64, steps: u64 };
-    Polynomial = Schedule::polynomial { start: f64, end: f64, steps: u64, power: f64 };
-    Cosine = Schedule::cosine { start: f64, end: f64, steps: u64 };
-    OneMinusSquareRoot = Schedule::one_minus_square_root { start: f64, end: f64, steps: u64 };
-    CosineRestarts = Schedule::cosine_restarts {
-        high: f64, low: f64, steps: u64, #[serde(deserialize_with = "at_least_one")] factor: f64
-    };
-    OneCycle = Schedule::one_cycle { peak: f64, steps: u64 };
-    Exponential = Schedule::exponential { start: f64, rate: f64, steps: u64 };
-    Step = Schedule::step { start: f64, rate: f64, steps: u64 };
-    InverseSquareRoot = Schedule::inverse_square_root { peak: f64, warmup: u64 };
-    WarmupStableThen = Schedule::warmup_stable_then {
-        peak: f64, warmup: u64, stable: u64, decay: Box<ScheduleForm>
-    };
-    Then = Schedule::then { first: Box<ScheduleForm>, steps: u64, next: Box<ScheduleForm> };
+schedules! {
+    Constant { eta: f64 } => Schedule::constant;
+    Linear { start: f64, end: f64, steps: u64 } => Schedule::linear;
+    Polynomial { start: f64, end: f64, steps: u64, power: f64 } => Schedule::polynomial;
+    Cosine { start: f64, end: f64, steps: u64 } => Schedule::cosine;
+    OneMinusSquareRoot { start: f64, end: f64, steps: u64 } => Schedule::one_minus_square_root;
+    CosineRestarts { high: f64, low: f64, steps: u64, factor: Factor } => cosine_restarts;
+    OneCycle { peak: f64, steps: u64 } => Schedule::one_cycle;
+    Exponential { start: f64, rate: f64, steps: u64 } => Schedule::exponential;
+    Step { start: f64, rate: f64, steps: u64 } => Schedule::step;
+    InverseSquareRoot { peak: f64, warmup: u64 } => Schedule::inverse_square_root;
+    WarmupStableThen { peak: f64, warmup: u64, stable: u64, decay: Schedule } => Schedule::warmup_stable_then;
+    Then { first: Schedule, steps: u64, next: Schedule } => Schedule::then;
 }
 
-/// Reads the text of `field`, and refuses null. If a schedule has no field, its table has no such key.
-fn some_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    String::deserialize(deserializer).map(Some)
+/// The factor by which periods get longer. One below 1 is refused, because the schedule would use 1 instead.
+struct Factor(f64);
+
+fn cosine_restarts(high: f64, low: f64, steps: u64, Factor(factor): Factor) -> Schedule {
+    Schedule::cosine_restarts(high, low, steps, factor)
 }
 
-/// Reads the factor by which periods get longer. Refuses a factor below 1, because the schedule would use 1
-/// instead.
-fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let factor = f64::deserialize(deserializer)?;
-    let other = de::Unexpected::Float(factor);
-    if factor >= 1.0 { Ok(factor) } else { Err(de::Error::invalid_value(other, &"a number of 1 or more")) }
+/// An argument of a constructor.
+trait Argument: Sized {
+    fn read(data: &Data, place: &Place) -> Result<Self>;
+
+    /// The argument with this key in the table of a schedule.
+    fn in_table(named: &Named<'_>, key: &str) -> Result<Self> {
+        let missing =
+            || named.place.expected(format!("a table with {key:?}"), &Data::Table(named.table.into()));
+        Self::read(named.value(key).ok_or_else(missing)?, &named.place.key(key))
+    }
+}
+
+/// Reads the data at a place as a value of the type of `like`.
+fn read<T>(like: T, data: &Data, place: &Place) -> Result<T>
+where
+    T: Into<FieldValue> + TryFrom<FieldValue>,
+{
+    let like: FieldValue = like.into();
+    let value = like.read(data).and_then(|value| value.try_into().ok());
+    value.ok_or_else(|| place.expected(like.expected(), data))
+}
+
+impl Argument for f64 {
+    fn read(data: &Data, place: &Place) -> Result<Self> {
+        let number = read(0.0, data, place)?;
+        range::finite(number).map_or(Ok(number), |expected| Err(place.expected(expected, data)))
+    }
+}
+
+impl Argument for u64 {
+    fn read(data: &Data, place: &Place) -> Result<Self> {
+        read(0, data, place)
+    }
+}
+
+impl Argument for Factor {
+    fn read(data: &Data, place: &Place) -> Result<Self> {
+        let factor = f64::read(data, place)?;
+        if factor >= 1.0 { Ok(Factor(factor)) } else { Err(place.expected("a number of 1 or more", data)) }
+    }
+}
+
+impl Argument for Schedule {
+    fn read(data: &Data, place: &Place) -> Result<Self> {
+        let entries = if let Data::Table(entries) = data { &entries[..] } else { &[] };
+        let [(name, Data::Table(table))] = entries else {
+            return Err(place.expected(r#"a schedule such as {"Constant": {"eta": 0.001}}"#, data));
+        };
+        let named = Named { name, table, place: place.key(name) };
+        let schedule = construct(&named).map_err(|error| place.error(error))?;
+        let is_relative = named.value(RELATIVE).map(|data| read(false, data, &named.place.key(RELATIVE)));
+        let schedule = if is_relative.transpose()? == Some(true) { schedule.relative() } else { schedule };
+        match named.value(FIELD) {
+            None => Ok(schedule),
+            Some(Data::Text(field)) => Ok(schedule.field(&**field)),
+            Some(other) => Err(named.place.key(FIELD).expected("the name of a field", other)),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Read as `Data` first, because it is the same for every format. Then as JSON, which has infinity
-        // only as a text, so that it is refused as a number.
-        let data = Data::deserialize(deserializer)?;
-        data.check_keys(&Place::Whole).map_err(de::Error::custom)?;
-        let form = serde_json::to_value(data).and_then(Box::<ScheduleForm>::deserialize);
-        form.map(Schedule::from)
-            .map_err(|error| de::Error::custom(format_args!("configuration: this is no schedule: {error}")))
+        let data = Data::whole(deserializer)?;
+        let read = check_repeats(&data, &Place::Whole).and_then(|()| Schedule::read(&data, &Place::Whole));
+        read.map_err(de::Error::custom)
     }
 }
 
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let data = written(self);
+        let data = schedule_data(self);
         // Otherwise a schedule could be written that is nested too deep to be read again.
-        data.check_shallow().map_err(ser::Error::custom)?;
+        check_depth(&data).map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }
 }
 
-fn written(schedule: &Schedule) -> Data {
-    let (real, count) = (|value| Data::Real(Number(value)), Data::Count);
+fn schedule_data(schedule: &Schedule) -> Data {
+    let (real, count) = (Data::Real, Data::Count);
     // The parts as a schedule of their own, whose first part begins at 0.
-    let joined = |parts: &[(u64, Curve)]| {
+    let join = |parts: &[(u64, Curve)]| {
         let from_begin = |(begin, part): &(u64, Curve)| (begin - parts[0].0, part.clone());
         let curve = match parts {
             [(_, part)] => part.clone(),
             _ => Curve::Joined(parts.iter().map(from_begin).collect()),
         };
-        written(&Schedule { curve, field: None, is_relative: false })
+        schedule_data(&Schedule { curve, field: None, is_relative: false })
     };
     let (kind, mut arguments) = match schedule.curve {
         Curve::Constant(eta) => ("Constant", vec![("eta", real(eta))]),
@@ -122,11 +158,11 @@ fn written(schedule: &Schedule) -> Data {
                 if *rise == Curve::warm_up(*peak, *warmup) =>
             {
                 let [warmup, stable] = [("warmup", count(*warmup)), ("stable", count(then - warmup))];
-                let decay = ("decay", joined(&parts[2..]));
+                let decay = ("decay", join(&parts[2..]));
                 ("WarmupStableThen", vec![("peak", real(*peak)), warmup, stable, decay])
             }
             _ => {
-                let (first, next) = (joined(&parts[..1]), joined(&parts[1..]));
+                let (first, next) = (join(&parts[..1]), join(&parts[1..]));
                 ("Then", vec![("first", first), ("steps", count(parts[1].0)), ("next", next)])
             }
         },
@@ -145,5 +181,5 @@ fn written(schedule: &Schedule) -> Data {
     };
     arguments.extend(schedule.is_relative.then_some(("relative", Data::Flag(true))));
     arguments.extend(schedule.field.as_deref().map(|field| ("field", Data::text(field))));
-    Data::table([(kind, Data::table(arguments))])
+    table([(kind, table(arguments))])
 }

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::description::MemberDescription;
-use crate::rule::field::{Field, FieldValue};
+use crate::rule::field::FieldValue;
 use crate::rule::{RATE, Setting};
 use crate::tree::Leaf;
 use crate::tree::schedule::Schedule;
@@ -341,7 +341,7 @@ impl Counterpart {
             return Err(unrepresentable(path, "moments without bias corrections"));
         }
         let schedule = |place: &str| {
-            let field = leaf.optimiser().description().reached(place).first()?.index;
+            let field = leaf.optimiser().description().fields_named(place).first()?.index;
             leaf.drives.as_ref()?.of_field(field).map(|given| &*given.schedule)
         };
         let setting = |key, value: FieldValue, place: Option<String>| {
@@ -392,7 +392,7 @@ impl Counterpart {
             decay.is_driven = decay.place.as_deref().and_then(schedule).is_some();
         }
         let driven = rates.get(rate).and_then(|(place, _)| schedule(place)).map(|schedule| {
-            let own = |(place, _): &(String, f64)| leaf.field(place).and_then(f64::from_value);
+            let own = |(place, _): &(String, f64)| -> Option<f64> { leaf.field(place)?.try_into().ok() };
             DrivenRate { own: rates.iter().filter_map(own).product(), schedule: schedule.clone() }
         });
         Ok(Counterpart {
@@ -485,20 +485,17 @@ impl Counterpart {
             group.insert("decoupled_weight_decay".to_string(), decouples.into());
         }
         for TorchSetting { key, value, .. } in &self.settings {
-            let value = match value {
-                FieldValue::Real(number) => json!(number),
-                FieldValue::Pair(first, second) => json!([first, second]),
-                FieldValue::Flag(flag) => json!(flag),
-                other => json!(other.to_string()),
-            };
             // Lion has no such option in torch.
             if self.kind == "Lion" && *key == "maximize" {
-                if value == json!(true) {
+                if *value == FieldValue::Flag(true) {
                     return Err(unrepresentable(path, "an objective that is maximised in Lion"));
                 }
                 continue;
             }
-            group.insert(key.to_string(), value);
+            if !value.is_equal(*value, |number, _| number.is_finite()) {
+                return Err(unrepresentable(path, format!("a {key} of {value}")));
+            }
+            group.insert(key.to_string(), json!(value.data()));
         }
         Ok(group)
     }

@@ -87,23 +87,7 @@ fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSett
     })
 }
 
-fn same_values(a: FieldValue, b: FieldValue) -> bool {
-    match (a, b) {
-        (FieldValue::Real(a), FieldValue::Real(b)) => same(a, b),
-        (FieldValue::Pair(a, b), FieldValue::Pair(c, d)) => same(a, c) && same(b, d),
-        _ => a == b,
-    }
-}
-
 /// Whether values of schedules are equal up to 1e-6, because torch computes them in another order.
-fn are_about(a: FieldValue, b: FieldValue) -> bool {
-    match (a, b) {
-        (FieldValue::Real(a), FieldValue::Real(b)) => is_about(a, b),
-        (FieldValue::Pair(a, b), FieldValue::Pair(c, d)) => is_about(a, c) && is_about(b, d),
-        _ => a == b,
-    }
-}
-
 fn is_about(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs()) + 1e-12
 }
@@ -167,7 +151,7 @@ impl GroupComparison<'_> {
 
     /// Compares a hyper-parameter that follows a schedule here with the value of this step.
     fn compare_acting(&self, key: &str, torch: FieldValue, acting: FieldValue) -> Result<()> {
-        if are_about(torch, acting) {
+        if torch.is_equal(acting, is_about) {
             return Ok(());
         }
         let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
@@ -241,7 +225,7 @@ impl GroupComparison<'_> {
         field: Option<(String, FieldValue)>,
         wanted: &mut WantedFields,
     ) -> Result<()> {
-        if same_values(torch, here) {
+        if torch.is_equal(here, same) {
             return Ok(());
         }
         let remedy = match field {

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
+use super::Description;
 use super::rates::RATE;
-use super::{Description, FieldValues};
 use crate::error::Result;
 use crate::rule::field::FieldValue;
 
@@ -22,16 +22,6 @@ pub trait Described {
 
     /// See [`Adjust::check`].
     fn check_described(&self) -> Result<()>;
-
-    /// Erases the type, so that code for all types is compiled once.
-    fn as_described(&mut self) -> &mut dyn Described;
-}
-
-/// Writes these values, and returns whether there are any.
-fn write_to(described: &mut dyn Described, values: Result<FieldValues>) -> Result<bool> {
-    let values = values?;
-    described.write(&values)?;
-    Ok(!values.is_empty())
 }
 
 impl<D: Described + ?Sized> Adjust for D {}
@@ -86,11 +76,12 @@ pub trait Adjust: Described {
     /// [`Adjust::adjust_field`] checks ranges, too.
     ///
     /// # Errors
-    /// If the value is of the wrong type; if the field decides the layout of the state; if no value of the
-    /// last `eta` [makes the product](crate::ErrorKind::Argument) right.
+    /// If the value is of the wrong type; if no value of the last `eta` [makes the
+    /// product](crate::ErrorKind::Argument) right.
     fn set_field(&mut self, field: &str, value: FieldValue) -> Result<bool> {
-        let values = self.description().values_for(field, value);
-        write_to(self.as_described(), values)
+        let values = self.description().values_for(field, value)?;
+        self.write(&values)?;
+        Ok(!values.is_empty())
     }
 
     /// Sets all fields, without checking ranges, to values in the order of [`fields`](Adjust::fields).
@@ -98,10 +89,10 @@ pub trait Adjust: Described {
     /// They are usually the values that were read from another rule of this kind.
     ///
     /// # Errors
-    /// If a value is of the wrong type.
+    /// If there are more or fewer values than fields, or a value is of the wrong type.
     fn set_fields(&mut self, values: &[FieldValue]) -> Result<()> {
-        let values = self.description().all_set(values);
-        write_to(self.as_described(), values).map(drop)
+        let values = self.description().typed_values(values)?;
+        self.write(&values)
     }
 
     /// Checks every hyper-parameter against its range.
@@ -161,8 +152,8 @@ pub trait Adjust: Described {
     /// A real hyper-parameter takes a whole number, too.
     ///
     /// # Errors
-    /// If no member has the field; if the value is of the wrong type or out of range; if the field decides
-    /// the layout of the state; if no value of the last `eta`
+    /// If no member has the field, as a [setting](crate::Describer::setting) is none; if the value is of the
+    /// wrong type or out of range; if no value of the last `eta`
     /// [makes the product](crate::ErrorKind::Argument) right. Nothing changes then.
     fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
     where
@@ -185,7 +176,7 @@ pub trait Adjust: Described {
         let mut adjusted = self.clone();
         for (field, value) in values {
             if !adjusted.set_field(field, value)? {
-                return Err(self.description().has_no_field(field));
+                return Err(self.description().no_field_error(field));
             }
         }
         adjusted.check()?;

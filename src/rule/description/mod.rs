@@ -14,7 +14,6 @@ pub(crate) mod order;
 pub(crate) mod rates;
 pub(crate) mod record;
 pub(crate) mod role;
-pub(crate) mod setting;
 
 use std::fmt::{Display, Write};
 
@@ -22,11 +21,10 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result, each_once, meant, one_of};
 use crate::numbers::Fingerprint;
-use crate::rule::field::FieldValue;
+use crate::rule::field::{Data, FieldValue};
 use crate::rule::state::place::ChildPlace;
-use record::{OptimiserRecord, StorageRecord};
+use record::{OptimiserRecord, Setting, StorageRecord};
 use role::Role;
-use setting::Setting;
 
 /// A rule or an optimiser as it [described](crate::Describe) itself, and what it holds.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +38,6 @@ pub struct Description {
     pub(crate) settings: Vec<(&'static str, Setting)>,
     /// Its own hyper-parameters.
     pub(crate) fields: Vec<FieldDescription>,
-    /// Names that look like hyper-parameters and cannot be adjusted.
-    pub(in crate::rule) fixed: Vec<&'static str>,
     /// The patterns of paths by which it chooses, if it chooses a rule for each parameter.
     pub(in crate::rule) patterns: Option<Vec<String>>,
     pub(crate) parts: Vec<(ChildPlace, Description)>,
@@ -156,53 +152,68 @@ impl Description {
         if number_of(name).is_none() {
             return names;
         }
-        let numbers =
-            |name: String| match self.reached(&name).first().map_or(0, |field| field.value.parts().len()) {
-                0 => vec![name],
-                parts => (1..=parts).map(|part| format!("{name}{part}")).collect(),
-            };
+        let numbers = |name: String| match self
+            .fields_named(&name)
+            .first()
+            .map_or(0, |field| field.value.numbers().len())
+        {
+            0 => vec![name],
+            parts => (1..=parts).map(|part| format!("{name}{part}")).collect(),
+        };
         names.into_iter().flat_map(numbers).collect()
     }
 
     /// The fields that a name reaches: with an address, only those inside that member.
-    pub(crate) fn reached(&self, name: &str) -> SmallVec<[FieldDescription; 1]> {
+    pub(crate) fn fields_named(&self, name: &str) -> SmallVec<[FieldDescription; 1]> {
         let (members, name) = address(name);
+        let fields = self.inside(&members).into_iter().flat_map(|rule| &rule.fields);
+        fields.filter(|field| field.name == name).copied().collect()
+    }
+
+    /// The rules inside these nested members, and all rules if there are none.
+    fn inside(&self, members: &[usize]) -> Vec<&Description> {
         let all = self.all();
-        let inside = all.iter().filter(|member| member.members.starts_with(&members));
-        inside.flat_map(|member| &member.rule.fields).filter(|field| field.name == name).copied().collect()
+        let inside = all.iter().filter(|member| member.members.starts_with(members));
+        inside.map(|member| member.rule).collect()
     }
 
     /// The fields that a name reaches, and the number of each that a name such as `beta1` means.
-    pub(crate) fn reached_numbers(&self, name: &str) -> (SmallVec<[FieldDescription; 1]>, Option<usize>) {
-        let whole = self.reached(name);
+    pub(crate) fn numbers_named(&self, name: &str) -> (SmallVec<[FieldDescription; 1]>, Option<usize>) {
+        let whole = self.fields_named(name);
         match number_of(name) {
             Some((pair, part)) if whole.is_empty() => {
-                let mut pairs = self.reached(pair);
-                pairs.retain(|field| part < field.value.parts().len());
+                let mut pairs = self.fields_named(pair);
+                pairs.retain(|field| part < field.value.numbers().len());
                 (pairs, Some(part))
             }
             _ => (whole, None),
         }
     }
 
-    /// Pairs all fields, in order, with values. If there are fewer values, only the first fields.
+    /// Pairs all fields, in order, with values.
     ///
     /// # Errors
-    /// If a value is of another type than its field.
-    pub(crate) fn all_set(&self, values: &[FieldValue]) -> Result<FieldValues> {
+    /// If there are more or fewer values than fields, or a value is of another type than its field.
+    pub(crate) fn typed_values(&self, values: &[FieldValue]) -> Result<FieldValues> {
         let all = self.all();
         let fields =
-            all.iter().flat_map(|member| member.rule.fields.iter().map(|field| (member.rule, field)));
-        let typed = fields.zip(values);
-        typed.map(|((rule, field), value)| Ok((field.index, self.typed(rule, field, *value)?))).collect()
+            || all.iter().flat_map(|member| member.rule.fields.iter().map(|field| (member.rule, field)));
+        let count = fields().count();
+        if values.len() != count {
+            let problem = format!("{}: the number of values is", self.name());
+            let error = Error::new(ErrorKind::Argument, problem).with_got(values.len()).with_expected(count);
+            return Err(error.with_remedy("pass a value for each of `fields`, in their order"));
+        }
+        let typed = fields().zip(values);
+        typed.map(|((rule, field), value)| Ok((field.index, self.convert(rule, field, *value)?))).collect()
     }
 
     /// Converts a value to the type of a field of `rule`, or refuses it.
-    fn typed(&self, rule: &Self, field: &FieldDescription, value: FieldValue) -> Result<FieldValue> {
+    fn convert(&self, rule: &Self, field: &FieldDescription, value: FieldValue) -> Result<FieldValue> {
         value.like(field.value).ok_or_else(|| {
             let available = self.names_in(rule).join(", ");
             out_of_range(rule.kind, field.name, value, field.value.expected()).with_remedy(
-                match field.value.parts().len() {
+                match field.value.numbers().len() {
                     0 => format!("pass such a value, or set another field of the rule: {available}"),
                     parts => format!("pass such a value, or set one number, as in `{}{parts}`", field.name),
                 },
@@ -210,13 +221,19 @@ impl Description {
         })
     }
 
-    /// The error for a name in `rule` that cannot be adjusted.
-    fn is_fixed(&self, rule: &Self, name: &str) -> Error {
-        let kind = rule.kind;
-        let problem = format!("{kind}: {name} decides the layout of the state and cannot be adjusted");
-        Error::new(ErrorKind::Argument, problem)
-            .with_expected(format_args!("one of: {}", self.names_in(rule).join(", ")))
-            .with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`")
+    /// The error for the name of a setting, which cannot be adjusted; `None` if no rule has this setting.
+    pub(crate) fn setting_error(&self, name: &str) -> Option<Error> {
+        let (members, name) = address(name);
+        let has_setting = |rule: &&Description| rule.settings.iter().any(|(setting, _)| *setting == name);
+        let rule = self.inside(&members).into_iter().find(has_setting)?;
+        let problem = format!("{}: {name} is a setting, which cannot be adjusted", rule.kind);
+        let error = Error::new(ErrorKind::Argument, problem)
+            .with_expected(format_args!("one of: {}", self.names_in(rule).join(", ")));
+        Some(
+            error.with_remedy(
+                "set up a new state, or give the parameters another rule by `Selection::replace`",
+            ),
+        )
     }
 
     /// The fields that can be adjusted in `rule`. If it has none, those of all rules.
@@ -225,30 +242,38 @@ impl Description {
         if rule.fields.is_empty() { self.names() } else { each_once(own) }
     }
 
-    /// The error for a field that a rule does not have.
-    fn has_no_field(&self, field: &str) -> Error {
-        has_no(&self.name(), "field", field, &self.available(field))
+    /// The error for the name of a field that no rule has.
+    fn no_field_error(&self, name: &str) -> Error {
+        let no_field = || has_no(&self.name(), "field", name, &self.available(name));
+        self.setting_error(name).unwrap_or_else(no_field)
     }
 
     /// See [`Adjust::name`](crate::Adjust::name).
     pub(crate) fn name(&self) -> String {
-        self.record().to_string()
+        // Without values, because no name has them.
+        self.record_with(&|_| None).to_string()
     }
 
     /// The form that files have.
     pub(crate) fn record(&self) -> OptimiserRecord {
+        self.record_with(&|field| Some(field.value.data()))
+    }
+
+    /// [`Description::record`] with other values of the fields, and only those that have one.
+    fn record_with(&self, value: &dyn Fn(&FieldDescription) -> Option<Data>) -> OptimiserRecord {
+        let field = |field: &FieldDescription| Some((field.name.to_string(), value(field)?));
         let setting = |(name, setting): &(&str, Setting)| (name.to_string(), setting.clone());
         let mut record = OptimiserRecord {
             kind: self.kind.to_string(),
             storage: self.storage,
             settings: self.settings.iter().map(setting).collect(),
-            fields: self.fields.iter().map(|field| (field.name.to_string(), field.value.into())).collect(),
+            fields: self.fields.iter().filter_map(field).collect(),
             ..OptimiserRecord::default()
         };
         for (place, part) in &self.parts {
             match place.number() {
-                Some(_) => record.members.push(part.record()),
-                None => record.inner = Some(Box::new(part.record())),
+                Some(_) => record.members.push(part.record_with(value)),
+                None => record.inner = Some(Box::new(part.record_with(value))),
             }
         }
         record

@@ -10,25 +10,26 @@
 //! - *Reading* takes the product along each alternative. If two products differ, there is no one rate.
 //! - *Setting* changes only the last factor (of each alternative), which becomes the rate divided by the
 //!   product of the others. It fails if that product is 0, not finite, or not one number.
+//!
+//! The look-up of any other name stands here, too, because a name is first compared with that of the rate.
 
 use smallvec::SmallVec;
 
 use super::{Description, FieldValues, address, out_of_range};
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::field::{Field, FieldValue};
+use crate::rule::field::FieldValue;
 use crate::rule::state::place::ChildPlace;
 
 /// The name of the learning rate in all rules.
 pub(crate) const RATE: &str = "eta";
 
-/// The learning rates of a rule: the factors of its steps.
-#[derive(Debug, Default)]
-pub(crate) struct Rates(Vec<RateFactor>);
-
+/// The learning rates of a rule, which multiply its steps.
 #[derive(Debug)]
-enum RateFactor {
+pub(crate) enum Rates {
     /// The index of a field in [`Adjust::fields`](crate::rule::Adjust::fields), and its value.
     Field(usize, f64),
+    /// The rates of a rule and of those inside, in the order in which they act.
+    Product(Vec<Rates>),
     /// The rates of each alternative.
     Alternatives(Vec<Rates>),
 }
@@ -42,9 +43,6 @@ pub(crate) struct RateField {
     /// The product of the other factors, if there are others.
     pub(crate) others: Option<f64>,
 }
-
-/// Fields that are set together: one, or one for each alternative.
-pub(crate) type RateFields = SmallVec<[RateField; 1]>;
 
 impl RateField {
     /// The product of all factors.
@@ -70,15 +68,6 @@ fn times(product: Option<f64>, factor: f64) -> f64 {
 /// The error if alternatives have different rates where one number is needed.
 struct RatesDiffer;
 
-impl RateFactor {
-    fn has_rate(&self) -> bool {
-        match self {
-            RateFactor::Field(..) => true,
-            RateFactor::Alternatives(all) => all.iter().any(Rates::has_rate),
-        }
-    }
-}
-
 impl Rates {
     /// The rates that a name reaches. `None` if it is not the name of a learning rate, or reaches none.
     pub(crate) fn named(rule: &Description, name: &str) -> Option<Self> {
@@ -86,16 +75,16 @@ impl Rates {
         if field != RATE {
             return None;
         }
-        let rates = Self::at(rule, &address);
+        let rates = Rates::Product(Self::factors(rule, &address));
         rates.has_rate().then_some(rates)
     }
 
     /// The rates in the rule at this address, which begins inside `rule`.
-    fn at(rule: &Description, address: &[usize]) -> Self {
+    fn factors(rule: &Description, address: &[usize]) -> Vec<Rates> {
         let mut factors = Vec::new();
         for field in rule.fields.iter().filter(|field| field.name == RATE && address.is_empty()) {
             if let FieldValue::Real(eta) = field.value {
-                factors.push(RateFactor::Field(field.index, eta));
+                factors.push(Rates::Field(field.index, eta));
             }
         }
         let mut alternatives: Option<(usize, Vec<Rates>)> = None;
@@ -105,52 +94,46 @@ impl Rates {
                 (Some(number), [first, rest @ ..]) if number == *first => rest,
                 _ => continue,
             };
-            let inside = Self::at(part, rest);
+            let inside = Self::factors(part, rest);
             match place {
                 ChildPlace::Alternative(_) => {
                     // Also if it has no rate, because its product then differs from those of the others.
-                    alternatives.get_or_insert((factors.len(), Vec::new())).1.push(inside);
+                    let (_, all) = alternatives.get_or_insert((factors.len(), Vec::new()));
+                    all.push(Rates::Product(inside));
                 }
-                _ => factors.extend(inside.0),
+                _ => factors.extend(inside),
             }
         }
         if let Some((at, all)) = alternatives {
-            factors.insert(at, RateFactor::Alternatives(all));
+            factors.insert(at, Rates::Alternatives(all));
         }
-        Rates(factors)
+        factors
     }
 
     fn has_rate(&self) -> bool {
-        self.0.iter().any(RateFactor::has_rate)
+        self.count() > 0
     }
 
     /// The product of all rates. `None` if there are no rates, or if those of alternatives differ.
     pub(crate) fn value(&self) -> Option<f64> {
-        product(&self.0, None).ok().flatten()
+        self.product_after(None).ok().flatten()
     }
 
-    /// The indices of the fields of all rates.
-    pub(crate) fn indices(&self) -> SmallVec<[usize; 1]> {
-        let mut all = SmallVec::new();
-        for factor in &self.0 {
-            match factor {
-                RateFactor::Field(index, _) => all.push(*index),
-                RateFactor::Alternatives(alternatives) => {
-                    all.extend(alternatives.iter().flat_map(Rates::indices))
-                }
-            }
+    /// The number of all rates.
+    fn count(&self) -> usize {
+        match self {
+            Rates::Field(..) => 1,
+            Rates::Product(all) | Rates::Alternatives(all) => all.iter().map(Rates::count).sum(),
         }
-        all
     }
 
     /// The fields to set for a learning rate: the last factor, or that of each alternative.
     ///
     /// # Errors
     /// If alternatives of `rule` before the last one have different rates.
-    pub(crate) fn fields(&self, rule: &Description) -> Result<RateFields> {
-        let mut fields = RateFields::new();
-        let found = last_fields(&self.0, None, &mut fields).map(|()| fields);
-        found.map_err(|RatesDiffer| {
+    pub(crate) fn fields(&self, rule: &Description) -> Result<SmallVec<[RateField; 1]>> {
+        let mut fields = SmallVec::new();
+        self.last_fields(None, &mut fields).map(|()| fields).map_err(|RatesDiffer| {
             let conflict = "the rates of alternatives differ, so there is no single product by which to set \
                             the last rate";
             conflicting_rates(
@@ -159,6 +142,49 @@ impl Rates {
                 "adjust each rate by its place, or adjust the state after `setup`",
             )
         })
+    }
+
+    /// The product of `before`, the product of the factors in front, and these rates.
+    fn product_after(&self, before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
+        match self {
+            Rates::Field(_, value) => Ok(Some(times(before, *value))),
+            Rates::Product(all) => all.iter().try_fold(before, |before, factor| factor.product_after(before)),
+            Rates::Alternatives(all) => {
+                let rates: SmallVec<[_; 2]> =
+                    all.iter().map(|rates| rates.product_after(before)).collect::<Result<_, _>>()?;
+                let is_same = |rate: &Option<f64>| match (*rate, rates[0]) {
+                    (Some(rate), Some(first)) => is_same_rate(first, rate),
+                    (rate, first) => rate == first,
+                };
+                if rates.iter().all(is_same) { Ok(rates[0]) } else { Err(RatesDiffer) }
+            }
+        }
+    }
+
+    /// Adds the fields to set for a learning rate. `before` is the product of the factors in front.
+    fn last_fields(
+        &self,
+        before: Option<f64>,
+        fields: &mut SmallVec<[RateField; 1]>,
+    ) -> Result<(), RatesDiffer> {
+        match self {
+            Rates::Field(index, value) => {
+                fields.push(RateField { index: *index, value: *value, others: before });
+                Ok(())
+            }
+            Rates::Product(all) => match all.iter().rposition(Rates::has_rate) {
+                Some(last) => {
+                    let others =
+                        all[..last].iter().try_fold(before, |before, factor| factor.product_after(before))?;
+                    all[last].last_fields(others, fields)
+                }
+                None if before.is_none() => Ok(()),
+                // An alternative without a rate of its own. Its last factor is in front of all alternatives,
+                // so setting that would change the others, too.
+                None => Err(RatesDiffer),
+            },
+            Rates::Alternatives(all) => all.iter().try_for_each(|rates| rates.last_fields(before, fields)),
+        }
     }
 }
 
@@ -181,46 +207,9 @@ pub(crate) fn conflicting_rates(rule: &Description, conflict: &str, remedy: &'st
         .with_remedy(remedy)
 }
 
-/// Multiplies `before`, the product of the factors in front, by these factors.
-fn product(factors: &[RateFactor], before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
-    factors.iter().try_fold(before, |before, factor| match factor {
-        RateFactor::Field(_, value) => Ok(Some(times(before, *value))),
-        RateFactor::Alternatives(all) => {
-            let rates =
-                all.iter().map(|rates| product(&rates.0, before)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
-            let is_same = |rate: &Option<f64>| match (*rate, rates[0]) {
-                (Some(rate), Some(first)) => is_same_rate(first, rate),
-                (rate, first) => rate == first,
-            };
-            if rates.iter().all(is_same) { Ok(rates[0]) } else { Err(RatesDiffer) }
-        }
-    })
-}
-
 /// Whether two rates are equal up to rounding, because each may be a product of several factors.
 pub(crate) fn is_same_rate(a: f64, b: f64) -> bool {
     a == b || (a - b).abs() <= 2.0 * f64::EPSILON * a.abs()
-}
-
-/// Adds the fields to set for a learning rate. `before` is the product of the factors in front.
-fn last_fields(
-    factors: &[RateFactor],
-    before: Option<f64>,
-    fields: &mut RateFields,
-) -> Result<(), RatesDiffer> {
-    let Some(last) = factors.iter().rposition(RateFactor::has_rate) else {
-        // Refused because this alternative has no rate of its own: its last factor is in front of all
-        // alternatives, so setting that would change the others, too.
-        return if before.is_none() { Ok(()) } else { Err(RatesDiffer) };
-    };
-    let others = product(&factors[..last], before)?;
-    match &factors[last] {
-        RateFactor::Field(index, value) => fields.push(RateField { index: *index, value: *value, others }),
-        RateFactor::Alternatives(all) => {
-            all.iter().try_for_each(|rates| last_fields(&rates.0, others, fields))?
-        }
-    }
-    Ok(())
 }
 
 impl Description {
@@ -229,9 +218,9 @@ impl Description {
         match Rates::named(self, name) {
             Some(rates) => rates.value().map(FieldValue::Real),
             None => {
-                let (fields, part) = self.reached_numbers(name);
+                let (fields, part) = self.numbers_named(name);
                 let value = fields.first()?.value;
-                Some(part.map_or(value, |part| value.parts()[part].into()))
+                Some(part.map_or(value, |part| value.numbers()[part].into()))
             }
         }
     }
@@ -249,11 +238,11 @@ impl Description {
         if let Some(values) = rate_values(self, name, value)? {
             return Ok(values);
         }
-        match self.reached_numbers(name) {
+        match self.numbers_named(name) {
             (fields, Some(part)) if !fields.is_empty() => {
-                let expected = || out_of_range(&self.name(), name, value, f64::EXPECTED);
-                let number = f64::from_value(value).ok_or_else(expected)?;
-                Ok(fields.iter().map(|field| (field.index, field.value.with_part(part, number))).collect())
+                let expected = || out_of_range(&self.name(), name, value, FieldValue::Real(0.0).expected());
+                let number = f64::try_from(value).map_err(|_| expected())?;
+                Ok(fields.iter().map(|field| (field.index, field.value.with_number(part, number))).collect())
             }
             _ => self.values_of(name, value),
         }
@@ -263,12 +252,9 @@ impl Description {
     fn values_of(&self, name: &str, value: FieldValue) -> Result<FieldValues> {
         let (members, name) = address(name);
         let mut values = FieldValues::new();
-        for member in self.all().iter().filter(|member| member.members.starts_with(&members)) {
-            if member.rule.fixed.contains(&name) {
-                return Err(self.is_fixed(member.rule, name));
-            }
-            for field in member.rule.fields.iter().filter(|field| field.name == name) {
-                values.push((field.index, self.typed(member.rule, field, value)?));
+        for rule in self.inside(&members) {
+            for field in rule.fields.iter().filter(|field| field.name == name) {
+                values.push((field.index, self.convert(rule, field, value)?));
             }
         }
         Ok(values)
@@ -279,10 +265,10 @@ impl Description {
 ///
 /// `None` if the name reaches fewer than two rates, or if `value` is no number.
 fn rate_values(rule: &Description, name: &str, value: FieldValue) -> Result<Option<FieldValues>> {
-    let (Some(rate), Some(rates)) = (f64::from_value(value), Rates::named(rule, name)) else {
+    let (Ok(rate), Some(rates)) = (f64::try_from(value), Rates::named(rule, name)) else {
         return Ok(None);
     };
-    if rates.indices().len() < 2 {
+    if rates.count() < 2 {
         return Ok(None);
     }
     let value = |field: &RateField| match field.value_for(rate) {

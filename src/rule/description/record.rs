@@ -4,8 +4,8 @@ use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-use super::setting::Setting;
-use crate::rule::field::Literal;
+use crate::numbers::DType;
+use crate::rule::field::Data;
 
 /// An optimiser in a file: its kind, settings and fields, and the rules inside.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -20,13 +20,85 @@ pub(crate) struct OptimiserRecord {
     pub(crate) settings: Vec<(String, Setting)>,
     /// Its hyper-parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) fields: Vec<(String, Literal)>,
+    pub(crate) fields: Vec<(String, Data)>,
     /// The rule that it is around, if it is around one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inner: Option<Box<OptimiserRecord>>,
     /// Its members or alternatives, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) members: Vec<OptimiserRecord>,
+}
+
+/// The value of a setting, such as the dtype of masters. It cannot be [adjusted](crate::Adjust), because it
+/// decides the layout of a rule's state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Setting {
+    /// A switch.
+    Flag(bool),
+    /// A count.
+    Count(u64),
+    /// A word, such as a dtype.
+    Text(String),
+    /// Several texts, such as patterns of paths.
+    Texts(Vec<String>),
+    /// Pairs of a name and a word, such as the dtypes of state tensors.
+    Table(Vec<(String, String)>),
+}
+
+impl From<bool> for Setting {
+    fn from(flag: bool) -> Self {
+        Setting::Flag(flag)
+    }
+}
+
+impl From<u64> for Setting {
+    fn from(count: u64) -> Self {
+        Setting::Count(count)
+    }
+}
+
+impl From<&str> for Setting {
+    fn from(text: &str) -> Self {
+        Setting::Text(text.to_string())
+    }
+}
+
+impl From<DType> for Setting {
+    fn from(dtype: DType) -> Self {
+        Setting::Text(dtype.to_string())
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::Flag(flag) => write!(f, "{flag}"),
+            Setting::Count(count) => write!(f, "{count}"),
+            Setting::Text(text) => f.write_str(text),
+            Setting::Texts(texts) => write!(f, "{texts:?}"),
+            Setting::Table(rows) => f.write_str(&of_table(rows)),
+        }
+    }
+}
+
+/// Prints the rows of a table: `m: BF16, v: Q8`.
+fn of_table(rows: &[(String, String)]) -> String {
+    rows.iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>().join(", ")
+}
+
+impl Setting {
+    /// The text in the name of a rule, if there is one: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
+    pub(crate) fn words(&self, name: &str) -> Option<String> {
+        match self {
+            Setting::Flag(is_on) => is_on.then(|| name.to_string()),
+            Setting::Count(count) => Some(format!("{count} {name}")),
+            Setting::Text(text) => Some(text.clone()),
+            Setting::Texts(_) => None,
+            Setting::Table(rows) => Some(of_table(rows)),
+        }
+    }
 }
 
 /// How an optimiser stores a parameter, and where the state is.
@@ -134,7 +206,7 @@ impl OptimiserRecord {
             .all()
             .into_iter()
             .flat_map(|part| &part.fields)
-            .map(|(name, value)| format!("{name}: {value}"));
+            .map(|(name, value)| format!("{name}: {}", value.words()));
         format!("{self} {{ {} }}", fields.collect::<Vec<_>>().join(", "))
     }
 
@@ -146,7 +218,7 @@ impl OptimiserRecord {
         };
         words.push(name);
         words.extend(self.settings.iter().map(|(name, setting)| format!("{place}{name} = {setting}")));
-        words.extend(self.fields.iter().map(|(name, value)| format!("{place}{name} = {value}")));
+        words.extend(self.fields.iter().map(|(name, value)| format!("{place}{name} = {}", value.words())));
         self.inner.iter().for_each(|inner| inner.say(place, words));
         self.members.iter().enumerate().for_each(|(i, member)| member.say(&format!("{place}{i}."), words));
     }

@@ -1,34 +1,26 @@
 //! Hyper-parameters that are one of several named values.
 
 use super::FieldValue;
+use crate::error::Result;
 
 /// One of several named values, as a [`FieldValue`](crate::FieldValue).
 ///
 /// [`choice!`](crate::choice) defines the enums that such values come from.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct Choice {
     index: usize,
-    of: &'static Choices,
-}
-
-/// The named values that a [`Choice`] is one of; for [`choice!`](crate::choice).
-#[derive(Debug, PartialEq, Eq)]
-pub struct Choices {
-    /// All of them in words, for errors.
-    pub expected: &'static str,
-    /// Their names.
-    pub names: &'static [&'static str],
+    names: &'static [&'static str],
 }
 
 impl Choice {
     /// The value's name.
     pub fn name(self) -> &'static str {
-        self.of.names[self.index]
+        self.names[self.index]
     }
 
     /// The names of all values that it could be.
     pub fn names(self) -> &'static [&'static str] {
-        self.of.names
+        self.names
     }
 
     /// Another value of the same enum, by its name; `None` if the name is unknown.
@@ -42,34 +34,27 @@ impl Choice {
     /// assert!(choice.named("Ignore").is_none());
     /// ```
     pub fn named(self, name: &str) -> Option<Self> {
-        let index = self.of.names.iter().position(|known| *known == name)?;
+        let index = self.names.iter().position(|known| *known == name)?;
         Some(Choice { index, ..self })
     }
 
-    /// Whether both are values of one enum.
-    pub(super) fn is_of(self, other: Self) -> bool {
-        self.of == other.of
-    }
-
-    pub(super) fn expected(self) -> &'static str {
-        self.of.expected
+    /// The names in words, for errors.
+    pub(super) fn expected(self) -> String {
+        format!("one of {}", self.names.join(", "))
     }
 }
 
-/// The value with this index, which has to be in range; for [`choice!`](crate::choice).
-pub fn choice_of(of: &'static Choices, index: usize) -> FieldValue {
-    FieldValue::Choice(Choice { index, of })
+/// The value with this index, which has to be in range, of an enum with these names; for
+/// [`choice!`](crate::choice).
+pub fn choice_of(names: &'static [&'static str], index: usize) -> FieldValue {
+    FieldValue::Choice(Choice { index, names })
 }
 
-/// The index of a value that is one of these; for [`choice!`](crate::choice).
-pub fn index_in(of: &Choices, value: FieldValue) -> Option<usize> {
-    let FieldValue::Choice(choice) = value else { return None };
-    (choice.of == of).then_some(choice.index)
-}
-
-impl PartialEq for Choice {
-    fn eq(&self, other: &Self) -> bool {
-        self.index == other.index && self.of == other.of
+/// The index of a value of an enum with these names; for [`choice!`](crate::choice).
+pub fn index_in(names: &'static [&'static str], value: FieldValue) -> Result<usize> {
+    match value {
+        FieldValue::Choice(choice) if choice.names == names => Ok(choice.index),
+        _ => Err(value.type_error(Choice { index: 0, names }.expected())),
     }
 }
 
@@ -154,27 +139,24 @@ macro_rules! choice {
             $($(#[$name_meta])* $Name,)*
         }
 
-        impl $Choice {
-            const CHOICES: $crate::__private::Choices = $crate::__private::Choices {
-                expected: concat!("one of ", stringify!($First) $(, ", ", stringify!($Name))*),
-                names: &[stringify!($First) $(, stringify!($Name))*],
-            };
-        }
+        const _: () = {
+            const NAMES: &[&str] = &[stringify!($First) $(, stringify!($Name))*];
 
-        impl From<$Choice> for $crate::FieldValue {
-            fn from(value: $Choice) -> Self {
-                const CHOICES: &$crate::__private::Choices = &$Choice::CHOICES;
-                $crate::__private::choice_of(CHOICES, value as usize)
+            impl From<$Choice> for $crate::FieldValue {
+                fn from(value: $Choice) -> Self {
+                    $crate::__private::choice_of(NAMES, value as usize)
+                }
             }
-        }
 
-        impl $crate::__private::Field for $Choice {
-            const EXPECTED: &'static str = Self::CHOICES.expected;
+            impl TryFrom<$crate::FieldValue> for $Choice {
+                type Error = $crate::Error;
 
-            fn from_value(value: $crate::FieldValue) -> Option<Self> {
-                [$Choice::$First $(, $Choice::$Name)*].get($crate::__private::index_in(&Self::CHOICES, value)?).copied()
+                fn try_from(value: $crate::FieldValue) -> $crate::Result<Self> {
+                    let index = $crate::__private::index_in(NAMES, value)?;
+                    Ok([$Choice::$First $(, $Choice::$Name)*][index])
+                }
             }
-        }
+        };
     };
 }
 

@@ -1,172 +1,204 @@
-//! The values that hyper-parameters can have: their types, conversions and ranges.
+//! The values that hyper-parameters can have: their types, conversions and ranges.  [`field_values!`] is the
+//! table of all types. A row has the parts of a value, each a [`Part`]: a real number, a count, a switch or
+//! [`Sizes`]. Printing, files, configurations and hashes see only the parts, as [`Data`].
 
 mod choice;
-mod literal;
+mod data;
 mod sizes;
 
 use std::fmt;
-use std::mem::discriminant;
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::Fingerprint;
 
-pub use choice::{Average, Choice, Choices, NonFinite, choice_of, index_in};
+pub use choice::{Average, Choice, NonFinite, choice_of, index_in};
 
-pub(crate) use literal::{Literal, Number};
+use data::Part;
+#[cfg(feature = "config")]
+pub(crate) use data::{DEEPEST, DataEntry};
+pub(crate) use data::{Data, Number};
 pub use sizes::Sizes;
 
-/// The value of a hyper-parameter, whatever its type.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum FieldValue {
+/// Defines [`FieldValue`]: each type by its parts, and in words.
+macro_rules! field_values {
+    ($($(#[$doc:meta])* $Kind:ident($($part:ident: $T:ty),+), $expected:literal;)+) => {
+        /// The value of a hyper-parameter, whatever its type.  A value converts to and from the type of the
+        /// field, an enum of [`choice!`](crate::choice) included.
+        /// ```
+        /// use optimisers::{Adam, Adjust, FieldValue};
+        ///
+        /// let rule = Adam::new(1e-3);
+        /// let values = ["eta", "beta"].map(|name| rule.field(name).unwrap());
+        /// assert_eq!(values, [FieldValue::Real(1e-3), FieldValue::Pair(0.9, 0.999)]);
+        /// let (eta, beta): (f64, (f64, f64)) = (values[0].try_into()?, values[1].try_into()?);
+        /// assert_eq!((eta, beta), (rule.eta, rule.beta));
+        ///
+        /// let error = bool::try_from(values[1]).unwrap_err();
+        /// assert_eq!(error.to_string(), "the hyper-parameter is (0.9, 0.999), expected true or false");
+        /// # Ok::<(), optimisers::Error>(())
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[non_exhaustive]
+        pub enum FieldValue {
+            $($(#[$doc])* $Kind($($T),+),)+
+            /// One of several named values, such as what to do on a norm that is [not finite](NonFinite).
+            Choice(Choice),
+        }
+
+        $(
+            // The row of a type with one part has that type in brackets.
+            #[allow(unused_parens)]
+            impl From<($($T),+)> for FieldValue {
+                fn from(($($part),+): ($($T),+)) -> Self {
+                    FieldValue::$Kind($($part),+)
+                }
+            }
+
+            #[allow(unused_parens, clippy::needless_question_mark)]
+            impl TryFrom<FieldValue> for ($($T),+) {
+                type Error = Error;
+
+                fn try_from(value: FieldValue) -> Result<Self> {
+                    let read = |parts: &[Data]| {
+                        let [$($part),+] = parts else { return None };
+                        Some(($(Part::read($part)?),+))
+                    };
+                    // A choice is none of these, also if its name is the text of a number, such as `inf`.
+                    let is_choice = matches!(value, FieldValue::Choice(_));
+                    let value_read = if is_choice { None } else { read(&value.parts()) };
+                    value_read.ok_or_else(|| value.type_error($expected))
+                }
+            }
+        )+
+
+        impl FieldValue {
+            /// The parts, in order.
+            fn parts(self) -> SmallVec<[Data; 3]> {
+                match self {
+                    $(FieldValue::$Kind($($part),+) => smallvec![$($part.data()),+],)+
+                    FieldValue::Choice(choice) => smallvec![Data::text(choice.name())],
+                }
+            }
+
+            /// The value of this type with these parts. `None` if a part is of another type.
+            fn with_parts(self, parts: &[Data]) -> Option<Self> {
+                match (self, parts) {
+                    $((FieldValue::$Kind(..), [$($part),+]) => {
+                        Some(FieldValue::$Kind($(Part::read($part)?),+))
+                    })+
+                    (FieldValue::Choice(choice), [Data::Text(name)]) => {
+                        choice.named(name).map(FieldValue::Choice)
+                    }
+                    _ => None,
+                }
+            }
+
+            /// The value's type in words, for errors.
+            pub(crate) fn expected(self) -> String {
+                match self {
+                    $(FieldValue::$Kind(..) => $expected.to_string(),)+
+                    FieldValue::Choice(choice) => choice.expected(),
+                }
+            }
+        }
+    };
+}
+
+field_values! {
     /// A real number, such as a learning rate.
-    Real(f64),
+    Real(value: f64), "a real number";
     /// A pair of reals, such as Adam's beta.
-    Pair(f64, f64),
+    Pair(first: f64, second: f64), "a pair of reals";
     /// Three reals, such as AdEMAMix's beta.
-    Triple(f64, f64, f64),
+    Triple(first: f64, second: f64, third: f64), "three reals";
     /// A count. A field of real numbers takes it, too.
-    Count(u64),
+    Count(count: u64), "a count";
     /// How a whole is cut into parts, such as the rows of a fused matrix.
-    Sizes(Sizes),
+    Sizes(sizes: Sizes), "a list of up to six counts above 0";
     /// A switch.
-    Flag(bool),
-    /// One of several named values, such as what to do on a norm that is [not finite](NonFinite).
-    Choice(Choice),
+    Flag(flag: bool), "true or false";
 }
 
 impl FieldValue {
-    /// Whether this is made of real numbers. Such values, as learning rates are, never decide on the tensors
-    /// of a state.
-    pub(crate) fn is_real(self) -> bool {
-        matches!(self, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..))
+    /// The error that this value is of another type.
+    fn type_error(self, expected: impl fmt::Display) -> Error {
+        Error::new(ErrorKind::Argument, "the hyper-parameter is").with_got(self).with_expected(expected)
+    }
+
+    /// This value as one of the type of `like`; `None` if the types differ.
+    pub(crate) fn like(self, like: FieldValue) -> Option<FieldValue> {
+        match (like, self) {
+            // Names of another enum are refused, even if both enums have this one.
+            (FieldValue::Choice(like), FieldValue::Choice(own)) => {
+                (own.names() == like.names()).then_some(self)
+            }
+            (FieldValue::Choice(_), _) | (_, FieldValue::Choice(_)) => None,
+            _ => like.with_parts(&self.parts()),
+        }
+    }
+
+    /// The value as texts and files have it: its only part, or a list of its parts.
+    pub(crate) fn data(self) -> Data {
+        let mut parts = self.parts();
+        if parts.len() == 1 { parts.remove(0) } else { Data::List(parts.into_vec().into()) }
+    }
+
+    /// The value of this type that `data` is; `None` if it is of another type.
+    pub(crate) fn read(self, data: &Data) -> Option<FieldValue> {
+        match data {
+            Data::List(parts) if self.parts().len() > 1 => self.with_parts(parts),
+            only => self.with_parts(std::slice::from_ref(only)),
+        }
     }
 
     /// Adds the value to a hash.
     pub(crate) fn printed(self, print: Fingerprint) -> Fingerprint {
-        match self {
-            FieldValue::Real(a) => print.real(a),
-            FieldValue::Pair(a, b) => print.real(a).real(b),
-            FieldValue::Triple(a, b, c) => print.real(a).real(b).real(c),
-            FieldValue::Count(count) => print.number(count),
-            FieldValue::Sizes(sizes) => sizes.iter().fold(print, |print, size| print.number(size as u64)),
-            FieldValue::Flag(flag) => print.number(flag.into()),
-            FieldValue::Choice(choice) => print.bytes(choice.name().as_bytes()),
-        }
+        self.parts().iter().fold(print, |print, part| part.printed(print))
+    }
+
+    /// Whether this is made of real numbers. Such values, as learning rates are, never decide on the tensors
+    /// of a state.
+    pub(crate) fn is_real(self) -> bool {
+        self.parts().iter().all(|part| matches!(part, Data::Real(_)))
     }
 
     /// The numbers of a pair or triple; empty for any other value.
-    pub(crate) fn parts(self) -> SmallVec<[f64; 3]> {
-        match self {
-            FieldValue::Pair(first, second) => smallvec![first, second],
-            FieldValue::Triple(first, second, third) => smallvec![first, second, third],
-            _ => SmallVec::new(),
+    pub(crate) fn numbers(self) -> SmallVec<[f64; 3]> {
+        let parts = self.parts();
+        if parts.len() < 2 || !self.is_real() {
+            return SmallVec::new();
         }
+        parts.iter().filter_map(f64::read).collect()
     }
 
-    /// Replaces the number at index `part` of a pair or triple. Panics for any other value.
-    pub(crate) fn with_part(self, part: usize, number: f64) -> Self {
-        let mut all = self.parts();
-        all[part] = number;
-        match all[..] {
-            [first, second] => (first, second).into(),
-            [first, second, third] => (first, second, third).into(),
-            _ => self,
-        }
+    /// Replaces the number at index `part`. Panics if the value has no such number.
+    pub(crate) fn with_number(self, part: usize, number: f64) -> Self {
+        let mut parts = self.parts();
+        parts[part] = Data::Real(number);
+        self.with_parts(&parts).expect("the parts of such a value")
     }
 
-    /// This value as one of the type of `like`; `None` if the types differ. A count is also a real number.
-    pub(crate) fn like(self, like: FieldValue) -> Option<FieldValue> {
-        match (like, self) {
-            (FieldValue::Real(_), FieldValue::Count(count)) => Some(FieldValue::Real(count as f64)),
-            // Choices have one discriminant, whatever their enum is.
-            (FieldValue::Choice(like), FieldValue::Choice(own)) if !own.is_of(like) => None,
-            _ => (discriminant(&like) == discriminant(&self)).then_some(self),
-        }
-    }
-
-    /// The value's type in words, for errors.
-    pub(crate) fn expected(self) -> &'static str {
-        match self {
-            FieldValue::Real(_) => f64::EXPECTED,
-            FieldValue::Pair(..) => <(f64, f64)>::EXPECTED,
-            FieldValue::Triple(..) => <(f64, f64, f64)>::EXPECTED,
-            FieldValue::Count(_) => u64::EXPECTED,
-            FieldValue::Sizes(_) => Sizes::EXPECTED,
-            FieldValue::Flag(_) => bool::EXPECTED,
-            FieldValue::Choice(choice) => choice.expected(),
-        }
+    /// Whether two values are equal, with real numbers compared by `is_same`.
+    pub(crate) fn is_equal(self, other: FieldValue, is_same: impl Fn(f64, f64) -> bool) -> bool {
+        let (own, others) = (self.parts(), other.parts());
+        own.len() == others.len()
+            && own.iter().zip(&others).all(|pair| match pair {
+                (Data::Real(a), Data::Real(b)) => is_same(*a, *b),
+                (a, b) => a == b,
+            })
     }
 }
 
 impl fmt::Display for FieldValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FieldValue::Real(value) => write!(f, "{}", Short(*value)),
-            FieldValue::Pair(first, second) => write!(f, "({}, {})", Short(*first), Short(*second)),
-            FieldValue::Triple(first, second, third) => {
-                write!(f, "({}, {}, {})", Short(*first), Short(*second), Short(*third))
-            }
-            FieldValue::Count(value) => write!(f, "{value}"),
-            FieldValue::Sizes(value) => write!(f, "{value}"),
-            FieldValue::Flag(value) => write!(f, "{value}"),
-            FieldValue::Choice(choice) => f.write_str(choice.name()),
-        }
-    }
-}
-
-/// Displays a number in few characters: below 1e-4, and from 1e16 on, with an exponent.
-struct Short(f64);
-
-impl fmt::Display for Short {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Short(value) = *self;
-        if value != 0.0 && !(1e-4..1e16).contains(&value.abs()) {
-            write!(f, "{value:e}")
+        if let FieldValue::Sizes(sizes) = self {
+            write!(f, "{sizes}")
         } else {
-            write!(f, "{value}")
+            f.write_str(&self.data().words())
         }
     }
-}
-
-/// A type that a hyper-parameter can have; for [`choice!`](crate::choice) and
-/// [`hyper_parameters!`](crate::hyper_parameters).
-pub trait Field: Copy + Into<FieldValue> {
-    /// The type in words, for errors.
-    const EXPECTED: &'static str;
-    /// The value, if it is of this type; a count is also a real number.
-    fn from_value(value: FieldValue) -> Option<Self>;
-}
-
-macro_rules! fields {
-    ($($T:ty, $expected:literal, $value:ident => $wrap:expr $(, $pattern:pat => $unwrap:expr)+;)*) => {$(
-        impl From<$T> for FieldValue {
-            fn from($value: $T) -> Self {
-                $wrap
-            }
-        }
-
-        impl Field for $T {
-            const EXPECTED: &'static str = $expected;
-            fn from_value(value: FieldValue) -> Option<Self> {
-                match value {
-                    $($pattern => $unwrap,)+
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
-
-fields! {
-    f64, "a real number", value => FieldValue::Real(value),
-        FieldValue::Real(value) => Some(value), FieldValue::Count(value) => Some(value as f64);
-    (f64, f64), "a pair of reals", value => FieldValue::Pair(value.0, value.1), FieldValue::Pair(a, b) => Some((a, b));
-    (f64, f64, f64), "three reals", value => FieldValue::Triple(value.0, value.1, value.2), FieldValue::Triple(a, b, c) => Some((a, b, c));
-    Sizes, "a list of up to six counts above 0", value => FieldValue::Sizes(value), FieldValue::Sizes(value) => Some(value);
-    u64, "a count", value => FieldValue::Count(value), FieldValue::Count(value) => Some(value);
-    bool, "true or false", value => FieldValue::Flag(value), FieldValue::Flag(value) => Some(value);
 }
 
 /// For a literal such as `3`, whose type is `i32`: a count, or a real number if it is negative.

@@ -109,15 +109,11 @@ impl Described for Optimiser {
     }
 
     fn write(&mut self, values: &[(usize, FieldValue)]) -> Result<()> {
-        self.run(Purpose::Write(values)).written()
+        self.run(Purpose::Write(values)).check_written()
     }
 
     fn check_described(&self) -> Result<()> {
         self.check_fields().map_err(|(error, _)| error)
-    }
-
-    fn as_described(&mut self) -> &mut dyn Described {
-        self
     }
 }
 

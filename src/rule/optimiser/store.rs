@@ -51,7 +51,6 @@ impl Store {
         match self {
             Store::Master(dtype) => {
                 describer.setting("dtype", *dtype);
-                describer.fixed("dtype");
                 describer.require(|| check_master_dtype(*dtype));
             }
             Store::Split(LowBits::Byte) => describer.setting("bits", 24),

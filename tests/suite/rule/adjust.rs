@@ -74,6 +74,14 @@ fn spellings(value: FieldValue) -> Vec<FieldValue> {
     }
 }
 
+optimisers::choice! {
+    /// An enum with a name of `NonFinite`.
+    enum Other {
+        /// The only one.
+        Skip,
+    }
+}
+
 /// A name, a value for it, and why it is refused.
 type Bad = (&'static str, FieldValue, ErrorKind, &'static str);
 
@@ -96,6 +104,7 @@ fn bad() -> Vec<Bad> {
         value("n", 0u64, "AccumGrad: n is 0, expected 1 or more"),
         value("n", 2.0, "AccumGrad: n is 2, expected a count"),
         value("n", -2, "AccumGrad: n is -2, expected a count"),
+        value("non_finite", Other::Skip, "non_finite is Skip, expected one of Error, Pass, Skip"),
     ];
     let nowhere = "alpha 0.eta 7.eta 6.1.eta 05.eta +5.eta 5..eta .eta 5. eta.5 5.0.eta 6.0.0.eta -5.eta";
     all.extend(nowhere.split(' ').map(|name| (name, 0.5.into(), ErrorKind::UnknownName, "has no field")));
@@ -393,4 +402,74 @@ fn a_raw_identifier_has_its_plain_name() {
     assert_eq!(rule.fields(), [("type", 1.0.into()), ("loop", 2.0.into())]);
     rule.set_field("loop", 3.0.into()).expect("a field");
     assert_eq!((rule.r#type, rule.r#loop), (1.0, 3.0));
+}
+
+optimisers::hyper_parameters! {
+    /// A rule with fields that are named as settings of stores and wrappers.
+    struct Namesake {
+        /// Also a setting of `SplitMaster`.
+        bits: f64 = 1.0 => optimisers::range::positive,
+        /// Also a setting of `MixedPrecision`.
+        dtype: f64 = 1.0 => optimisers::range::positive,
+    }
+}
+
+impl Rule for Namesake {
+    fn apply<'a>(
+        &'a self,
+        _state: &'a mut State,
+        _x: Parameter<'a>,
+        dx: Gradient<'a>,
+    ) -> optimisers::Result<Flow<'a>> {
+        Ok(Flow::Step(dx))
+    }
+}
+
+#[test]
+fn a_setting_is_refused_by_its_name_unless_a_field_has_that_name() {
+    let with = |name: &'static str, optimiser: Optimiser| (name, optimiser);
+    let settings = [
+        with("dtype", Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1)))),
+        with("bits", Optimiser::new(SplitMaster::of_24_bits(Adam::new(0.1)))),
+        with("unscaled", Optimiser::new(Cautious::new(Adam::new(0.1)))),
+        with("slots", Optimiser::new(StoreAs::all(optimisers::SlotFormat::Q8, Adam::new(0.1)))),
+    ];
+    for (name, mut optimiser) in settings {
+        let words = format!("{name} is a setting, which cannot be adjusted, expected one of: eta, beta");
+        let refused = optimiser.adjust_field(name, 1.0).expect_err("a setting");
+        is_kind(&refused, ErrorKind::Argument, &[&words, "set up a new state"]);
+    }
+    let mut split = Optimiser::new(SplitMaster::of_24_bits(Namesake::default()));
+    split.adjust_field("bits", 3.0).expect("a field");
+    let mut mixed = Optimiser::new(MixedPrecision::new(DType::F32, Namesake::default()));
+    mixed.adjust_field("dtype", 5.0).expect("a field");
+    assert_eq!((split.field("bits"), mixed.field("dtype")), (Some(3.0.into()), Some(5.0.into())));
+    // Nor does the setting of one leaf hide the field of another.
+    let model = variables();
+    let mut state = setup_with(&model, |path, _| {
+        Some(match path {
+            "0" => Optimiser::new(SplitMaster::of_24_bits(Adam::new(0.1))),
+            _ => Optimiser::new(Namesake::default()),
+        })
+    })
+    .expect("a state");
+    state.all().adjust_field("bits", 3.0).expect("a field of other leaves");
+    let bits: Vec<Option<FieldValue>> = state.leaves().map(|leaf| leaf.field("bits")).collect();
+    assert_eq!((bits[0], bits[1]), (None, Some(3.0.into())));
+    let refused = state.at("0").expect("a leaf").adjust_field("bits", 3.0).expect_err("a setting");
+    is_kind(&refused, ErrorKind::Argument, &["parameter \"0\"", "SplitMaster: bits is a setting"]);
+}
+
+#[test]
+fn all_fields_are_set_by_as_many_values() {
+    let mut rule = chain();
+    let values: Vec<FieldValue> = rule.fields().into_iter().map(|(_, value)| value).collect();
+    let more = [&values[..], &[1.0.into()]].concat();
+    for others in [&values[1..], &more] {
+        let refused = rule.set_fields(others).expect_err("another count").to_string();
+        let words = format!("the number of values is {}, expected {}", others.len(), values.len());
+        assert!(refused.contains(&words), "{refused}");
+    }
+    rule.set_fields(&values).expect("a value for each field");
+    assert_eq!(rule, chain());
 }

@@ -355,9 +355,9 @@ fn hyper_parameters_reach_the_rule() {
     }
     let mut mixed = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
     is_kind(
-        &mixed.all().adjust_field("dtype", 1.0).expect_err("fixed"),
+        &mixed.all().adjust_field("dtype", 1.0).expect_err("a setting"),
         ErrorKind::Argument,
-        &["dtype decides the layout"],
+        &["MixedPrecision: dtype is a setting, which cannot be adjusted"],
     );
 }
 
