@@ -1,6 +1,8 @@
-//! The values that hyper-parameters can have: their types, conversions and ranges.  [`field_values!`] is the
-//! table of all types. A row has the parts of a value, each a [`Part`]: a real number, a count, a switch or
-//! [`Sizes`]. Printing, files, configurations and hashes see only the parts, as [`Data`].
+//! The values that hyper-parameters can have: their types, conversions and ranges.
+//!
+//! [`field_values!`] is the table of all types. A row has the parts of a value, each a [`Part`]: a real number,
+//! a count, a switch or [`Sizes`]. Printing, files, configurations and hashes see only the parts, as
+//! [`Data`].
 
 mod choice;
 mod data;
@@ -24,8 +26,10 @@ pub use sizes::Sizes;
 /// Defines [`FieldValue`]: each type by its parts, and in words.
 macro_rules! field_values {
     ($($(#[$doc:meta])* $Kind:ident($($part:ident: $T:ty),+), $expected:literal;)+) => {
-        /// The value of a hyper-parameter, whatever its type.  A value converts to and from the type of the
-        /// field, an enum of [`choice!`](crate::choice) included.
+        /// The value of a hyper-parameter, whatever its type.
+        ///
+        /// A value converts to and from the type of the field, an enum of [`choice!`](crate::choice) included.
+        ///
         /// ```
         /// use optimisers::{Adam, Adjust, FieldValue};
         ///
