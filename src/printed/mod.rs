@@ -17,12 +17,12 @@ use names::dependencies;
 use refusal::{check_arithmetic, check_dtypes, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
-use crate::engine::{BoundKernel, Epilogue, Job, Operand, Step, TracedKernel, traced};
+use crate::engine::{BoundKernel, Epilogue, Job, Operand, Progress, Step, TracedKernel, traced};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, counts};
 use crate::rule::field::FieldValue;
-use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, Planned, Progress, State, out_of_range};
+use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, State, out_of_range};
 use crate::tensors::{Tensor, dtype_of};
 
 /// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
@@ -196,7 +196,8 @@ impl Printed {
         // Before the plan, which borrows the state.
         let (places, before) = (slot_places(&self.state), self.progress());
         let Printed { optimiser, parameter, state, calls, known, .. } = self;
-        let Planned { mut job, progress, windows } = parameter.planned(optimiser, state, *calls)?;
+        let mut job = parameter.job(optimiser, state, *calls)?;
+        let (progress, windows) = (job.progress, job.windows);
         let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
             u64::from(high) << 32 | u64::from(low)
@@ -225,18 +226,13 @@ impl Printed {
 
 impl ProbedParameter {
     /// Plans a step of the probe. Counters move once the job has finished.
-    fn planned<'s>(
-        &'s self,
-        optimiser: &'s Optimiser,
-        state: &'s mut State,
-        calls: u64,
-    ) -> Result<Planned<'s>> {
+    fn job<'s>(&'s self, optimiser: &'s Optimiser, state: &'s mut State, calls: u64) -> Result<Job<'s>> {
         let sources = smallvec![Lent::Tensor(self.gradient.clone())];
         let dx = Gradient::new(sources, 1, &self.path).after(calls, false);
-        let planned = optimiser.plan(state, &self.x, dx)?;
-        planned.job.check(&self.x, &|| optimiser.name())?;
-        check_arithmetic(optimiser, &planned.job)?;
-        Ok(planned)
+        let job = optimiser.job(state, &self.x, dx)?;
+        job.check(&self.x, &|| optimiser.name())?;
+        check_arithmetic(optimiser, &job)?;
+        Ok(job)
     }
 
     /// Prints the kernel of a step that follows this progress.
@@ -251,7 +247,7 @@ impl ProbedParameter {
         let trace = |optimiser: &Optimiser, progress: &PrintedProgress| {
             let mut state = optimiser.make_state(&self.x)?;
             progress.give_to(&mut state);
-            traced(&mut self.planned(optimiser, &mut state, progress.calls)?.job).ok_or_else(nothing)
+            traced(&mut self.job(optimiser, &mut state, progress.calls)?).ok_or_else(nothing)
         };
         let dependencies = dependencies(bound, optimiser, progress, trace);
         let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));

@@ -27,7 +27,6 @@ pub use description::role::Role;
 pub(crate) use description::{FieldDescription, FieldValues, has_no, out_of_range};
 pub use evaluation::Evaluation;
 pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};
-pub(crate) use gradient::Windows;
 pub use gradient::elementwise::Elementwise;
 pub(crate) use gradient::elementwise::arithmetic_at;
 pub(crate) use gradient::leaf_norms::LeafNorms;
@@ -37,7 +36,6 @@ pub use kind::Kind;
 pub(crate) use optimiser::consistency::{
     Difference, Extent, check_rounded, copy_difference, difference, not_finite, sample_checksum,
 };
-pub(crate) use optimiser::planned::{Planned, Progress};
 pub(crate) use optimiser::store::Store;
 pub use optimiser::{IntoOptimiser, Optimiser};
 pub use parameter::Parameter;

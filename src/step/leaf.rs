@@ -5,18 +5,18 @@
 //! 1. Take the gradient out of its source, also if the leaf is frozen: it still is a gradient of the call.
 //! 2. Before the first step, compare all of the parameter with the copies that rules keep of it, or renew
 //!    them if earlier calls brought no gradient. The plan works on these copies.
-//! 3. Let the optimiser plan. The job borrows the state from here on.
+//! 3. Let the optimiser make the job, which borrows the state from here on.
 //! 4. Compare the parameter with its master, which the plan has chosen as x, and queue the counters.
 //! 5. Check the job, which later stages trust. Then copy gradients that lie in memory that updates write,
 //!    because the commit would ask for their locks while it holds that of the parameter.
 
 use super::call::{UpdateCall, sources};
-use crate::engine::{Job, Sources, WrittenStorages, prefetch};
+use crate::engine::{Job, OwnStorages, Progress, Sources, Windows, WrittenStorages, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, counts};
-use crate::rule::{Extent, LeafNorms, Planned, Progress, Windows, check_rounded};
+use crate::rule::{Extent, LeafNorms, check_rounded};
 use crate::tensors::repeated_zero;
 use crate::tree::Leaf;
 
@@ -85,6 +85,16 @@ pub(super) struct LeafPlan {
     pub(super) norms: Option<LeafNorms>,
 }
 
+impl LeafPlan {
+    /// Notes what a job means for the call, before the counters of the leaf are added to those of its rules.
+    fn note(&mut self, job: &Job<'_>) {
+        self.progress = Some(job.progress);
+        self.windows = job.windows;
+        // If a step has no gradient, only counters can change.
+        self.moves = job.progress != Progress::WithoutGradient || !job.counters.is_empty();
+    }
+}
+
 /// The update of one leaf, before and after its plan is made.
 pub(super) struct LeafUpdate<'j, 'a> {
     /// The leaf; taken when the plan is made.
@@ -97,7 +107,7 @@ pub(super) struct LeafUpdate<'j, 'a> {
     pub(super) job: &'j mut Option<Job<'a>>,
 }
 
-impl LeafUpdate<'_, '_> {
+impl<'a> LeafUpdate<'_, 'a> {
     /// Whether the plan reads a device. Such a plan is made on the thread of the caller: candle has a CUDA
     /// stream for each thread, and only that of the caller comes after what the caller has computed.
     pub(super) fn reads_device(&self) -> bool {
@@ -126,67 +136,90 @@ impl LeafUpdate<'_, '_> {
             self.plan = std::mem::take(plan);
             return Ok(());
         }
-        let sources = self.gradient.take(leaf, x)?;
-        let has_gradient = !sources.is_empty();
-        let allows_missing = leaf.waiting.is_allowed || matches!(self.gradient, GradientSource::NotFinite);
-        self.plan = LeafPlan { has_gradient, allows_missing, ..LeafPlan::default() };
+        let sources = self.take_gradient(leaf)?;
         leaf.check_parameter()?;
         if leaf.frozen {
             return Ok(());
         }
         let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
         let extent = (!call.options.keep_masters).then_some(extent);
-        if let (true, Some(Extent::First)) = (has_gradient, extent) {
-            // Checked here, because the comparisons read all of the parameter, and `Job::check` comes later.
-            check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
-            let found =
-                if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
-            found.map_err(|error| error.counted_from(leaf.part().start))?;
+        if self.plan.has_gradient && extent == Some(Extent::First) {
+            check_copies(leaf, x)?;
         }
-        let norms = call.options.figures.then(LeafNorms::default);
+
+        self.plan.norms = call.options.figures.then(LeafNorms::default);
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
+        let follows_master = leaf.state.followed().is_some();
         let Leaf { path, optimiser, acting, state, steps, waiting, left, .. } = leaf;
         let optimiser = acting.as_ref().unwrap_or(optimiser);
         let located = |error: Error| error.at(path).counted_from(first);
-        let follows_master = state.followed().is_some();
-        let planned =
-            optimiser.plan(state, x, call.gradient(sources, path, norms.as_ref())).map_err(located)?;
+        let gradient = call.gradient(sources, path, self.plan.norms.as_ref());
+        let mut job = Job { whole, ..optimiser.job(state, x, gradient).map_err(located)? };
+        self.plan.note(&job);
+
+        let makes_step = job.progress == Progress::Applied;
         // Without a gradient or a step nothing overwrites a change of the parameter, so it is not looked for.
-        if let Some(extent) = extent
-            && (has_gradient || planned.progress == Progress::Applied)
-        {
-            let master = planned.job.x.lender();
+        if let Some(extent) = extent.filter(|_| self.plan.has_gradient || makes_step) {
+            let master = job.x.lender();
             if follows_master { check_rounded(master, x, extent) } else { Leaf::check_left(*left, x) }
                 .map_err(located)?;
         }
-        // `StepSummary::committed` sets it again. Until then it is unknown, because a commit that fails may
-        // have written the parameter.
-        *left = left.filter(|_| planned.progress != Progress::Applied);
-        let moves = planned.moves();
-        let Planned { mut job, progress, windows } = planned;
-        if progress == Progress::Applied {
+        if makes_step {
+            // `StepSummary::committed` sets it again. Until then it is unknown, because a commit that fails
+            // may have written the parameter.
+            *left = None;
             let next = counts::after(*steps, 1);
             job.counters.push((steps, next));
         }
         // Such a call brings no gradients by design, so none is missing.
         if !call.options.releases_windows {
-            waiting.count(has_gradient, progress, &mut job.counters);
+            waiting.count(self.plan.has_gradient, job.progress, &mut job.counters);
         }
-        job.whole = whole;
-        let own = job.check(x, &|| optimiser.name())?;
-        if is_cut {
-            job.check_divisible(&|| optimiser.name())?;
-        }
-        // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not would get
-        // numbers of this leaf alone.
-        if call.is_streamed && job.groups().next().is_some() {
-            return Err(needs_all_gradients(path));
-        }
+
+        let own = check_job(&job, call, x, is_cut, &|| optimiser.name())?;
         job.copy_shared(written, &own)?;
-        self.plan = LeafPlan { progress: Some(progress), windows, moves, norms, ..self.plan };
         *self.job = Some(job);
         Ok(())
     }
+
+    /// Takes the gradients of the leaf out of their source, and notes whether there are any.
+    fn take_gradient(&mut self, leaf: &Leaf) -> Result<Sources<'a>> {
+        let sources = self.gradient.take(leaf, self.x)?;
+        self.plan.has_gradient = !sources.is_empty();
+        self.plan.allows_missing =
+            leaf.waiting.is_allowed || matches!(self.gradient, GradientSource::NotFinite);
+        Ok(sources)
+    }
+}
+
+/// Before the first step, compares all of the parameter with the copies that rules keep, or renews these if
+/// earlier calls brought no gradient.
+fn check_copies(leaf: &mut Leaf, x: &dyn Lend) -> Result<()> {
+    // Checked here, because the comparisons read all of the parameter, and `Job::check` comes later.
+    check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
+    let compared = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
+    compared.map_err(|error| error.counted_from(leaf.part().start))
+}
+
+/// Refuses a job that does not fit its parameter, its part of it, or the call. Returns the storages that the
+/// commit locks for writing. `rule` names the optimiser in errors.
+fn check_job(
+    job: &Job<'_>,
+    call: &UpdateCall,
+    x: &dyn Lend,
+    is_cut: bool,
+    rule: &dyn Fn() -> String,
+) -> Result<OwnStorages> {
+    let own = job.check(x, rule)?;
+    if is_cut {
+        job.check_divisible(rule)?;
+    }
+    // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not would get numbers
+    // of this leaf alone.
+    if call.is_streamed && job.groups().next().is_some() {
+        return Err(needs_all_gradients(job.path));
+    }
+    Ok(own)
 }
 
 /// The error of a streamed step for a rule that depends on later gradients.

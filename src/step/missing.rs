@@ -2,10 +2,10 @@
 //! warning.
 
 use super::paths::Paths;
+use crate::engine::Progress;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, joined, listed};
 use crate::model::cuts::{advice, is_running_statistic};
-use crate::rule::Progress;
 use crate::tree::{Leaf, StateTree};
 
 /// The leaves without a gradient in a call, by index. Allocates nothing if all have one.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! stage         method        does                                                      writes
-//! StepCall      plan     ──>  each leaf's optimiser plans a Job; StepSummary of all     nothing
+//! StepCall      plan     ──>  each leaf's optimiser makes a Job; StepSummary of all     nothing
 //! PlannedStep   reduce   ──>  norms, sums and checks; decides the Ending                nothing
 //! ReducedStep   commit   ──>  runs the jobs, if the ending is Committed                 leaves
 //! EndedStep     outcome       counts, histories of norms, warnings, the Outcome         the tree
@@ -24,12 +24,12 @@ use super::leaf::{GradientSource, LeafPlan, LeafUpdate};
 use super::outcome::{Outcome, SkipReason, Status};
 use super::ranks::Ranks;
 use super::summary::StepSummary;
-use crate::engine::{Epilogue, Job, ReduceOutcome, UpdateTargets, for_all};
+use crate::engine::{Epilogue, Job, Progress, ReduceOutcome, UpdateTargets, for_all};
 use crate::error::Result;
 use crate::error::warning::Warning;
 use crate::model::lent::Lent;
 use crate::ranks::{Call, KeptSums};
-use crate::rule::Progress;
+use crate::rule::Flow;
 use crate::tree::{Leaf, LimitedNorms, NormHistories, StateTree};
 
 /// Applies a step. `parameters` and `gradients` are in the order of the leaves.
@@ -225,7 +225,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         for place in self.jobs.iter_mut() {
             *place = place.take().map(|Job { path, x, whole, sources, offloaded, addresses, .. }| {
                 let gradient = call.gradient(sources, path, None);
-                Job { whole, offloaded, addresses, ..gradient.into_job(x, Epilogue::StateOnly) }
+                Job { whole, offloaded, addresses, ..Flow::Step(gradient).into_job(x, Epilogue::StateOnly) }
             });
         }
         let engine = call.options.engine;

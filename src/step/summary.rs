@@ -12,11 +12,12 @@ use super::figures::LeafFigures;
 use super::leaf::LeafPlan;
 use super::missing::Missing;
 use super::outcome::{Outcome, SkipReason, Status};
+use crate::engine::{Progress, Windows};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::counts;
-use crate::rule::{LeafNorms, Progress, Windows};
+use crate::rule::LeafNorms;
 use crate::tree::StateTree;
 
 /// The plans of all leaves together, and the norms of groups once they are computed.

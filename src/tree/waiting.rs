@@ -1,8 +1,7 @@
 //! The calls in which a leaf had no gradient, and whether that is allowed.
 
-use crate::engine::CounterWrites;
+use crate::engine::{CounterWrites, Progress};
 use crate::numbers::counts;
-use crate::rule::Progress;
 
 /// A leaf's calls without a gradient.
 #[derive(Clone, Copy, Debug, Default)]

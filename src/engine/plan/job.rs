@@ -59,8 +59,32 @@ pub(crate) struct Job<'a> {
     pub(crate) numbers: NumberWrites<'a>,
     /// Where the gradients are that `copy_shared` has not copied, so that a prefetch takes no lock.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
+    pub(crate) progress: Progress,
+    pub(crate) windows: Windows,
     /// Whether a write to parameter or state has begun.
     pub(crate) has_moved: bool,
+}
+
+/// What one call does to a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The leaf makes a step.
+    Applied,
+    /// The leaf collects a gradient, and the parameter stays.
+    Accumulated,
+    /// The leaf makes no step, because there is no gradient.
+    WithoutGradient,
+    /// There is no gradient yet, but the leaf's window goes on and may still get one.
+    Waiting,
+}
+
+/// What a call does to the windows of accumulation of a parameter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Windows {
+    /// Whether a window stays open.
+    pub(crate) open: bool,
+    /// Whether the gradient includes what earlier calls collected.
+    pub(crate) released: bool,
 }
 
 /// What the arithmetic calls x.
@@ -221,6 +245,8 @@ impl<'a> Job<'a> {
             counters: CounterWrites::new(),
             numbers: NumberWrites::new(),
             addresses: SmallVec::new(),
+            progress: Progress::WithoutGradient,
+            windows: Windows::default(),
             has_moved: false,
         }
     }

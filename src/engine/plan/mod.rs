@@ -13,8 +13,11 @@ mod step;
 
 pub(crate) use check::check_gradient;
 pub(super) use check::kind_of;
-pub(crate) use job::{CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, Sources};
-pub(super) use job::{JobSegments, OwnStorages, Segment, Sink, slots_mut};
+pub(crate) use job::{
+    CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, OwnStorages, Progress,
+    Sources, Windows,
+};
+pub(super) use job::{JobSegments, Segment, Sink, slots_mut};
 pub(super) use request::{GradientView, ReductionRequest};
 pub(super) use step::{FunctionOutput, Link};
 pub(crate) use step::{

@@ -17,7 +17,8 @@ mod whole;
 use super::state::parts::other_number;
 use super::{Counters, Slots};
 use crate::engine::{
-    Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Sources, Step, Steps, erased,
+    Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Progress, Sources, Step, Steps, Windows,
+    erased,
 };
 use crate::error::Result;
 use crate::model::lent::Lend;
@@ -43,7 +44,7 @@ pub struct Gradient<'a> {
     /// How many calls windows at this place have counted before this one. After a window of `n` calls in the
     /// chain, `n` calls count as one.
     calls: u64,
-    windows: Windows,
+    pub(super) windows: Windows,
     /// Whether open windows end in this call, although they are not full.
     releases: bool,
     /// Whether windows at this place count this call.
@@ -53,15 +54,6 @@ pub struct Gradient<'a> {
     /// The norms that the caller of `update` has requested, if any.
     pub(super) wanted: Option<NormRequest>,
     path: &'a str,
-}
-
-/// What a call does to the windows of accumulation of a parameter.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Windows {
-    /// Whether a window stays open.
-    pub(crate) open: bool,
-    /// Whether the gradient includes what earlier calls collected.
-    pub(crate) released: bool,
 }
 
 /// Where a chain goes after a rule.
@@ -89,6 +81,30 @@ impl<'a> Flow<'a> {
         match self {
             Flow::Step(dx) => step(dx).map(Flow::Step),
             Flow::Hold(dx) => Ok(Flow::Hold(dx)),
+        }
+    }
+
+    /// The job of all planned steps on `x`. If the leaf makes a step, `epilogue` stores the parameter.
+    pub(crate) fn into_job(
+        self,
+        x: Operand<'a>,
+        epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
+    ) -> Job<'a> {
+        let (gradient, progress) = match self {
+            Flow::Step(gradient) if gradient.missing => (gradient, Progress::WithoutGradient),
+            Flow::Hold(gradient) if gradient.missing => (gradient, Progress::Waiting),
+            Flow::Step(gradient) => (gradient.measured_at_the_end(), Progress::Applied),
+            // Not measured, because a window is measured as a whole when it ends.
+            Flow::Hold(gradient) => (gradient.unmeasured(), Progress::Accumulated),
+        };
+        Job {
+            steps: gradient.steps,
+            counters: gradient.counters,
+            numbers: gradient.numbers,
+            epilogue: if progress == Progress::Applied { epilogue } else { Epilogue::StateOnly },
+            progress,
+            windows: gradient.windows,
+            ..Job::new(gradient.path, x, gradient.sources)
         }
     }
 }
@@ -148,10 +164,6 @@ impl<'a> Gradient<'a> {
             self.windows.open = true;
         }
         (self, ends, calls)
-    }
-
-    pub(crate) fn windows(&self) -> Windows {
-        self.windows
     }
 
     /// The parameter's path in the model.
@@ -214,7 +226,7 @@ impl<'a> Gradient<'a> {
 
     /// Sets a counter when the step is committed, whether the gradient is missing or not.
     pub fn set_counter(mut self, counter: &'a mut u64, next: u64) -> Self {
-        // Unchanged counters are left out, because `Planned::moves` takes a counter here for a change.
+        // Unchanged counters are left out, because `LeafPlan::note` takes a counter here for a change.
         if *counter != next {
             self.counters.push((counter, next));
         }
@@ -275,20 +287,5 @@ impl<'a> Gradient<'a> {
             self.steps.push(Step::Check);
         }
         self
-    }
-
-    /// The job of these steps on `x`, with `epilogue` to store the parameter.
-    pub(crate) fn into_job(
-        self,
-        x: Operand<'a>,
-        epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
-    ) -> Job<'a> {
-        Job {
-            steps: self.steps,
-            counters: self.counters,
-            numbers: self.numbers,
-            epilogue,
-            ..Job::new(self.path, x, self.sources)
-        }
     }
 }

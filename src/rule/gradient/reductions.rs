@@ -168,7 +168,7 @@ impl<'a> Gradient<'a> {
         // Two kinds of groups, because group 0 of `SkipOutliers` is not group 0 of `ClipGlobalNorm`.
         let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
         // The windows have to be given up if the outlier is a sum that they have collected.
-        let limit = limit.map(|limit| NormLimit { is_collected: self.windows().released, ..limit });
+        let limit = limit.map(|limit| NormLimit { is_collected: self.windows.released, ..limit });
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
             NonFinite::Pass => OnNonFinite::Compute,

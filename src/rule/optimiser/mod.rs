@@ -11,7 +11,6 @@
 //! CPU, which are not.
 
 pub(crate) mod consistency;
-pub(crate) mod planned;
 pub(crate) mod store;
 
 use std::borrow::Cow;
@@ -23,10 +22,10 @@ use super::state::not_made_by;
 use super::state::place::ChildPlace;
 use super::traits::{Checked, Purpose};
 use super::{
-    Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Planned,
-    Rule, State, Store,
+    Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Rule,
+    State, Store,
 };
-use crate::engine::{Buffer, Epilogue, OffloadTarget, owned_on, set_lent};
+use crate::engine::{Buffer, Epilogue, Job, OffloadTarget, owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
 use crate::tensors::{Device, Tensor, Var};
@@ -297,15 +296,15 @@ impl Optimiser {
         self.store.keep_precise(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
     }
 
-    /// Plans a step for the parameter `x`.
-    pub(crate) fn plan<'a>(
+    /// The job of a step for the parameter `x`.
+    pub(crate) fn job<'a>(
         &'a self,
         state: &'a mut State,
         x: &'a dyn Lend,
         dx: Gradient<'a>,
-    ) -> Result<Planned<'a>> {
+    ) -> Result<Job<'a>> {
         if state.staging.is_none() {
-            return self.store.plan(&*self.rule, state, x, dx);
+            return self.store.job(&*self.rule, state, x, dx);
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else {
@@ -313,13 +312,13 @@ impl Optimiser {
         };
         let copy = master.as_ref().and_then(Buffer::variable);
         let on_cpu = copy.map_or(x, |copy| copy as &dyn Lend);
-        let mut planned = self.store.plan(&*self.rule, &mut inner.state, on_cpu, dx)?;
+        let mut job = self.store.job(&*self.rule, &mut inner.state, on_cpu, dx)?;
         // The job writes on the CPU only. What the master is rounded to is uploaded from `staging`.
-        if let Epilogue::Master(rounded) = &mut planned.job.epilogue {
+        if let Epilogue::Master(rounded) = &mut job.epilogue {
             *rounded = staging;
         }
-        planned.job.offloaded = Some(OffloadTarget::new(staging, x));
-        Ok(planned)
+        job.offloaded = Some(OffloadTarget::new(staging, x));
+        Ok(job)
     }
 
     /// See [`Rule::end_window`].

@@ -11,10 +11,9 @@
 //!
 //! [`Store::of`] decides by dtype: a parameter as precise as its store would make it is `Rounded`.
 
-use super::planned::{Planned, Progress};
 use crate::engine::{
-    Buffer, Epilogue, Operand, compensated, joined, keep_low_bits, rounded, rounded_to, set_lent,
-    set_lent_and, split,
+    Buffer, Epilogue, Job, Operand, Progress, compensated, joined, keep_low_bits, rounded, rounded_to,
+    set_lent, set_lent_and, split,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
@@ -210,46 +209,46 @@ impl Store {
         Ok(store.keeps_precise())
     }
 
-    /// Plans a step of `rule` for the parameter `x`.
-    pub(super) fn plan<'a>(
+    /// The job of a step of `rule` for the parameter `x`.
+    pub(super) fn job<'a>(
         self,
         rule: &'a dyn Rule,
         state: &'a mut State,
         x: &'a dyn Lend,
         dx: Gradient<'a>,
-    ) -> Result<Planned<'a>> {
-        let (store, path) = (self.of(x.dtype())?, dx.path());
+    ) -> Result<Job<'a>> {
+        let (store, path, seen) = (self.of(x.dtype())?, dx.path(), Parameter::new(x));
         let (of_rule, kept, roundings) = store.parts(state)?;
-        let seen = match (store, &kept) {
-            (Store::Master(_), Some(master)) => {
-                Parameter::new(x).as_master(master.dtype(), master.device().is_cpu())
+        let lacks = || store.other_state();
+        Ok(match store {
+            Store::Rounded => rule.apply(of_rule, seen, dx)?.into_job(Operand::Lent(x), Epilogue::Subtract),
+            Store::Master(_) => {
+                let master = kept.ok_or_else(lacks)?;
+                let seen = seen.as_master(master.dtype(), master.device().is_cpu());
+                rule.apply(of_rule, seen, dx)?.into_job(Operand::master(master), Epilogue::Master(x))
             }
-            _ => Parameter::new(x),
-        };
-        let flow = rule.apply(of_rule, seen, dx)?;
-        let kept = || kept.ok_or_else(|| store.other_state());
-        let mut low_bits = None;
-        let (operand, epilogue) = match store {
-            Store::Rounded => (Operand::Lent(x), Epilogue::Subtract),
-            Store::Master(_) => (Operand::master(kept()?), Epilogue::Master(x)),
             Store::Split(_) => {
-                low_bits = Some(kept()?);
-                (Operand::Lent(x), Epilogue::Subtract)
+                let flow = rule.apply(of_rule, seen, dx)?;
+                let low_bits = Some(kept.ok_or_else(lacks)?);
+                Job { low_bits, ..flow.into_job(Operand::Lent(x), Epilogue::Subtract) }
             }
-            Store::Compensated => (Operand::Lent(x), Epilogue::Kahan(kept()?)),
+            Store::Compensated => {
+                let flow = rule.apply(of_rule, seen, dx)?;
+                flow.into_job(Operand::Lent(x), Epilogue::Kahan(kept.ok_or_else(lacks)?))
+            }
             Store::Stochastic { seed } => {
-                let step = *roundings.as_deref().ok_or_else(|| store.other_state())?;
-                (Operand::Lent(x), Epilogue::Stochastic(random_key(seed, step, path)))
+                let flow = rule.apply(of_rule, seen, dx)?;
+                let step = roundings.ok_or_else(lacks)?;
+                let key = random_key(seed, *step, path);
+                let mut job = flow.into_job(Operand::Lent(x), Epilogue::Stochastic(key));
+                // Only a step is rounded, so a call without a step does not move the counter.
+                if job.progress == Progress::Applied {
+                    let next = counts::after(*step, 1);
+                    job.counters.push((step, next));
+                }
+                job
             }
-        };
-        let mut planned = Planned::new(flow, operand, epilogue);
-        planned.job.low_bits = low_bits;
-        // Only a step is rounded, so a call without a step does not move the counter.
-        if let (Some(roundings), Progress::Applied) = (roundings, planned.progress) {
-            let next = counts::after(*roundings, 1);
-            planned.job.counters.push((roundings, next));
-        }
-        Ok(planned)
+        })
     }
 
     /// The state of the rule, and the tensor and the counter that this store keeps.

@@ -9,10 +9,10 @@ use super::super::call::UpdateCall;
 use super::super::leaf::LeafPlan;
 use super::super::summary::StepSummary;
 use super::{OpenLeaf, StreamedStep, plan};
+use crate::engine::Progress;
 use crate::error::Result;
 use crate::model::candle::not_of_candle;
 use crate::model::lent::Lent;
-use crate::rule::Progress;
 
 impl StreamedStep<'_> {
     /// The scale of the loss that the gradients belong to.
