@@ -46,44 +46,35 @@ macro_rules! by_tensors {
     }};
 }
 
-/// The indices of jobs (each is the plan for one leaf), sorted by the engine that does their work.
-#[derive(Default)]
-struct WorkByEngine {
-    cpu: Vec<usize>,
-    isa: Option<Isa>,
-    devices: Vec<(Device, Vec<usize>)>,
-    tensors: Vec<usize>,
+/// Where the work of a job (the plan for one leaf) is done.
+fn route(engine: Engine, job: &Job<'_>) -> Route {
+    match engine.route(job.x.device()) {
+        // The device engine takes only tensors. Other memory goes to tensor operations, which first copy it
+        // to a tensor.
+        Route::Device(_) if !job.is_of_tensors() => Route::Tensors,
+        route => route,
+    }
 }
 
-impl WorkByEngine {
-    /// Sorts jobs by the device of their x, which is the parameter or its master.
-    fn new<'j, 'a: 'j>(engine: Engine, jobs: impl Iterator<Item = &'j Job<'a>>) -> Self {
-        let mut routed = WorkByEngine::default();
-        for (index, job) in jobs.enumerate() {
-            let device = job.x.device();
-            match engine.route(device) {
-                // The device engine takes only tensors. Other memory goes to tensor operations, which first
-                // copy it to a tensor.
-                Route::Device if !job.is_of_tensors() => routed.tensors.push(index),
-                Route::Cpu(isa) => {
-                    routed.isa = Some(isa);
-                    routed.cpu.push(index);
-                }
-                #[cfg(feature = "candle")]
-                Route::Tensors => routed.tensors.push(index),
-                Route::Device => match routed.devices.iter_mut().find(|(known, _)| known.same_device(device))
-                {
-                    Some((_, indices)) => indices.push(index),
-                    None => routed.devices.push((device.clone(), vec![index])),
-                },
+/// Sorts items by where their work is done.
+fn by_route<I>(items: impl IntoIterator<Item = I>, route: impl Fn(&I) -> Route) -> Vec<(Route, Vec<I>)> {
+    let items = items.into_iter();
+    let (count, mut routed) = (items.size_hint().0, Vec::<(Route, Vec<I>)>::new());
+    for item in items {
+        let route = route(&item);
+        match routed.iter_mut().find(|(known, _)| known.is(&route)) {
+            Some((_, items)) => items.push(item),
+            None => {
+                // Most often all items have one route.
+                let mut items = Vec::with_capacity(if routed.is_empty() { count } else { 1 });
+                items.push(item);
+                routed.push((route, items));
             }
         }
-        routed
     }
-
-    fn isa(&self) -> Isa {
-        self.isa.unwrap_or(Isa::PORTABLE)
-    }
+    // The CPU last, because devices work in the meantime.
+    routed.sort_by_key(|(route, _)| matches!(route, Route::Cpu(_)));
+    routed
 }
 
 /// Computes an answer to each question about a leaf: totals for a norm, or elements. The fused engine of the
@@ -95,26 +86,22 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
     job: impl Fn(&Q) -> &'j Job<'a>,
     on_device: impl Fn(&Device, &[Q]) -> Result<Vec<Option<A>>>,
     by_tensors: impl Fn(Q) -> Result<A>,
-    on_cpu: impl FnOnce(Isa, Vec<Q>) -> Result<Vec<A>>,
+    on_cpu: impl Fn(Isa, &[Q]) -> Result<Vec<A>>,
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
-    let mut routed = WorkByEngine::new(engine, questions.iter().map(job));
-    for (device, indices) in std::mem::take(&mut routed.devices) {
-        let here: Vec<Q> = indices.iter().map(|&index| questions[index]).collect();
-        for (index, answer) in indices.into_iter().zip(on_device(&device, &here)?) {
-            // The device has no kernel for this question, or no back-end.
-            if answer.is_none() {
-                routed.tensors.push(index);
-            }
-            answers[index] = answer;
+    for (route, here) in
+        by_route(questions.iter().copied().enumerate(), |(_, question)| route(engine, job(question)))
+    {
+        let (places, here): (Vec<usize>, Vec<Q>) = here.into_iter().unzip();
+        let of_engine = match route {
+            Route::Cpu(isa) => on_cpu(isa, &here)?.into_iter().map(Some).collect(),
+            // Without a kernel for a question, or a back-end for the device, the answer is `None`.
+            Route::Device(device) => on_device(&device, &here)?,
+            Route::Tensors => here.iter().map(|_| None).collect(),
+        };
+        for ((place, question), answer) in places.into_iter().zip(here).zip(of_engine) {
+            answers[place] = Some(answer.map_or_else(|| by_tensors(question), Ok)?);
         }
-    }
-    for &index in &routed.tensors {
-        answers[index] = Some(by_tensors(questions[index])?);
-    }
-    let here = routed.cpu.iter().map(|&index| questions[index]).collect();
-    for (&index, answer) in routed.cpu.iter().zip(on_cpu(routed.isa(), here)?) {
-        answers[index] = Some(answer);
     }
     Ok(answers.into_iter().flatten().collect())
 }
@@ -132,7 +119,7 @@ pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Res
     let open: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
     let on_device =
         |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
-    let on_cpu = |isa, here: Vec<_>| here.into_iter().map(|view| cpu::materialise(isa, view)).collect();
+    let on_cpu = |isa, here: &[_]| here.iter().map(|view| cpu::materialise(isa, *view)).collect();
     let by_tensors = |view: GradientView<'_, '_>| by_tensors!(materialise, view, view.job);
     let mut made = answers(engine, &open, |view| view.job, on_device, by_tensors, on_cpu)?.into_iter();
     let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
@@ -159,27 +146,21 @@ pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tenso
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
     empty.into_iter().try_for_each(Job::finish)?;
-    let routed = WorkByEngine::new(engine, jobs.iter().map(|job| &**job));
-    let mut jobs: Vec<Option<&mut Job<'_>>> = jobs.into_iter().map(Some).collect();
-    let mut take = |indices: &[usize]| -> Vec<&mut Job<'_>> {
-        indices.iter().filter_map(|&index| jobs[index].take()).collect()
-    };
-    for (device, indices) in &routed.devices {
-        let mut here = take(indices);
-        let here = &mut here[..];
-        let done = on_backend!(device, device::commit_with, &mut *here, vec![false; here.len()])?;
-        for (job, done) in here.iter_mut().zip(done) {
-            match done {
-                true => job.finish()?,
-                false => by_tensors!(commit, job, job).map_err(|error| error.at(job.path))?,
+    let by_tensors = |job: &mut Job<'_>| by_tensors!(commit, job, job).map_err(|error| error.at(job.path));
+    for (route, mut jobs) in by_route(jobs, |job| route(engine, job)) {
+        match route {
+            Route::Cpu(isa) => cpu::commit(isa, jobs)?,
+            Route::Device(device) => {
+                let here = &mut jobs[..];
+                let done = on_backend!(&device, device::commit_with, &mut *here, vec![false; here.len()])?;
+                for (job, is_done) in jobs.into_iter().zip(done) {
+                    if is_done { job.finish()? } else { by_tensors(job)? }
+                }
             }
+            Route::Tensors => jobs.into_iter().try_for_each(by_tensors)?,
         }
     }
-    // Not a `for` loop: without candle `by_tensors` always fails, so the loop would return in its first turn,
-    // which lints refuse.
-    let by_tensors = |job: &mut Job<'_>| by_tensors!(commit, job, job).map_err(|error| error.at(job.path));
-    take(&routed.tensors).into_iter().try_for_each(by_tensors)?;
-    cpu::commit(routed.isa(), take(&routed.cpu))
+    Ok(())
 }
 
 /// Copies a gradient to the CPU. If the gradient is contiguous, its device needs no memory for the copy.

@@ -33,15 +33,26 @@ pub enum Engine {
 }
 
 /// Where the work of a leaf is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Route {
     /// On the CPU, fused.
     Cpu(Isa),
-    /// On its device, by code that is printed for it.
-    Device,
-    /// On its device, by candle's tensor operations.
-    #[cfg(feature = "candle")]
+    /// On this device, by code that is printed for it.
+    Device(Device),
+    /// On the device of the leaf, by candle's tensor operations.
     Tensors,
+}
+
+impl Route {
+    /// Whether both are one engine on one device.
+    pub(super) fn is(&self, other: &Route) -> bool {
+        match (self, other) {
+            (Route::Cpu(isa), Route::Cpu(others)) => isa == others,
+            (Route::Device(device), Route::Device(others)) => device.same_device(others),
+            (Route::Tensors, Route::Tensors) => true,
+            _ => false,
+        }
+    }
 }
 
 impl Engine {
@@ -56,8 +67,8 @@ impl Engine {
             #[cfg(feature = "candle")]
             Engine::Tensors => Route::Tensors,
             #[cfg(feature = "emulate")]
-            Engine::Emulated => Route::Device,
-            _ if !device.is_cpu() => Route::Device,
+            Engine::Emulated => Route::Device(device.clone()),
+            _ if !device.is_cpu() => Route::Device(device.clone()),
             Engine::Fused => Route::Cpu(Isa::best()),
             Engine::FusedWith(isa) => Route::Cpu(isa),
         }

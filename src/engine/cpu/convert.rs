@@ -24,8 +24,6 @@ use super::avx2;
 use super::codes::{decoded, encoded};
 use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::engine::kernel::isa::Vectors;
 use crate::engine::kernel::{LaneFloat, per_isa};
 use crate::numbers::codes::{self, BLOCK, RECORD, TOGETHER};
 use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24, split_block};
@@ -75,28 +73,28 @@ pub(super) trait Storable: LaneFloat {
 
 impl Storable for f32 {
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [f32]) {
-        match isa.vectors() {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+        match isa {
+            // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
-            Vectors::Bits512 | Vectors::Bits256 => unsafe { avx2::widen_f16(src, dst) },
+            Isa::AVX512 | Isa::AVX2 => unsafe { avx2::widen_f16(src, dst) },
             _ => each(isa, src, dst, f16::to_f32_const),
         }
     }
 
     fn to_f16(isa: Isa, src: &[f32], dst: &mut [f16]) {
-        match isa.vectors() {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+        match isa {
+            // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
-            Vectors::Bits512 | Vectors::Bits256 => unsafe { avx2::narrow_f16(src, dst) },
+            Isa::AVX512 | Isa::AVX2 => unsafe { avx2::narrow_f16(src, dst) },
             _ => each(isa, src, dst, f16::from_f32_const),
         }
     }
 
     fn to_bf16s(isa: Isa, src: &[f32], dst: &mut [bf16]) {
-        match isa.vectors() {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+        match isa {
+            // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
-            Vectors::Bits256 => unsafe { avx2::narrow_bf16(src, dst, f32::to_bf16) },
+            Isa::AVX2 => unsafe { avx2::narrow_bf16(src, dst, f32::to_bf16) },
             _ => each(isa, src, dst, f32::to_bf16),
         }
     }
@@ -130,10 +128,8 @@ impl Storable for f32 {
 
     fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if let (Vectors::Bits256, 0, Ok(block)) =
-            (isa.vectors(), first, <&mut [f32; BLOCK]>::try_from(&mut *dst))
-        {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+        if let (Isa::AVX2, 0, Ok(block)) = (isa, first, <&mut [f32; BLOCK]>::try_from(&mut *dst)) {
+            // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             if unsafe { avx2::decode(code, record, block) } {
                 return;
             }
@@ -144,8 +140,8 @@ impl Storable for f32 {
     fn encode(isa: Isa, code: Code, src: &[f32], records: &mut [[u8; RECORD]]) {
         for (src, records) in src.chunks(TOGETHER * BLOCK).zip(records.chunks_mut(TOGETHER)) {
             #[cfg(target_arch = "x86_64")]
-            if let (Vectors::Bits256, (blocks, [])) = (isa.vectors(), src.as_chunks()) {
-                // SAFETY: `Isa` has vectors only if it has detected their instructions.
+            if let (Isa::AVX2, (blocks, [])) = (isa, src.as_chunks()) {
+                // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
                 if unsafe { avx2::encode(code, blocks, records) } {
                     continue;
                 }
@@ -155,19 +151,19 @@ impl Storable for f32 {
     }
 
     fn from_24(isa: Isa, high: &[bf16], low: &[u8], dst: &mut [f32]) {
-        match isa.vectors() {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+        match isa {
+            // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
-            Vectors::Bits256 => unsafe { avx2::join_24(high, low, dst, joined_24) },
+            Isa::AVX2 => unsafe { avx2::join_24(high, low, dst, joined_24) },
             _ => joined_from_24(isa, high, low, dst),
         }
     }
 
     fn to_24(isa: Isa, src: &[f32], high: &mut [bf16], low: &mut [u8]) {
-        match isa.vectors() {
-            // SAFETY: `Isa` has vectors only if it has detected their instructions.
+        match isa {
+            // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
-            Vectors::Bits256 => unsafe { avx2::split_24(src, high, low, split_24) },
+            Isa::AVX2 => unsafe { avx2::split_24(src, high, low, split_24) },
             _ => split_to_24(isa, src, high, low),
         }
     }

@@ -87,8 +87,8 @@ fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, i
 }
 
 /// The totals of the chunks of each request's elements.
-pub(super) fn reduce(isa: Isa, requests: Vec<ReductionRequest<'_, '_>>) -> Result<Vec<ChunkTotals>> {
-    let mut answers: Vec<_> = requests.into_iter().map(|request| (request, ChunkTotals::new())).collect();
+pub(super) fn reduce(isa: Isa, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
+    let mut answers: Vec<_> = requests.iter().map(|request| (*request, ChunkTotals::new())).collect();
     let leaf =
         |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals),
          parallel| {

@@ -34,8 +34,8 @@ use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
 use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{
-    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneBlock, LaneFloat, Reducer, add, chunk_length,
-    join_accumulators, reduce_block, subtract,
+    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneFloat, Reducer, add, chunk_length, join_accumulators,
+    reduce_block, subtract,
 };
 use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::codes;
@@ -94,7 +94,7 @@ impl<'p> PassStep<'p> {
 
     /// Runs over a block.
     fn run<T: LaneFloat>(&self, isa: Isa, arrays: LaneArrays<'_, T>) {
-        self.kernel.run(self.prologue.as_ref(), &mut LaneBlock { isa, lanes: T::lanes(arrays) });
+        self.kernel.run(isa, self.prologue.as_ref(), &mut T::lanes(arrays));
     }
 }
 

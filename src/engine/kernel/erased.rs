@@ -2,14 +2,15 @@
 
 use smallbox::{SmallBox, smallbox};
 
-use super::lanes::{LaneBlock, run_lanes};
+use super::Isa;
+use super::lanes::{Lanes, run_lanes};
 use crate::numbers::value::{self, Arithmetic, Array, Prologue, Value};
 
 /// [`Arithmetic`] as a trait object. One call runs a whole block of elements, so the indirection costs
 /// nothing measurable.
 pub(crate) trait Kernel: Send + Sync {
-    /// Runs over a block on the CPU. A prologue changes each gradient before the arithmetic.
-    fn run(&self, prologue: Option<&Prologue>, block: &mut LaneBlock<'_>);
+    /// Runs over elements on the CPU. A prologue changes each gradient before the arithmetic.
+    fn run(&self, isa: Isa, prologue: Option<&Prologue>, lanes: &mut Lanes<'_>);
     /// See [`Arithmetic::TAKES_PROLOGUE`].
     fn takes_prologue(&self) -> bool;
     /// See [`Arithmetic::as_prologue`].
@@ -36,13 +37,13 @@ pub(crate) fn erased(kernel: impl Kernel + 'static) -> ErasedKernel {
 }
 
 impl<A: Arithmetic> Kernel for A {
-    fn run(&self, prologue: Option<&Prologue>, block: &mut LaneBlock<'_>) {
+    fn run(&self, isa: Isa, prologue: Option<&Prologue>, lanes: &mut Lanes<'_>) {
         debug_assert!(A::TAKES_PROLOGUE || prologue.is_none());
         match prologue {
             // `TAKES_PROLOGUE` is a constant. If it is false, the compiler drops this arm, and with it a
             // second loop that would apply the prologue.
-            Some(prologue) if A::TAKES_PROLOGUE => run_lanes(Behind(*prologue, *self), block),
-            _ => run_lanes(*self, block),
+            Some(prologue) if A::TAKES_PROLOGUE => run_lanes(isa, Behind(*prologue, *self), lanes),
+            _ => run_lanes(isa, *self, lanes),
         }
     }
 

@@ -14,20 +14,15 @@ use crate::numbers::value::{Arithmetic, Array, Compute, Lane};
 /// memory, because the hardware does not read ahead on all their arrays.
 pub(in crate::engine) const BLOCK: usize = 128;
 
-/// Elements of one leaf, in the type of the arithmetic: at most [`BLOCK`], if the chain has several steps.
-pub(crate) struct LaneBlock<'b> {
-    pub(in crate::engine) isa: Isa,
-    pub(in crate::engine) lanes: Lanes<'b>,
-}
-
-/// The arrays of a block, all of one length. Each slot points to that many elements, which nothing else
-/// accesses meanwhile. Only `engine/cpu/pass.rs` makes such arrays, and it must ensure this.
-pub(in crate::engine) enum Lanes<'b> {
+/// The elements of one leaf that a loop runs over, in the type of the arithmetic: at most [`BLOCK`], if the
+/// chain has several steps. All arrays have one length. Each slot points to that many elements, which nothing
+/// else accesses meanwhile. Only `engine/cpu/pass.rs` makes such arrays, and it must ensure this.
+pub(crate) enum Lanes<'b> {
     F32(LaneArrays<'b, f32>),
     F64(LaneArrays<'b, f64>),
 }
 
-pub(in crate::engine) struct LaneArrays<'b, T> {
+pub(crate) struct LaneArrays<'b, T> {
     pub(in crate::engine) x: &'b mut [T],
     pub(in crate::engine) dx: &'b [T],
     /// Where the new gradient is written. If `None`, it is subtracted from `x`.
@@ -75,13 +70,13 @@ macro_rules! per_isa {
                 body($($arg),+)
             }
 
-            match $isa.vectors() {
-                // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
+            match $isa {
+                // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
                 #[cfg(target_arch = "x86_64")]
-                $crate::engine::kernel::isa::Vectors::Bits512 => unsafe { avx512($($arg),+) },
-                // SAFETY: `Isa` has vectors only if it has detected their instructions, these among them.
+                $crate::engine::Isa::AVX512 => unsafe { avx512($($arg),+) },
+                // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
                 #[cfg(target_arch = "x86_64")]
-                $crate::engine::kernel::isa::Vectors::Bits256 => unsafe { avx2($($arg),+) },
+                $crate::engine::Isa::AVX2 => unsafe { avx2($($arg),+) },
                 _ => body($($arg),+),
             }
         }
@@ -89,11 +84,11 @@ macro_rules! per_isa {
 }
 pub(in crate::engine) use per_isa;
 
-/// Runs one step of a chain over a block.
-pub(crate) fn run_lanes<A: Arithmetic>(step: A, block: &mut LaneBlock<'_>) {
-    match &mut block.lanes {
-        Lanes::F32(arrays) => run_arrays(block.isa, step, arrays),
-        Lanes::F64(arrays) => run_arrays(block.isa, step, arrays),
+/// Runs one step of a chain over its elements.
+pub(crate) fn run_lanes<A: Arithmetic>(isa: Isa, step: A, lanes: &mut Lanes<'_>) {
+    match lanes {
+        Lanes::F32(arrays) => run_arrays(isa, step, arrays),
+        Lanes::F64(arrays) => run_arrays(isa, step, arrays),
     }
 }
 
