@@ -13,7 +13,7 @@ use super::kernel::{
 use super::memory::values::{on_host, scalar};
 use super::memory::{Buffer, joined, rounded, set_lent, set_lent_and, split};
 use super::plan::{
-    Epilogue, GradientView, Job, JobSegments, Link, Operand, ReductionRequest, Segment, slots_mut,
+    Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Step, slots_mut, sources_after,
 };
 use crate::error::Result;
 use crate::model::lent::Lent;
@@ -149,22 +149,25 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     follower.zip(next).map_or(Ok(()), |(parameter, x)| set_lent(parameter, &x))
 }
 
-fn next_values(job: &mut Job<'_>) -> Result<NextValues> {
-    let JobSegments { x: place, low_bits, all, .. } = job.segments();
+fn next_values(job: &Job<'_>) -> Result<NextValues> {
+    let (low_bits, compute, dtype) = (job.low_bits.as_deref(), DType::from(job.compute), job.x.dtype());
     let mut next = NextValues { slots: Vec::new(), x: None, rest: None };
-    for Segment { compute, sources, steps, epilogue, .. } in all {
-        let (compute, dtype) = (DType::from(compute), place.dtype());
-        let x = whole(place, low_bits.as_deref())?.to_dtype(compute)?;
-        let StepResult { dx, slots } = evaluate(&x, sources, steps.iter().filter_map(|step| step.link()))?;
+    for segment in job.segments() {
+        let x = whole(&job.x, low_bits)?.to_dtype(compute)?;
+        let sources = sources_after(&job.steps[..segment.start], &job.sources);
+        let links = job.steps[segment.clone()].iter().filter_map(Step::link);
+        let StepResult { dx, slots } = evaluate(&x, sources, links)?;
         next.slots.extend(slots);
-        (next.x, next.rest) = match (epilogue, &low_bits) {
+        (next.x, next.rest) = match (job.epilogue_of(&segment), low_bits) {
             (Epilogue::StateOnly, _) => (None, None),
             (Epilogue::Subtract, Some(low_bits)) => {
                 let (high, low) = split(low_bits, &(x - dx)?)?;
                 (Some(high), Some(low))
             }
             (Epilogue::Subtract | Epilogue::Master(_), _) => (Some(rounded(&(x - dx)?, dtype)?), None),
-            (Epilogue::Stochastic(key), _) => (Some(rounded_at_random(dtype.into(), &(x - dx)?, key)?), None),
+            (Epilogue::Stochastic(key), _) => {
+                (Some(rounded_at_random(dtype.into(), &(x - dx)?, *key)?), None)
+            }
             (Epilogue::Kahan(compensation), _) => {
                 let carry = (compensation.tensor()?.to_dtype(compute)? - dx)?;
                 let stored = rounded(&(&x + &carry)?, dtype)?;

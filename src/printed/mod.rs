@@ -205,7 +205,7 @@ impl Printed {
             0
         };
         let slots = slots(&job, &places);
-        let bound = traced(&mut job).ok_or_else(nothing)?;
+        let bound = traced(&job).ok_or_else(nothing)?;
         // Most steps have the same kernel, which is printed once.
         let index = known
             .iter()
@@ -247,7 +247,7 @@ impl ProbedParameter {
         let trace = |optimiser: &Optimiser, progress: &PrintedProgress| {
             let mut state = optimiser.make_state(&self.x)?;
             progress.give_to(&mut state);
-            traced(&mut self.job(optimiser, &mut state, progress.calls)?).ok_or_else(nothing)
+            traced(&self.job(optimiser, &mut state, progress.calls)?).ok_or_else(nothing)
         };
         let dependencies = dependencies(bound, optimiser, progress, trace);
         let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));

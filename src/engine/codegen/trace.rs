@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::mem::take;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
 use crate::engine::kernel::{ReduceOp, pairwise};
 use crate::engine::memory::Buffer;
-use crate::engine::plan::{Epilogue, Job, Link, Segment, Sink};
+use crate::engine::plan::{Epilogue, Job, Link, Sink, Step, sources_after};
 use crate::model::lent::Lent;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::value::{Expr, Graph, Node, Value};
@@ -70,20 +71,20 @@ impl BoundKernel {
 
 /// Traces a job whose steps are all arithmetic. Returns `None` if a dtype cannot be printed, or the job
 /// writes nothing.
-pub(crate) fn traced(job: &mut Job<'_>) -> Option<BoundKernel> {
+pub(crate) fn traced(job: &Job<'_>) -> Option<BoundKernel> {
     let mut traced = BoundKernel::new();
-    let segments = job.segments();
-    trace_write(segments.all.last()?, &mut traced).then_some(traced)
+    trace_write(job, job.segments().last()?, &mut traced).then_some(traced)
 }
 
 /// Traces a segment of a commit. Returns `false` if a dtype cannot be printed.
-pub(in crate::engine) fn trace_write(segment: &Segment<'_, '_>, into: &mut BoundKernel) -> bool {
-    let Segment { compute, x, low_bits, sources, steps, epilogue, .. } = segment;
-    trace(into, *compute, |graph, arrays, slots| {
-        let mut tracer = Tracer::new(graph, arrays, slots, *x, *low_bits, sources);
-        tracer.run(steps.iter().filter_map(|step| step.link()));
+pub(in crate::engine) fn trace_write(job: &Job<'_>, segment: &Range<usize>, into: &mut BoundKernel) -> bool {
+    let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
+    let sources = sources_after(&job.steps[..segment.start], &job.sources);
+    trace(into, job.compute, |graph, arrays, slots| {
+        let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, sources);
+        tracer.run(job.steps[segment.clone()].iter().filter_map(Step::link));
         let moved = || (tracer.x - tracer.dx).node();
-        match epilogue {
+        match job.epilogue_of(segment) {
             Epilogue::StateOnly => (tracer.dx.node(), Sink::Write(Epilogue::StateOnly)),
             Epilogue::Subtract => (moved(), Sink::Write(Epilogue::Subtract)),
             Epilogue::Master(parameter) => (moved(), Sink::Write(Epilogue::Master(parameter.dtype()))),

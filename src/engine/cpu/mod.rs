@@ -39,11 +39,9 @@ use smallvec::SmallVec;
 
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
-use super::plan::{
-    Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, Sink, slots_mut,
-};
+use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Sink, slots_mut, sources_after};
 use crate::error::Result;
-use crate::model::lent::{View, unsupported};
+use crate::model::lent::{Lend, View, unsupported};
 use crate::numbers::DType;
 use crate::tensors::{Device, Tensor, allocated, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
@@ -51,7 +49,8 @@ use pass::{HasScratch, Pass, PassSink, PassStep};
 pub(crate) use prefetch::prefetch;
 use sources::StridedSource;
 use storage::{
-    List, NamedLender, lent, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_read, with_written,
+    DataPtr, List, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_gradients, with_read,
+    with_written,
 };
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
@@ -119,8 +118,7 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
     if target.elem_count() != length {
         return Err(view.job.broken("a copy has no room for the elements of its leaf"));
     }
-    with_written(Some(("copy", target)), length, &mut |written| {
-        let target = written.ok_or_else(unsupported)?;
+    with_written("copy", target, length, &mut |target| {
         // SAFETY: `with_written` has locked the target and checked its length. Nothing else uses it:
         // `materialise`, or the caller of `sum_to`, has made it.
         let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) }.map(drop);
@@ -180,66 +178,62 @@ fn write(
     parallel: bool,
     is_written: &mut bool,
 ) -> Result<()> {
-    let length = job.length;
-    let slots = try_list(slots_mut(&mut job.steps).map(slot_mut))?;
-    let JobSegments { x, low_bits, mut all, has_moved } = job.segments();
-    let Some(last) = all.last_mut() else {
+    let (length, compute, segments) = (job.length, job.compute, job.segments());
+    if segments.is_empty() {
         *is_written = true;
         return Ok(());
-    };
-    let epilogue = std::mem::replace(&mut last.epilogue, Epilogue::StateOnly).try_map(Ok, slot_mut)?;
-    let low_bits = low_bits.map(low_bits_mut).transpose()?;
-    let mut read: List<(NamedLender<'_>, usize)> = List::new();
-    for Segment { sources, .. } in &all {
-        sources.iter().for_each(|source| read.push((("gradient", &**source), part.len())));
     }
-    let gradients = read.len();
-    // The only memory that others can see: x, or the parameter of a master. So two are never locked for
-    // writing.
-    let (own, written) = match (x, epilogue) {
-        (Operand::Own(master), Epilogue::Master(parameter)) => (Some(slot_mut(master)?), Some(parameter)),
-        (Operand::Own(master), _) => (Some(slot_mut(master)?), None),
-        (Operand::Lent(_), Epilogue::Master(_)) => return Err(unsupported()),
-        (Operand::Lent(x), _) if epilogue.writes_x() => (None, Some(*x)),
-        (Operand::Lent(x), _) => {
-            read.push((("parameter", *x), length));
-            (None, None)
-        }
-    };
-    with_written(written.map(|written| ("parameter", written)), length, &mut |written| {
-        with_read(&read, &mut |read| {
-            let (mut gradients, x) = read.split_at(gradients);
-            let (x, parameter) = match (own, written, x) {
-                (Some(own), written, _) => (own, written),
-                (None, Some(x), _) => (x, None),
-                (None, None, [x, ..]) => (x.in_order().map(lent).ok_or_else(unsupported)?, None),
-                (None, None, []) => return Err(unsupported()),
-            };
-            let x = x.with_low_bits(low_bits)?;
-            let epilogue = epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
+    let Job { x, low_bits, sources, steps, epilogue, has_moved, .. } = job;
+    let slots = try_list(slots_mut(steps).map(slot_mut))?;
+    let low_bits = low_bits.as_deref_mut().map(low_bits_mut).transpose()?;
+    let epilogue = epilogue.reborrow().try_map(Ok, slot_mut)?;
+    let of_segment = |segment: &Range<usize>| sources_after(&steps[..segment.start], sources);
+    let gradients: List<&dyn Lend> = list(segments.iter().flat_map(of_segment).map(|gradient| &**gradient));
+
+    let mut run = |x: DataPtr, parameter: Option<DataPtr>| {
+        let x = x.with_low_bits(low_bits)?;
+        let epilogue = epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
+        with_gradients(&gradients, part.len(), &mut |mut gradients| {
             // Before the first write, so that an owner that fails later cannot hide that the leaf has moved.
             *has_moved = true;
             let mut slots = &slots[..];
-            for (index, &Segment { length, compute, sources, ref steps, .. }) in all.iter().enumerate() {
+            for (index, segment) in segments.iter().enumerate() {
+                let steps = &steps[segment.clone()];
                 let (own_gradients, own_slots);
-                (own_gradients, gradients) = gradients.split_at(sources.len());
+                (own_gradients, gradients) = gradients.split_at(of_segment(segment).len());
                 (own_slots, slots) = slots.split_at(steps.iter().map(|step| step.slots().len()).sum());
+                let is_last = index + 1 == segments.len();
                 let pass = Pass {
                     isa,
                     x,
                     sources: strided(own_gradients, part.start),
                     steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), own_slots),
-                    sink: Sink::Write(if index + 1 == all.len() { epilogue } else { Epilogue::StateOnly }),
+                    sink: Sink::Write(if is_last { epilogue } else { Epilogue::StateOnly }),
                 };
-                // SAFETY: parameter and gradients are lent while this closure runs. `with_written` and
-                // `with_read` have checked that the gradients have the elements of the part, the others those
-                // of the leaf. The state is this job's own and has the elements of the leaf (`Job::check`).
+                // SAFETY: parameter and gradients are lent while this closure runs. `with_written`,
+                // `with_read` and `with_gradients` have checked that the gradients have the elements of the
+                // part, the others those of the leaf. The state is this job's own and has the elements of the
+                // leaf (`Job::check`).
                 unsafe { over(&pass, length, compute, part.clone(), parallel) };
             }
             *is_written = true;
             Ok(())
         })
-    })
+    };
+    // The only memory that others can see: x, or the parameter of a master. So two are never locked for
+    // writing.
+    match (x, epilogue) {
+        (Operand::Own(master), Epilogue::Master(parameter)) => {
+            let master = slot_mut(master)?;
+            with_written("parameter", parameter, length, &mut |parameter| run(master, Some(parameter)))
+        }
+        (Operand::Own(master), _) => run(slot_mut(master)?, None),
+        (Operand::Lent(_), Epilogue::Master(_)) => Err(unsupported()),
+        (Operand::Lent(x), _) if epilogue.writes_x() => {
+            with_written("parameter", *x, length, &mut |x| run(x, None))
+        }
+        (Operand::Lent(x), _) => with_read("parameter", *x, length, &mut |x| run(x, None)),
+    }
 }
 
 /// Runs over the elements of a view, and writes nothing of the leaf. Returns the totals of their chunks if
@@ -250,32 +244,30 @@ fn write(
 unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
     let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
-    let low = job.low_bits.as_deref().map(low_bits).transpose()?;
-    let own = if let Operand::Own(master) = &job.x { Some(slot(master)?) } else { None };
-    let mut lenders: List<(NamedLender<'_>, usize)> =
-        list(view.sources().iter().map(|source| (("gradient", &**source), job.length)));
-    if let Operand::Lent(x) = job.x {
-        lenders.push(((job.epilogue.x(), x), job.length));
-    }
+    let low_bits = job.low_bits.as_deref().map(low_bits).transpose()?;
+    let gradients: List<&dyn Lend> = list(view.sources().iter().map(|gradient| &**gradient));
     let mut totals = ChunkTotals::new();
-    let mut run = |data: &[View<'_>]| {
-        let (gradients, x) = data.split_at(view.sources().len());
-        let x = match (own, x) {
-            (Some(own), _) => Some(own),
-            (None, [x, ..]) => x.in_order().map(lent),
-            (None, []) => None,
-        };
-        let x = x.ok_or_else(unsupported)?.with_low_bits(low)?;
-        let sources =
-            if view.is_parameter() { list([StridedSource::in_order(x, 0)]) } else { strided(gradients, 0) };
-        let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
-        // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`; of
-        // state, `Job::check`). Only the target is written. The caller promises that it has room, and that
-        // nothing else accesses it.
-        totals = unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) };
-        Ok(())
+    let mut run = |x: DataPtr| {
+        let x = x.with_low_bits(low_bits)?;
+        with_gradients(&gradients, job.length, &mut |gradients| {
+            let sources = if view.is_parameter() {
+                list([StridedSource::in_order(x, 0)])
+            } else {
+                strided(gradients, 0)
+            };
+            let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
+            // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`,
+            // `with_gradients`; of state, `Job::check`). Only the target is written. The caller promises that
+            // it has room, and that nothing else accesses it.
+            totals = unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) };
+            Ok(())
+        })
     };
-    with_read(&lenders, &mut run).map_err(|error| error.at(job.path))?;
+    match &job.x {
+        Operand::Own(master) => run(slot(master)?),
+        Operand::Lent(x) => with_read(job.epilogue.x(), *x, job.length, &mut run),
+    }
+    .map_err(|error| error.at(job.path))?;
     Ok(totals)
 }
 

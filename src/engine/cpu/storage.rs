@@ -8,7 +8,7 @@
 //!
 //! - Memory has the planned dtype and length: `lent::read` and `lent::write` compare both while the memory is
 //!   lent. The planned values are read from the owner once per call (`model/lent/known.rs`). Memory has the
-//!   elements of the leaf: [`with_read`] and [`with_written`].
+//!   elements of the leaf: [`with_read`], [`with_gradients`] and [`with_written`].
 //! - Nothing else uses memory that is written: it is lent by `&mut`, and no gradient shares it, see
 //!   `Job::copy_shared`, `unshared` and their callers.
 //! - State has as many elements as x: `Job::check`. Nothing but `Buffer` can exchange the storage of state.
@@ -21,9 +21,7 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::model::lent::{
-    Lend, MemoryMut, MemoryRef, TypedSlice, TypedSliceMut, View, other_memory, read, unsupported, write,
-};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, other_memory, read, unsupported, write};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
@@ -59,8 +57,8 @@ pub(super) struct Elements<T> {
     array: (usize, usize),
 }
 
-// SAFETY: only functions of this engine use the elements, while they are lent ([`with_read`] and
-// [`with_written`]) or, of state, while the job that borrows them runs. Each is written by one thread: `over`
+// SAFETY: only functions of this engine use the elements, while they are lent ([`with_read`],
+// [`with_gradients`] and [`with_written`]) or, of state, while the job that borrows them runs. Each is written by one thread: `over`
 // in `engine/cpu/mod.rs` gives each thread chunks of its own.
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
@@ -248,64 +246,79 @@ start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, valu
 
 /// The elements of memory that is lent to be read. Nothing may be written through them.
 pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
-    match memory.0 {
-        TypedSlice::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
-        TypedSlice::BF16(values) => DataPtr::Bf16(Elements::new(values.as_ptr().cast_mut(), values.len())),
-        TypedSlice::F32(values) => DataPtr::F32(Elements::new(values.as_ptr().cast_mut(), values.len())),
-        TypedSlice::F64(values) => DataPtr::F64(Elements::new(values.as_ptr().cast_mut(), values.len())),
+    match memory {
+        MemoryRef::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        MemoryRef::BF16(values) => DataPtr::Bf16(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        MemoryRef::F32(values) => DataPtr::F32(Elements::new(values.as_ptr().cast_mut(), values.len())),
+        MemoryRef::F64(values) => DataPtr::F64(Elements::new(values.as_ptr().cast_mut(), values.len())),
     }
 }
 
 fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
-    match memory.0 {
-        TypedSliceMut::F16(values) => DataPtr::F16(Elements::of(values)),
-        TypedSliceMut::BF16(values) => DataPtr::Bf16(Elements::of(values)),
-        TypedSliceMut::F32(values) => DataPtr::F32(Elements::of(values)),
-        TypedSliceMut::F64(values) => DataPtr::F64(Elements::of(values)),
+    match memory {
+        MemoryMut::F16(values) => DataPtr::F16(Elements::of(values)),
+        MemoryMut::BF16(values) => DataPtr::Bf16(Elements::of(values)),
+        MemoryMut::F32(values) => DataPtr::F32(Elements::of(values)),
+        MemoryMut::F64(values) => DataPtr::F64(Elements::of(values)),
     }
 }
 
-/// A lender with its name in errors.
-pub(super) type NamedLender<'t> = (&'static str, &'t dyn Lend);
-
-/// Lends all `length` elements of `lender` to `run`, to be written. Without a lender `run` gets `None`.
+/// Lends all `length` elements of `lender` to `run`, to be written. Errors call the memory `name`.
 ///
 /// # Errors
 /// If the memory has another dtype or length than its owner promised; or those of `run`.
 pub(super) fn with_written(
-    lender: Option<NamedLender<'_>>,
+    name: &'static str,
+    lender: &dyn Lend,
     length: usize,
-    run: &mut dyn FnMut(Option<DataPtr>) -> Result<()>,
+    run: &mut dyn FnMut(DataPtr) -> Result<()>,
 ) -> Result<()> {
-    let Some((name, lender)) = lender else { return run(None) };
     write(name, lender, &mut |memory| {
         check_length(name, (memory.dtype(), memory.len()), length)?;
-        run(Some(lent_mut(memory)))
+        run(lent_mut(memory))
     })
 }
 
-/// Lends views of all `lenders` to `run`, to be read. Each comes with its number of elements.
+/// Lends all `length` elements of `lender`, which must lie in order, to `run`, to be read.
 ///
 /// # Errors
 /// As [`with_written`].
 pub(super) fn with_read(
-    lenders: &[(NamedLender<'_>, usize)],
+    name: &'static str,
+    lender: &dyn Lend,
+    length: usize,
+    run: &mut dyn FnMut(DataPtr) -> Result<()>,
+) -> Result<()> {
+    read(name, lender, &mut |view| {
+        check_length(name, (view.memory().dtype(), view.elements()), length)?;
+        run(view.in_order().map(lent).ok_or_else(unsupported)?)
+    })
+}
+
+/// Lends views of all gradients to `run`, each of `length` elements.
+///
+/// # Errors
+/// As [`with_written`].
+pub(super) fn with_gradients(
+    gradients: &[&dyn Lend],
+    length: usize,
     run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
 ) -> Result<()> {
     // Recursive, because memory is lent for the length of a function only.
-    fn lock(
-        lenders: &[(NamedLender<'_>, usize)],
+    fn lend(
+        gradients: &[&dyn Lend],
+        length: usize,
         held: &[View<'_>],
         run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
     ) -> Result<()> {
-        let Some((&((name, lender), length), rest)) = lenders.split_first() else { return run(held) };
-        read(name, lender, &mut |view| {
-            check_length(name, (view.memory().dtype(), view.elements()), length)?;
+        let Some((&gradient, rest)) = gradients.split_first() else { return run(held) };
+        read("gradient", gradient, &mut |view| {
+            check_length("gradient", (view.memory().dtype(), view.elements()), length)?;
             let held: List<View<'_>> = list(held.iter().copied().chain([view]));
-            lock(rest, &held, run)
+            lend(rest, length, &held, run)
         })
     }
-    lock(lenders, &[], run)
+    lend(gradients, length, &[], run)
 }
 
 /// Refuses memory of another length than the leaf's.

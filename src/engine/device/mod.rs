@@ -10,13 +10,15 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use candle_core::{Tensor, Var};
 use smallvec::SmallVec;
 
 use super::codegen::launched::trace_read;
 use super::codegen::trace::trace_write;
 use super::kernel::{ChunkTotals, Reducer};
-use super::plan::{Epilogue, GradientView, Job, JobSegments, Operand, ReductionRequest, Segment, slots_mut};
+use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Step, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{Lend, Lent, defect};
 use crate::tensors::allocated;
@@ -30,19 +32,18 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     jobs: &'a mut [&mut Job<'j>],
 ) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
-    let paths: Vec<&str> = jobs.iter().map(|job| job.path).collect();
-    let jobs: Vec<JobSegments<'a, 'j>> = jobs.iter_mut().map(|job| job.segments()).collect();
+    let segments: Vec<_> = jobs.iter().map(|job| job.segments()).collect();
     // Launches run in the order of handles. Segments before the last read the parameter that last segments
     // write, so the handles of all segments before the last come first.
     let mut handles: Vec<Option<SmallVec<[RowHandle; 1]>>> =
         jobs.iter().map(|_| Some(SmallVec::new())).collect();
     for is_last in [false, true] {
-        for (JobSegments { all, .. }, handles) in jobs.iter().zip(&mut handles) {
-            let (last, before) = all
+        for ((job, segments), handles) in jobs.iter().zip(&segments).zip(&mut handles) {
+            let (last, before) = segments
                 .split_last()
                 .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
             for segment in if is_last { last } else { before } {
-                let handle = tables.handle(|into| trace_write(segment, into))?;
+                let handle = tables.handle(|into| trace_write(job, segment, into))?;
                 // A job is written as a whole or not at all. So if one segment has no kernel, the job loses
                 // all its handles.
                 *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
@@ -53,9 +54,10 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
         }
     }
     let done = handles.iter().map(Option::is_some).collect();
-    for ((segments, handles), path) in jobs.into_iter().zip(handles).zip(paths) {
+    for ((job, segments), handles) in jobs.iter_mut().zip(&segments).zip(handles) {
+        let path = job.path;
         handles
-            .map_or(Ok(()), |handles| add(&mut tables, segments, &handles))
+            .map_or(Ok(()), |handles| add(&mut tables, job, segments, &handles))
             .map_err(|error| error.at(path))?;
     }
     tables.run()?;
@@ -65,16 +67,51 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
 /// Adds the segments of a leaf.
 fn add<'a, 'j: 'a, B: Backend<'a>>(
     tables: &mut Tables<'a, B>,
-    JobSegments { x, low_bits, all, .. }: JobSegments<'a, 'j>,
+    job: &'a mut Job<'j>,
+    segments: &[Range<usize>],
     handles: &[RowHandle],
 ) -> Result<()> {
-    let low_bits = low_bits.map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
+    let Job { x, low_bits, length, sources, steps, epilogue, .. } = job;
+    let (length, end) = (*length, steps.len());
+    let low_bits =
+        low_bits.as_deref_mut().map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
     let x = match x {
         Operand::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
         Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
     };
-    for (segment, handle) in all.into_iter().zip(handles) {
-        tables.add(handle, data_of(segment, x.again(), low_bits)?)?;
+    let (mut sources, mut steps, mut done) = (&sources[..], &mut steps[..], 0);
+    let mut epilogue = epilogue.reborrow();
+    for (segment, handle) in segments.iter().zip(handles) {
+        let (before, after) = std::mem::take(&mut steps).split_at_mut(segment.start - done);
+        let (own, others) = after.split_at_mut(segment.len());
+        (steps, done) = (others, segment.end);
+        if let Some(Step::Output(output)) = before.last() {
+            sources = std::slice::from_ref(&output.gradient);
+        }
+        // Only the last segment stores the parameter.
+        let (is_last, none) = (done == end, Epilogue::StateOnly);
+        let own_epilogue = if is_last { std::mem::replace(&mut epilogue, none) } else { none };
+        let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
+        match own_epilogue {
+            Epilogue::StateOnly | Epilogue::Subtract => {}
+            Epilogue::Master(low) => parameter = Some(check_tensor(low)?),
+            Epilogue::Stochastic(bits) => key = bits,
+            Epilogue::Kahan(lost) => compensation = Some(lost),
+        }
+        let data = LeafData {
+            length,
+            whole: length,
+            x: x.again(),
+            low_bits,
+            sources: tensors(sources)?,
+            slots: slots_mut(own).map(LeafArray::State).collect(),
+            parameter,
+            compensation,
+            copy: None,
+            key,
+            reducer: None,
+        };
+        tables.add(handle, data)?;
     }
     Ok(())
 }
@@ -144,36 +181,6 @@ fn read<'j, B: Backend<'j>>(
         reducer,
     };
     tables.add(&handle, data).map(Some).map_err(|error| error.at(job.path))
-}
-
-fn data_of<'a>(
-    segment: Segment<'a, '_>,
-    x: Option<LeafArray<'a>>,
-    low_bits: Option<u64>,
-) -> Result<LeafData<'a>> {
-    let Segment { length, sources, steps, epilogue, .. } = segment;
-    let sources = tensors(sources)?;
-    let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
-    match epilogue {
-        Epilogue::StateOnly | Epilogue::Subtract => {}
-        Epilogue::Master(low) => parameter = Some(check_tensor(low)?),
-        Epilogue::Stochastic(bits) => key = bits,
-        Epilogue::Kahan(lost) => compensation = Some(lost),
-    }
-    let slots = slots_mut(steps).map(LeafArray::State).collect();
-    Ok(LeafData {
-        length,
-        whole: length,
-        x,
-        low_bits,
-        sources,
-        slots,
-        parameter,
-        compensation,
-        copy: None,
-        key,
-        reducer: None,
-    })
 }
 
 fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {

@@ -12,13 +12,14 @@
 //! 2. A commit locks all gradients together with the job's own memory. If two gradients lay in one storage,
 //!    or one where somebody may write, the commit could wait for ever. `copy_shared` copies such gradients.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::{Group, Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, copied, defect};
-use crate::numbers::low_bits::LowBits;
 use crate::numbers::{DType, compute_dtype};
 use crate::tensors::{Device, Tensor};
 
@@ -183,6 +184,19 @@ impl<P, C, K> Epilogue<P, C, K> {
     }
 }
 
+impl<P: Copy, C> Epilogue<P, &mut C> {
+    /// The same epilogue, with a borrow that ends earlier.
+    pub(in crate::engine) fn reborrow(&mut self) -> Epilogue<P, &mut C> {
+        match self {
+            Epilogue::StateOnly => Epilogue::StateOnly,
+            Epilogue::Subtract => Epilogue::Subtract,
+            Epilogue::Master(parameter) => Epilogue::Master(*parameter),
+            Epilogue::Stochastic(key) => Epilogue::Stochastic(*key),
+            Epilogue::Kahan(compensation) => Epilogue::Kahan(compensation),
+        }
+    }
+}
+
 /// Where the result of a chain goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::engine) enum Sink<W, R, C> {
@@ -202,28 +216,6 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
     pub(in crate::engine) fn writes_state(&self) -> bool {
         matches!(self, Sink::Write(_))
     }
-}
-
-/// Elementwise steps of a job between functions: from the gradients, or the result of a function, to the next
-/// function or the end.
-pub(in crate::engine) struct Segment<'s, 'a> {
-    pub(in crate::engine) x: DType,
-    /// Which low bits x has, if it is the upper part of a number.
-    pub(in crate::engine) low_bits: Option<LowBits>,
-    pub(in crate::engine) length: usize,
-    pub(in crate::engine) compute: DType,
-    pub(in crate::engine) sources: &'s [Lent<'a>],
-    pub(in crate::engine) steps: &'s mut [Step<'a>],
-    pub(in crate::engine) epilogue: Epilogue<&'a dyn Lend, &'s mut Buffer>,
-}
-
-/// The segments of a job that write something, in order, with the x and low bits that all of them need.
-pub(in crate::engine) struct JobSegments<'s, 'a> {
-    pub(in crate::engine) x: &'s mut Operand<'a>,
-    pub(in crate::engine) low_bits: Option<&'s mut Buffer>,
-    pub(in crate::engine) all: SmallVec<[Segment<'s, 'a>; 1]>,
-    /// [`Job::has_moved`].
-    pub(in crate::engine) has_moved: &'s mut bool,
 }
 
 impl<'a> Job<'a> {
@@ -310,40 +302,31 @@ impl<'a> Job<'a> {
         self.length > 0 && self.steps.iter().any(|step| matches!(step, Step::Tensor(_)))
     }
 
-    /// What is left to write. All functions must have run.
-    pub(in crate::engine) fn segments(&mut self) -> JobSegments<'_, 'a> {
-        let (x, length, compute) = (self.x.dtype(), self.length, self.compute);
-        let low_bits = self.low_bits.as_deref().map(Buffer::as_low_bits);
-        let segment =
-            |sources, steps, epilogue| Segment { x, low_bits, length, compute, sources, steps, epilogue };
-        let (mut sources, mut steps) = (&self.sources[..], &mut self.steps[..]);
-        let mut all = SmallVec::new();
-        while let Some(end) = steps.iter().position(|step| matches!(step, Step::Output(_))) {
-            let (before, rest) = std::mem::take(&mut steps).split_at_mut(end);
+    /// The ranges of steps that the commit runs as one loop each: those between functions, whose results are
+    /// the gradients of the next range. Ranges that write nothing are left out. All functions must have run.
+    pub(in crate::engine) fn segments(&self) -> SmallVec<[Range<usize>; 1]> {
+        let (mut segments, mut start) = (SmallVec::new(), 0);
+        loop {
+            let output = self.steps[start..].iter().position(|step| matches!(step, Step::Output(_)));
+            let end = output.map_or(self.steps.len(), |output| start + output);
             // Steps without state have nothing to write: the function has already read their result.
-            if before.iter().any(|step| !step.slots().is_empty()) {
-                all.push(segment(sources, before, Epilogue::StateOnly));
+            let writes_state = self.steps[start..end].iter().any(|step| !step.slots().is_empty());
+            if writes_state || output.is_none() && self.epilogue.writes_x() {
+                segments.push(start..end);
             }
-            if let Some((Step::Output(output), behind)) = rest.split_first_mut() {
-                (sources, steps) = (std::slice::from_ref(&output.gradient), behind);
+            if output.is_none() {
+                return segments;
             }
+            start = end + 1;
         }
-        let epilogue = match &mut self.epilogue {
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(parameter) => Epilogue::Master(*parameter),
-            Epilogue::Stochastic(key) => Epilogue::Stochastic(*key),
-            Epilogue::Kahan(compensation) => Epilogue::Kahan(&mut **compensation),
-        };
-        if epilogue.writes_x() || steps.iter().any(|step| !step.slots().is_empty()) {
-            all.push(segment(sources, steps, epilogue));
-        }
-        JobSegments {
-            x: &mut self.x,
-            low_bits: self.low_bits.as_deref_mut(),
-            all,
-            has_moved: &mut self.has_moved,
-        }
+    }
+
+    /// The epilogue after a segment: only the last one stores the parameter.
+    pub(in crate::engine) fn epilogue_of(
+        &self,
+        segment: &Range<usize>,
+    ) -> &Epilogue<&'a dyn Lend, &'a mut Buffer> {
+        if segment.end == self.steps.len() { &self.epilogue } else { &Epilogue::StateOnly }
     }
 
     /// Ends a job whose segments are written: stores the state that functions have returned, and moves
@@ -385,6 +368,17 @@ impl<'a> Job<'a> {
 /// A copy of a gradient in the parameter's shape, because lent memory may be a vector.
 fn shaped(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
     Ok(gradient?.reshape(shape)?)
+}
+
+/// The gradients after these steps: what the last function among them has returned, or the `sources` of the
+/// job.
+pub(in crate::engine) fn sources_after<'s, 'a>(
+    steps: &'s [Step<'a>],
+    sources: &'s [Lent<'a>],
+) -> &'s [Lent<'a>] {
+    let output =
+        |step: &'s Step<'a>| if let Step::Output(output) = step { Some(&output.gradient) } else { None };
+    steps.iter().rev().find_map(output).map_or(sources, std::slice::from_ref)
 }
 
 /// The slots of a chain, in order.

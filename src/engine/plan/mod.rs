@@ -17,7 +17,7 @@ pub(crate) use job::{
     CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, OwnStorages, Progress,
     Sources, Windows,
 };
-pub(super) use job::{JobSegments, Segment, Sink, slots_mut};
+pub(super) use job::{Sink, slots_mut, sources_after};
 pub(super) use request::{GradientView, ReductionRequest};
 pub(super) use step::{FunctionOutput, Link};
 pub(crate) use step::{

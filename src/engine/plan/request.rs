@@ -1,7 +1,7 @@
 //! Requests for elements of a leaf (a parameter with its state), or for numbers computed from them, such as a
 //! sum. They only read.
 
-use super::{Job, Link, Step, TermOf};
+use super::{Job, Link, Step, TermOf, sources_after};
 use crate::engine::kernel::Reducer;
 use crate::error::Result;
 use crate::model::lent::Lent;
@@ -68,15 +68,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
     pub(in crate::engine) fn sources(self) -> &'j [Lent<'a>] {
         match self.kind {
             ViewKind::Parameter => &[],
-            ViewKind::Gradient { steps, .. } => {
-                let outputs = self.job.steps[..steps].iter().rev();
-                let last = outputs
-                    .filter_map(
-                        |step| if let Step::Output(output) = step { Some(&output.gradient) } else { None },
-                    )
-                    .next();
-                last.map_or(&self.job.sources, std::slice::from_ref)
-            }
+            ViewKind::Gradient { steps, .. } => sources_after(&self.job.steps[..steps], &self.job.sources),
         }
     }
 

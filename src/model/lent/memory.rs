@@ -12,26 +12,26 @@ use crate::tensors::CpuStorage;
 /// Defines [`MemoryRef`] and [`MemoryMut`], with a variant and conversions for each dtype.
 macro_rules! memory {
     ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
-        /// Numbers that are borrowed to be read.
+        /// Numbers that are borrowed to be read, by their dtype.
         ///
         /// Slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` are converted by `into`.
         #[derive(Clone, Copy, Debug)]
-        pub struct MemoryRef<'a>(pub(crate) TypedSlice<'a>);
-
-        /// Borrowed numbers by their dtype.
-        #[derive(Clone, Copy, Debug)]
-        pub(crate) enum TypedSlice<'a> {
-            $($Variant(&'a [$T]),)*
+        #[non_exhaustive]
+        pub enum MemoryRef<'a> {
+            $(
+                #[doc = concat!("Numbers of the dtype ", stringify!($Variant), ".")]
+                $Variant(&'a [$T]),
+            )*
         }
 
         /// Numbers that are borrowed to be read and written; made as [`MemoryRef`] is.
         #[derive(Debug)]
-        pub struct MemoryMut<'a>(pub(crate) TypedSliceMut<'a>);
-
-        /// Borrowed numbers to be written, by their dtype.
-        #[derive(Debug)]
-        pub(crate) enum TypedSliceMut<'a> {
-            $($Variant(&'a mut [$T]),)*
+        #[non_exhaustive]
+        pub enum MemoryMut<'a> {
+            $(
+                #[doc = concat!("Numbers of the dtype ", stringify!($Variant), ".")]
+                $Variant(&'a mut [$T]),
+            )*
         }
 
         impl<'a> MemoryRef<'a> {
@@ -44,49 +44,49 @@ macro_rules! memory {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
                     // Accepted at any address, because an empty slice need not be aligned for its dtype.
-                    $(DType::$Variant if length == 0 => Ok(TypedSlice::$Variant(&[])),)*
-                    $(DType::$Variant => try_cast_slice(bytes).map(TypedSlice::$Variant),)*
+                    $(DType::$Variant if length == 0 => Ok(MemoryRef::$Variant(&[])),)*
+                    $(DType::$Variant => try_cast_slice(bytes).map(MemoryRef::$Variant),)*
                     _ => return Err(not_lent(dtype)),
                 };
-                memory.map(MemoryRef).map_err(|reason| not_numbers(length, dtype, reason))
+                memory.map_err(|reason| not_numbers(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
-                match self.0 { $(TypedSlice::$Variant(values) => values.len(),)* }
+                match self { $(MemoryRef::$Variant(values) => values.len(),)* }
             }
 
             pub(crate) fn dtype(&self) -> DType {
-                match self.0 { $(TypedSlice::$Variant(_) => DType::$Variant,)* }
+                match self { $(MemoryRef::$Variant(_) => DType::$Variant,)* }
             }
 
             /// The elements of a range; `None` if it is not within them.
             pub(crate) fn part(self, range: Range<usize>) -> Option<Self> {
-                Some(match self.0 { $(TypedSlice::$Variant(values) => MemoryRef(TypedSlice::$Variant(values.get(range)?)),)* })
+                Some(match self { $(MemoryRef::$Variant(values) => MemoryRef::$Variant(values.get(range)?),)* })
             }
 
             /// The elements of a storage; `None` with a dtype that no parameter has.
             pub(crate) fn of_storage(storage: &'a CpuStorage) -> Option<Self> {
-                match storage { $(CpuStorage::$Storage(values) => Some(MemoryRef(TypedSlice::$Variant(values))),)* _ => None }
+                match storage { $(CpuStorage::$Storage(values) => Some(MemoryRef::$Variant(values)),)* _ => None }
             }
 
             /// A storage with copies of the elements.
             pub(crate) fn to_storage(self) -> CpuStorage {
-                match self.0 { $(TypedSlice::$Variant(values) => CpuStorage::$Storage(values.to_vec()),)* }
+                match self { $(MemoryRef::$Variant(values) => CpuStorage::$Storage(values.to_vec()),)* }
             }
 
             /// The elements as bytes, in the processor's order.
             pub(crate) fn bytes(self) -> &'a [u8] {
-                match self.0 { $(TypedSlice::$Variant(values) => cast_slice(values),)* }
+                match self { $(MemoryRef::$Variant(values) => cast_slice(values),)* }
             }
 
             /// The elements, widened to f64.
             pub(super) fn numbers(&self) -> Vec<f64> {
-                match self.0 { $(TypedSlice::$Variant(values) => values.iter().map(|value| f64::from(*value)).collect(),)* }
+                match self { $(MemoryRef::$Variant(values) => values.iter().map(|value| f64::from(*value)).collect(),)* }
             }
 
             /// The address of the first element.
             pub(crate) fn address(&self) -> usize {
-                match self.0 { $(TypedSlice::$Variant(values) => values.as_ptr().addr(),)* }
+                match self { $(MemoryRef::$Variant(values) => values.as_ptr().addr(),)* }
             }
         }
 
@@ -109,46 +109,46 @@ macro_rules! memory {
             pub fn from_bytes(bytes: &'a mut [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
-                    $(DType::$Variant if length == 0 => Ok(TypedSliceMut::$Variant(&mut [])),)*
-                    $(DType::$Variant => try_cast_slice_mut(bytes).map(TypedSliceMut::$Variant),)*
+                    $(DType::$Variant if length == 0 => Ok(MemoryMut::$Variant(&mut [])),)*
+                    $(DType::$Variant => try_cast_slice_mut(bytes).map(MemoryMut::$Variant),)*
                     _ => return Err(not_lent(dtype)),
                 };
-                memory.map(MemoryMut).map_err(|reason| not_numbers(length, dtype, reason))
+                memory.map_err(|reason| not_numbers(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
-                match &self.0 { $(TypedSliceMut::$Variant(values) => values.len(),)* }
+                match self { $(MemoryMut::$Variant(values) => values.len(),)* }
             }
 
             pub(crate) fn dtype(&self) -> DType {
-                match &self.0 { $(TypedSliceMut::$Variant(_) => DType::$Variant,)* }
+                match self { $(MemoryMut::$Variant(_) => DType::$Variant,)* }
             }
 
             /// The same memory with a shorter lifetime.
             pub(crate) fn lent(&mut self) -> MemoryMut<'_> {
-                match &mut self.0 { $(TypedSliceMut::$Variant(values) => MemoryMut(TypedSliceMut::$Variant(values)),)* }
+                match self { $(MemoryMut::$Variant(values) => MemoryMut::$Variant(values),)* }
             }
 
             /// The same memory to be read.
             pub(crate) fn to_read(&self) -> MemoryRef<'_> {
-                match &self.0 { $(TypedSliceMut::$Variant(values) => MemoryRef(TypedSlice::$Variant(values)),)* }
+                match self { $(MemoryMut::$Variant(values) => MemoryRef::$Variant(values),)* }
             }
 
             /// The elements of a range; `None` if it is not within them.
             pub(crate) fn part(self, range: Range<usize>) -> Option<Self> {
-                Some(match self.0 { $(TypedSliceMut::$Variant(values) => MemoryMut(TypedSliceMut::$Variant(values.get_mut(range)?)),)* })
+                Some(match self { $(MemoryMut::$Variant(values) => MemoryMut::$Variant(values.get_mut(range)?),)* })
             }
 
             /// The elements of a storage; `None` with a dtype that no parameter has.
             pub(crate) fn of_storage(storage: &'a mut CpuStorage) -> Option<Self> {
-                match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut(TypedSliceMut::$Variant(values))),)* _ => None }
+                match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut::$Variant(values)),)* _ => None }
             }
 
             /// Overwrites the elements from `start` on with `next`. Returns false, and writes nothing, if the
             /// dtypes differ or `next` is too long.
             pub(crate) fn set(&mut self, start: usize, next: MemoryRef<'_>) -> bool {
-                match (&mut self.0, next.0) {
-                    $((TypedSliceMut::$Variant(values), TypedSlice::$Variant(next)) => {
+                match (self, next) {
+                    $((MemoryMut::$Variant(values), MemoryRef::$Variant(next)) => {
                         let Some(part) = values.get_mut(start..start + next.len()) else { return false };
                         part.copy_from_slice(next);
                         true
@@ -161,37 +161,37 @@ macro_rules! memory {
         $(
             impl<'a> From<&'a [$T]> for MemoryRef<'a> {
                 fn from(values: &'a [$T]) -> Self {
-                    MemoryRef(TypedSlice::$Variant(values))
+                    MemoryRef::$Variant(values)
                 }
             }
 
             impl<'a> From<&'a Vec<$T>> for MemoryRef<'a> {
                 fn from(values: &'a Vec<$T>) -> Self {
-                    MemoryRef(TypedSlice::$Variant(values))
+                    MemoryRef::$Variant(values)
                 }
             }
 
             impl<'a, const N: usize> From<&'a [$T; N]> for MemoryRef<'a> {
                 fn from(values: &'a [$T; N]) -> Self {
-                    MemoryRef(TypedSlice::$Variant(values))
+                    MemoryRef::$Variant(values)
                 }
             }
 
             impl<'a> From<&'a mut [$T]> for MemoryMut<'a> {
                 fn from(values: &'a mut [$T]) -> Self {
-                    MemoryMut(TypedSliceMut::$Variant(values))
+                    MemoryMut::$Variant(values)
                 }
             }
 
             impl<'a> From<&'a mut Vec<$T>> for MemoryMut<'a> {
                 fn from(values: &'a mut Vec<$T>) -> Self {
-                    MemoryMut(TypedSliceMut::$Variant(values))
+                    MemoryMut::$Variant(values)
                 }
             }
 
             impl<'a, const N: usize> From<&'a mut [$T; N]> for MemoryMut<'a> {
                 fn from(values: &'a mut [$T; N]) -> Self {
-                    MemoryMut(TypedSliceMut::$Variant(values))
+                    MemoryMut::$Variant(values)
                 }
             }
         )*

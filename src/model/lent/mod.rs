@@ -24,7 +24,6 @@ pub(crate) use lend::{
     check_parameter, copied, defect, other_memory, owned, read, read_only, write, write_lent,
 };
 pub use memory::{MemoryMut, MemoryRef};
-pub(crate) use memory::{TypedSlice, TypedSliceMut};
 pub(crate) use stored::{check_held, storage_of, write_tensor};
 pub(crate) use tensor::unsupported;
 pub use view::View;

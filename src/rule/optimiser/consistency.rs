@@ -23,7 +23,7 @@ use half::{bf16, f16};
 
 use crate::engine::{Buffer, prefetch, to_bf16, to_f16};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, MemoryRef, TypedSlice, owned, read};
+use crate::model::lent::{Lend, MemoryRef, owned, read};
 use crate::numbers::{is_wider, round_to_odd};
 use crate::tensors::{Device, Tensor};
 
@@ -191,7 +191,7 @@ pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
         return None;
     }
     let looked = read("parameter", x, &mut |view| {
-        let Some(MemoryRef(values)) = view.in_order() else { return Ok(()) };
+        let Some(values) = view.in_order() else { return Ok(()) };
         let length = view.elements();
         let looked = if length <= RUN { length } else { LOOKS };
         found = (0..looked)
@@ -248,9 +248,7 @@ fn on_cpu(
                     prefetch(of.bytes());
                 }
             }
-            let (Some(MemoryRef(low)), Some(MemoryRef(high)), Some(runs)) =
-                (low.in_order(), high.in_order(), runs.take())
-            else {
+            let (Some(low), Some(high), Some(runs)) = (low.in_order(), high.in_order(), runs.take()) else {
                 return Ok(());
             };
             found = compared(low, high, runs);
@@ -260,13 +258,13 @@ fn on_cpu(
     Ok(found)
 }
 
-impl TypedSlice<'_> {
+impl MemoryRef<'_> {
     fn get(self, index: usize) -> f64 {
         match self {
-            TypedSlice::F16(values) => values[index].into(),
-            TypedSlice::BF16(values) => values[index].into(),
-            TypedSlice::F32(values) => values[index].into(),
-            TypedSlice::F64(values) => values[index],
+            MemoryRef::F16(values) => values[index].into(),
+            MemoryRef::BF16(values) => values[index].into(),
+            MemoryRef::F32(values) => values[index].into(),
+            MemoryRef::F64(values) => values[index],
         }
     }
 
@@ -274,18 +272,18 @@ impl TypedSlice<'_> {
     fn rounded(self, number: f64) -> f64 {
         match self {
             // By way of `round_to_odd`, because f64 to f32 to 16 bits would otherwise round twice.
-            TypedSlice::F16(_) => f16::from_f32(round_to_odd(number)).into(),
-            TypedSlice::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
-            TypedSlice::F32(_) => (number as f32).into(),
-            TypedSlice::F64(_) => number,
+            MemoryRef::F16(_) => f16::from_f32(round_to_odd(number)).into(),
+            MemoryRef::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
+            MemoryRef::F32(_) => (number as f32).into(),
+            MemoryRef::F64(_) => number,
         }
     }
 }
 
 /// The first element in these runs where `low` is not `high` rounded.
 fn compared(
-    low: TypedSlice<'_>,
-    high: TypedSlice<'_>,
+    low: MemoryRef<'_>,
+    high: MemoryRef<'_>,
     runs: impl Iterator<Item = Range<usize>>,
 ) -> Option<Difference> {
     let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
@@ -296,8 +294,8 @@ fn compared(
 }
 
 /// Whether `low` is surely `high` rounded in this part. If `false`, the numbers have to be compared.
-fn is_surely_rounded(low: TypedSlice<'_>, high: TypedSlice<'_>, part: Range<usize>) -> bool {
-    use TypedSlice::{BF16, F16, F32, F64};
+fn is_surely_rounded(low: MemoryRef<'_>, high: MemoryRef<'_>, part: Range<usize>) -> bool {
+    use MemoryRef::{BF16, F16, F32, F64};
     // By the engine's conversions, because a loop over single numbers waits for nearly every cache miss by
     // itself: a third of a step of 2000 leaves of 4096 elements.
     match (low, high) {
