@@ -67,7 +67,7 @@ pub(crate) use memory::{
 pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite,
-    Operand, OwnStorages, Progress, Reduction, Sources, Step, Steps, Term, TermOf, Then, Windows,
+    Operand, OwnStorages, Progress, Reduction, Sources, Step, StepSlots, Steps, Term, TermOf, Then, Windows,
     check_gradient,
 };
 pub use plan::{Norms, Resolved};

@@ -149,7 +149,7 @@ impl<'w> RankGradients<'w> {
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
         let comes_in_pieces =
             |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
-        let (left, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
+        let (later, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
         let mut carried = ExchangeBuffers::default();
         for round in self.rounds(&wanted) {
@@ -176,7 +176,7 @@ impl<'w> RankGradients<'w> {
             let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else { continue };
             job.sources = Sources::from_iter([Lent::Tensor(sum.reshape(job.x.shape())?)]);
         }
-        Ok(left)
+        Ok(later)
     }
 
     /// If an error of all ranks is about a gradient that is not finite, adds the first rank that brought one.
@@ -198,15 +198,15 @@ impl<'w> RankGradients<'w> {
         }
     }
 
-    /// Commits all jobs. Those of the leaves in `left` are written range by range, as their gradients come.
+    /// Commits all jobs. Those of the leaves in `later` are written range by range, as their gradients come.
     pub(super) fn commit<'a>(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'a>>],
-        left: &[usize],
+        later: &[usize],
     ) -> Result<()> {
         let mut carried = ExchangeBuffers::default();
-        for round in self.rounds(left) {
+        for round in self.rounds(later) {
             let arrived = self.exchange(&round, jobs, &mut carried)?;
             let piece = |ReceivedRun { leaf, elements, gradients }| {
                 let length = self.leaves[leaf].parts.own().len();
@@ -219,7 +219,7 @@ impl<'w> RankGradients<'w> {
         }
         // The other jobs, with those that have no elements here: their counters move as on other ranks.
         let came =
-            |leaf: usize| left.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
+            |leaf: usize| later.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
         let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
         commit(engine, others.filter_map(|(_, job)| job.as_mut()).collect())
     }

@@ -30,7 +30,7 @@ use crate::error::warning::Warning;
 use crate::model::lent::Lent;
 use crate::ranks::{Call, KeptSums};
 use crate::rule::Flow;
-use crate::tree::{Leaf, LimitedNorms, NormHistories, StateTree};
+use crate::tree::{Leaf, NormHistories, StateTree};
 
 /// Applies a step. `parameters` and `gradients` are in the order of the leaves.
 pub(super) fn step(
@@ -151,28 +151,29 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             self.give_up_windows()?;
         }
         if let Some(ending) = self.ending() {
-            return Ok(ReducedStep { step: self, ending, limited: LimitedNorms::new(), left: Vec::new() });
+            return Ok(ReducedStep { step: self, ending, later: Vec::new() });
         }
         if !self.summary.collects() {
             // No gradient is used, so no sums are taken and rules that follow sums stay as they are.
             self.jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
         }
         let (ranks, engine) = (self.ranks, self.call.options.engine);
-        let left = ranks.add_up(engine, self.jobs, sums)?;
+        let later = ranks.add_up(engine, self.jobs, sums)?;
         let ReduceOutcome { offender, group_norms, limited } = ranks.reduce(engine, self.jobs)?;
         self.summary.group_norms = group_norms.into_iter().collect();
+        self.summary.limited = limited;
         let ending = match offender {
-            None => match norms.outlier(&limited) {
+            None => match norms.outlier(&self.summary.limited) {
                 Some(outlier) => Ending::Skipped {
                     // If the norm is of gradients that windows have collected, they are given up.
-                    ends_windows: limited[&outlier.group].1.is_collected,
+                    ends_windows: self.summary.limited[&outlier.group].1.is_collected,
                     reason: SkipReason::Outlier(outlier),
                 },
                 None => Ending::Committed,
             },
             Some(path) => self.not_finite(path, sums)?,
         };
-        Ok(ReducedStep { step: self, ending, limited, left })
+        Ok(ReducedStep { step: self, ending, later })
     }
 
     /// The ending, if the plans alone decide it.
@@ -257,9 +258,8 @@ impl Ending {
 pub(super) struct ReducedStep<'j, 'a> {
     step: PlannedStep<'j, 'a>,
     pub(super) ending: Ending,
-    limited: LimitedNorms,
     /// The leaves whose gradients come from other ranks in the commit.
-    left: Vec<usize>,
+    later: Vec<usize>,
 }
 
 impl ReducedStep<'_, '_> {
@@ -271,14 +271,14 @@ impl ReducedStep<'_, '_> {
         // Collected before the commit, which takes the numbers out of the jobs.
         let with_numbers = self.step.jobs.iter().enumerate().filter_map(sets_numbers).collect();
         self.write()?;
-        let ReducedStep { step: PlannedStep { summary, .. }, ending, limited, .. } = self;
-        Ok(EndedStep { summary, ending, limited, with_numbers })
+        let ReducedStep { step: PlannedStep { summary, .. }, ending, .. } = self;
+        Ok(EndedStep { summary, ending, with_numbers })
     }
 
     /// The commit alone. Even after an error [`ReducedStep::may_have_moved`] can be called.
     pub(super) fn write(&mut self) -> Result<()> {
-        let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, left, .. } = self;
-        if *ending == Ending::Committed { ranks.commit(call.options.engine, jobs, left) } else { Ok(()) }
+        let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, later } = self;
+        if *ending == Ending::Committed { ranks.commit(call.options.engine, jobs, later) } else { Ok(()) }
     }
 
     /// Whether anything may have been written. On a device a part may have moved, whatever the error is.
@@ -291,7 +291,6 @@ impl ReducedStep<'_, '_> {
 pub(super) struct EndedStep {
     summary: StepSummary,
     ending: Ending,
-    limited: LimitedNorms,
     /// The leaves in which the commit has set numbers.
     with_numbers: Vec<usize>,
 }
@@ -304,13 +303,13 @@ impl EndedStep {
 
     /// Updates the state as a whole, and makes the outcome for the caller.
     fn outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
-        let EndedStep { summary, ending, limited, with_numbers } = self;
+        let EndedStep { summary, ending, with_numbers } = self;
         match ending {
             Ending::Refused => Err(summary.refusal(state)),
             Ending::Skipped { reason, ends_windows } => {
                 if matches!(reason, SkipReason::Outlier(_)) {
                     // The norm of an outlier is recorded, so that norms that stay large stop being outliers.
-                    state.norms.record(&limited);
+                    state.norms.record(&summary.limited);
                 }
                 if ends_windows {
                     state.end_windows()?;
@@ -326,7 +325,7 @@ impl EndedStep {
                 Ok(Outcome { warnings, ..summary.outcome(state, Status::Skipped(reason)) })
             }
             Ending::Committed => {
-                state.norms.record(&limited);
+                state.norms.record(&summary.limited);
                 state.share_numbers(&with_numbers);
                 summary.committed(state, parameters)
             }

@@ -58,8 +58,8 @@ impl<'w> Ranks<'w> {
         sums: &mut KeptSums,
     ) -> Result<Vec<usize>> {
         let Some(of_ranks) = &self.0 else { return Ok(Vec::new()) };
-        let left = of_ranks.add_up(engine, jobs, sums);
-        left.or_else(|error| self.settle(Call::Plan, Err(error)))
+        let later = of_ranks.add_up(engine, jobs, sums);
+        later.or_else(|error| self.settle(Call::Plan, Err(error)))
     }
 
     /// The reduce stage.
@@ -72,9 +72,9 @@ impl<'w> Ranks<'w> {
     }
 
     /// The commit stage. An error names the parameters that have moved.
-    pub(super) fn commit(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], left: &[usize]) -> Result<()> {
+    pub(super) fn commit(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], later: &[usize]) -> Result<()> {
         let committed = match &self.0 {
-            Some(of_ranks) => of_ranks.commit(engine, jobs, left),
+            Some(of_ranks) => of_ranks.commit(engine, jobs, later),
             None => commit(engine, jobs.iter_mut().flatten().collect()),
         };
         let moved = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);

@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::counts;
 use crate::rule::LeafNorms;
-use crate::tree::StateTree;
+use crate::tree::{LimitedNorms, StateTree};
 
 /// The plans of all leaves together, and the norms of groups once they are computed.
 pub(super) struct StepSummary {
@@ -40,6 +40,8 @@ pub(super) struct StepSummary {
     norms: Vec<(usize, LeafNorms)>,
     /// The norms of all groups, in their order.
     pub(super) group_norms: Vec<(u64, f64)>,
+    /// The norms that histories of norms limit.
+    pub(super) limited: LimitedNorms,
 }
 
 impl StepSummary {
@@ -59,6 +61,7 @@ impl StepSummary {
             given_up: Vec::new(),
             norms: Vec::new(),
             group_norms: Vec::new(),
+            limited: LimitedNorms::new(),
         };
         for (leaf, plan) in plans.enumerate() {
             all.has_gradient |= plan.has_gradient;

@@ -24,7 +24,7 @@ use super::avx2;
 use super::codes::{decoded, encoded};
 use super::storage::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
-use crate::engine::kernel::{LaneFloat, per_isa};
+use crate::engine::kernel::{self, LaneArrays, Lanes, per_isa};
 use crate::numbers::codes::{self, BLOCK, RECORD, TOGETHER};
 use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24, split_block};
 use crate::numbers::value::Compute;
@@ -41,7 +41,10 @@ pub(crate) fn to_f16(src: &[f32], dst: &mut [f16]) {
 }
 
 /// A compute type that can be read from and written to every storage type.
-pub(super) trait Storable: LaneFloat {
+pub(super) trait Storable: Compute {
+    /// How many elements of this type take the bytes of a block of f32.
+    const BLOCK: usize = kernel::BLOCK * size_of::<f32>() / size_of::<Self>();
+    fn lanes(arrays: LaneArrays<'_, Self>) -> Lanes<'_>;
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [Self]);
     fn to_f16(isa: Isa, src: &[Self], dst: &mut [f16]);
     fn from_bf16(value: bf16) -> Self;
@@ -72,6 +75,10 @@ pub(super) trait Storable: LaneFloat {
 }
 
 impl Storable for f32 {
+    fn lanes(arrays: LaneArrays<'_, f32>) -> Lanes<'_> {
+        Lanes::F32(arrays)
+    }
+
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [f32]) {
         match isa {
             // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
@@ -178,6 +185,10 @@ impl Storable for f32 {
 }
 
 impl Storable for f64 {
+    fn lanes(arrays: LaneArrays<'_, f64>) -> Lanes<'_> {
+        Lanes::F64(arrays)
+    }
+
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [f64]) {
         each(isa, src, dst, |value| f64::from(value.to_f32_const()));
     }

@@ -34,8 +34,8 @@ use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
 use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{
-    ACCUMULATORS, BLOCK, Kernel, LaneArrays, LaneFloat, Reducer, add, chunk_length, join_accumulators,
-    reduce_block, subtract,
+    ACCUMULATORS, BLOCK, Kernel, LaneArrays, Reducer, add, chunk_length, join_accumulators, reduce_block,
+    subtract,
 };
 use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::codes;
@@ -49,7 +49,8 @@ pub(super) struct Pass<'p> {
     pub(super) isa: Isa,
     pub(super) x: DataPtr,
     pub(super) sources: List<StridedSource<'p>>,
-    pub(super) steps: PassSteps<'p>,
+    /// Most chains become a single step, with all others in its prologue.
+    pub(super) steps: SmallVec<[PassStep<'p>; 1]>,
     pub(super) sink: PassSink,
 }
 
@@ -61,14 +62,14 @@ pub(super) struct PassStep<'p> {
     prologue: Option<Prologue>,
 }
 
-/// The steps of a chain. Most chains become a single step, with all others in its prologue.
-pub(super) type PassSteps<'p> = SmallVec<[PassStep<'p>; 1]>;
-
 impl<'p> PassStep<'p> {
     /// The steps of a chain. A scale, limit or decay becomes part of the next step's loop, if that takes it.
     /// `slots` are those of all steps, one step after another.
-    pub(super) fn chain(links: impl Iterator<Item = Link<'p>>, mut slots: &'p [DataPtr]) -> PassSteps<'p> {
-        let mut steps = PassSteps::new();
+    pub(super) fn chain(
+        links: impl Iterator<Item = Link<'p>>,
+        mut slots: &'p [DataPtr],
+    ) -> SmallVec<[Self; 1]> {
+        let mut steps = SmallVec::<[Self; 1]>::new();
         for Link { kernel, slots: own } in links {
             let (own, rest) = slots.split_at(own.len());
             slots = rest;
@@ -93,7 +94,7 @@ impl<'p> PassStep<'p> {
     }
 
     /// Runs over a block.
-    fn run<T: LaneFloat>(&self, isa: Isa, arrays: LaneArrays<'_, T>) {
+    fn run<T: Storable>(&self, isa: Isa, arrays: LaneArrays<'_, T>) {
         self.kernel.run(isa, self.prologue.as_ref(), &mut T::lanes(arrays));
     }
 }
@@ -112,16 +113,6 @@ const AHEAD: usize = 4;
 /// The most elements that are fetched at once. If a long block is fetched at once, a step takes up to a
 /// quarter longer.
 const PIECE: usize = 2 * BLOCK;
-
-/// What a pass has in records, which a block has to cover whole.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum InRecords {
-    Nothing,
-    /// The low bits of x.
-    LowBits,
-    /// Numbers in 8 bits.
-    Codes,
-}
 
 /// Arrays, each with the bytes of [`BLOCK`] elements, see [`Pass::streams`].
 type Streams = SmallVec<[(*const u8, usize); 8]>;
@@ -247,13 +238,7 @@ impl Pass<'_> {
                 scratch.more.resize(levels, CacheLines([T::zero(); LONGEST]));
             }
             let mut sums = [0.0; ACCUMULATORS];
-            // If there are records, a block has whole records, because a record is written whole. If there
-            // are codes, a block has all records that are encoded together.
-            let at_once = match self.records() {
-                InRecords::Nothing => T::BLOCK,
-                InRecords::LowBits => BLOCK,
-                InRecords::Codes => LONGEST,
-            };
+            let at_once = self.block_of_records().unwrap_or(T::BLOCK);
             let streams = self.streams(&range);
             for Range { start, end } in self.blocks::<T>(&range, at_once) {
                 let ahead = Ahead::new(&streams, &range, start, at_once);
@@ -345,16 +330,13 @@ impl Pass<'_> {
         })
     }
 
-    /// What is in records. If there are codes and low bits, the answer is codes, because a block for codes
-    /// has whole records of both.
-    fn records(&self) -> InRecords {
-        if self.steps.iter().any(|step| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)))) {
-            InRecords::Codes
-        } else if matches!(self.x, DataPtr::Split(_, LowPtr::Records(_))) {
-            InRecords::LowBits
-        } else {
-            InRecords::Nothing
-        }
+    /// The elements of a block, if something is in records: whole records, because a record is written whole,
+    /// and all that are encoded together, if state is in 8 bits.
+    fn block_of_records(&self) -> Option<usize> {
+        let has_codes =
+            |step: &PassStep<'_>| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)));
+        let has_low_bits = matches!(self.x, DataPtr::Split(_, LowPtr::Records(_)));
+        if self.steps.iter().any(has_codes) { Some(LONGEST) } else { has_low_bits.then_some(BLOCK) }
     }
 
     /// The arrays that a long range fetches ahead: where the leaf's element 0 lies, and the bytes of
@@ -388,7 +370,7 @@ impl Pass<'_> {
             // A sum starts with a full block, because the place in a chunk selects the accumulator.
             (_, Sink::Reduce(_)) | (None, _) => 0,
             // Otherwise a block would end inside a record.
-            _ if self.records() != InRecords::Nothing => 0,
+            _ if self.block_of_records().is_some() => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
     }

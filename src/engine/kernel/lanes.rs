@@ -30,25 +30,6 @@ pub(crate) struct LaneArrays<'b, T> {
     pub(in crate::engine) slots: &'b [*mut T],
 }
 
-/// A compute type with its variant of [`Lanes`].
-pub(in crate::engine) trait LaneFloat: Compute {
-    /// How many elements of this type take the bytes of [`BLOCK`] f32.
-    const BLOCK: usize = BLOCK * size_of::<f32>() / size_of::<Self>();
-    fn lanes(arrays: LaneArrays<'_, Self>) -> Lanes<'_>;
-}
-
-impl LaneFloat for f32 {
-    fn lanes(arrays: LaneArrays<'_, f32>) -> Lanes<'_> {
-        Lanes::F32(arrays)
-    }
-}
-
-impl LaneFloat for f64 {
-    fn lanes(arrays: LaneArrays<'_, f64>) -> Lanes<'_> {
-        Lanes::F64(arrays)
-    }
-}
-
 /// Defines a generic loop, compiled for each instruction set. A call runs the version for `isa`.
 macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident<$($T:ident: $bound:path),*>($isa:ident, $($arg:ident: $ty:ty),+) $body:block) => {

@@ -9,7 +9,7 @@ mod reduce_op;
 
 pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
-pub(super) use lanes::{BLOCK, LaneArrays, LaneFloat, add, per_isa, subtract};
+pub(super) use lanes::{BLOCK, LaneArrays, Lanes, add, per_isa, subtract};
 pub(super) use pairwise::{halves, pairwise};
 pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block};
 pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

@@ -227,7 +227,7 @@ impl Description {
 
     /// The learning rate. `None` if the rule has no rate, or if those of alternatives differ.
     pub(crate) fn learning_rate(&self) -> Option<f64> {
-        if let Some(FieldValue::Real(eta)) = self.field(RATE) { Some(eta) } else { None }
+        Rates::Product(Rates::factors(self, &[])).value()
     }
 
     /// The fields that a name reaches, with the value for each. Empty if it reaches none.

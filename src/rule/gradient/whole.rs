@@ -3,10 +3,9 @@
 use candle_core::Tensor;
 
 use super::Gradient;
-use crate::engine::Step;
 use crate::engine::plan::TensorStep;
+use crate::engine::{Step, StepSlots};
 use crate::error::Result;
-use crate::rule::state::OwnTensors;
 use crate::rule::{Slots, State};
 
 impl<'a> Gradient<'a> {
@@ -63,7 +62,7 @@ impl<'a> Gradient<'a> {
     }
 
     /// Appends a function of the whole tensor, and counts no step.
-    pub(crate) fn through<F>(mut self, slots: OwnTensors<'a>, may_refuse: bool, function: F) -> Self
+    pub(crate) fn through<F>(mut self, slots: StepSlots<'a>, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {

@@ -252,7 +252,7 @@ impl Store {
     }
 
     /// The state of the rule, and the tensor and the counter that this store keeps.
-    fn parts(self, state: &mut State) -> Result<StoreParts<'_>> {
+    fn parts(self, state: &mut State) -> Result<(&mut State, Option<&mut Buffer>, Option<&mut u64>)> {
         if self == Store::Rounded {
             return Ok((state, None, None));
         }
@@ -277,9 +277,6 @@ impl Store {
         not_made_by(self.name())
     }
 }
-
-/// The state of a rule, and the tensor and the counter of its store.
-type StoreParts<'s> = (&'s mut State, Option<&'s mut Buffer>, Option<&'s mut u64>);
 
 /// The value of the only entry.
 fn only<'s, T>(named: &'s mut [(&'static str, T)]) -> Option<&'s mut T> {

@@ -55,13 +55,6 @@ pub(crate) struct Child {
     pub(crate) state: State,
 }
 
-/// Own tensors of a state, without those of held rules.
-pub(crate) type OwnTensors<'a> = &'a mut [(&'static str, Buffer)];
-
-pub(crate) type OwnCounters<'a> = &'a mut [(&'static str, u64)];
-
-pub(crate) type OwnNumbers<'a> = &'a mut [(&'static str, f64)];
-
 /// All that can be written in a state and in those of held rules.
 #[derive(Debug, Default)]
 pub(crate) struct StateParts<'s> {

@@ -1,6 +1,7 @@
 //! What a rule works on in one step: the parts of its own state.
 
-use super::{Child, OwnCounters, OwnNumbers, OwnTensors};
+use super::Child;
+use crate::engine::StepSlots;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::State;
 
@@ -71,15 +72,15 @@ pub struct Parts<'a> {
 
 /// State tensors of a rule, in the order in which its [`init`](crate::Rule::init) added them.
 #[derive(Debug, Default)]
-pub struct Slots<'a>(pub(crate) OwnTensors<'a>);
+pub struct Slots<'a>(pub(crate) StepSlots<'a>);
 
 /// Counters of a rule, in the order in which its [`init`](crate::Rule::init) added them.
 #[derive(Debug, Default)]
-pub struct Counters<'a>(pub(crate) OwnCounters<'a>);
+pub struct Counters<'a>(pub(crate) &'a mut [(&'static str, u64)]);
 
 /// Numbers of a rule, in the order in which its [`init`](crate::Rule::init) added them.
 #[derive(Debug, Default)]
-pub struct Numbers<'a>(pub(crate) OwnNumbers<'a>);
+pub struct Numbers<'a>(pub(crate) &'a mut [(&'static str, f64)]);
 
 /// States of the rules that a rule holds, in the order in which it [describes](crate::Describe) them.
 #[derive(Debug)]
