@@ -92,10 +92,10 @@ pub use rule::{
 // The documentation has them in `rules`.
 #[doc(hidden, no_inline)]
 pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
-pub use step::figures::LeafFigures;
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
+pub use step::outcome::LeafFigures;
+pub use step::outcome::Paths;
 pub use step::outcome::{Outcome, SkipReason, Status};
-pub use step::paths::Paths;
 pub use step::setup::{Setup, broadcast, setup, setup_with};
 pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};

@@ -25,10 +25,9 @@ use dyn_clone::DynClone;
 use super::description::adjust::Described;
 use super::description::record::{Setting, StorageRecord};
 use super::description::role::Role;
-use super::description::{Description, FieldDescription, out_of_range};
+use super::description::{ChildPlace, Description, FieldDescription, out_of_range};
 use super::field::FieldValue;
-use super::state::place::ChildPlace;
-use super::{Adjust, Evaluation, Flow, Gradient, Kind, Parameter, State};
+use super::{Adjust, Evaluation, Flow, Gradient, Parameter, State};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Describes what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
@@ -591,5 +590,26 @@ impl<R: Describe + Clone> Holder for R {
         let (mut rule, show) = (self.clone(), RefCell::new(show));
         let show = |place, held: &mut dyn Rule| show.borrow_mut()(place, held);
         Describer::run(Purpose::Show(&show), 0, &mut |shown| rule.describe(shown));
+    }
+}
+
+/// What the step of one element of a parameter depends on, from the cheapest kind of rule to the dearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// That element alone. The rule is a part of the one pass over memory.
+    Elementwise,
+    /// The whole parameter, or the element's place in it. Costs at least one more read of the gradient.
+    WholeTensor,
+    /// Other parameters, too.
+    WholeModel,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Elementwise => "elementwise",
+            Kind::WholeTensor => "whole tensor",
+            Kind::WholeModel => "whole model",
+        })
     }
 }

@@ -29,8 +29,7 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, compute_dtype, counts};
-use crate::ranks::{Call, StateWorld};
-use crate::ranks::{ExpectedTensors, Inbox, KeptSums, Round, Run, rounds};
+use crate::ranks::{Call, ExpectedTensors, Inbox, KeptSums, Round, Run, StateWorld, rounds};
 use crate::tensors::{Tensor, in_dtype, product, zeros};
 use crate::tree::Leaf;
 

@@ -5,14 +5,11 @@
 pub(crate) mod call;
 pub(crate) mod contribution;
 pub(crate) mod exchange;
-pub(crate) mod figures;
 #[cfg(feature = "candle")]
 pub(crate) mod functional;
 pub(crate) mod leaf;
 pub(crate) mod loss_scaler;
-pub(crate) mod missing;
 pub(crate) mod outcome;
-pub(crate) mod paths;
 pub(crate) mod pipeline;
 pub(crate) mod ranks;
 pub(crate) mod setup;

@@ -1,9 +1,11 @@
-//! The outcome of a call of `update`.
+//! The outcome of a call of `update`, with the paths and the norms in it.
 
-use super::figures::LeafFigures;
-use super::paths::Paths;
+use std::fmt::{self, Display};
+use std::sync::Arc;
+
 use crate::error::warning::Warning;
-use crate::tree::Outlier;
+use crate::rule::LeafNorms;
+use crate::tree::{Leaf, Outlier};
 
 /// What a call of [`update`](crate::update) did.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -125,5 +127,132 @@ impl Outcome {
     /// The parameter whose gradient is not finite, if the call was skipped for this reason.
     pub(crate) fn overflow(&self) -> Option<&str> {
         if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status { Some(path) } else { None }
+    }
+}
+
+/// Paths of some parameters of a state, in the order of the state.
+///
+/// The names are shared with the state and not copied, so thousands of them cost one small allocation.
+#[derive(Clone, Default)]
+pub struct Paths {
+    /// The path of every leaf.
+    all: Arc<[String]>,
+    chosen: Vec<usize>,
+}
+
+impl Paths {
+    /// The paths of the leaves with these indices.
+    pub(crate) fn new(all: &Arc<[String]>, chosen: Vec<usize>) -> Self {
+        Paths { all: all.clone(), chosen }
+    }
+
+    /// The number of paths.
+    pub fn len(&self) -> usize {
+        self.chosen.len()
+    }
+
+    /// Whether there are no paths.
+    pub fn is_empty(&self) -> bool {
+        self.chosen.is_empty()
+    }
+
+    /// The paths.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.chosen.iter().map(|&leaf| self.all[leaf].as_str())
+    }
+}
+
+impl std::fmt::Debug for Paths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl PartialEq for Paths {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl<S: AsRef<str>, const N: usize> PartialEq<[S; N]> for Paths {
+    fn eq(&self, other: &[S; N]) -> bool {
+        self.iter().eq(other.iter().map(AsRef::as_ref))
+    }
+}
+
+/// What a step did to one parameter, in norms of gradient, parameter and update.
+///
+/// Each norm is the root of a sum of squares in f64, over the whole parameter even if it is divided among
+/// ranks.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{Adam, Update, setup};
+///
+/// let model = vec![Var::new(&[1f32, 1.0], &Device::Cpu)?, Var::new(&[-1f32], &Device::Cpu)?];
+/// let mut state = setup(Adam::new(1e-3), &model)?;
+/// // The second parameter is behind a ReLU that does not open.
+/// let loss = (model[0].sum_all()? + model[1].relu()?.sum_all()?)?;
+/// let figures = Update::new(&mut state).with_figures().apply(&model, &loss.backward()?)?.figures;
+///
+/// for leaf in &figures {
+///     println!("{leaf}");
+/// }
+/// assert!((figures[0].ratio() - 1e-3).abs() < 1e-9);
+/// // What does not learn, and what moves much too far.
+/// let dead: Vec<_> = figures.iter().filter(|leaf| leaf.ratio() < 1e-7).map(|leaf| leaf.path.as_str()).collect();
+/// assert_eq!(dead, ["1"]);
+/// assert!(figures.iter().all(|leaf| leaf.ratio() < 0.1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct LeafFigures {
+    /// The parameter's path.
+    pub path: String,
+    /// ‖dx‖ of the gradient before the rules: without the loss scale, the mean of all ranks. With
+    /// [`AccumGrad`](crate::AccumGrad) the mean (or sum) over the window.
+    pub gradient: f64,
+    /// ‖x‖ of the parameter before the step, or of its master if it has one.
+    pub parameter: f64,
+    /// ‖dx'‖ of the update that is subtracted from x, before rounding to the parameter's dtype.
+    pub update: f64,
+}
+
+impl LeafFigures {
+    /// The figures of a leaf, if its norms were computed.
+    pub(super) fn found(leaf: &Leaf, norms: &LeafNorms) -> Option<Self> {
+        let (gradient, step) = norms.found()?;
+        Some(LeafFigures {
+            path: leaf.path.clone(),
+            gradient,
+            parameter: step.parameter,
+            update: step.gradient,
+        })
+    }
+
+    /// How far the step moved the parameter, relative to its size: update / parameter.
+    ///
+    /// If the parameter is zero, such as a bias at first, the ratio is infinite, or NaN if the parameter does
+    /// not move.
+    ///
+    /// With Adam and similar rules about 1e-3 is usual for matrices. At 1e-2 and more, the learning rate is
+    /// too high or the warm-up too short; at 1e-5 and less, the learning rate is too low. A parameter without
+    /// a master loses the step of an element if it is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16 and 2⁻⁹
+    /// (0.002) in BF16.
+    pub fn ratio(&self) -> f64 {
+        self.update / self.parameter
+    }
+}
+
+/// The figures in one line.
+impl Display for LeafFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LeafFigures { path, gradient, parameter, update } = self;
+        write!(
+            f,
+            "{path}: gradient {gradient:.3e}, parameter {parameter:.3e}, update {update:.3e}, ratio {:.3e}",
+            self.ratio()
+        )
     }
 }

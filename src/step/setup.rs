@@ -2,21 +2,23 @@
 //!
 //! All ways lead to `Setup::assemble`. The choices come to it as a `Result`, because a rank whose choices
 //! have failed must still take part in the agreement.
+//!
+//! Over ranks, all compare model, values and rules before the state is divided (`divided`). The values are equal
+//! if rank 0 has given its own to the others (`broadcast`).
 
-mod broadcast;
-mod divided;
-
+use std::fmt;
 use std::sync::Arc;
 
-pub use broadcast::broadcast;
-use divided::Wire;
-
-use crate::error::{Error, ErrorKind, Result, joined, listed};
+use crate::error::{Error, ErrorKind, FLOATS, Result, joined, listed};
+use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
-use crate::numbers::DType;
-use crate::ranks::{Call, Communicator, StateWorld};
-use crate::rule::{Adjust, IntoOptimiser, Parameter};
-use crate::tree::{ChoiceCache, ChosenOptimisers, StateTree, check_patterns, chosen, is_trainable};
+use crate::numbers::{DType, is_supported};
+use crate::ranks::{Agreement, Aspect, Call, Communicator, Divisible, LeafParts, StateWorld, divide, share};
+use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter};
+use crate::tensors::Tensor;
+use crate::tree::{
+    ChoiceCache, ChosenOptimisers, StateTree, check_patterns, chosen, is_trainable, values_of,
+};
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
 ///
@@ -224,7 +226,7 @@ impl Setup {
         let choices =
             choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
         let choices = match &self.world {
-            Some(world) => divided::divided(world, &self.wire, choices)?,
+            Some(world) => divided(world, &self.wire, choices)?,
             None => choices?
                 .into_iter()
                 .map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None))))
@@ -261,4 +263,166 @@ fn no_leaf(state: &StateTree) -> Error {
 /// The model's trainable variables.
 pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable<'_>>> {
     in_path_order(model, is_trainable)
+}
+
+/// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
+///
+/// Processes with random initial weights differ, which [`Setup::over`](crate::Setup::over) refuses: call
+/// `broadcast` first, on all ranks. It sends the variables in ranges, so it takes little memory.
+///
+/// # Errors
+/// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, or if the
+/// transport has a [device](crate::Communicator::device) and a variable is on another one. Also if a rank has
+/// left.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{AdamW, Communicator, Setup, broadcast, ranks};
+///
+/// let train = |world: optimisers::LocalRank| -> optimisers::Result<Vec<f32>> {
+///     let x = Var::randn(0f32, 1.0, 1000, &Device::Cpu)?;
+///     broadcast(&world, &x)?;
+///     let _state = Setup::over(&world).build(AdamW::new(0.1), &x)?;
+///     Ok(x.to_vec1()?)
+/// };
+/// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
+/// let values: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()?;
+/// assert_eq!(values[0], values[1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn broadcast<C, M>(world: &C, model: &M) -> Result<()>
+where
+    C: Communicator + Clone + 'static,
+    M: Model + ?Sized,
+{
+    let world = StateWorld::new(Arc::new(world.clone()));
+    let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
+        let aspects =
+            variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
+        Ok((variables, Agreement::on(aspects), Vec::new()))
+    });
+    let (variables, _) = world.agree_on(Call::Broadcast, described)?;
+    // As if rank 0 had all of the state, so that `share` gives its values to all others.
+    let of_first = |x: &Lent<'_>| LeafParts::of_first(x.elem_count(), world.rank(), world.size());
+    let variables: Vec<_> =
+        variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
+    share(&world, &variables)
+}
+
+/// Describes a variable by what must be the same on all ranks.
+fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
+    let (path, x) = (variable.path(), &*variable.x);
+    world.check_device(path, x.device())?;
+    if !x.tensor().is_none_or(Tensor::is_contiguous) {
+        return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so its values cannot be sent")
+            .with_remedy("replace the variable by a contiguous copy")
+            .at(path));
+    }
+    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype())))
+}
+
+/// A variable with its optimiser and the parts (ranges of its elements) of all ranks. Without an optimiser it
+/// is left out.
+type Divided<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
+
+type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
+
+/// The choice of the dtype in which gradients travel; by default their own.
+#[derive(Clone, Default)]
+struct Wire(Option<Arc<ChooseDtype>>);
+
+impl Wire {
+    fn new(choose: impl Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync + 'static) -> Self {
+        Wire(Some(Arc::new(choose)))
+    }
+
+    fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
+        match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
+            Some(dtype) if !is_supported(dtype) => {
+                Err(Error::new(ErrorKind::Argument, "the dtype that `Setup::wire` chose for its gradient is")
+                    .with_got(format_args!("{dtype:?}"))
+                    .with_expected(FLOATS)
+                    .at(variable.path()))
+            }
+            chosen => Ok(chosen),
+        }
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wire").field(&self.0.is_some()).finish()
+    }
+}
+
+/// The aspects of a parameter that must be the same on all ranks.
+fn aspects(
+    (variable, optimiser): &(Variable<'_>, Option<Arc<Optimiser>>),
+    wire: &Wire,
+) -> Result<[Aspect; 8]> {
+    let (x, path) = (&*variable.x, variable.path());
+    let of = |what: &str| format!("{what} of {path:?}");
+    let described = optimiser.as_ref().map(|optimiser| optimiser.description().record().words());
+    Ok([
+        Aspect::new("a parameter", format!("{path:?}")),
+        Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
+        Aspect::new(of("the shape"), format!("{:?}", x.shape())),
+        Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
+        Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
+        // Compared as `Debug` text as well, which also has fields that a rule does not describe.
+        Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
+        Aspect::new(
+            of("the dtype on the wire"),
+            wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
+        ),
+        values_of(path, &x.tensor_or_copy()?)?,
+    ])
+}
+
+/// Agrees on the choices, and adds the parts of all ranks.
+///
+/// # Errors
+/// On all ranks, if the choices differ between ranks, or if one rank refuses.
+fn divided<'m>(
+    world: &StateWorld,
+    wire: &Wire,
+    choices: Result<ChosenOptimisers<'m>>,
+) -> Result<Vec<Divided<'m>>> {
+    let prepared = choices.and_then(|choices| {
+        agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new()))
+    });
+    let (choices, _) = world.agree_on(Call::Setup, prepared)?;
+
+    let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
+    let divisible = chosen.map(|(variable, optimiser)| Divisible {
+        length: variable.x.elem_count(),
+        can_be_cut: optimiser.is_divisible(),
+    });
+    let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
+    let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<Optimiser>>)| {
+        let Some(optimiser) = optimiser else { return Ok((variable, None)) };
+        let wire = wire.of(&variable)?;
+        Ok((variable, Some((optimiser, parts.next().map(|parts| parts.sent_as(wire))))))
+    };
+    choices.into_iter().map(with_parts).collect()
+}
+
+/// The agreement on the choices. Refuses what cannot be divided.
+fn agreement(world: &StateWorld, choices: &ChosenOptimisers<'_>, wire: &Wire) -> Result<Agreement<'static>> {
+    let is_offloaded =
+        |optimiser: &Option<Arc<Optimiser>>| optimiser.as_ref().is_some_and(|own| own.is_offloaded());
+    if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "it is offloaded, but a state that is divided among ranks does not support `Offload`",
+        )
+        .with_remedy("leave `Offload` out")
+        .at(variable.path()));
+    }
+    choices
+        .iter()
+        .filter(|(_, optimiser)| optimiser.is_some())
+        .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
+    let aspects = choices.iter().map(|choice| aspects(choice, wire)).collect::<Result<Vec<_>>>()?;
+    Ok(Agreement::on(aspects.into_iter().flatten().collect()))
 }

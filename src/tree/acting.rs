@@ -1,17 +1,20 @@
 //! What acts in a leaf: its own optimiser, or a copy with the values of its schedules.
 //!
 //! A schedule never writes the own optimiser, because edits and files need the own values. Leaves with the
-//! same own optimiser and the same schedules share one copy, so that a step of thousands of leaves is fast.
+//! same own optimiser and the same schedules share one copy ([`Once`]), so that a step of thousands of leaves
+//! is fast.
 //!
 //! A copy is made by code of its rule, which may fail or panic. So all copies of a change are made first
 //! ([`acting`]), and then assigned together with all else that changes. The end of a step cannot make its
 //! copies before it counts the step. `StateTree::acting_at` therefore has the count whose values act. If that
 //! count is another one, the next update makes the copies, and reports what fails before anything is written.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use super::drives::{Drives, GivenSchedule, ResolvedSchedules, ScheduleResolver, check_same_own};
-use super::once::Once;
 use super::{Leaf, StateTree};
 use crate::error::Result;
 use crate::rule::Optimiser;
@@ -111,5 +114,82 @@ impl Leaf {
             check_same_own(self.drives.as_deref(), resolved.drives.as_deref()).map(|()| resolved)
         });
         resolved.map_err(|error| error.at(&self.path))
+    }
+}
+
+/// Values by the key that they were made from.
+pub(crate) struct Once<K, T> {
+    made: HashMap<K, T>,
+    /// The last value, because leaves in a row often have one key.
+    last: Option<(K, T)>,
+}
+
+impl<K, T> Default for Once<K, T> {
+    fn default() -> Self {
+        Once { made: HashMap::new(), last: None }
+    }
+}
+
+impl<K: Hash + Eq + Copy, T: Clone> Once<K, T> {
+    /// The value for a key, made at the first time.
+    pub(crate) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        if let Some((last, made)) = &self.last
+            && *last == key
+        {
+            return Ok(made.clone());
+        }
+        let made = match self.made.entry(key) {
+            Entry::Occupied(made) => made.get().clone(),
+            Entry::Vacant(place) => place.insert(make()?).clone(),
+        };
+        self.last = Some((key, made.clone()));
+        Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::hash::Hasher;
+
+    use super::*;
+
+    thread_local! {
+        static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[derive(Clone, Copy)]
+    struct Counted(usize);
+
+    impl Hash for Counted {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    impl PartialEq for Counted {
+        fn eq(&self, other: &Self) -> bool {
+            COMPARED.set(COMPARED.get() + 1);
+            self.0 == other.0
+        }
+    }
+
+    impl Eq for Counted {}
+
+    /// Thousands of leaves, each with an optimiser of its own, get another acting one in every step of a
+    /// schedule.
+    #[test]
+    fn comparisons_grow_with_the_keys_and_not_with_their_square() {
+        const KEYS: usize = 10_000;
+        let (mut once, mut made) = (Once::default(), 0);
+        for key in (0..KEYS).chain(0..KEYS) {
+            let got = once.get(Counted(key), || {
+                made += 1;
+                Ok(key)
+            });
+            assert_eq!(got.expect("nothing fails"), key);
+        }
+        assert_eq!(made, KEYS);
+        assert!(COMPARED.get() < 8 * KEYS, "{} comparisons", COMPARED.get());
     }
 }

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use super::new_masters::checksum;
+use super::masters::checksum;
 use super::{Leaf, NormHistories, StateTree};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, FLOATS, Result};

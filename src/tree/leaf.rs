@@ -16,11 +16,10 @@ use std::sync::Arc;
 
 use super::drives::Drives;
 use super::ranks::divided;
-use super::waiting::Waiting;
-use crate::engine::Buffer;
+use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
-use crate::numbers::{DType, Shape, compute_dtype, elem_count, is_supported};
+use crate::numbers::{DType, Shape, compute_dtype, counts, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts};
 use crate::rule::{FieldValue, Optimiser, Parameter, State, Store};
 use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
@@ -506,6 +505,40 @@ fn check_a_number_per_element(
         Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
     let expected = format!("a number for each of {elements} elements");
     Err(error.with_expected(expected).with_remedy("return `false` from its `is_divisible`"))
+}
+
+/// A leaf's calls without a gradient.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Waiting {
+    /// Calls since the last gradient.
+    pub(crate) calls: u64,
+    /// 1 once a gradient went into an accumulator. A leaf with steps has had a gradient even if this is 0.
+    pub(crate) received: u64,
+    /// Whether the leaf may lack a gradient under `require_all`.
+    pub(crate) is_allowed: bool,
+}
+
+impl Waiting {
+    /// Counts a call when it is committed. A leaf with a gradient in every call writes no counter, because
+    /// that would cost time with thousands of leaves.
+    pub(crate) fn count<'a>(
+        &'a mut self,
+        has_gradient: bool,
+        progress: Progress,
+        counters: &mut CounterWrites<'a>,
+    ) {
+        let Waiting { calls, received, .. } = self;
+        if !has_gradient {
+            let next = counts::after(*calls, 1);
+            return counters.push((calls, next));
+        }
+        if *calls > 0 {
+            counters.push((calls, 0));
+        }
+        if progress == Progress::Accumulated && *received == 0 {
+            counters.push((received, 1));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,21 @@
 //! The high-precision copies of a model's parameters: reading, setting, refreshing, comparing.
+//!
+//! A model and its masters get new values all or none: `new_masters` makes and checks them before the first
+//! is set.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
+use std::io::{self, Write};
 
-use super::{Leaf, MasterValues, StateTree, values_of};
-use crate::error::Result;
-use crate::model::Model;
-use crate::model::lent::Lent;
-use crate::ranks::{Agreement, Call};
+use super::{Leaf, StateTree};
+use crate::engine::{owned_on, set_lent};
+use crate::error::{Error, Result};
+use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
+use crate::model::{Identity, Model, Variable, identity, in_path_order};
+use crate::numbers::{DType, first_non_finite, ranges};
+use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::Extent;
-use crate::tensors::Tensor;
+use crate::tensors::{Device, Tensor, in_dtype};
 
 impl StateTree {
     /// Copies of the most precise value of each parameter, by path.
@@ -181,4 +188,237 @@ impl StateTree {
         };
         self.settle(Call::CheckMasters, self.parameters(model).and_then(check))
     }
+}
+
+/// New values of a model's variables: what [`StateTree::set_masters`] takes.
+///
+/// It is made from a reference to a map from paths to tensors, or to [`Weights`](crate::Weights).
+#[derive(Clone, Debug)]
+pub struct MasterValues<'v>(MasterSource<'v>);
+
+#[derive(Clone, Debug)]
+enum MasterSource<'v> {
+    Tensors(BTreeMap<String, Tensor>),
+    Files(&'v dyn WeightFiles),
+}
+
+/// Weights in files, read when the model is known.
+pub(crate) trait WeightFiles: Debug {
+    /// The values of a model's variables by path, as the files have them, and the names that no variable has.
+    fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)>;
+
+    /// Whether infinities and NaN are taken over.
+    fn accepts_non_finite(&self) -> bool;
+}
+
+impl<'v> MasterValues<'v> {
+    pub(crate) fn from_files(files: &'v dyn WeightFiles) -> Self {
+        MasterValues(MasterSource::Files(files))
+    }
+}
+
+impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
+    fn from(values: &'v BTreeMap<String, Tensor>) -> Self {
+        MasterValues(MasterSource::Tensors(values.clone()))
+    }
+}
+
+impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
+    fn from(values: &'v HashMap<String, Tensor>) -> Self {
+        MasterValues(MasterSource::Tensors(
+            values.iter().map(|(path, value)| (path.clone(), value.clone())).collect(),
+        ))
+    }
+}
+
+/// Values that were checked, with the variables that they are for.
+struct NewMasters<'m> {
+    /// Those of the leaves, in their order.
+    leaves: Vec<(Lent<'m>, Tensor)>,
+    others: Vec<(Lent<'m>, Tensor)>,
+    /// The names that no variable has.
+    unused: Vec<String>,
+}
+
+impl StateTree {
+    /// [`StateTree::set_masters`].
+    pub(super) fn assign_masters<M: Model + ?Sized>(
+        &mut self,
+        model: &M,
+        values: MasterValues<'_>,
+    ) -> Result<Vec<String>> {
+        let new = self.check_parameters().and_then(|()| {
+            let new = self.new_masters(model, values)?;
+            let agreement = Agreement::on(if self.is_divided() { new.aspects(self)? } else { Vec::new() });
+            Ok((new, agreement, Vec::new()))
+        });
+        let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, new)?;
+        let (mut set, all) = (0, leaves.len() + others.len());
+        let mut set_all = || {
+            for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
+                let values = leaf.own_part(value)?.tensor_or_copy()?;
+                leaf.set_weights(&*leaf.own_part(&**x)?, &values)?;
+                leaf.set_others_parts(&**x, value)?;
+                set += 1;
+            }
+            for (x, value) in &others {
+                set_lent(&**x, value)?;
+                set += 1;
+            }
+            Ok(())
+        };
+        let written = set_all().map_err(|error: Error| error.after_values(set, all));
+        self.saved_starts.clear();
+        self.settle(Call::MastersSet, written)?;
+        Ok(unused)
+    }
+
+    /// The values of a model with this state, checked.
+    fn new_masters<'m, M: Model + ?Sized>(
+        &self,
+        model: &'m M,
+        MasterValues(given): MasterValues<'_>,
+    ) -> Result<NewMasters<'m>> {
+        let (values, unused, accept_non_finite) = match given {
+            MasterSource::Tensors(values) => (values, Vec::new(), false),
+            MasterSource::Files(weights) => {
+                let (values, unused) = weights.masters(&model)?;
+                (values, unused, weights.accepts_non_finite())
+            }
+        };
+        let parameters = self.parameters(model)?;
+        let variables: BTreeMap<String, Lent<'m>> =
+            in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
+        let known: HashSet<&str> = variables
+            .keys()
+            .map(String::as_str)
+            .chain(self.leaves.iter().flat_map(|leaf| leaf.paths()))
+            .collect();
+        if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
+            let paths = variables.keys().map(String::as_str);
+            return Err(Error::unknown_path("variable in the model with the path", path, paths));
+        }
+        // By identity, because a renamed state has other paths than its model.
+        let in_model: HashMap<Identity, &String> =
+            variables.iter().map(|(path, x)| (identity(x), path)).collect();
+        let mut leaves = Vec::with_capacity(self.len());
+        for (leaf, x) in self.leaves.iter().zip(&parameters) {
+            let found = leaf
+                .paths()
+                .find_map(|path| values.get(path))
+                .or_else(|| values.get(*in_model.get(&identity(x))?));
+            let missing = || {
+                Error::missing("there is no value for it")
+                    .at(leaf.path())
+                    .with_remedy("give a value for every leaf of the state")
+            };
+            let value = found.ok_or_else(missing)?;
+            leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
+        }
+        let of_leaves: HashSet<Identity> = parameters.iter().map(identity).collect();
+        let others = variables
+            .iter()
+            .filter(|(_, x)| !of_leaves.contains(&identity(x)))
+            .filter_map(|(path, x)| Some((path, x, values.get(path)?)));
+        let others =
+            others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
+        let others = others.collect::<Result<Vec<_>>>()?;
+        Ok(NewMasters { leaves, others, unused })
+    }
+}
+
+impl NewMasters<'_> {
+    /// All values, which have to be the same on all ranks.
+    fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
+        let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
+        let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
+        let values = self.leaves.iter().chain(&self.others).map(|(_, value)| value);
+        values
+            .zip(names)
+            .map(|(value, name)| Ok(Aspect::new(name, format!("checksum {:08x}", checksum(value)?))))
+            .collect()
+    }
+}
+
+impl Leaf {
+    /// Sets the other ranks' parts of the parameter `x` as these ranks set them.
+    fn set_others_parts(&self, x: &dyn Lend, values: &Tensor) -> Result<()> {
+        let set = |x: &dyn Lend, values: &Tensor| {
+            // Made only for `set_precise`, which needs a state for `x`: this rank has none for other parts.
+            let mut state = self.optimiser.make_state(x)?;
+            self.optimiser.set_precise(&mut state, x, values)
+        };
+        let set = || match self.held() {
+            Held::All => Ok(()),
+            Held::Nothing => set(x, values),
+            Held::Part(own) => {
+                let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
+                // In ranges, so that the state for each is small.
+                let mut others = ranges(0..own.start).chain(ranges(own.end..x.elem_count()));
+                others.try_for_each(|part| {
+                    set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?)
+                })
+            }
+        };
+        set().map_err(|error: Error| error.at(self.path()))
+    }
+}
+
+/// The values of a parameter, as an aspect that has to be the same on all ranks.
+pub(crate) fn values_of(path: &str, values: &Tensor) -> Result<Aspect> {
+    let name = format!("the values of {path:?} (give all ranks the same weights, see `broadcast`)");
+    Ok(Aspect::new(name, format!("checksum {:08x}", checksum(values)?)))
+}
+
+/// A checksum of a tensor's values.
+pub(super) fn checksum(values: &Tensor) -> Result<u32> {
+    let mut sum = Checksum(crc32fast::Hasher::new());
+    write_tensor(values, &mut sum).map_err(Error::other)?;
+    Ok(sum.0.finalize())
+}
+
+/// Hashes what is written to it.
+struct Checksum(crc32fast::Hasher);
+
+impl Write for Checksum {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The name of a new value in errors.
+const VALUE: &str = "the value for it";
+
+/// The value, checked and in the form in which it can be written over a parameter.
+fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
+    check_parameter("parameter", x, true).map_err(|error| error.at(path))?;
+    if value.dims() != x.shape() {
+        return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));
+    }
+    if value.dtype().is_float() != x.dtype().is_float() {
+        return Err(Error::dtype(VALUE, value.dtype(), format_args!("a dtype like {:?}", x.dtype())).at(path));
+    }
+    if value.dtype().is_float() && !accept_non_finite {
+        let numbers: Vec<f64> =
+            in_dtype(&value.to_device(&Device::Cpu)?, DType::F64)?.flatten_all()?.to_vec1()?;
+        match first_non_finite(numbers, x.dtype()) {
+            Some((index, value)) if value.is_finite() => {
+                let remedy = "give the parameter another dtype; to round the number to infinity, take the \
+                              values from a file with `Weights::accepting_non_finite`";
+                return Err(Error::too_large(VALUE, value, index, x.dtype()).at(path).with_remedy(remedy));
+            }
+            Some((index, value)) => {
+                let remedy = "to set infinities and NaN, take the values from a file with \
+                              `Weights::accepting_non_finite`";
+                return Err(Error::not_finite(VALUE, value, index).at(path).with_remedy(remedy));
+            }
+            None => {}
+        }
+    }
+    owned_on(x.device(), value)
 }

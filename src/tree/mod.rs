@@ -17,9 +17,7 @@ pub(crate) mod entries;
 mod found;
 mod leaf;
 mod masters;
-mod new_masters;
 mod norms;
-mod once;
 mod ranks;
 mod replace;
 mod rows;
@@ -28,14 +26,13 @@ mod scheduled;
 mod scratch;
 mod selection;
 mod table;
-mod waiting;
 mod warned;
 mod weights;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use acting::acting;
+pub(crate) use acting::{Once, acting};
 pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, chosen};
 pub(crate) use drives::{
     DrivenNumber, Drives, GivenSchedule, NumberPlace, ScheduleResolver, check_one_rate, driven_numbers,
@@ -45,11 +42,10 @@ pub use entries::StateValue;
 pub(crate) use entries::check_records;
 pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
-pub use new_masters::MasterValues;
-pub(crate) use new_masters::{WeightFiles, values_of};
+pub use masters::MasterValues;
+pub(crate) use masters::{WeightFiles, values_of};
 pub use norms::Outlier;
 pub(crate) use norms::{LimitedNorms, NormHistories};
-pub(crate) use once::Once;
 pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;

@@ -13,8 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, selected};
 use crate::numbers::Shape;
-use crate::rule::Extent;
-use crate::rule::{RowSources, State, Transfer};
+use crate::rule::{Extent, RowSources, State, Transfer};
 use crate::tensors::Tensor;
 
 impl StateTree {

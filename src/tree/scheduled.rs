@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::acting::acting;
+use super::acting::{Once, acting};
 use super::drives::{Drives, GivenSchedule, ScheduleResolver, check_one_rate, give_to_all};
-use super::once::Once;
 use super::schedule::Schedule;
 use super::{Leaf, Selection, StateTree, available_in};
 use crate::error::warning::Warning;

@@ -11,9 +11,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::acting::acting;
+use super::acting::{Once, acting};
 use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, fields_with};
-use super::once::Once;
 use super::{Leaf, StateTree, leaked};
 use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
 use crate::numbers::Fingerprint;

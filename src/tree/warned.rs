@@ -4,7 +4,7 @@
 //! schedules that differ from a file's and rates that a schedule makes unlikely are checked when leaves are
 //! new or changed; the order of a list and the settings of the program after a restore, and a model that was
 //! not restored (`tree/weights.rs`) in the update after it. Rates of 0 are checked in `tree/scheduled.rs`,
-//! missing gradients in `step/missing.rs`, variables without a leaf in `training/audit.rs`.
+//! missing gradients in `step/summary.rs`, variables without a leaf in `training/audit.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

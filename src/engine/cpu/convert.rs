@@ -15,14 +15,14 @@
 //! must begin where a record does, and end there or with the leaf.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
+
 use std::ops::Range;
 
 use half::{bf16, f16};
 
-#[cfg(target_arch = "x86_64")]
-use super::avx2;
-use super::codes::{decoded, encoded};
-use super::storage::{DataPtr, Elements, LowPtr};
+use super::pointers::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{self, LaneArrays, Lanes, per_isa};
 use crate::numbers::codes::{self, BLOCK, RECORD, TOGETHER};
@@ -448,9 +448,23 @@ pub(super) unsafe fn gather<T: Storable>(
     }
 }
 
+per_isa! {
+    /// Decodes the numbers of a record from `first` on.
+    fn decoded<T: Compute>(isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [T]) {
+        code.decode(record, first, dst, |number| T::rounded(number.into()));
+    }
+}
+
+per_isa! {
+    /// Encodes numbers as records.
+    fn encoded<T: Compute>(isa, code: Code, src: &[T], records: &mut [[u8; RECORD]]) {
+        code.encode(src, |value| value.as_() as f32, records);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::storage::{low_bits_mut, slot_mut};
+    use super::super::pointers::{low_bits_mut, slot_mut};
     use super::*;
     use crate::engine::memory::Buffer;
     use crate::numbers::DType;

@@ -20,13 +20,11 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-mod codes;
 mod convert;
 mod pass;
+mod pointers;
 mod prefetch;
-mod rows;
 mod sources;
-mod storage;
 mod threads;
 #[cfg(test)]
 mod traffic;
@@ -46,12 +44,12 @@ use crate::numbers::DType;
 use crate::tensors::{Device, Tensor, allocated, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{HasScratch, Pass, PassSink, PassStep};
-pub(crate) use prefetch::prefetch;
-use sources::StridedSource;
-use storage::{
+use pointers::{
     DataPtr, List, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_gradients, with_read,
     with_written,
 };
+pub(crate) use prefetch::prefetch;
+use sources::StridedSource;
 
 /// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
 const LARGE_LEAF: usize = 1 << 16;
@@ -129,7 +127,7 @@ pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> 
 }
 
 /// Calls `run` on every item, on all threads if there are 256 or more. `run` may wait for locks. Before that
-/// `fetch` prepares the next items in stages, see [`rows`].
+/// `fetch` prepares the next items in stages, see [`threads`].
 ///
 /// # Errors
 /// The first in the order of the items.
@@ -143,7 +141,7 @@ pub(crate) fn for_all<I: Send>(
     if items.len() < MANY && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(run);
     }
-    threads::run(|| rows::in_rows(items, ROW, &fetch, &run))?
+    threads::run(|| threads::in_rows(items, ROW, &fetch, &run))?
 }
 
 /// Calls `run` for each item: small ones first, in rows, then large ones one after another.
@@ -164,7 +162,7 @@ fn for_each_leaf<I: Send>(
         let is_large = |item: &I| length(item) >= LARGE_LEAF;
         // About eight rows for each thread, so that threads end at about the same time.
         let row = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
-        rows::in_rows(items, row, fetch, |item| if is_large(item) { Ok(()) } else { run(item, false) })?;
+        threads::in_rows(items, row, fetch, |item| if is_large(item) { Ok(()) } else { run(item, false) })?;
         items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))
     })?
 }

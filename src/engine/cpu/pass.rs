@@ -29,9 +29,9 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
+use super::pointers::{DataPtr, List, LowPtr, list};
 use super::prefetch::lines;
 use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
-use super::storage::{DataPtr, List, LowPtr, list};
 use crate::engine::Isa;
 use crate::engine::kernel::{
     ACCUMULATORS, BLOCK, Kernel, LaneArrays, Reducer, add, chunk_length, join_accumulators, reduce_block,

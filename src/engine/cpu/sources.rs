@@ -20,8 +20,8 @@ use half::bf16;
 use smallvec::SmallVec;
 
 use super::convert::{Storable, gather, load, sum_bf16};
+use super::pointers::{DataPtr, Elements, lent};
 use super::prefetch::lines;
-use super::storage::{DataPtr, Elements, lent};
 use crate::engine::Isa;
 use crate::engine::kernel::{BLOCK, add, halves};
 use crate::model::lent::View;

@@ -1,5 +1,6 @@
-//! The threads that the fused CPU engine runs on. `unsafe`: work that borrows from its caller is lent to
-//! other threads.
+//! The threads that the fused CPU engine runs on: many small items in rows of neighbours ([`in_rows`]), a
+//! large leaf in chunks ([`for_each_chunk`]). `unsafe`: work that borrows from its caller is lent to other
+//! threads.
 //!
 //! Two rules keep updates free of deadlock, if the caller holds no lock of a storage itself:
 //!
@@ -15,6 +16,9 @@
 //! while a chunk is unclaimed:  claim some neighbours, run them, count them as finished
 //! yield until all chunks are finished: what is left was begun by other threads
 //! ```
+//!
+//! In a row, right before item i runs, items i + 1 to i + 3 are prepared: the nearest has its last stage, the
+//! farthest its first. So each stage finds in the cache what the stage before it has fetched.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -23,6 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
@@ -120,9 +125,46 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// For each stage, how many items before its turn an item is prepared.
+const DISTANCES: [usize; 3] = [3, 2, 1];
+
+/// Calls `run` on every item, in rows of neighbours, and before that `prepare` in stages.
+///
+/// `prepare` fetches an item's memory into the cache, because waiting for memory takes longer than little
+/// work.
+///
+/// # Errors
+/// The first in the order of the items. A row ends with its first error; other rows go on.
+pub(super) fn in_rows<I: Send>(
+    items: &mut [I],
+    row: usize,
+    prepare: impl Fn(&I, usize) + Sync,
+    run: impl Fn(&mut I) -> Result<()> + Sync,
+) -> Result<()> {
+    let rows: Vec<_> = items.par_chunks_mut(row).map(|row| in_a_row(row, &prepare, &run)).collect();
+    rows.into_iter().collect()
+}
+
+/// [`in_rows`] for one row.
+fn in_a_row<I>(row: &mut [I], prepare: impl Fn(&I, usize), run: impl Fn(&mut I) -> Result<()>) -> Result<()> {
+    // The first items are prepared here, because no items before them do it.
+    for (stage, &distance) in DISTANCES.iter().enumerate() {
+        row.iter().take(distance).for_each(|item| prepare(item, stage));
+    }
+    for index in 0..row.len() {
+        for (stage, &distance) in DISTANCES.iter().enumerate() {
+            row.get(index + distance).into_iter().for_each(|item| prepare(item, stage));
+        }
+        run(&mut row[index])?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
+    use std::sync::Mutex;
 
     #[test]
     fn every_chunk_runs_once() {
@@ -141,5 +183,34 @@ mod tests {
         let outcome = catch_unwind(|| run(|| for_each_chunk(100, &|i| assert_ne!(i, 57, "on purpose"))));
         let text = outcome.expect_err("a panic").downcast::<String>().expect("a text");
         assert!(text.contains("on purpose"), "{text}");
+    }
+
+    #[test]
+    fn every_item_is_prepared_in_order_and_runs_once() {
+        for row in [1, 5, 7] {
+            for count in [0, 1, 4, 5, 23] {
+                let mut items: Vec<Mutex<Vec<usize>>> = (0..count).map(|_| Mutex::default()).collect();
+                let note = |item: &Mutex<Vec<usize>>, stage| item.lock().expect("a lock").push(stage);
+                in_rows(&mut items, row, note, |item| {
+                    note(item, DISTANCES.len());
+                    Ok(())
+                })
+                .expect("no error");
+                assert!(
+                    items.iter().all(|item| item.lock().expect("a lock")[..] == [0, 1, 2, 3]),
+                    "{items:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_error_in_order_is_returned() {
+        let mut items: Vec<usize> = (0..40).collect();
+        let run = |item: &mut usize| {
+            if [17, 19, 38].contains(item) { Err(Error::other(item.to_string())) } else { Ok(()) }
+        };
+        let error = in_rows(&mut items, 5, |_, _| (), run).expect_err("an error");
+        assert!(error.to_string().contains("17"), "{error}");
     }
 }

@@ -16,12 +16,12 @@
 //! contiguous copies of gradients with another layout, copies of gradients that lie in variables, inputs of
 //! tensor functions, and larger tables.
 
+pub(crate) mod addresses;
 mod compile;
 mod scratch;
-pub(crate) mod storage;
 
+pub(super) use addresses::{download, upload};
 pub use compile::ptx;
-pub(super) use storage::{download, upload};
 
 use std::sync::Arc;
 
@@ -78,18 +78,18 @@ impl Cuda<'_> {
 
     /// Drops the tensors of this call, whose readers and writers have been enqueued. If cudarc keeps streams
     /// in order by events, their addresses are taken once more before that, so that cudarc notes that this
-    /// stream uses them (`storage.rs`).
+    /// stream uses them (`addresses.rs`).
     fn note(&mut self) -> Result<()> {
         let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
         if self.stream.context().is_managing_stream_synchronization() {
             for tensor in written {
-                storage::write_address(tensor, &self.stream)?;
+                addresses::write_address(tensor, &self.stream)?;
             }
             for variable in new {
-                storage::write_address(&variable, &self.stream)?;
+                addresses::write_address(&variable, &self.stream)?;
             }
             for tensor in read {
-                storage::read_address(&tensor, &self.stream)?;
+                addresses::read_address(&tensor, &self.stream)?;
             }
         }
         Ok(())
@@ -111,13 +111,13 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn read(&mut self, tensor: Tensor) -> Result<u64> {
-        let address = storage::read_address(&tensor, &self.stream)?;
+        let address = addresses::read_address(&tensor, &self.stream)?;
         self.read.push(tensor);
         Ok(address)
     }
 
     fn write(&mut self, tensor: &'a Tensor) -> Result<u64> {
-        let address = storage::write_address(tensor, &self.stream)?;
+        let address = addresses::write_address(tensor, &self.stream)?;
         self.written.push(tensor);
         Ok(address)
     }
@@ -131,7 +131,7 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn write_new(&mut self, variable: Var) -> Result<u64> {
-        let address = storage::write_address(&variable, &self.stream)?;
+        let address = addresses::write_address(&variable, &self.stream)?;
         self.new.push(variable);
         Ok(address)
     }

@@ -1,15 +1,14 @@
 //! The arithmetic of a step and the loops that run it over elements. They share a room, because a kernel
 //! whose type is erased carries its loop.
 
-mod erased;
 mod isa;
 mod lanes;
 mod pairwise;
 mod reduce_op;
 
-pub(crate) use erased::{ErasedKernel, Kernel, erased};
 pub use isa::Isa;
 pub(super) use lanes::{BLOCK, LaneArrays, Lanes, add, per_isa, subtract};
+pub(crate) use lanes::{ErasedKernel, Kernel, erased};
 pub(super) use pairwise::{halves, pairwise};
 pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block};
 pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

@@ -2,7 +2,7 @@
 //! users.
 //!
 //! 1. These cannot change after this check: shapes, dtypes and devices of tensors and of lent memory (a call
-//!    reads them from the owner once, `model/lent/known.rs`), the arithmetic, and the state, which nobody
+//!    reads them from the owner once, `model/lent/handle.rs`), the arithmetic, and the state, which nobody
 //!    else can see.
 //! 2. These can change at any time: the storage of a tensor, and the memory that an owner lends. Both are
 //!    checked here, so that nothing is written if they are wrong already, and again whenever a pointer is

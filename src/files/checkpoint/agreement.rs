@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ranks::Held;
-use crate::ranks::{Agreement, Aspect, Call};
+use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::OptimiserRecord;
 use crate::rule::field::Number;
 use crate::tree::{Leaf, StateTree};

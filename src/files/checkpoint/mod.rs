@@ -8,7 +8,6 @@
 //! `guide/checkpoints.md` has the format for users.
 
 mod agreement;
-mod assign;
 mod defaults;
 mod file;
 mod finite;
@@ -16,14 +15,10 @@ pub(crate) mod layout;
 mod pieces;
 mod record;
 mod replace;
-mod replaced;
 mod restoration;
 mod restore;
 pub(crate) mod save;
-pub(crate) mod saved;
 mod saver;
-mod series;
-mod snapshot;
 pub(crate) mod write;
 
 pub use defaults::{FieldDifference, Restored};

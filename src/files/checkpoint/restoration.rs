@@ -7,18 +7,17 @@
 //!    the file is converted.
 //! 4. The description names every tensor of the file, and the counts and norms in it are in range.
 //!
-//! A check of a value belongs here: a refusal in `assign.rs` would come after other values were written.
+//! A check of a value belongs here: a refusal in `assign` (`restore.rs`) would come after other values were written.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{Debug, Display};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::defaults::{Restored, other_names, saved_values};
+use super::defaults::{Replaced, Restored, other_names, saved_values};
 use super::file::CheckpointFile;
+use super::layout::entry_name;
 use super::record::{LeafRecord, ScheduleRecord, bytes_name, damaged};
-use super::replaced::Replaced;
-use super::saved::entry_name;
 use crate::engine::Buffer;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result, joined, listed};

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use super::agreement::agreed;
-use super::layout::Remarks;
+use super::layout::{Remarks, SavedTensor, entries, entry_name};
 use super::record::Record;
-use super::saved::{SavedTensor, entries, entry_name};
 use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};

@@ -3,19 +3,24 @@
 //! Without other ranks a save has these steps:
 //! 1. Wait for the thread of the save before, and return its error if it has one.
 //! 2. Refuse the step if there is a whole file of a later one (`check_last`).
-//! 3. Copy everything (`Snapshot`). After that the training may change state and model.
+//! 3. Copy everything (`Snapshot`) into memory of the copy before. After that the training may change state
+//!    and model.
 //! 4. In a thread: remove unfinished files, write the copy, and only then remove old files, so that there is
 //!    a whole file at any time.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind::NotFound;
+use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use std::{fs, io};
 
 use super::file::CheckpointFile;
-use super::replace::failed;
-use super::save::Checkpoint;
-use super::series::Series;
-use super::snapshot::Snapshot;
+use super::layout::{CopiedTensor, FileLayout};
+use super::replace::{abandoned, failed, folder, prefix, remove_abandoned};
+use super::save::{Checkpoint, warned};
+use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ranks::Call;
@@ -308,5 +313,152 @@ impl Removal {
         let Some(kept) = self.kept else { return Ok(()) };
         // One less, because the new file is one of those that are kept.
         self.series.remove_before(self.step, kept.saturating_sub(1), |step| !self.passed_over.contains(&step))
+    }
+}
+
+/// The content of a file, without borrows.
+#[derive(Debug)]
+struct Snapshot {
+    layout: FileLayout,
+    tensors: Vec<CopiedTensor>,
+    /// The bytes of all tensors.
+    room: Vec<u8>,
+    /// The numbers of leaves that are not finite. They are in the description and not among the tensors.
+    numbers: Vec<NonFiniteEntry>,
+    /// The calls in open windows.
+    calls: u64,
+}
+
+impl Snapshot {
+    /// Copies a checkpoint for `path` into `room`. That is the memory of the copy before, because memory that
+    /// is new to the process takes several times as long to fill.
+    fn new(checkpoint: Checkpoint<'_>, path: &Path, mut room: Vec<u8>) -> Result<Self> {
+        let calls = checkpoint.state().calls;
+        checkpoint.with_content(path, |content, numbers| {
+            let FileContent { tensors, layout } = content?;
+            room.clear();
+            // Reserved here, so that too little memory is an error of the save and does not end the process.
+            let reserved =
+                room.try_reserve_exact(layout.length as usize - layout.head.len()).map_err(io::Error::from);
+            let copied =
+                reserved.and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
+            let tensors =
+                copied.map_err(|error| failed("copy the tensors")(error).in_file("checkpoint", path))?;
+            Ok(Snapshot { layout, tensors, room, numbers, calls })
+        })
+    }
+
+    /// Writes the file as [`Checkpoint::save`] does. Returns its memory for the next copy.
+    fn write(self, path: &Path) -> (Result<Vec<Warning>>, Vec<u8>) {
+        let Snapshot { layout, tensors, room, numbers, calls } = self;
+        let tensors = tensors.into_iter().map(|tensor| tensor.in_room(&room)).collect();
+        let written = write(None, path, Ok(FileContent { tensors, layout }));
+        (written.map(|found| warned(path, calls, found.into_iter().chain(numbers).collect())), room)
+    }
+}
+
+/// The digits of a step in a file's name, so that names are in the order of steps.
+const DIGITS: usize = 9;
+
+/// Files in one folder, named by `path` and a step: `run-000000100.safetensors`.
+#[derive(Clone, Debug)]
+struct Series {
+    path: PathBuf,
+}
+
+impl Series {
+    /// The path of a step's file.
+    fn path(&self, step: u64) -> PathBuf {
+        self.path.with_file_name(self.name(step))
+    }
+
+    fn name(&self, step: u64) -> OsString {
+        let mut name = self.path.file_stem().unwrap_or_default().to_os_string();
+        name.push(format!("-{step:0DIGITS$}"));
+        if let Some(extension) = self.path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        name
+    }
+
+    /// The step in the name of a file, if it is one of the series.
+    fn step(&self, name: &OsStr) -> Option<u64> {
+        let stem = self.path.file_stem()?.as_encoded_bytes();
+        let digits = name
+            .as_encoded_bytes()
+            .strip_prefix(stem)?
+            .strip_prefix(b"-")?
+            .split(|byte| !byte.is_ascii_digit())
+            .next()?;
+        let step = std::str::from_utf8(digits).ok()?.parse().ok()?;
+        // Compared as a whole, so that no other file with digits after the stem is taken for one of these.
+        (self.name(step) == name).then_some(step)
+    }
+
+    /// The steps of all files, in order.
+    ///
+    /// # Errors
+    /// If the path names no file, or its folder cannot be read.
+    fn steps(&self) -> Result<Vec<u64>> {
+        let in_file = |error: Error| error.in_file("checkpoint", &self.path);
+        if self.path.file_name().is_none() {
+            let unnamed = Error::new(ErrorKind::Argument, "the path of a series names no file");
+            return Err(in_file(unnamed.with_remedy("give a path such as `folder/run.safetensors`")));
+        }
+        let read = || {
+            fs::read_dir(folder(&self.path))?
+                .map(|entry| Ok(self.step(&entry?.file_name())))
+                .collect::<std::io::Result<Vec<_>>>()
+        };
+        let steps = read().map_err(|error| in_file(failed("read the folder")(error)))?;
+        let mut steps: Vec<u64> = steps.into_iter().flatten().collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// The unfinished files of killed processes, each with its step.
+    fn unfinished(&self) -> Vec<(u64, PathBuf)> {
+        let found =
+            abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some(), Duration::ZERO);
+        let mut found: Vec<_> = found
+            .into_iter()
+            .filter_map(|(prefix, path)| Some((self.step_of_temporary(&prefix)?, path)))
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// Removes unfinished files of all steps.
+    fn remove_unfinished(&self) {
+        remove_abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some());
+    }
+
+    /// The step in the prefix of a temporary file; `None` if the prefix is cut before the end of the step.
+    fn step_of_temporary(&self, of_file: &str) -> Option<u64> {
+        let step = self.step(OsStr::new(of_file.strip_prefix('.')?.strip_suffix('.')?))?;
+        (prefix(&self.path(step)) == of_file).then_some(step)
+    }
+
+    /// Removes the files of steps before `step` for which `is_counted` holds, except the last `others` of
+    /// them.
+    fn remove_before(&self, step: u64, others: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
+        let mut before: Vec<u64> =
+            self.steps()?.into_iter().filter(|other| *other < step && is_counted(*other)).collect();
+        before.truncate(before.len().saturating_sub(others));
+        for old in before {
+            remove(&self.path(old))?;
+        }
+        Ok(())
+    }
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != NotFound => {
+            let failed = failed("remove an old checkpoint")(error).in_file("checkpoint", path);
+            Err(failed.with_remedy("the new one is whole and in its place"))
+        }
+        _ => Ok(()),
     }
 }

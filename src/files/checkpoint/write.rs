@@ -11,10 +11,9 @@ use std::path::Path;
 
 use super::agreement::same_path;
 use super::finite::Watch;
-use super::layout::{EntryInfo, FileLayout, Remarks};
+use super::layout::{EntryInfo, FileLayout, Remarks, SavedTensor};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, failed, open_shared};
-use super::saved::SavedTensor;
 use crate::error::{Error, Result};
 use crate::ranks::{Agreement, Aspect, Call, StateWorld};
 use crate::rule::field::Number;

@@ -1,12 +1,16 @@
 //! [`Lent`], a handle of a parameter or gradient, and how two handles are compared.
+//!
+//! An owner may report another shape or dtype each time. So a handle of memory that is no tensor has those of
+//! the first time ([`Known`]), or of a range of its elements ([`LentPart`]), and each loan is compared with
+//! them.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use super::known::Known;
-use super::part::LentPart;
-use super::{Lend, read};
-use crate::error::Result;
+use super::lend::KEEP_TO;
+use super::{Lend, MemoryMut, View, read};
+use crate::error::{Error, ErrorKind, Result};
+use crate::numbers::{DType, Shape};
 use crate::tensors::Tensor;
 
 /// A handle of a parameter or gradient. It lives for one call.
@@ -94,5 +98,121 @@ impl<'a> Lent<'a> {
             })
         })?;
         Ok(is_one)
+    }
+}
+
+/// A lender with the shape and dtype that it had when the call found it.
+///
+/// The call is planned with these values, and each loan is compared with them, even if the owner reports
+/// others later.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<'a> {
+    lender: &'a dyn Lend,
+    shape: &'a [usize],
+    dtype: DType,
+}
+
+impl<'a> Known<'a> {
+    fn new(lender: &'a dyn Lend) -> Self {
+        Known { lender, shape: lender.shape(), dtype: lender.dtype() }
+    }
+
+    /// Address and size of the lender. Two lenders with equal ones are one object, unless the size is 0: an
+    /// object of size 0 may share the address of another.
+    pub(crate) fn object(&self) -> (usize, usize) {
+        (std::ptr::from_ref(self.lender).addr(), size_of_val(self.lender))
+    }
+
+    /// Whether both are the same elements in the same order; `None` if their owners report too little.
+    fn is(&self, other: &Known<'_>) -> Option<bool> {
+        if self.object() == other.object() && self.object().1 > 0 {
+            return Some(true);
+        }
+        match (self.memory(), other.memory()) {
+            (None, None) => None,
+            (own, others) if own != others => Some(false),
+            _ => Some(
+                self.offset()? == other.offset()? && (self.shape, self.dtype) == (other.shape, other.dtype),
+            ),
+        }
+    }
+}
+
+impl Lend for Known<'_> {
+    fn lent_shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn lent_dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn memory(&self) -> Option<usize> {
+        self.lender.memory()
+    }
+
+    fn offset(&self) -> Option<usize> {
+        self.lender.offset()
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        self.lender.read(run)
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        self.lender.write(run)
+    }
+}
+
+/// A range of the elements of a parameter: a vector, or nothing in a shape of the parameter's rank.
+pub(crate) struct LentPart<'a> {
+    of: Known<'a>,
+    shape: Shape,
+    elements: Range<usize>,
+}
+
+impl<'a> LentPart<'a> {
+    fn new(of: Known<'a>, elements: Range<usize>) -> Self {
+        LentPart { of, shape: elements.len().into(), elements }
+    }
+
+    /// No elements, in a shape of the same rank.
+    fn none(of: Known<'a>) -> Self {
+        LentPart { of, shape: vec![0; of.lent_shape().len()].into(), elements: 0..0 }
+    }
+
+    /// A range of the elements of this part.
+    fn part(&self, elements: Range<usize>) -> Self {
+        LentPart::new(self.of, self.elements.start + elements.start..self.elements.start + elements.end)
+    }
+}
+
+fn lacks() -> Error {
+    Error::new(ErrorKind::Memory, "a part does not lie in the lent memory in row-major order")
+        .with_remedy(KEEP_TO)
+}
+
+impl Lend for LentPart<'_> {
+    fn lent_shape(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    fn lent_dtype(&self) -> DType {
+        self.of.lent_dtype()
+    }
+
+    fn memory(&self) -> Option<usize> {
+        self.of.memory()
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        self.of.read(&mut |view| {
+            let part = view.in_order().and_then(|memory| memory.part(self.elements.clone()));
+            run(View::new(part.ok_or_else(lacks)?))
+        })
+    }
+
+    fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        self.of.write(&mut |memory| run(memory.part(self.elements.clone()).ok_or_else(lacks)?))
     }
 }

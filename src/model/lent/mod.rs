@@ -2,7 +2,7 @@
 //! frameworks.
 //!
 //! Owners ([`Lend`]) are foreign code, and a call uses their memory several times. So every use is checked:
-//! 1. `Lent::new` reads shape and dtype, once per call (`known.rs`). The call is planned with these.
+//! 1. `Lent::new` reads shape and dtype, once per call (`handle.rs`). The call is planned with these.
 //! 2. `read` and `write` compare each loan with them, and run the function at most once (`lend.rs`).
 //! 3. The storage of a candle tensor is compared with its layout while it is locked (`stored.rs`).
 //!
@@ -10,20 +10,16 @@
 //! [`Lend::offset`], shape and dtype.
 
 mod handle;
-mod known;
 mod lend;
 mod memory;
-mod part;
 mod stored;
 mod tensor;
-mod view;
 
 pub(crate) use handle::Lent;
 pub use lend::Lend;
 pub(crate) use lend::{
     check_parameter, copied, defect, other_memory, owned, read, read_only, write, write_lent,
 };
-pub use memory::{MemoryMut, MemoryRef};
+pub use memory::{MemoryMut, MemoryRef, View};
 pub(crate) use stored::{check_held, storage_of, write_tensor};
 pub(crate) use tensor::unsupported;
-pub use view::View;

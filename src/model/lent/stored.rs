@@ -9,7 +9,7 @@
 use std::io::{self, Write};
 use std::ops::Deref;
 
-use super::view::reach;
+use super::memory::reach;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 use crate::tensors::{Device, Layout, Storage, Tensor, bytes_of, held, write_values};

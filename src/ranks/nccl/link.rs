@@ -13,7 +13,7 @@ use candle_core::cuda::cudarc::nccl::sys::{
     ncclComm_t, ncclCommGetAsyncError, ncclDataType_t, ncclGetErrorString, ncclResult_t, ncclUniqueId,
 };
 
-use crate::engine::cuda::storage::{read_address, write_address};
+use crate::engine::cuda::addresses::{read_address, write_address};
 use crate::ranks::CommunicationError;
 
 /// The id by which the ranks of a communicator find each other. One rank makes it, and all ranks get it.

@@ -22,7 +22,6 @@ use smallvec::SmallVec;
 use crate::error::{Error, ErrorKind, Result, each_once, meant, one_of};
 use crate::numbers::Fingerprint;
 use crate::rule::field::{Data, FieldValue};
-use crate::rule::state::place::ChildPlace;
 use record::{OptimiserRecord, Setting, StorageRecord};
 use role::Role;
 
@@ -58,6 +57,30 @@ pub(crate) type FieldValues = SmallVec<[(usize, FieldValue); 1]>;
 
 /// The indices of nested members, outermost first.
 type Address = SmallVec<[usize; 4]>;
+
+/// How a rule is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum ChildPlace {
+    /// As the rule of a store such as `MixedPrecision`, or as what an `Offload` keeps on the CPU.
+    Stored,
+    /// As the one rule that another rule is around.
+    Inner,
+    /// As one of several rules that act one after another. Full names of its entries have its index in front.
+    Member(usize),
+    /// As one of several rules that act alternatively. Full names of its entries have its index in front.
+    Alternative(usize),
+}
+
+impl ChildPlace {
+    /// The index in front of full names, if this place has one.
+    pub(in crate::rule) fn number(self) -> Option<usize> {
+        match self {
+            ChildPlace::Stored | ChildPlace::Inner => None,
+            ChildPlace::Member(i) | ChildPlace::Alternative(i) => Some(i),
+        }
+    }
+}
 
 /// A rule somewhere in an optimiser.
 #[derive(Clone, Debug)]

@@ -5,9 +5,8 @@
 //!    the rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
 //!    never act in one step, so their order is no mistake.
 
-use super::Description;
 use super::role::Role;
-use crate::rule::state::place::ChildPlace;
+use super::{ChildPlace, Description};
 
 impl Role {
     fn makes_steps(self) -> bool {

@@ -15,10 +15,9 @@
 
 use smallvec::SmallVec;
 
-use super::{Description, FieldValues, address, out_of_range};
+use super::{ChildPlace, Description, FieldValues, address, out_of_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
-use crate::rule::state::place::ChildPlace;
 
 /// The name of the learning rate in all rules.
 pub(crate) const RATE: &str = "eta";

@@ -2,8 +2,7 @@
 
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Array, Prologue, Value};
-use crate::rule::{Adjust, Describe, Parts, Slots};
-use crate::rule::{Flow, Gradient, Kind, Parameter, Rule, Slot, State};
+use crate::rule::{Adjust, Describe, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, Slots, State};
 
 /// A rule that treats every element of a parameter alike: its arithmetic, written once.
 ///

@@ -8,23 +8,22 @@
 //!   step in front of that index is removed, `unmeasured` has to remove the norm.
 
 pub(crate) mod elementwise;
-pub(crate) mod leaf_norms;
-pub(crate) mod measured;
 pub(crate) mod reductions;
 #[cfg(feature = "candle")]
 mod whole;
 
+use std::sync::{Arc, OnceLock};
+
 use super::state::parts::other_number;
 use super::{Counters, Slots};
 use crate::engine::{
-    Buffer, CounterWrites, Epilogue, Job, NumberWrites, Operand, Progress, Sources, Step, Steps, Windows,
-    erased,
+    Buffer, CounterWrites, Epilogue, Job, Norms, NumberWrites, Operand, Progress, Sources, Step, Steps,
+    Windows, erased,
 };
 use crate::error::Result;
 use crate::model::lent::Lend;
 use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
-use leaf_norms::NormRequest;
 
 /// A gradient on its way through a chain of rules: its sources, the planned steps and their state.
 ///
@@ -52,7 +51,7 @@ pub struct Gradient<'a> {
     /// Whether the call is skipped if the gradient is not finite.
     finite_only: bool,
     /// The norms that the caller of `update` has requested, if any.
-    pub(super) wanted: Option<NormRequest>,
+    wanted: Option<NormRequest>,
     path: &'a str,
 }
 
@@ -287,5 +286,39 @@ impl<'a> Gradient<'a> {
             self.steps.push(Step::Check);
         }
         self
+    }
+}
+
+/// The norms of a leaf, which the reduce stage sets. Shared, because two closures of its job set them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LeafNorms(Arc<NormCells>);
+
+#[derive(Debug, Default)]
+struct NormCells {
+    gradient: OnceLock<f64>,
+    step: OnceLock<Norms>,
+}
+
+/// The request for the norms of a gradient and of its step.
+#[derive(Debug)]
+struct NormRequest {
+    norms: LeafNorms,
+    /// The index of the step that takes the norm of the gradient, once it is planned.
+    place: Option<usize>,
+}
+
+impl LeafNorms {
+    pub(crate) fn set_gradient(&self, norm: f64) {
+        // Planned once, so set once.
+        let _ = self.0.gradient.set(norm);
+    }
+
+    pub(crate) fn set_step(&self, norms: Norms) {
+        let _ = self.0.step.set(norms);
+    }
+
+    /// The norm of the gradient and those of its step; `None` for a leaf without a step.
+    pub(crate) fn found(&self) -> Option<(f64, Norms)> {
+        Some((*self.0.gradient.get()?, *self.0.step.get()?))
     }
 }

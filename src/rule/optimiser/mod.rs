@@ -17,9 +17,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::OnceLock;
 
+use super::description::ChildPlace;
 use super::description::record::StorageRecord;
 use super::state::not_made_by;
-use super::state::place::ChildPlace;
 use super::traits::{Checked, Purpose};
 use super::{
     Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Rule,

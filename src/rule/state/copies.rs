@@ -12,8 +12,7 @@ use super::slot::{EntryTraits, Renewal};
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::numbers::counts;
-use crate::rule::Evaluation;
-use crate::rule::{Difference, Extent, copy_difference};
+use crate::rule::{Difference, Evaluation, Extent, copy_difference};
 use crate::tensors::Tensor;
 
 impl State {

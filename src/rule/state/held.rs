@@ -6,8 +6,9 @@
 
 use std::collections::HashSet;
 
-use super::{ChildPlace, not_made_by};
+use super::not_made_by;
 use crate::error::{Error, ErrorKind, Result};
+use crate::rule::description::ChildPlace;
 use crate::rule::{Child, Evaluation, Parameter, Rule, State};
 
 /// The `Holder::visit_held` of a rule. Not generic, so that the functions with a parameter of this type are

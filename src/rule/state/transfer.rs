@@ -14,11 +14,12 @@
 
 use std::borrow::Borrow;
 
-use super::{Child, ChildPlace};
+use super::Child;
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::numbers::Records;
 use crate::rule::State;
+use crate::rule::description::ChildPlace;
 use crate::tensors::Tensor;
 
 /// What became of the parts of a state when it got another rule or other rows, by their full names.

@@ -7,7 +7,7 @@
 //! What the pointers assume, and what checks it:
 //!
 //! - Memory has the planned dtype and length: `lent::read` and `lent::write` compare both while the memory is
-//!   lent. The planned values are read from the owner once per call (`model/lent/known.rs`). Memory has the
+//!   lent. The planned values are read from the owner once per call (`model/lent/handle.rs`). Memory has the
 //!   elements of the leaf: [`with_read`], [`with_gradients`] and [`with_written`].
 //! - Nothing else uses memory that is written: it is lent by `&mut`, and no gradient shares it, see
 //!   `Job::copy_shared`, `unshared` and their callers.
